@@ -1,1 +1,5 @@
-"""rocserve"""
+"""rocserve: a model repository server for AMD GPUs, with the same numbers on a machine without one."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"

@@ -1,0 +1,107 @@
+"""What a backend is: how it registers, and what its engine does in a worker.
+
+A backend is a folder of this package. Its `__init__.py` defines `BACKEND: BackendSpec` and imports no engine; the
+server reads only that. The engine's module is imported in a worker, where its `load` makes a LoadedModel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from rocserve.core.errors import ServeError
+from rocserve.core.model_config import InstanceKind, ModelConfig
+from rocserve.core.requests import Signature
+from rocserve.core.tensors import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSpec:
+    name: str
+    """The canonical name, e.g. "onnx"."""
+    platforms: tuple[str, ...]
+    """The values of config.pbtxt's `platform` and `backend` that name it; the first is what metadata reports."""
+    engine: str
+    """The module with `def load(model: ModelSource) -> LoadedModel`, imported in the worker."""
+    model_filenames: tuple[str, ...]
+    """Files that a version folder may hold; the first that exists is the model ("*.json": the one such file)."""
+    thread_safe: bool
+    """Whether one loaded model may execute on several threads at once; else each instance is a worker of its own."""
+    forks_from_zygote: bool
+    """Whether the zygote, which has imported the CPU engines, may fork the worker; else it is started by exec."""
+    preload: tuple[str, ...] = ()
+    """Modules that the zygote imports ahead for this backend, where they are installed."""
+    default_max_batch_size: int = 4
+    """What max_batch_size becomes when the config leaves it out and the model can batch (Triton's default)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """All that an engine is given to load one version of a model."""
+
+    name: str
+    version: int
+    model_folder: Path
+    version_folder: Path
+    model_file: Path
+    config: ModelConfig
+    """Possibly without inputs and outputs, when they are to be completed from the signature."""
+    instance_kind: InstanceKind
+    device: int | None
+    """The GPU's number, or None on the CPU."""
+    instance_count: int
+    """How many threads will call `execute` at once (1 unless the backend is thread-safe)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The inputs of one execution: the requests' tensors one after the other along the first dimension.
+
+    For a model with max_batch_size 0 a batch is exactly one request and shapes are its own.
+    """
+
+    inputs: Mapping[str, Tensor]
+    """Views on shared memory, valid until `execute` returns."""
+    requested_outputs: tuple[str, ...]
+    """Only these are wanted."""
+    request_sizes: tuple[int, ...]
+    """How many rows of the first dimension belong to each request; (1,) without batching."""
+
+    @property
+    def row_count(self) -> int:
+        return sum(self.request_sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """The outputs of one execution, with the rows of the batch in its order."""
+
+    outputs: Mapping[str, np.ndarray[Any, Any] | Tensor]
+    """Object arrays of bytes or str for BYTES. Rows of failed requests may hold anything but must be there."""
+    failures: Mapping[int, ServeError] = field(default_factory=dict)
+    """By the request's place in the batch."""
+
+
+class LoadedModel(Protocol):
+    """A model in an engine. An exception from `execute` fails the whole batch with its text; a ServeError keeps its code."""
+
+    @property
+    def signature(self) -> Signature: ...
+
+    def warm_up(self, samples: Sequence[Batch]) -> None:
+        """Run once, so that the first request is as fast as the second: the samples, or something of the engine's own choice."""
+
+    def execute(self, batch: Batch) -> BatchResult: ...
+
+    def close(self) -> None: ...
+
+
+class Engine(Protocol):
+    """The shape of a backend's engine module."""
+
+    def load(self, model: ModelSource) -> LoadedModel:
+        """Raises: ServeError or any exception; its text becomes the reason in the repository index."""

@@ -1,0 +1,1 @@
+"""Plain types that every layer shares; imports nothing of rocserve."""

@@ -1,0 +1,59 @@
+"""The one exception that reaches clients, and the status codes it carries."""
+
+from __future__ import annotations
+
+import enum
+
+
+class StatusCode(enum.IntEnum):
+    """gRPC's status codes (numbers as in the gRPC specification)."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+class ServeError(Exception):
+    """An error with the status code and the text that the client is told."""
+
+    def __init__(self, code: StatusCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+    def __repr__(self) -> str:
+        return f"ServeError({self.code.name}, {self.text!r})"
+
+
+def invalid_argument(text: str) -> ServeError:
+    return ServeError(StatusCode.INVALID_ARGUMENT, text)
+
+
+def not_found(text: str) -> ServeError:
+    return ServeError(StatusCode.NOT_FOUND, text)
+
+
+def unavailable(text: str) -> ServeError:
+    return ServeError(StatusCode.UNAVAILABLE, text)
+
+
+def unimplemented(text: str) -> ServeError:
+    return ServeError(StatusCode.UNIMPLEMENTED, text)
+
+
+def internal(text: str) -> ServeError:
+    return ServeError(StatusCode.INTERNAL, text)

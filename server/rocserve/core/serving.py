@@ -1,0 +1,125 @@
+"""The serving table: what the front ends read on every request, and the two calls that join the layers.
+
+The control plane (repository) builds a new table and publishes it by one assignment; the data plane only reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rocserve.core.errors import ServeError, invalid_argument, not_found, unavailable
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.statistics import ModelStatistics
+
+
+class Responder(Protocol):
+    """Who waits for a request's answer. Both calls come from any thread, and exactly one of them ends the request."""
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        """One response. Its tensors are valid only until this call returns."""
+
+    def fail(self, error: ServeError) -> None: ...
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        """Call back, at most once and from any thread, when nobody waits for the answer any more."""
+
+
+class Scheduler(Protocol):
+    """Takes the requests of one model version and sees to their answers."""
+
+    def submit(self, request: InferRequest, responder: Responder) -> None:
+        """Take a validated request. Never blocks; called from any thread.
+
+        Raises:
+            ServeError: the request is refused at once (queue full, version ending).
+        """
+
+
+class ServedVersion(Protocol):
+    """One version of a model that answers requests."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def config(self) -> ModelConfig: ...
+    @property
+    def config_message(self) -> bytes:
+        """The effective configuration as a serialised inference.ModelConfig."""
+
+    @property
+    def statistics(self) -> ModelStatistics: ...
+
+    def infer(self, request: InferRequest, responder: Responder) -> None:
+        """Validate the request against the configuration and schedule it; an error goes to the responder."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The versions of a model that the table offers."""
+
+    name: str
+    versions: Mapping[int, ServedVersion]
+    """Ready versions only."""
+    latest: ServedVersion | None
+    """The highest ready version."""
+    unready: Mapping[int, str] = field(default_factory=dict)
+    """Versions that are loading or failed, with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServingTable:
+    models: Mapping[str, ServedModel] = field(default_factory=dict)
+
+    def find(self, name: str, version: str) -> ServedVersion:
+        """The version that a request names; texts and codes are Triton's.
+
+        Raises:
+            ServeError: NOT_FOUND or UNAVAILABLE when there is none ready, INVALID_ARGUMENT for a bad version text.
+        """
+        model = self.models.get(name)
+        if model is None:
+            raise not_found(f"Request for unknown model: '{name}' is not found")
+        if not version:
+            if model.latest is None:
+                raise not_found(f"Request for unknown model: '{name}' has no available versions")
+            return model.latest
+        number = parse_version(version)
+        served = model.versions.get(number)
+        if served is not None:
+            return served
+        if number in model.unready:
+            raise unavailable(f"Request for unknown model: '{name}' version {number} is not at ready state")
+        raise not_found(f"Request for unknown model: '{name}' version {number} is not found")
+
+
+def parse_version(text: str) -> int:
+    """A version as clients write it; Triton's wording for what is none."""
+    if text.isascii() and text.isdigit():
+        return int(text)
+    raise invalid_argument(
+        f"failed to get model version from specified version string '{text}' (details: stol), version should be"
+        " an integral value > 0"
+    )
+
+
+class ServingTableHolder:
+    """The one place where the current table is; replaced whole, so readers need no lock."""
+
+    def __init__(self) -> None:
+        self.table = ServingTable()
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """A row of the repository index. Version and state are empty for a model that was never loaded."""
+
+    name: str
+    version: str = ""
+    state: str = ""
+    """UNKNOWN, LOADING, READY, UNLOADING or UNAVAILABLE."""
+    reason: str = ""

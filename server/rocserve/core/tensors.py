@@ -1,0 +1,105 @@
+"""A tensor as the server handles it: a name, a datatype, a shape and a view on its bytes."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rocserve.core.datatypes import DataType, datatype_of
+from rocserve.core.errors import invalid_argument
+
+Buffer = bytes | bytearray | memoryview
+
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(slots=True)
+class Tensor:
+    """One named tensor.
+
+    `data` is C-ordered and little-endian. Elements of BYTES stand one after the other, each behind its length as
+    an unsigned 32-bit little-endian integer (KServe's binary form). A view is only valid as long as its owner says;
+    whoever keeps a tensor longer copies it. Not frozen because one is made for each input of each request.
+    """
+
+    name: str
+    datatype: DataType
+    shape: tuple[int, ...]
+    data: Buffer
+
+    @property
+    def element_count(self) -> int:
+        return math.prod(self.shape)
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The tensor as an array of `shape`: a view for fixed-size datatypes, an object array of bytes for BYTES."""
+        if self.datatype is DataType.BYTES:
+            array = np.empty(self.element_count, dtype=np.object_)
+            for index, element in enumerate(bytes_elements(self.data, self.element_count, self.name)):
+                array[index] = bytes(element)
+            return array.reshape(self.shape)
+        return np.frombuffer(self.data, dtype=self.datatype.numpy_dtype).reshape(self.shape)
+
+    def copied(self) -> Tensor:
+        """The same tensor on memory of its own."""
+        return Tensor(self.name, self.datatype, self.shape, bytes(self.data))
+
+
+def tensor_from_numpy(name: str, array: np.ndarray[Any, Any], datatype: DataType | None = None) -> Tensor:
+    """A tensor on the array's memory (copied only when it is not C-contiguous, or holds strings)."""
+    datatype = datatype or datatype_of(array)
+    if datatype is DataType.BYTES:
+        return Tensor(name, datatype, array.shape, encode_bytes_elements(array.ravel()))
+    contiguous = np.ascontiguousarray(array, dtype=datatype.numpy_dtype)
+    return Tensor(name, datatype, array.shape, memoryview(contiguous.reshape(-1)).cast("B"))
+
+
+def encode_bytes_elements(elements: Iterable[bytes | str | memoryview]) -> bytes:
+    """Elements in KServe's binary form; text is written as UTF-8."""
+    parts: list[bytes | memoryview] = []
+    for element in elements:
+        raw = element.encode() if isinstance(element, str) else element
+        if not isinstance(raw, bytes | memoryview):
+            raw = bytes(raw)
+        parts.append(_LENGTH.pack(len(raw)))
+        parts.append(raw)
+    return b"".join(parts)
+
+
+def bytes_elements(data: Buffer, expected: int, name: str, model: str = "") -> list[memoryview]:
+    """Views on the elements of a BYTES tensor's data.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT when the data ends within an element or holds more or fewer than `expected`.
+    """
+    view = memoryview(data)
+    elements: list[memoryview] = []
+    position, end = 0, len(view)
+    where = f"inference input '{name}'" + (f" for model '{model}'" if model else "")
+    while position < end:
+        if len(elements) == expected:
+            raise invalid_argument(
+                f"unexpected number of string elements {expected + 1} for {where}, expecting {expected}"
+            )
+        start = position + 4
+        if start > end:
+            raise invalid_argument(
+                f"incomplete string length indicator for {where}, expecting {_LENGTH.size} bytes but only"
+                f" {end - position} bytes available"
+            )
+        (length,) = _LENGTH.unpack_from(view, position)
+        position = start + length
+        if position > end:
+            raise invalid_argument(
+                f"incomplete string data for {where}, expecting string of length {length} but only"
+                f" {end - start} bytes available"
+            )
+        elements.append(view[start:position])
+    if len(elements) != expected:
+        raise invalid_argument(f"expected {expected} string elements for {where}, got {len(elements)}")
+    return elements

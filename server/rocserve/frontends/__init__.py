@@ -1,0 +1,1 @@
+"""What clients talk to: gRPC (and, later, HTTP and metrics)."""

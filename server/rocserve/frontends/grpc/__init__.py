@@ -1,0 +1,1 @@
+"""KServe v2 over gRPC: transports, wire codec and the service itself."""
