@@ -17,9 +17,7 @@ class BackendRegistry:
 
     def __init__(self, backends: Iterable[BackendSpec]) -> None:
         self._backends = tuple(backends)
-        self._by_platform = {
-            platform: spec for spec in self._backends for platform in (*spec.platforms, spec.name)
-        }
+        self._by_platform = {platform: spec for spec in self._backends for platform in (*spec.platforms, spec.name)}
 
     @property
     def backends(self) -> tuple[BackendSpec, ...]:

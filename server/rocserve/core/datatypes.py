@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -57,7 +58,7 @@ for _datatype, _numpy in _NUMPY.items():
     _datatype.itemsize = 0 if _datatype is DataType.BYTES else _datatype.numpy_dtype.itemsize
 
 
-def datatype_of(array: np.ndarray) -> DataType:  # type: ignore[type-arg]
+def datatype_of(array: np.ndarray[Any, Any]) -> DataType:
     """The KServe datatype of a numpy array; strings and objects are BYTES.
 
     Raises:

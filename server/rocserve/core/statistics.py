@@ -148,9 +148,7 @@ class ModelStatistics:
                 cancel=_copy(self._cancel),
                 reject=_copy(self._reject),
                 batches={
-                    size: BatchStatistics(
-                        _copy(b.compute_input), _copy(b.compute_infer), _copy(b.compute_output)
-                    )
+                    size: BatchStatistics(_copy(b.compute_input), _copy(b.compute_infer), _copy(b.compute_output))
                     for size, b in sorted(self._batches.items())
                 },
             )

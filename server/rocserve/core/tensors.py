@@ -56,7 +56,7 @@ def tensor_from_numpy(name: str, array: np.ndarray[Any, Any], datatype: DataType
     if datatype is DataType.BYTES:
         return Tensor(name, datatype, array.shape, encode_bytes_elements(array.ravel()))
     contiguous = np.ascontiguousarray(array, dtype=datatype.numpy_dtype)
-    return Tensor(name, datatype, array.shape, memoryview(contiguous.reshape(-1)).cast("B"))
+    return Tensor(name, datatype, array.shape, contiguous.reshape(-1).view(np.uint8).data)
 
 
 def encode_bytes_elements(elements: Iterable[bytes | str | memoryview]) -> bytes:
