@@ -87,13 +87,13 @@ class BatchResult:
 
 
 class LoadedModel(Protocol):
-    """A model in an engine. An exception from `execute` fails the whole batch with its text; a ServeError keeps its code."""
+    """A model in an engine. An exception from `execute` fails the whole batch; a ServeError keeps its code."""
 
     @property
     def signature(self) -> Signature: ...
 
     def warm_up(self, samples: Sequence[Batch]) -> None:
-        """Run once, so that the first request is as fast as the second: the samples, or something of the engine's own choice."""
+        """Run the samples (without any: what the engine chooses), so that the first request is as fast as the second."""
 
     def execute(self, batch: Batch) -> BatchResult: ...
 

@@ -87,7 +87,7 @@ class ModelStatistics:
     def record_batch(
         self, times: BatchTimes, queue_starts: Sequence[int], request_ends: Sequence[int], batch_size: int
     ) -> None:
-        """One execution. `queue_starts` and `request_ends` hold the requests that succeeded; `batch_size` all rows run."""
+        """One execution: the requests of it that succeeded, and the rows of all that ran."""
         now_ms = time.time_ns() // 1_000_000
         requests = len(queue_starts)
         compute_input = times.input_end - times.compute_start

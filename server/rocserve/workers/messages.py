@@ -1,8 +1,8 @@
 """The messages between the server and a worker. Each is a frozen dataclass; `wire.py` says how they travel.
 
-Control messages go over the worker's control socket, one at a time: Load -> Loaded | LoadFailed, WarmUp -> WarmedUp |
-LoadFailed, Unload -> (the worker ends). Execute and its answers go over the channel of an instance; their tensors lie in
-the channel's shared memory.
+Control messages go over the worker's control socket, one at a time: Load -> Loaded | LoadFailed,
+WarmUp -> WarmedUp | LoadFailed, Unload -> (the worker ends). Execute and its answers go over the channel of an
+instance; their tensors lie in the channel's shared memory.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class ResultLayout:
 
     outputs: tuple[TensorExtent, ...]
     element_offsets: tuple[tuple[int, ...], ...] = ()
-    """For each output that is BYTES and batched: the byte offset at which each request's part begins, and the end; else ()."""
+    """For each BYTES output of several requests: the byte offset at which each one's part begins, and the end."""
     failures: tuple[RequestFailure, ...] = ()
 
 

@@ -1,0 +1,39 @@
+"""The classification extension: an output's highest values as `value:index:label` strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import invalid_argument
+from rocserve.core.tensors import Tensor, encode_bytes_elements
+
+
+def classify(tensor: Tensor, class_count: int, labels: Sequence[str], batching: bool) -> Tensor:
+    """The `class_count` highest elements of each row (of the whole tensor without batching), highest first.
+
+    Each element of the BYTES result, shape [rows, n] or [n], reads `value:index` or, where the model's labels name the
+    index, `value:index:label`. Equal values keep the order of their indices.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT for an output whose datatype has no order.
+    """
+    if tensor.datatype in (DataType.BYTES, DataType.BF16):
+        raise invalid_argument(
+            f"class result not available for output due to unsupported type '{tensor.datatype.value}'"
+        )
+    rows = tensor.shape[0] if batching and tensor.shape else 1
+    values = tensor.numpy().reshape(rows, -1)
+    count = min(class_count, values.shape[1])
+    order = np.argsort(-values.astype(np.float64), axis=1, kind="stable")[:, :count]
+    texts = [_text(values[row, index], int(index), labels) for row in range(rows) for index in order[row]]
+    shape = (rows, count) if batching else (count,)
+    return Tensor(tensor.name, DataType.BYTES, shape, encode_bytes_elements(texts))
+
+
+def _text(value: np.generic, index: int, labels: Sequence[str]) -> str:
+    number = f"{float(value):f}" if isinstance(value, np.floating) else str(int(value))
+    label = labels[index] if index < len(labels) else ""
+    return f"{number}:{index}:{label}" if label else f"{number}:{index}"

@@ -1,0 +1,245 @@
+"""Checks a request against its model's configuration; codes and texts are Triton's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, StatusCode, invalid_argument, not_found
+from rocserve.core.model_config import InputConfig, ModelConfig
+from rocserve.core.requests import InferRequest, InputHead, RequestHead
+from rocserve.core.tensors import bytes_elements
+
+_REMEMBERED_HEADS = 1024
+
+_BATCH_NOTE = (
+    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each"
+    " input shape. If you want to specify the full shape including the batch dim in your input dims config, try"
+    " setting max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class InputPlan:
+    """An input that passed the checks."""
+
+    name: str
+    datatype: DataType
+    shape: tuple[int, ...]
+    """As the model sees it: batch dimension included, reshaped."""
+    element_count: int
+    nbytes: int
+    """What the data must measure; -1 for BYTES, whose elements are counted instead."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestPlan:
+    """What is known of a request from its head alone."""
+
+    batch_size: int
+    """Rows of the first dimension; 1 for a model that does not batch."""
+    inputs: tuple[InputPlan, ...]
+    """In the order of the request's data."""
+    batch_key: tuple[tuple[str, DataType, tuple[int, ...]], ...]
+    """Equal for requests that may share a batch: names, datatypes and shapes without the batch dimension."""
+    outputs: tuple[str, ...]
+    """The wanted outputs, each once."""
+    classifications: Mapping[str, int]
+    """How many classes are wanted of an output."""
+    priority: int
+    """0 = the model's default level."""
+    timeout_microseconds: int
+    """0 = none."""
+
+
+class RequestValidator:
+    """Turns request heads into plans and remembers them, since clients repeat their heads."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
+        self._inputs = {entry.name: entry for entry in config.inputs}
+        self._required = tuple(entry.name for entry in config.inputs if not entry.optional)
+        self._outputs = tuple(entry.name for entry in config.outputs)
+        self._plans: dict[RequestHead, RequestPlan] = {}
+
+    def validate(self, request: InferRequest) -> RequestPlan:
+        """The plan of a request whose data fits it.
+
+        Raises:
+            ServeError: INVALID_ARGUMENT with Triton's text.
+        """
+        plan = self._plans.get(request.head)
+        if plan is None:
+            plan = self._plan(request.head, _prefix(request.id))
+            if len(self._plans) >= _REMEMBERED_HEADS:
+                self._plans.clear()
+            self._plans[request.head] = plan
+        for entry, data in zip(plan.inputs, request.data, strict=True):
+            if len(data) != entry.nbytes:
+                self._check_bytes(entry, data, request.id)
+        return plan
+
+    def _check_bytes(self, entry: InputPlan, data: bytes | bytearray | memoryview, request_id: str) -> None:
+        if entry.nbytes >= 0:
+            raise invalid_argument(
+                f"{_prefix(request_id)}input byte size mismatch for input '{entry.name}' for model"
+                f" '{self._config.name}'. Expected {entry.nbytes}, got {len(data)}"
+            )
+        try:
+            bytes_elements(data, entry.element_count, entry.name, self._config.name)
+        except ServeError as error:
+            raise ServeError(error.code, _prefix(request_id) + error.text) from None
+
+    def _plan(self, head: RequestHead, prefix: str) -> RequestPlan:
+        outputs, classifications = self._plan_outputs(head)
+        self._check_input_names(head, prefix)
+        batch_size = self._batch_size(head, prefix)
+        inputs = tuple(self._plan_input(entry, prefix) for entry in head.inputs)
+        batching = self._config.max_batch_size > 0
+        return RequestPlan(
+            batch_size=batch_size,
+            inputs=inputs,
+            batch_key=tuple(
+                sorted(
+                    ((entry.name, entry.datatype, entry.shape[1:] if batching else entry.shape) for entry in inputs),
+                    key=lambda key: key[0],
+                )
+            ),
+            outputs=outputs,
+            classifications=classifications,
+            priority=_integer_parameter(head, "priority"),
+            timeout_microseconds=_integer_parameter(head, "timeout"),
+        )
+
+    def _plan_outputs(self, head: RequestHead) -> tuple[tuple[str, ...], dict[str, int]]:
+        if not head.outputs:
+            return self._outputs, {}
+        classifications: dict[str, int] = {}
+        for output in head.outputs:
+            if output.name not in self._outputs:
+                raise invalid_argument(f"unexpected inference output '{output.name}' for model '{self._config.name}'")
+            _refuse_shared_memory(output.parameters)
+            if output.classification < 0:
+                raise invalid_argument("invalid value for 'classification' parameter, expected >= 0")
+            if output.classification:
+                classifications[output.name] = output.classification
+        return tuple(dict.fromkeys(output.name for output in head.outputs)), classifications
+
+    def _check_input_names(self, head: RequestHead, prefix: str) -> None:
+        names = [entry.name for entry in head.inputs]
+        seen: set[str] = set()
+        for name in names:
+            if name in seen:
+                raise invalid_argument(f"{prefix}input '{name}' already exists in request")
+            seen.add(name)
+        if not len(self._required) <= len(names) <= len(self._inputs):
+            raise invalid_argument(prefix + self._wrong_input_count(names))
+        for entry in head.inputs:
+            if entry.name not in self._inputs:
+                raise invalid_argument(f"unexpected inference input '{entry.name}' for model '{self._config.name}'")
+            _refuse_shared_memory(entry.parameters)
+        missing = [name for name in self._required if name not in seen]
+        if missing:
+            raise invalid_argument(prefix + self._wrong_input_count(names))
+
+    def _wrong_input_count(self, names: Sequence[str]) -> str:
+        required, total = len(self._required), len(self._inputs)
+        expected = (
+            f"expected {total} inputs"
+            if required == total
+            else f"expected number of inputs between {required} and {total}"
+        )
+        missing = [name for name in self._required if name not in names]
+        return (
+            f"{expected} but got {len(names)} inputs for model '{self._config.name}'. Got input(s)"
+            f" [{_quoted(names)}], but missing required input(s) [{_quoted(missing)}]. Please provide all required"
+            " input(s)."
+        )
+
+    def _batch_size(self, head: RequestHead, prefix: str) -> int:
+        model, limit = self._config.name, self._config.max_batch_size
+        if limit == 0:
+            return 1
+        batch_size: int | None = None
+        for entry in head.inputs:
+            if not entry.shape:
+                raise invalid_argument(
+                    f"{prefix}input '{entry.name}' has no shape but model requires batch dimension for '{model}'"
+                )
+            if batch_size is None:
+                batch_size = entry.shape[0]
+            elif entry.shape[0] != batch_size:
+                raise invalid_argument(
+                    f"{prefix}input '{entry.name}' batch size does not match other inputs for '{model}'"
+                )
+        size = 1 if batch_size is None else batch_size
+        if size < 1:
+            raise invalid_argument(f"{prefix}inference request batch-size must be >= 1 for '{model}'")
+        if size > limit:
+            raise invalid_argument(f"{prefix}inference request batch-size must be <= {limit} for '{model}'")
+        return size
+
+    def _plan_input(self, entry: InputHead, prefix: str) -> InputPlan:
+        model, expected = self._config.name, self._inputs[entry.name]
+        if entry.datatype != expected.datatype.value:
+            raise invalid_argument(
+                f"{prefix}inference input '{entry.name}' data-type is '{entry.datatype}', but model '{model}' expects"
+                f" '{expected.datatype.value}'"
+            )
+        batching = self._config.max_batch_size > 0
+        dims = entry.shape[1:] if batching else entry.shape
+        if not _fits(dims, expected.dims):
+            full = (-1, *expected.dims) if batching else expected.dims
+            raise invalid_argument(
+                f"{prefix}unexpected shape for input '{entry.name}' for model '{model}'. Expected {_shape(full)}, got"
+                f" {_shape(entry.shape)}." + (f" {_BATCH_NOTE}" if batching else "")
+            )
+        seen = (*entry.shape[:1], *_reshaped(dims, expected)) if batching else _reshaped(dims, expected)
+        count = math.prod(entry.shape)
+        nbytes = -1 if expected.datatype is DataType.BYTES else count * expected.datatype.itemsize
+        return InputPlan(entry.name, expected.datatype, seen, count, nbytes)
+
+
+def reshape_dims(dims: tuple[int, ...], pattern: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
+    """`dims`, which fit `pattern`, in the form of `target`; the -1s of both correspond in their order."""
+    variable = iter(size for size, expected in zip(dims, pattern, strict=True) if expected == -1)
+    return tuple(next(variable, size) if size == -1 else size for size in target)
+
+
+def _reshaped(dims: tuple[int, ...], expected: InputConfig) -> tuple[int, ...]:
+    return dims if expected.reshape is None else reshape_dims(dims, expected.dims, expected.reshape)
+
+
+def _fits(dims: tuple[int, ...], pattern: tuple[int, ...]) -> bool:
+    return len(dims) == len(pattern) and all(
+        size >= 0 and expected in (-1, size) for size, expected in zip(dims, pattern, strict=True)
+    )
+
+
+def _refuse_shared_memory(parameters: Mapping[str, object]) -> None:
+    region = parameters.get("shared_memory_region")
+    if region is not None:
+        raise not_found(f"Unable to find shared memory region: '{region}'")
+
+
+def _integer_parameter(head: RequestHead, name: str) -> int:
+    value = head.parameters.get(name, 0)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ServeError(
+            StatusCode.INVALID_ARGUMENT, f"invalid value {value!r} for '{name}' parameter, expected an integer >= 0"
+        )
+    return value
+
+
+def _prefix(request_id: str) -> str:
+    return f"[request id: {request_id or '<id_unknown>'}] "
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ",".join(f"'{name}'" for name in names)
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "[" + ",".join(str(size) for size in shape) + "]"
