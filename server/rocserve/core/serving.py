@@ -27,15 +27,8 @@ class Responder(Protocol):
         """Call back, at most once and from any thread, when nobody waits for the answer any more."""
 
 
-class Scheduler(Protocol):
-    """Takes the requests of one model version and sees to their answers."""
-
-    def submit(self, request: InferRequest, responder: Responder) -> None:
-        """Take a validated request. Never blocks; called from any thread.
-
-        Raises:
-            ServeError: the request is refused at once (queue full, version ending).
-        """
+class VersionEnding(Exception):
+    """A version takes no more requests: look the model up again, another one serves it now."""
 
 
 class ServedVersion(Protocol):
@@ -55,7 +48,11 @@ class ServedVersion(Protocol):
     def statistics(self) -> ModelStatistics: ...
 
     def infer(self, request: InferRequest, responder: Responder) -> None:
-        """Validate the request against the configuration and schedule it; an error goes to the responder."""
+        """Validate the request and schedule it; never blocks, called from any thread, errors go to the responder.
+
+        Raises:
+            VersionEnding: the version is being unloaded; nothing was done with the request.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Schedulers: between a validated request and the instance that runs it."""

@@ -1,0 +1,69 @@
+"""The graph of an ensemble: which steps an answer needs, and which step reads and writes which tensor."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rocserve.core.model_config import EnsembleStep, ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class EnsemblePlan:
+    """The part of the graph that a set of wanted outputs needs."""
+
+    steps: tuple[int, ...]
+    """Indices into the configuration's steps."""
+    readers: dict[str, tuple[int, ...]]
+    """Ensemble tensor -> the needed steps that read it."""
+    reads: dict[int, frozenset[str]]
+    """Needed step -> the ensemble tensors that it waits for."""
+    wanted_from: dict[int, tuple[str, ...]]
+    """Needed step -> the member's outputs that somebody reads."""
+    reader_counts: dict[str, int]
+    """Ensemble tensor -> how many needed steps, and the answer, read it; at zero its memory is given back."""
+
+
+class EnsembleGraph:
+    def __init__(self, config: ModelConfig) -> None:
+        self._steps = config.ensemble_steps
+        self._producer = {
+            tensor: index for index, step in enumerate(self._steps) for tensor in step.output_map.values()
+        }
+        self._plans: dict[tuple[str, ...], EnsemblePlan] = {}
+
+    def plan(self, outputs: Sequence[str]) -> EnsemblePlan:
+        """The plan for the wanted outputs, remembered."""
+        key = tuple(outputs)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._make_plan(key)
+        return plan
+
+    def _make_plan(self, outputs: tuple[str, ...]) -> EnsemblePlan:
+        needed: set[int] = set()
+        pending = list(outputs)
+        while pending:
+            index = self._producer.get(pending.pop())
+            if index is not None and index not in needed:
+                needed.add(index)
+                pending.extend(self._steps[index].input_map.values())
+        steps = tuple(sorted(needed))
+        readers: dict[str, list[int]] = {}
+        for index in steps:
+            for tensor in set(self._steps[index].input_map.values()):
+                readers.setdefault(tensor, []).append(index)
+        counts = Counter({tensor: len(indices) for tensor, indices in readers.items()})
+        counts.update(set(outputs))
+        return EnsemblePlan(
+            steps=steps,
+            readers={tensor: tuple(indices) for tensor, indices in readers.items()},
+            reads={index: frozenset(self._steps[index].input_map.values()) for index in steps},
+            wanted_from={index: _wanted(self._steps[index], counts) for index in steps},
+            reader_counts=dict(counts),
+        )
+
+
+def _wanted(step: EnsembleStep, counts: Counter[str]) -> tuple[str, ...]:
+    return tuple(output for output, tensor in step.output_map.items() if counts[tensor])

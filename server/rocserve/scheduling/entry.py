@@ -1,0 +1,30 @@
+"""A request on its way through a scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rocserve.core.requests import InferRequest
+from rocserve.core.serving import Responder
+from rocserve.core.validation import RequestPlan
+
+
+@dataclass(slots=True, eq=False)
+class QueuedRequest:
+    """Not frozen because the queue marks it on the hot path; the scheduler's lock guards the marks."""
+
+    request: InferRequest
+    plan: RequestPlan
+    responder: Responder
+    queue_start_ns: int
+    """time.monotonic_ns() when the scheduler took it."""
+    expires_at: float | None = None
+    """time.monotonic() seconds after which it must not run any more; None = never."""
+    level: int = 0
+    """Its priority level; 0 where the model has no levels, else 1 is the highest."""
+    nbytes: int = 0
+    """The size of its inputs."""
+    waiting: bool = False
+    """It stands in the queue."""
+    watched: bool = False
+    """Its responder has been asked to say when the client leaves."""

@@ -1,0 +1,273 @@
+"""The scheduler of a model version with instances: its queue, its batches, its instances' work."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from rocserve.core.errors import ServeError, StatusCode, unavailable
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.requests import InferRequest
+from rocserve.core.serving import Responder, VersionEnding
+from rocserve.core.statistics import ModelStatistics
+from rocserve.core.validation import RequestPlan
+from rocserve.scheduling.batch import BatchAnswerer, FormedBatch
+from rocserve.scheduling.batch_policy import batch_policy
+from rocserve.scheduling.entry import QueuedRequest
+from rocserve.scheduling.ordering import ResponseOrder
+from rocserve.scheduling.queue import QueueLimits, RequestQueue
+from rocserve.workers.channel import BatchOutcome, Channel, WorkerGone
+
+_CANCELLATION_LOOK_SECONDS = 0.01
+"""A request that has waited this long is asked after: whoever is served sooner never pays for the asking."""
+
+
+class TimerHandle(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Timers(Protocol):
+    """Calls back on the completion thread (rocserve.workers.completion.CompletionThread)."""
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> TimerHandle:
+        """`when` is time.monotonic() seconds."""
+
+
+class ModelScheduler:
+    """Callable from any thread; one lock guards the queue and the instances' state, and is never held over I/O."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        version: int,
+        statistics: ModelStatistics,
+        timers: Timers,
+        limits: QueueLimits,
+        log: logging.Logger,
+    ) -> None:
+        self._config = config
+        self._batching = config.max_batch_size > 0
+        self._output_order = tuple(output.name for output in config.outputs)
+        self._statistics = statistics
+        self._timers = timers
+        self._log = log
+        self._policy = batch_policy(config)
+        self._answerer = BatchAnswerer(config, version, statistics)
+        batching = config.dynamic_batching
+        self._order = ResponseOrder() if batching is not None and batching.preserve_ordering else None
+        self._lock = threading.Lock()
+        self._queue = RequestQueue(batching, limits)
+        self._idle: list[Channel] = []
+        self._running = 0
+        self._closed = False
+        self._outage: ServeError | None = None
+        self._drained: Callable[[], None] | None = None
+        self._expiry_timer: tuple[float, TimerHandle] | None = None
+        self._delay_timer: tuple[int, TimerHandle] | None = None
+        self._watching = False
+
+    # Requests
+
+    def submit(self, request: InferRequest, plan: RequestPlan, responder: Responder) -> None:
+        """Take a validated request.
+
+        Raises:
+            VersionEnding: the version is being unloaded.
+            ServeError: UNAVAILABLE, the queue is full or the model has no worker.
+        """
+        now_ns = time.monotonic_ns()
+        entry = QueuedRequest(request, plan, responder, now_ns, nbytes=sum(map(len, request.data)))
+        self._queue.admit(entry, now_ns / 1e9)
+        with self._lock:
+            if self._closed:
+                raise VersionEnding
+            if self._outage is not None:
+                raise self._outage
+            self._queue.push(entry)
+            if self._order is not None:
+                entry.responder = self._order.next(responder)
+            work = self._next_work(now_ns)
+            if entry.waiting:
+                self._arm_timers(entry)
+        if work is not None:
+            self._run(*work)
+
+    def _cancel(self, entry: QueuedRequest) -> None:
+        with self._lock:
+            removed = self._queue.remove(entry)
+        if removed:
+            self._statistics.record_cancellation(entry.queue_start_ns, time.monotonic_ns())
+            entry.responder.fail(ServeError(StatusCode.CANCELLED, "the request was cancelled before it ran"))
+            self._report_drained()
+
+    # Instances
+
+    def attach(self, channel: Channel) -> None:
+        """An instance is ready to run batches."""
+        with self._lock:
+            self._outage = None
+            self._idle.append(channel)
+        self._pump()
+
+    def detach(self, channel: Channel) -> None:
+        """An instance's worker has ended; what waits in the queue waits for another or for its successor."""
+        with self._lock:
+            if channel in self._idle:
+                self._idle.remove(channel)
+
+    def fail_queue(self, outage: ServeError) -> None:
+        """No instance is left and none comes back soon: answer what waits, and what comes, with the reason."""
+        with self._lock:
+            self._outage = outage
+            entries = self._queue.clear()
+        for entry in entries:
+            self._reject(entry, outage)
+        self._report_drained()
+
+    # The end
+
+    def close(self, drained: Callable[[], None]) -> None:
+        """Take no more requests; call back, once and from any thread, when all that were taken are answered."""
+        with self._lock:
+            self._closed = True
+            self._drained = drained
+        self._report_drained()
+
+    def _report_drained(self) -> None:
+        with self._lock:
+            if self._drained is None or self._queue or self._running:
+                return
+            drained, self._drained = self._drained, None
+        drained()
+
+    # Work
+
+    def _next_work(self, now_ns: int) -> tuple[Channel, FormedBatch] | None:
+        """Under the lock: a batch and the instance to run it, or None."""
+        if not self._idle or not self._queue:
+            return None
+        decision = self._policy.decide(self._queue, now_ns)
+        if decision.request_count == 0:
+            self._arm_delay(decision.look_again_at_ns)
+            return None
+        entries = self._queue.take(decision.request_count)
+        self._running += 1
+        return self._idle.pop(), FormedBatch(entries, now_ns)
+
+    def _pump(self) -> None:
+        """Start all that can run now."""
+        while True:
+            with self._lock:
+                work = self._next_work(time.monotonic_ns())
+            if work is None:
+                return
+            self._run(*work)
+
+    def _run(self, channel: Channel, batch: FormedBatch) -> None:
+        try:
+            channel.execute(
+                batch.inputs(self._batching),
+                batch.requested_outputs(self._output_order),
+                batch.request_sizes(),
+                lambda outcome: self._finish(channel, batch, outcome),
+            )
+        except WorkerGone:
+            # Nothing of it ran: its requests keep their place and wait for another instance.
+            with self._lock:
+                self._running -= 1
+                outage = self._outage
+                if outage is None:
+                    self._queue.push_back(batch.entries)
+            if outage is not None:
+                for entry in batch.entries:
+                    self._reject(entry, outage)
+                self._report_drained()
+            self._pump()
+        except Exception as error:
+            self._log.exception("a batch of model '%s' could not be handed to its worker", self._config.name)
+            with self._lock:
+                self._running -= 1
+                self._idle.append(channel)
+            failure = ServeError(StatusCode.INTERNAL, f"the batch could not be handed to the worker: {error}")
+            for entry in batch.entries:
+                self._reject(entry, failure)
+            self._report_drained()
+
+    def _finish(self, channel: Channel, batch: FormedBatch, outcome: BatchOutcome) -> None:
+        """On the completion thread. The next batch is started before this one's answers are written."""
+        with self._lock:
+            if not channel.closed:
+                self._idle.append(channel)
+            work = self._next_work(time.monotonic_ns())
+        if work is not None:
+            self._run(*work)
+        try:
+            self._answerer.answer(batch, outcome)
+        finally:
+            outcome.release()
+            with self._lock:
+                self._running -= 1
+            if self._drained is not None:
+                self._report_drained()
+
+    def _reject(self, entry: QueuedRequest, error: ServeError) -> None:
+        self._statistics.record_rejection(entry.queue_start_ns, time.monotonic_ns())
+        entry.responder.fail(error)
+
+    # Timers
+
+    def _arm_timers(self, entry: QueuedRequest) -> None:
+        """Under the lock, for a request that stays in the queue."""
+        if entry.expires_at is not None:
+            self._arm_expiry(entry.expires_at)
+        if not self._watching:
+            self._watching = True
+            self._timers.call_at(time.monotonic() + _CANCELLATION_LOOK_SECONDS, self._watch_waiting)
+
+    def _arm_expiry(self, when: float) -> None:
+        if self._expiry_timer is not None:
+            if self._expiry_timer[0] <= when:
+                return
+            self._expiry_timer[1].cancel()
+        self._expiry_timer = (when, self._timers.call_at(when, self._expire))
+
+    def _arm_delay(self, when_ns: int) -> None:
+        if self._delay_timer is not None:
+            if self._delay_timer[0] <= when_ns:
+                return
+            self._delay_timer[1].cancel()
+        self._delay_timer = (when_ns, self._timers.call_at(when_ns / 1e9, self._delay_passed))
+
+    def _delay_passed(self) -> None:
+        with self._lock:
+            self._delay_timer = None
+        self._pump()
+
+    def _expire(self) -> None:
+        with self._lock:
+            self._expiry_timer = None
+            expired = self._queue.remove_expired(time.monotonic())
+            following = self._queue.next_expiry()
+            if following is not None:
+                self._arm_expiry(following)
+        for entry in expired:
+            self._reject(entry, unavailable("Request timeout expired"))
+        if expired:
+            self._pump()
+            self._report_drained()
+
+    def _watch_waiting(self) -> None:
+        """Ask after the clients of requests that have waited for a while, so that a request nobody wants is dropped."""
+        oldest_ns = time.monotonic_ns() - int(_CANCELLATION_LOOK_SECONDS * 1e9)
+        with self._lock:
+            unwatched = [entry for entry in self._queue if not entry.watched and entry.queue_start_ns <= oldest_ns]
+            for entry in unwatched:
+                entry.watched = True
+            self._watching = bool(self._queue)
+            if self._watching:
+                self._timers.call_at(time.monotonic() + _CANCELLATION_LOOK_SECONDS, self._watch_waiting)
+        for entry in unwatched:
+            entry.responder.watch_cancellation(lambda entry=entry: self._cancel(entry))  # type: ignore[misc]

@@ -1,0 +1,42 @@
+"""A model version with instances, as the serving table offers it: validation, then its scheduler."""
+
+from __future__ import annotations
+
+import time
+
+from rocserve.core.errors import ServeError
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.requests import InferRequest
+from rocserve.core.serving import Responder
+from rocserve.core.statistics import ModelStatistics
+from rocserve.core.validation import RequestValidator
+from rocserve.scheduling.model_scheduler import ModelScheduler
+
+
+class ScheduledVersion:
+    """Implements core.serving.ServedVersion on a ModelScheduler."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        config_message: bytes,
+        version: int,
+        statistics: ModelStatistics,
+        scheduler: ModelScheduler,
+    ) -> None:
+        self.name = config.name
+        self.version = version
+        self.config = config
+        self.config_message = config_message
+        self.statistics = statistics
+        self._validator = RequestValidator(config)
+        self._scheduler = scheduler
+
+    def infer(self, request: InferRequest, responder: Responder) -> None:
+        """See core.serving.ServedVersion."""
+        try:
+            self._scheduler.submit(request, self._validator.validate(request), responder)
+        except ServeError as error:
+            now = time.monotonic_ns()
+            self.statistics.record_failure(now, now)
+            responder.fail(error)
