@@ -1,0 +1,123 @@
+"""What is measured: a model, a request with its right answer, a load, and the ratios to hold."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy
+from numpy.typing import NDArray
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
+
+from benchmarks.models import ADD_SUB_LENGTH, IDENTITY_LENGTH
+from benchmarks.probe import Outputs
+
+SEED = 20_24
+
+
+class Quantity(enum.Enum):
+    """What a ratio is made of. More than 1 is better for rocserve in each."""
+
+    RATE = "rate"
+    """rocserve's rate over the peer's."""
+    P50 = "p50"
+    """The peer's median latency over rocserve's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A ratio that rocserve is meant to hold."""
+
+    quantity: Quantity
+    peer: str
+    at_least: float
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row of the comparison."""
+
+    group: str
+    """add_sub, identity or digits: what `--only` takes."""
+    title: str
+    model: str
+    dynamic_batching: bool
+    unit: str
+    units_per_request: float
+    connections: int
+    streams: int
+    message: bytes
+    """A serialised ModelInferRequest."""
+    check: Callable[[Outputs], None]
+    """Raises AssertionError or KeyError when the outputs are not those of the message."""
+    targets: tuple[Target, ...] = ()
+
+
+def infer_request(model: str, inputs: Mapping[str, NDArray[numpy.generic]]) -> bytes:
+    """A ModelInferRequest with raw contents; an array of bytes objects becomes BYTES."""
+    request = service_pb2.ModelInferRequest(model_name=model)
+    for name, array in inputs.items():
+        request.inputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
+        raw = serialize_byte_tensor(array).item() if array.dtype == numpy.object_ else array.tobytes()
+        request.raw_input_contents.append(raw)
+    return bytes(request.SerializeToString())
+
+
+def add_sub_cases() -> list[Case]:
+    """16 INT32 at 1, 8 and 32 streams of one connection, without and with dynamic batching."""
+    numbers = numpy.random.default_rng(SEED).integers(-1000, 1000, (2, 1, ADD_SUB_LENGTH), dtype=numpy.int32)
+    left, right = numbers
+
+    def check(outputs: Outputs) -> None:
+        numpy.testing.assert_array_equal(outputs["OUTPUT0"], left + right)
+        numpy.testing.assert_array_equal(outputs["OUTPUT1"], left - right)
+
+    targets = {
+        ("add_sub", 1): (Target(Quantity.P50, "triton", 1.0),),
+        ("add_sub", 32): (Target(Quantity.RATE, "triton", 1.4),),
+        ("add_sub_batched", 32): (Target(Quantity.RATE, "triton", 1.1),),
+    }
+    return [
+        Case(
+            group="add_sub",
+            title=f"add_sub, {'dynamic batching' if batching else 'no batching'}, concurrency {streams}",
+            model=model,
+            dynamic_batching=batching,
+            unit="requests/s",
+            units_per_request=1.0,
+            connections=1,
+            streams=streams,
+            message=infer_request(model, {"INPUT0": left, "INPUT1": right}),
+            check=check,
+            targets=targets.get((model, streams), ()),
+        )
+        for model, batching in (("add_sub", False), ("add_sub_batched", True))
+        for streams in (1, 8, 32)
+    ]
+
+
+def identity_cases() -> list[Case]:
+    """4 MiB of FP32 on 1 and 4 connections, one stream each."""
+    numbers = numpy.random.default_rng(SEED).random(IDENTITY_LENGTH, dtype=numpy.float32)
+
+    def check(outputs: Outputs) -> None:
+        numpy.testing.assert_array_equal(outputs["OUTPUT0"], numbers)
+
+    return [
+        Case(
+            group="identity",
+            title=f"identity of 4 MiB FP32, {connections} connection{'s' if connections > 1 else ''}",
+            model="identity",
+            dynamic_batching=False,
+            unit="MB/s each way",
+            units_per_request=numbers.nbytes / 1e6,
+            connections=connections,
+            streams=1,
+            message=infer_request("identity", {"INPUT0": numbers}),
+            check=check,
+            targets=(Target(Quantity.RATE, "triton", 2.0),),
+        )
+        for connections in (1, 4)
+    ]

@@ -1,0 +1,66 @@
+"""Who is measured: a server behind gRPC, or a bare loop in a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from benchmarks.cases import Case
+from benchmarks.load_generator import Load, frame, run_load
+from benchmarks.probe import Probe, WrongAnswer
+from benchmarks.ratios import Measurement
+from benchmarks.server_process import ServerProcess
+
+
+class Contender(Protocol):
+    """Something that can be measured on a case. It is up, and idle, while the others are measured."""
+
+    @property
+    def name(self) -> str: ...
+
+    def prepare(self, case: Case) -> None:
+        """Check that the case's answer is right here, and warm up."""
+
+    def measure(self, case: Case, seconds: float) -> Measurement: ...
+
+    def cpu_seconds(self) -> float:
+        """CPU time used so far; an idle contender's must stand still."""
+
+
+class ServedContender:
+    """A running server, loaded by h2load; every run is checked by the probe."""
+
+    def __init__(self, server: ServerProcess, folder: Path) -> None:
+        """`folder` is for the bodies and logs of h2load."""
+        self._server = server
+        self._folder = folder
+        self._probe = Probe(server.name, server.address)
+
+    @property
+    def name(self) -> str:
+        return self._server.name
+
+    def close(self) -> None:
+        self._probe.close()
+
+    def cpu_seconds(self) -> float:
+        return self._server.cpu_seconds()
+
+    def prepare(self, case: Case) -> None:
+        """Raises WrongAnswer also when the server batches where the case says it does not, or the reverse."""
+        if self._probe.has_dynamic_batching(case.model) != case.dynamic_batching:
+            raise WrongAnswer(
+                f"{self.name}: model {case.model} must have dynamic batching {'on' if case.dynamic_batching else 'off'}"
+            )
+        self.measure(case, seconds=0.5)
+
+    def measure(self, case: Case, seconds: float) -> Measurement:
+        load = Load(case.connections, case.streams, seconds)
+        body = self._folder / "request.bin"
+        body.write_bytes(frame(case.message))
+        answer_bytes = self._probe.answer(case.message, case.check)
+        before = self._probe.counts(case.model)
+        result = run_load(self._server.address, body, load, self._folder / f"{self.name}.tsv")
+        self._probe.check_run(case.model, before, load, result, answer_bytes)
+        self._probe.answer(case.message, case.check)
+        return Measurement(result.requests_per_second * case.units_per_request, result.p50, result.p99)

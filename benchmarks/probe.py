@@ -1,0 +1,120 @@
+"""Checks that a server's answers are right, which h2load does not: it sees HTTP status 200 even for a gRPC error.
+
+Three things together show it: the very bytes that h2load sends are sent before and after, and the answer is compared
+with what it must be; the server's own counts of successes and failures during the run; and the bytes of the answers,
+as an error has none. The last two cannot tell of a request that was in flight when h2load stopped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import grpc
+import numpy
+from numpy.typing import NDArray
+from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
+
+from benchmarks.load_generator import FRAME_HEADER, INFER_PATH, Load, LoadResult
+from benchmarks.server_process import MESSAGE_BYTES
+
+STATISTICS_SECONDS = 2.0
+"""How long a server may take to count an answer that it has sent."""
+CALL_SECONDS = 30.0
+
+Outputs = Mapping[str, NDArray[numpy.generic]]
+
+
+class WrongAnswer(RuntimeError):
+    """A server failed a request or answered it with something else than it must."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """A model's requests since it was loaded, as the statistics RPC tells."""
+
+    succeeded: int
+    failed: int
+
+
+class Probe:
+    """A client of one server, as a context manager."""
+
+    def __init__(self, name: str, address: str) -> None:
+        self._name = name
+        limits = [("grpc.max_receive_message_length", MESSAGE_BYTES), ("grpc.max_send_message_length", MESSAGE_BYTES)]
+        self._channel = grpc.insecure_channel(address, options=limits)
+        self._service = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._send = self._channel.unary_unary(INFER_PATH, request_serializer=None, response_deserializer=None)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def answer(self, message: bytes, check: Callable[[Outputs], None]) -> int:
+        """Send one ModelInferRequest as it is, check the outputs; return the bytes of the framed answer.
+
+        Raises:
+            WrongAnswer: the call failed, or the check said so.
+        """
+        try:
+            raw: bytes = self._send(message, timeout=CALL_SECONDS)
+        except grpc.RpcError as error:
+            raise WrongAnswer(f"{self._name}: {error.code().name}: {error.details()}") from error
+        result = InferResult(service_pb2.ModelInferResponse.FromString(raw))
+        try:
+            check({output.name: result.as_numpy(output.name) for output in result.get_response().outputs})
+        except (AssertionError, KeyError) as error:
+            raise WrongAnswer(f"{self._name} answered wrongly: {error}") from error
+        return FRAME_HEADER.size + len(raw)
+
+    def has_dynamic_batching(self, model: str) -> bool:
+        """Whether the effective configuration of a model batches."""
+        request = service_pb2.ModelConfigRequest(name=model)
+        response = self._service.ModelConfig(request, timeout=CALL_SECONDS)
+        return bool(response.config.HasField("dynamic_batching"))
+
+    def counts(self, model: str) -> Counts:
+        request = service_pb2.ModelStatisticsRequest(name=model)
+        response = self._service.ModelStatistics(request, timeout=CALL_SECONDS)
+        versions = [entry.inference_stats for entry in response.model_stats]
+        return Counts(
+            succeeded=sum(version.success.count for version in versions),
+            failed=sum(version.fail.count for version in versions),
+        )
+
+    def check_run(self, model: str, before: Counts, load: Load, result: LoadResult, answer_bytes: int) -> None:
+        """Raise WrongAnswer unless the counts and bytes of a run say that its requests succeeded.
+
+        `answer_bytes` is the size of one framed answer.
+        """
+        done = result.report.succeeded
+        deadline = time.monotonic() + STATISTICS_SECONDS
+        while (now := self.counts(model)).succeeded - before.succeeded < done and time.monotonic() < deadline:
+            time.sleep(0.05)
+        problem = run_problem(
+            succeeded=now.succeeded - before.succeeded,
+            failed=now.failed - before.failed,
+            body_bytes=result.report.body_bytes,
+            done=done,
+            in_flight=load.in_flight,
+            answer_bytes=answer_bytes,
+        )
+        if problem:
+            raise WrongAnswer(f"{self._name}, model {model}: {problem}")
+
+
+def run_problem(succeeded: int, failed: int, body_bytes: int, done: int, in_flight: int, answer_bytes: int) -> str:
+    """What contradicts that `done` requests succeeded, or "".
+
+    `succeeded` and `failed` are the server's counts. The requests that h2load left when it stopped, up to `in_flight`,
+    may have been counted either way and may have brought a part of their answer.
+    """
+    if succeeded < done:
+        return f"h2load had {done} answers, but the server counts {succeeded} successes"
+    if failed > in_flight:
+        return f"the server counts {failed} failures, and only {in_flight} requests were cut off at the end"
+    least, most = done * answer_bytes, (done + in_flight) * answer_bytes
+    if not least <= body_bytes <= most:
+        return f"the answers had {body_bytes} bytes, but {done} of {answer_bytes} bytes give {least} to {most}"
+    return ""

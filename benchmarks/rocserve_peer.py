@@ -1,0 +1,34 @@
+"""The rocserve of this checkout as a process of its own, started by its command as a user starts it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from benchmarks.server_process import ServerFailed, ServerProcess
+
+
+def rocserve_program() -> Path:
+    """The command of the environment that runs the benchmarks.
+
+    Raises:
+        ServerFailed: rocserve is not installed there.
+    """
+    program = Path(sys.executable).parent / "rocserve"
+    if not program.is_file():
+        raise ServerFailed(f"there is no {program}; run `make setup` first")
+    return program
+
+
+def rocserve_server(repository: Path, port: int, log_file: Path) -> ServerProcess:
+    """The server on a model repository; HTTP and metrics are off, as nothing of them is measured."""
+    command = [
+        str(rocserve_program()),
+        "serve",
+        f"--model-repository={repository}",
+        "--grpc-address=127.0.0.1",
+        f"--grpc-port={port}",
+        "--allow-http=false",
+        "--allow-metrics=false",
+    ]
+    return ServerProcess("rocserve", command, port, log_file)

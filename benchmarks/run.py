@@ -1,0 +1,129 @@
+"""The command of the benchmarks: `python -m benchmarks [--only add_sub,identity,digits] [--rounds N] ...`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.cases import Case, add_sub_cases, identity_cases
+from benchmarks.comparison import Comparison, compare
+from benchmarks.contenders import Contender, ServedContender
+from benchmarks.load_generator import LoadFailed, h2load_program
+from benchmarks.machine import machine_facts
+from benchmarks.models import TwinModel, add_sub, identity
+from benchmarks.probe import WrongAnswer
+from benchmarks.rocserve_peer import rocserve_server
+from benchmarks.server_process import ServerFailed, ServerProcess, free_port
+from benchmarks.table import render
+from benchmarks.triton_peer import TritonPeer, TritonUnavailable, default_cache_folder, provision
+
+GROUPS = ("add_sub", "identity", "digits")
+RESULTS = Path(__file__).resolve().parent / "results"
+SUBJECT = "rocserve"
+NOISE_SUBJECT = "triton again"
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--only", default=",".join(GROUPS), help="groups, by commas (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds a case (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="seconds a contender and round (default: 3)")
+    parser.add_argument("--no-triton", action="store_true", help="measure without the real Triton")
+    parser.add_argument(
+        "--noise", action="store_true", help="put a second Triton in rocserve's place: ratios that noise alone gives"
+    )
+    parser.add_argument("--write", metavar="NAME", help="also write benchmarks/results/NAME.md")
+    parser.add_argument(
+        "--triton-cache",
+        type=Path,
+        default=default_cache_folder(),
+        help="folder that the real Triton is installed in (default: %(default)s)",
+    )
+    parsed = parser.parse_args(arguments)
+    parsed.groups = parsed.only.split(",")
+    unknown = [group for group in parsed.groups if group not in GROUPS]
+    if unknown:
+        parser.error(f"--only takes {', '.join(GROUPS)}, not {', '.join(unknown)}")
+    if parsed.rounds < 1 or parsed.seconds <= 0:
+        parser.error("--rounds and --seconds must be above 0")
+    if parsed.noise and parsed.no_triton:
+        parser.error("--noise needs Triton")
+    return parsed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the comparison and print it; exit status 2 when something is missing or a server answers wrongly."""
+    options = parse_arguments(arguments)
+    try:
+        h2load_program()
+        triton = None if options.no_triton else provision(options.triton_cache)
+        facts = machine_facts(triton)
+        with tempfile.TemporaryDirectory(prefix="rocserve-benchmark-") as folder:
+            comparisons = measure(options, triton, Path(folder))
+    except (LoadFailed, ServerFailed, TritonUnavailable, WrongAnswer) as problem:
+        print(f"benchmarks: {problem}", file=sys.stderr)
+        if isinstance(problem, TritonUnavailable):
+            print("benchmarks: --no-triton measures without it", file=sys.stderr)
+        return 2
+    facts.append(
+        f"{options.rounds} interleaved rounds of {options.seconds:g} s; medians over the rounds, ratios paired in them"
+    )
+    page = render(comparisons, NOISE_SUBJECT if options.noise else SUBJECT, "rocserve against its peers", facts)
+    print(page)
+    if options.write:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{options.write}.md").write_text(page)
+    return 0
+
+
+def measure(options: argparse.Namespace, triton: TritonPeer | None, folder: Path) -> list[Comparison]:
+    """Start the servers in `folder`, measure every case of the chosen groups, end the servers."""
+    models, cases = choose(options.groups)
+    if options.noise:
+        cases = [replace(case, targets=()) for case in cases]
+    with ExitStack() as stack:
+        contenders: list[Contender] = []
+        for server in build_servers(options, triton, models, folder):
+            served = ServedContender(stack.enter_context(server), folder)
+            stack.callback(served.close)
+            contenders.append(served)
+        return [compare(case, contenders, options.rounds, options.seconds, progress) for case in cases]
+
+
+def choose(groups: Sequence[str]) -> tuple[list[TwinModel], list[Case]]:
+    """The models and cases of some groups."""
+    models: list[TwinModel] = []
+    cases: list[Case] = []
+    if "add_sub" in groups:
+        models += [add_sub("add_sub", dynamic_batching=False), add_sub("add_sub_batched", dynamic_batching=True)]
+        cases += add_sub_cases()
+    if "identity" in groups:
+        models.append(identity("identity"))
+        cases += identity_cases()
+    return models, cases
+
+
+def build_servers(
+    options: argparse.Namespace, triton: TritonPeer | None, models: Sequence[TwinModel], folder: Path
+) -> Iterator[ServerProcess]:
+    """The servers that take part, each on a repository of its own; none is started yet."""
+    if not options.noise:
+        repository = folder / "rocserve"
+        for model in models:
+            model.write_for_rocserve(repository)
+        yield rocserve_server(repository, free_port(), folder / "rocserve.log")
+    if triton is not None:
+        repository = folder / "triton"
+        for model in models:
+            model.write_for_triton(repository)
+        for name in [NOISE_SUBJECT, "triton"] if options.noise else ["triton"]:
+            yield triton.server(name, repository, free_port(), folder / f"{name}.log")
+
+
+def progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

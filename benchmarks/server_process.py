@@ -1,0 +1,128 @@
+"""A server under test as a process of its own: started, waited for over gRPC, ended with all its children."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+from tritonclient.grpc import InferenceServerClient
+from tritonclient.utils import InferenceServerException
+
+START_SECONDS = 60.0
+STOP_SECONDS = 15.0
+MESSAGE_BYTES = 64 << 20
+"""Longest gRPC message that the clients of the harness send or take."""
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class ServerFailed(RuntimeError):
+    """A server did not come up; the message ends with the last lines of its log."""
+
+
+class ServerProcess:
+    """One server, as a context manager: running and ready inside the block, gone after it."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        port: int,
+        log_file: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Keep what is needed to start; `port` is the gRPC port that the command names."""
+        self.name = name
+        self.port = port
+        self.log_file = log_file
+        self._command = list(command)
+        self._environment = dict(environment) if environment is not None else None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        """Start, and return once ServerReady says so.
+
+        Raises:
+            ServerFailed: the process ended or was not ready in time.
+        """
+        with self.log_file.open("wb") as log:
+            # A session of its own, so that its workers can be ended with it and Ctrl-C reaches the harness alone.
+            self._process = subprocess.Popen(
+                self._command, stdout=log, stderr=log, env=self._environment, start_new_session=True
+            )
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def cpu_seconds(self) -> float:
+        """CPU time used so far by the server and its living children, user and system."""
+        assert self._process is not None
+        total = 0.0
+        with suppress(psutil.NoSuchProcess):
+            root = psutil.Process(self._process.pid)
+            for process in [root, *root.children(recursive=True)]:
+                with suppress(psutil.NoSuchProcess):
+                    times = process.cpu_times()
+                    total += times.user + times.system
+        return total
+
+    def _wait_until_ready(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + START_SECONDS
+        with InferenceServerClient(self.address) as client:
+            while time.monotonic() < deadline:
+                if self._process.poll() is not None:
+                    raise ServerFailed(
+                        f"{self.name} ended with status {self._process.returncode} before it was ready;"
+                        f" its log ends with:\n{self._log_tail()}"
+                    )
+                with suppress(InferenceServerException):
+                    if client.is_server_ready(client_timeout=1.0):
+                        return
+                time.sleep(0.1)
+        raise ServerFailed(
+            f"{self.name} was not ready within {START_SECONDS:.0f} s; its log ends with:\n{self._log_tail()}"
+        )
+
+    def _log_tail(self) -> str:
+        lines = self.log_file.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-25:])
+
+    def _stop(self) -> None:
+        """SIGTERM, then SIGKILL for whatever of the session is left."""
+        process = self._process
+        if process is None:
+            return
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_SECONDS)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        self._process = None

@@ -1,0 +1,110 @@
+"""The comparison as Markdown: absolute numbers, ratios with their spread, and the targets beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from benchmarks.cases import Case, Quantity
+from benchmarks.comparison import Comparison
+from benchmarks.ratios import Spread, ratio
+
+IDLE_SHARE_LIMIT = 0.05
+"""More than this of a core in an idle contender makes the other's numbers doubtful."""
+
+
+def render(comparisons: Sequence[Comparison], subject: str, title: str, facts: Sequence[str]) -> str:
+    """The whole page. `subject` is the contender that the others are compared with."""
+    sections = [f"# {title}", "\n".join(f"- {fact}" for fact in facts)]
+    sections += ["## Rates", rate_table(comparisons, subject)]
+    sections += ["## Latencies, milliseconds", latency_table(comparisons, subject)]
+    sections.append(idle_note(comparisons))
+    return "\n\n".join(sections) + "\n"
+
+
+def rate_table(comparisons: Sequence[Comparison], subject: str) -> str:
+    rows = []
+    for comparison in comparisons:
+        case = comparison.case
+        ours = comparison.measurements[subject]
+        mine = f"{median(measurement.rate for measurement in ours):,.0f}"
+        for peer in peers(comparison, subject):
+            theirs = comparison.measurements[peer]
+            spread = ratio(Quantity.RATE, ours, theirs)
+            rate = f"{median(measurement.rate for measurement in theirs):,.0f}"
+            rows.append([case.title, case.unit, mine, peer, rate, *ratio_cells(case, Quantity.RATE, peer, spread)])
+        if len(comparison.measurements) == 1:
+            rows.append([case.title, case.unit, mine, "-", "-", "-", "-", "-"])
+    return markdown_table(["what", "unit", subject, "peer", "peer's", "ratio", "least to most", "target"], rows)
+
+
+def latency_table(comparisons: Sequence[Comparison], subject: str) -> str:
+    rows = []
+    for comparison in comparisons:
+        case = comparison.case
+        ours = comparison.measurements[subject]
+        mine = [milliseconds([m.p50 for m in ours]), milliseconds([m.p99 for m in ours])]
+        for peer in peers(comparison, subject):
+            theirs = comparison.measurements[peer]
+            spread = ratio(Quantity.P50, ours, theirs)
+            if spread is None:
+                continue
+            cells = [milliseconds([m.p50 for m in theirs]), milliseconds([m.p99 for m in theirs])]
+            rows.append([case.title, *mine, peer, *cells, *ratio_cells(case, Quantity.P50, peer, spread)])
+        if len(comparison.measurements) == 1:
+            rows.append([case.title, *mine, "-", "-", "-", "-", "-", "-"])
+    header = [
+        "what",
+        f"{subject} p50",
+        "p99",
+        "peer",
+        "peer's p50",
+        "p99",
+        "ratio of p50 (peer / ours)",
+        "least to most",
+        "target",
+    ]
+    return markdown_table(header, rows)
+
+
+def peers(comparison: Comparison, subject: str) -> list[str]:
+    return [name for name in comparison.measurements if name != subject]
+
+
+def ratio_cells(case: Case, quantity: Quantity, peer: str, spread: Spread | None) -> list[str]:
+    """Ratio, spread and target, with "held" or "missed" for the median."""
+    if spread is None:
+        return ["-", "-", "-"]
+    cells = [f"{spread.median:.2f}", f"{spread.least:.2f} to {spread.most:.2f}"]
+    for target in case.targets:
+        if (target.quantity, target.peer) == (quantity, peer):
+            verdict = "held" if spread.median >= target.at_least else "missed"
+            return [*cells, f"{target.at_least:.2f}: {verdict}"]
+    return [*cells, "-"]
+
+
+def milliseconds(values: Sequence[float | None]) -> str:
+    """The median of seconds as milliseconds; "-" where nothing was timed."""
+    known = [value for value in values if value is not None]
+    return f"{median(known) * 1e3:.3f}" if known else "-"
+
+
+def idle_note(comparisons: Sequence[Comparison]) -> str:
+    """What the contenders used of the machine while they were not measured."""
+    most: dict[str, float] = {}
+    for comparison in comparisons:
+        for name, share in comparison.idle_share.items():
+            most[name] = max(most.get(name, 0.0), share)
+    shares = ", ".join(f"{name} {share:.1%}" for name, share in most.items())
+    note = f"While another was measured, each used at most this share of one core: {shares}."
+    if any(share > IDLE_SHARE_LIMIT for share in most.values()):
+        note += " **That is too much: the ratios above are doubtful.**"
+    return note
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table whose columns line up in plain text too."""
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    lines = [" | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [header, *rows]]
+    lines.insert(1, " | ".join("-" * width for width in widths))
+    return "\n".join(f"| {line} |" for line in lines)

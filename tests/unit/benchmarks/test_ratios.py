@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.cases import Quantity, Target, add_sub_cases
+from benchmarks.comparison import Comparison, turn
+from benchmarks.ratios import Measurement, Spread, ratio
+from benchmarks.table import IDLE_SHARE_LIMIT, idle_note, markdown_table, rate_table, ratio_cells
+
+
+def rounds(*rates: float, p50: float | None = 0.001) -> list[Measurement]:
+    return [Measurement(rate, p50, p50) for rate in rates]
+
+
+def test_rates_are_paired_round_by_round() -> None:
+    # The machine was half as fast in the last round, for both: medians alone would give 150 / 110.
+    assert ratio(Quantity.RATE, rounds(150, 300, 75), rounds(100, 110, 50)) == Spread(1.5, 1.5, 300 / 110)
+
+
+def test_a_shorter_latency_is_a_ratio_above_one() -> None:
+    ours = [Measurement(1, p50=0.001), Measurement(1, p50=0.002)]
+    peer = [Measurement(1, p50=0.002), Measurement(1, p50=0.002)]
+    assert ratio(Quantity.P50, ours, peer) == Spread(1.5, 1.0, 2.0)
+
+
+def test_no_latency_ratio_where_one_side_times_no_requests() -> None:
+    assert ratio(Quantity.P50, rounds(1, 2), rounds(1, 2, p50=None)) is None
+
+
+def test_unequal_rounds_are_an_error() -> None:
+    with pytest.raises(ValueError, match="argument"):
+        ratio(Quantity.RATE, rounds(1, 2), rounds(1))
+
+
+def test_a_target_is_held_from_its_value_on() -> None:
+    case = next(case for case in add_sub_cases() if case.targets == (Target(Quantity.RATE, "triton", 1.4),))
+    assert ratio_cells(case, Quantity.RATE, "triton", Spread(1.4, 1.2, 1.5)) == ["1.40", "1.20 to 1.50", "1.40: held"]
+    assert ratio_cells(case, Quantity.RATE, "triton", Spread(1.39, 1.2, 1.5))[2] == "1.40: missed"
+    assert ratio_cells(case, Quantity.RATE, "bare", Spread(1.39, 1.2, 1.5))[2] == "-"
+    assert ratio_cells(case, Quantity.P50, "triton", Spread(1.39, 1.2, 1.5))[2] == "-"
+
+
+def test_the_table_has_medians_and_each_peer() -> None:
+    case = add_sub_cases()[2]
+    measurements = {
+        "rocserve": rounds(2000, 3000, 1000),
+        "triton": rounds(1000, 1000, 1000),
+        "bare": rounds(4000, 6000, 2000),
+    }
+    lines = rate_table([Comparison(case, measurements, {})], "rocserve").splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    assert cells == [
+        [case.title, "requests/s", "2,000", "triton", "1,000", "2.00", "1.00 to 3.00", "1.40: held"],
+        [case.title, "requests/s", "2,000", "bare", "4,000", "0.50", "0.50 to 0.50", "-"],
+    ]
+
+
+def test_a_contender_alone_has_a_row_too() -> None:
+    row = rate_table([Comparison(add_sub_cases()[0], {"rocserve": rounds(2000)}, {})], "rocserve").splitlines()[2]
+    assert "2,000" in row
+
+
+def test_columns_line_up() -> None:
+    lines = markdown_table(["a", "long header"], [["longer cell", "b"]]).splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert len(lines) == 3
+
+
+def test_a_busy_idle_contender_is_told() -> None:
+    case = add_sub_cases()[0]
+    calm = Comparison(case, {}, {"triton": IDLE_SHARE_LIMIT})
+    busy = Comparison(case, {}, {"triton": IDLE_SHARE_LIMIT * 2})
+    assert "doubtful" not in idle_note([calm])
+    assert "doubtful" in idle_note([calm, busy])
+    assert "triton 10.0%" in idle_note([busy, calm])
+
+
+def test_every_contender_begins_a_round() -> None:
+    class Named:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+    contenders = [Named("a"), Named("b"), Named("c")]
+    orders = ["".join(one.name for one in turn(contenders, index)) for index in range(4)]  # type: ignore[arg-type]
+    assert orders == ["abc", "bca", "cab", "abc"]
