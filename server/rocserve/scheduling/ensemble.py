@@ -1,8 +1,8 @@
 """The scheduler of an ensemble: runs its members' steps as their tensors come to be.
 
-By tensor name, as Triton does: a step runs when all the tensors that it reads exist, independent steps run at once, only
-steps that a wanted output needs run, and a tensor is let go at its last reader. Members are looked up by name for each
-request, so a member that was replaced serves the next one.
+By tensor name, as Triton does: a step runs when all the tensors that it reads exist, independent steps run at once,
+only steps that a wanted output needs run, and a tensor is let go at its last reader. Members are looked up by name for
+each request, so a member that was replaced serves the next one.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from rocserve.core.classification import classify
 from rocserve.core.dispatch import dispatch
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import EnsembleStep, ModelConfig, OutputConfig
-from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestedOutput, RequestHead
+from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.serving import Responder, ServingTableHolder, VersionEnding
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import Tensor
 from rocserve.core.validation import RequestPlan, RequestValidator
-from rocserve.scheduling.ensemble_graph import EnsembleGraph, EnsemblePlan
+from rocserve.scheduling.ensemble_graph import EnsembleGraph, EnsemblePlan, StepHeads
 
 
 class EnsembleVersion:
@@ -41,6 +41,7 @@ class EnsembleVersion:
         self.statistics = statistics
         self.tables = tables
         self.graph = EnsembleGraph(config)
+        self.heads = StepHeads()
         self.outputs = {output.name: output for output in config.outputs}
         self._validator = RequestValidator(config)
         self._lock = threading.Lock()
@@ -98,7 +99,7 @@ class EnsembleVersion:
 
 
 class EnsembleRun:
-    """One request in an ensemble. Its lock guards the tensors and counts; answers of steps come from several threads."""
+    """One request in an ensemble. Its lock guards the tensors and counts; steps are answered on several threads."""
 
     def __init__(
         self, ensemble: EnsembleVersion, request: InferRequest, plan: RequestPlan, responder: Responder, started_ns: int
@@ -114,6 +115,7 @@ class EnsembleRun:
         self._tensors: dict[str, Tensor] = {}
         self._readers_left = dict(self._graph.reader_counts)
         self._waits = {index: set(tensors) for index, tensors in self._graph.reads.items()}
+        self._steps_running = 0
         self._ended = False
         self._cancelled = False
         self._on_cancel: list[Callable[[], None]] | None = None
@@ -132,6 +134,8 @@ class EnsembleRun:
             for tensor in response.outputs
             if tensor.name in step.output_map
         ]
+        with self._lock:
+            self._steps_running -= 1
         self._advance(made)
 
     def step_failed(self, error: ServeError) -> None:
@@ -165,6 +169,7 @@ class EnsembleRun:
     def _advance(self, made: list[Tensor]) -> None:
         """Take new tensors in, start the steps that waited for nothing else, answer when all wanted ones are there."""
         runnable: list[tuple[EnsembleStep, InferRequest]] = []
+        missing: list[str] = []
         try:
             with self._lock:
                 if self._ended:
@@ -177,40 +182,38 @@ class EnsembleRun:
                         self._waits[index].discard(tensor.name)
                         if not self._waits[index]:
                             step = self._config.ensemble_steps[index]
-                            runnable.append((step, self._step_request(step, self._graph.wanted_from[index])))
-                done = all(name in self._tensors for name in self._plan.outputs)
-                if done:
+                            runnable.append((step, self._step_request(index, step)))
+                self._steps_running += len(runnable)
+                missing = [name for name in self._plan.outputs if name not in self._tensors]
+                if not missing:
                     self._ended = True
         except ServeError as error:
             self.step_failed(error)
             return
-        if done:
+        if not missing:
             self._answer()
+            return
+        if not self._steps_running:
+            self.step_failed(internal(f"no step gave the output(s) {', '.join(missing)}"))
             return
         for step, request in runnable:
             dispatch(self._ensemble.tables, request, _StepResponder(self, step))
 
-    def _step_request(self, step: EnsembleStep, wanted: tuple[str, ...]) -> InferRequest:
+    def _step_request(self, index: int, step: EnsembleStep) -> InferRequest:
+        """Under the lock: the request to the step's member; the tensors that it read last are let go."""
         version = "" if step.model_version < 0 else str(step.model_version)
         member = self._ensemble.tables.table.find(step.model_name, version).config
-        inputs: list[InputHead] = []
-        data = []
-        for member_input, name in step.input_map.items():
-            tensor = self._tensors[name]
-            shape = _member_shape(tensor.shape, member, member_input)
-            inputs.append(InputHead(member_input, tensor.datatype.value, shape))
-            data.append(tensor.data)
-        for name in set(step.input_map.values()):
-            self._release(name)
-        parameters = self._request.head.parameters
-        head = RequestHead(
-            model_name=step.model_name,
-            model_version=version,
-            inputs=tuple(inputs),
-            outputs=tuple(RequestedOutput(name) for name in wanted),
-            parameters=parameters,
+        tensors = [self._tensors[name] for name in step.input_map.values()]
+        inputs = tuple(
+            (name, tensor.datatype.value, _member_shape(tensor.shape, member, name))
+            for name, tensor in zip(step.input_map, tensors, strict=True)
         )
-        return InferRequest(head, self._request.id, data, self._request.deadline)
+        head = self._ensemble.heads.head(
+            step.model_name, version, inputs, self._graph.wanted_from[index], self._request.head.parameters
+        )
+        for name in self._graph.reads[index]:
+            self._release(name)
+        return InferRequest(head, self._request.id, [tensor.data for tensor in tensors], self._request.deadline)
 
     def _release(self, name: str) -> None:
         self._readers_left[name] -= 1

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rocserve.core.model_config import EnsembleStep, ModelConfig
+from rocserve.core.requests import InputHead, Parameters, RequestedOutput, RequestHead
+
+_REMEMBERED_HEADS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +70,34 @@ class EnsembleGraph:
 
 def _wanted(step: EnsembleStep, counts: Counter[str]) -> tuple[str, ...]:
     return tuple(output for output, tensor in step.output_map.items() if counts[tensor])
+
+
+class StepHeads:
+    """The heads of requests to members, one object for equal heads, so that a member checks each only once."""
+
+    def __init__(self) -> None:
+        self._heads: dict[tuple[object, ...], RequestHead] = {}
+
+    def head(
+        self,
+        model_name: str,
+        model_version: str,
+        inputs: tuple[tuple[str, str, tuple[int, ...]], ...],
+        outputs: tuple[str, ...],
+        parameters: Parameters,
+    ) -> RequestHead:
+        """The head of a request; `inputs` are (name, datatype, shape)."""
+        key = (model_name, model_version, inputs, outputs, tuple(parameters.items()))
+        head = self._heads.get(key)
+        if head is None:
+            head = RequestHead(
+                model_name,
+                model_version,
+                tuple(InputHead(*entry) for entry in inputs),
+                tuple(RequestedOutput(name) for name in outputs),
+                parameters,
+            )
+            if len(self._heads) >= _REMEMBERED_HEADS:
+                self._heads.clear()
+            self._heads[key] = head
+        return head

@@ -1,0 +1,80 @@
+"""The server's settings: one frozen dataclass, filled from tritonserver's flags (flags.py)."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+class ControlMode(enum.Enum):
+    """Who says which models are loaded (--model-control-mode)."""
+
+    NONE = "none"
+    """All that is in the repository when the server starts."""
+    POLL = "poll"
+    """All that is in the repository, whenever it changes."""
+    EXPLICIT = "explicit"
+    """What --load-model and clients name."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcSettings:
+    allow: bool = True
+    address: str = "0.0.0.0"
+    port: int = 8001
+    reuse_port: bool = False
+    transport: str = "auto"
+    """auto, reactor or aio."""
+    use_ssl: bool = False
+    use_ssl_mutual: bool = False
+    server_cert: Path | None = None
+    server_key: Path | None = None
+    root_cert: Path | None = None
+    response_compression_level: str = "none"
+    """none, low, medium or high."""
+    keepalive_time_ms: int = 7_200_000
+    keepalive_timeout_ms: int = 20_000
+    keepalive_permit_without_calls: bool = False
+    http2_max_pings_without_data: int = 2
+    http2_min_recv_ping_interval_without_data_ms: int = 300_000
+    http2_max_ping_strikes: int = 2
+    max_connection_age_ms: int = 0
+    """0 = connections are not ended for their age."""
+    max_connection_age_grace_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    verbose: int = 0
+    info: bool = True
+    warning: bool = True
+    error: bool = True
+    format: str = "default"
+    """default or ISO8601."""
+    file: Path | None = None
+    """None = standard error."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    model_repositories: tuple[Path, ...]
+    control_mode: ControlMode = ControlMode.POLL
+    poll_seconds: float = 15.0
+    settle_seconds: float = 0.5
+    load_models: tuple[str, ...] = ()
+    """Models to load at the start in explicit mode; "*" = all."""
+    load_thread_count: int = 4
+    """How many models load beside each other."""
+    strict_model_config: bool = False
+    """Nothing is completed from the model file."""
+    model_config_name: str = ""
+    """Read configs/<name>.pbtxt of a model instead of config.pbtxt."""
+    strict_readiness: bool = True
+    exit_on_error: bool = True
+    exit_timeout_seconds: float = 30.0
+    max_queue_requests: int = 10_000
+    max_queue_bytes: int = 4 << 30
+    server_id: str = "rocserve"
+    grpc: GrpcSettings = field(default_factory=GrpcSettings)
+    log: LogSettings = field(default_factory=LogSettings)
