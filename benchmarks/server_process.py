@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -44,13 +44,18 @@ class ServerProcess:
         port: int,
         log_file: Path,
         environment: Mapping[str, str] | None = None,
+        clean_up: Callable[[], None] | None = None,
     ) -> None:
-        """Keep what is needed to start; `port` is the gRPC port that the command names."""
+        """Keep what is needed to start; `port` is the gRPC port that the command names.
+
+        `clean_up` is called when the server is gone.
+        """
         self.name = name
         self.port = port
         self.log_file = log_file
         self._command = list(command)
         self._environment = dict(environment) if environment is not None else None
+        self._clean_up = clean_up
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -126,3 +131,5 @@ class ServerProcess:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         self._process = None
+        if self._clean_up is not None:
+            self._clean_up()

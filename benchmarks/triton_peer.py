@@ -60,19 +60,26 @@ class TritonPeer:
 
     def server(self, name: str, repository: Path, port: int, log_file: Path) -> ServerProcess:
         """The server on a model repository; HTTP and metrics are off, as nothing of them is measured."""
+        shared_memory_prefix = f"{SHARED_MEMORY_PREFIX}{port}_"
+
+        def remove_shared_memory() -> None:
+            # A Python model that is ended while it shuts down leaves its region behind.
+            for region in Path("/dev/shm").glob(f"{shared_memory_prefix}*"):
+                region.unlink(missing_ok=True)
+
         command = [
             str(self.installation / "bin" / "tritonserver"),
             f"--model-repository={repository}",
             f"--backend-directory={self.installation / 'backends'}",
             f"--cache-directory={self.installation / 'caches'}",
             # A prefix of its own: two Tritons on one machine otherwise share names in /dev/shm.
-            f"--backend-config=python,shm-region-prefix-name={SHARED_MEMORY_PREFIX}{port}_",
+            f"--backend-config=python,shm-region-prefix-name={shared_memory_prefix}",
             "--grpc-address=127.0.0.1",
             f"--grpc-port={port}",
             "--allow-http=false",
             "--allow-metrics=false",
         ]
-        return ServerProcess(name, command, port, log_file, self._process_environment())
+        return ServerProcess(name, command, port, log_file, self._process_environment(), remove_shared_memory)
 
     def _process_environment(self) -> dict[str, str]:
         libraries = [str(self.site_packages / "nvidia_pytriton.libs"), str(python_library_folder())]
