@@ -74,7 +74,7 @@ class InferResponse:
     model_version: str
     id: str
     outputs: list[Tensor]
-    parameters: Parameters = NO_PARAMETERS
+    parameters: Parameters = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
