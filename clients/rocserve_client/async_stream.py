@@ -1,0 +1,79 @@
+"""A stream of requests and answers for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import grpc.aio
+from rocserve.core.errors import StatusCode
+
+from rocserve_client.async_errors import grpc_errors
+from rocserve_client.errors import error_with
+from rocserve_client.messages import Inputs, Outputs, RequestOptions, decode_stream_response, encode_infer_request
+from rocserve_client.results import InferResult
+
+
+class AsyncStream:
+    """As `Stream`: one task may send while another iterates, and a request that fails does not end the stream."""
+
+    def __init__(self, method: Any, timeout: float | None, metadata: tuple[tuple[str, str | bytes], ...]) -> None:
+        self._call = method(timeout=timeout, metadata=metadata)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def send(
+        self, model: str, inputs: Inputs, outputs: Outputs = None, **options: Unpack[RequestOptions]
+    ) -> None:
+        """Send a request; waits only while the connection takes no more.
+
+        Raises:
+            RocserveError: the stream is broken.
+        """
+        request = encode_infer_request(model, inputs, outputs, options)
+        try:
+            with grpc_errors():
+                await self._call.write(request)
+        except asyncio.InvalidStateError as error:
+            # grpc.aio tells of a stream that ended before this call in this way, without its status.
+            if not self._call.done():
+                raise
+            status = StatusCode((await self._call.code()).value[0])
+            raise error_with(status, await self._call.details() or "the stream has ended") from error
+
+    async def close_sending(self) -> None:
+        """No more requests: the server ends the stream behind its last answer."""
+        await self._call.done_writing()
+
+    async def receive(self) -> InferResult:
+        """The next answer.
+
+        Raises:
+            RocserveError: this one request failed, or the stream is broken.
+            EOFError: the stream has ended.
+        """
+        with grpc_errors():
+            message = await self._call.read()
+        if message is grpc.aio.EOF:
+            raise EOFError("the stream has ended")
+        return decode_stream_response(message)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> InferResult:
+        try:
+            return await self.receive()
+        except EOFError:
+            raise StopAsyncIteration from None
+
+    def close(self) -> None:
+        """End the stream at once, whatever is still on its way."""
+        self._call.cancel()

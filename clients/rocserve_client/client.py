@@ -1,0 +1,161 @@
+"""The blocking client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+import grpc
+from rocserve.protocol import model_config_pb2
+
+from rocserve_client import calls
+from rocserve_client.connection import DEFAULT_URL, ChannelOptions, Connection, KeepAlive, Tls
+from rocserve_client.errors import RocserveError, error_from_grpc
+from rocserve_client.messages import Inputs, Outputs, RequestOptions
+from rocserve_client.readiness import PAUSE_S, ReadinessWait
+from rocserve_client.results import IndexEntry, InferResult, ModelMetadata, ModelStatistics, ServerMetadata
+from rocserve_client.stream import Stream
+
+Answer = TypeVar("Answer")
+Headers = Mapping[str, str | bytes] | None
+
+
+class Client:
+    """Calls a server and waits for its answer; may be used by several threads at once.
+
+    Every call takes `timeout` (seconds until it is given up on both sides; None: never) and `headers`, and raises a
+    RocserveError when it fails.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        tls: Tls | None = None,
+        headers: Headers = None,
+        keepalive: KeepAlive | None = None,
+        channel_options: ChannelOptions = (),
+    ) -> None:
+        """Connects with the first call; the arguments are `Connection`'s."""
+        self._connection = Connection(url, tls, headers or {}, keepalive, channel_options)
+        options = self._connection.options()
+        if tls is None:
+            self._channel = grpc.insecure_channel(url, options)
+        else:
+            self._channel = grpc.secure_channel(url, tls.credentials(), options)
+        self._methods: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection and all calls on it."""
+        self._channel.close()
+
+    def infer(
+        self,
+        model: str,
+        inputs: Inputs,
+        outputs: Outputs = None,
+        *,
+        timeout: float | None = None,
+        headers: Headers = None,
+        **options: Unpack[RequestOptions],
+    ) -> InferResult:
+        """Run a model. Without `outputs` all of them come back; `options` are those of RequestOptions."""
+        return self._call(calls.infer(model, inputs, outputs, options), timeout, headers)
+
+    def stream(self, *, timeout: float | None = None, headers: Headers = None) -> Stream:
+        """Open a stream of requests and answers, to be used in a `with` statement."""
+        method = self._channel.stream_stream(calls.STREAM_METHOD)
+        return Stream(method, timeout, self._connection.metadata(headers))
+
+    def server_live(self, *, timeout: float | None = None, headers: Headers = None) -> bool:
+        return self._call(calls.server_live(), timeout, headers)
+
+    def server_ready(self, *, timeout: float | None = None, headers: Headers = None) -> bool:
+        return self._call(calls.server_ready(), timeout, headers)
+
+    def model_ready(
+        self, model: str, version: str = "", *, timeout: float | None = None, headers: Headers = None
+    ) -> bool:
+        return self._call(calls.model_ready(model, version), timeout, headers)
+
+    def server_metadata(self, *, timeout: float | None = None, headers: Headers = None) -> ServerMetadata:
+        return self._call(calls.server_metadata(), timeout, headers)
+
+    def model_metadata(
+        self, model: str, version: str = "", *, timeout: float | None = None, headers: Headers = None
+    ) -> ModelMetadata:
+        return self._call(calls.model_metadata(model, version), timeout, headers)
+
+    def model_config(
+        self, model: str, version: str = "", *, timeout: float | None = None, headers: Headers = None
+    ) -> model_config_pb2.ModelConfig:
+        """The configuration that the server uses, completed from the model file, as its protobuf message."""
+        return self._call(calls.model_config(model, version), timeout, headers)
+
+    def statistics(
+        self, model: str = "", version: str = "", *, timeout: float | None = None, headers: Headers = None
+    ) -> tuple[ModelStatistics, ...]:
+        """The counters of each ready version: of all models, or of one."""
+        return self._call(calls.statistics(model, version), timeout, headers)
+
+    def repository_index(
+        self, *, ready: bool = False, timeout: float | None = None, headers: Headers = None
+    ) -> tuple[IndexEntry, ...]:
+        """The versions of all models and why those that are not ready are not; with `ready` only the ready ones."""
+        return self._call(calls.repository_index(ready), timeout, headers)
+
+    def load_model(
+        self,
+        name: str,
+        config: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        *,
+        timeout: float | None = None,
+        headers: Headers = None,
+    ) -> None:
+        """Load or reload a model, optionally with a config (JSON) and files ("<version>/<path>") of the call's own."""
+        self._call(calls.load_model(name, config, files), timeout, headers)
+
+    def unload_model(
+        self, name: str, *, unload_dependents: bool = False, timeout: float | None = None, headers: Headers = None
+    ) -> None:
+        """Unload a model; with `unload_dependents` an ensemble's members too."""
+        self._call(calls.unload_model(name, unload_dependents), timeout, headers)
+
+    def wait_until_ready(self, timeout: float, model: str | None = None) -> None:
+        """Wait until the server, or a model of it, is ready.
+
+        Raises:
+            DeadlineExceeded: it is not after `timeout` seconds; the text says why.
+        """
+        wait = ReadinessWait(timeout, model)
+        while True:
+            try:
+                if self._call(wait.look(), wait.look_timeout, None):
+                    return
+                index = self._call(wait.reason_call(), wait.look_timeout, None)
+                wait.note_unready(index)
+            except RocserveError as error:
+                wait.note_failure(error)
+            wait.check_time()
+            time.sleep(PAUSE_S)
+
+    def _call(self, call: calls.UnaryCall[Answer], timeout: float | None, headers: Headers) -> Answer:
+        method = self._methods.get(call.path)
+        if method is None:
+            method = self._methods[call.path] = self._channel.unary_unary(call.path)
+        try:
+            message = method(call.request, timeout=timeout, metadata=self._connection.metadata(headers))
+        except grpc.RpcError as error:
+            raise error_from_grpc(error) from error
+        return call.decode(message)

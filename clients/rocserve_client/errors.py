@@ -1,0 +1,100 @@
+"""What goes wrong in a call, as exceptions: one class for each status that a caller tells apart."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from rocserve.core.errors import StatusCode
+
+
+class RocserveError(Exception):
+    """A call that failed.
+
+    Attributes:
+        status: gRPC's status code; UNKNOWN for an error inside a stream, whose protocol carries only a text.
+        text: what the server, or gRPC itself, says.
+        request_id: for an error inside a stream, the id of the request that failed, where the server tells it.
+    """
+
+    default_status: ClassVar[StatusCode] = StatusCode.UNKNOWN
+
+    def __init__(self, text: str, status: StatusCode | None = None, request_id: str = "") -> None:
+        super().__init__(text)
+        self.text = text
+        self.status = self.default_status if status is None else status
+        self.request_id = request_id
+
+    def __str__(self) -> str:
+        return f"{self.status.name}: {self.text}"
+
+
+class Cancelled(RocserveError):
+    default_status = StatusCode.CANCELLED
+
+
+class InvalidArgument(RocserveError):
+    default_status = StatusCode.INVALID_ARGUMENT
+
+
+class DeadlineExceeded(RocserveError):
+    default_status = StatusCode.DEADLINE_EXCEEDED
+
+
+class NotFound(RocserveError):
+    default_status = StatusCode.NOT_FOUND
+
+
+class AlreadyExists(RocserveError):
+    default_status = StatusCode.ALREADY_EXISTS
+
+
+class PermissionDenied(RocserveError):
+    default_status = StatusCode.PERMISSION_DENIED
+
+
+class ResourceExhausted(RocserveError):
+    default_status = StatusCode.RESOURCE_EXHAUSTED
+
+
+class Unimplemented(RocserveError):
+    default_status = StatusCode.UNIMPLEMENTED
+
+
+class Internal(RocserveError):
+    default_status = StatusCode.INTERNAL
+
+
+class Unavailable(RocserveError):
+    default_status = StatusCode.UNAVAILABLE
+
+
+class Unauthenticated(RocserveError):
+    default_status = StatusCode.UNAUTHENTICATED
+
+
+_CLASSES: dict[StatusCode, type[RocserveError]] = {
+    error.default_status: error
+    for error in (
+        Cancelled,
+        InvalidArgument,
+        DeadlineExceeded,
+        NotFound,
+        AlreadyExists,
+        PermissionDenied,
+        ResourceExhausted,
+        Unimplemented,
+        Internal,
+        Unavailable,
+        Unauthenticated,
+    )
+}
+
+
+def error_with(status: StatusCode, text: str) -> RocserveError:
+    """The exception for a status; RocserveError itself for those without a class of their own."""
+    return _CLASSES.get(status, RocserveError)(text, status)
+
+
+def error_from_grpc(error: Any) -> RocserveError:
+    """The exception for what grpcio raises: a grpc.RpcError, of the sync or of the asyncio interface."""
+    return error_with(StatusCode(error.code().value[0]), error.details() or "")

@@ -1,0 +1,54 @@
+"""Waiting until a server or a model answers, and saying why it did not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rocserve_client.calls import UnaryCall, model_ready, repository_index, server_ready
+from rocserve_client.errors import DeadlineExceeded, RocserveError, Unavailable
+from rocserve_client.results import IndexEntry
+
+PAUSE_S = 0.05
+"""Between two looks."""
+
+LOOK_S = 2.0
+"""The longest that one look may take."""
+
+
+class ReadinessWait:
+    """The state of one wait; the clients do the looking and the sleeping."""
+
+    def __init__(self, timeout: float, model: str | None) -> None:
+        self._end = time.monotonic() + timeout
+        self._timeout = timeout
+        self._subject = "the server" if model is None else f"model '{model}'"
+        self._model = model
+        self._reason = ""
+
+    @property
+    def look_timeout(self) -> float:
+        """Seconds for the next look; never less than a reachable server needs."""
+        return max(0.1, min(LOOK_S, self._end - time.monotonic()))
+
+    def look(self) -> UnaryCall[bool]:
+        return server_ready() if self._model is None else model_ready(self._model, "")
+
+    def reason_call(self) -> UnaryCall[tuple[IndexEntry, ...]]:
+        return repository_index(ready=False)
+
+    def note_unready(self, index: Sequence[IndexEntry]) -> None:
+        """The server answered; what its repository index tells of the model becomes the reason."""
+        rows = [entry for entry in index if self._model in (None, entry.name) and entry.state != "READY"]
+        told = [f"{row.name} version {row.version} is {row.state}: {row.reason}".rstrip(": ") for row in rows]
+        self._reason = "; ".join(told) if told else "the repository index does not tell why"
+
+    def note_failure(self, error: RocserveError) -> None:
+        """Go on when the server may still come up; an error of another kind is final."""
+        if not isinstance(error, Unavailable | DeadlineExceeded):
+            raise error
+        self._reason = error.text
+
+    def check_time(self) -> None:
+        if time.monotonic() >= self._end:
+            raise DeadlineExceeded(f"{self._subject} is not ready after {self._timeout:g} s: {self._reason}")

@@ -1,0 +1,125 @@
+"""What a client gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rocserve_client.tensors import Array, Classification, ParameterValue, parse_classes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InferResult:
+    """The answer to an inference request; `result["NAME"]` is the array of an output.
+
+    Arrays are read-only views on the received message, which lives as long as they do.
+    """
+
+    model_name: str
+    model_version: str
+    request_id: str
+    parameters: Mapping[str, ParameterValue]
+    outputs: Mapping[str, Array]
+
+    def __getitem__(self, name: str) -> Array:
+        try:
+            return self.outputs[name]
+        except KeyError:
+            raise KeyError(f"no output '{name}' in the answer, which has {sorted(self.outputs)}") from None
+
+    def classes(self, name: str) -> tuple[tuple[Classification, ...], ...]:
+        """An output asked for with `Output(name, classification=k)`: a row for each batch element, best class first.
+
+        A model without batching gives one row.
+
+        Raises:
+            ValueError: the output holds something else than classes.
+        """
+        array = self[name]
+        try:
+            return parse_classes(array)
+        except (AttributeError, ValueError) as error:
+            raise ValueError(
+                f"output '{name}' holds no classes; ask for it with Output(..., classification=k)"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMetadata:
+    name: str
+    version: str
+    extensions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMetadata:
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    """-1 where any size is taken; the batch dimension included."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetadata:
+    name: str
+    versions: tuple[str, ...]
+    platform: str
+    inputs: tuple[TensorMetadata, ...]
+    outputs: tuple[TensorMetadata, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """One version of a model in the repository index; version and state are empty for one that was never loaded."""
+
+    name: str
+    version: str
+    state: str
+    """UNKNOWN, LOADING, READY, UNLOADING or UNAVAILABLE."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """How often something happened and how long it took in all."""
+
+    count: int = 0
+    ns: int = 0
+
+    @property
+    def mean_us(self) -> float:
+        """Microseconds on the average; 0 when it never happened."""
+        return self.ns / self.count / 1000 if self.count else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStatistics:
+    """Executions of one batch size."""
+
+    batch_size: int
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatistics:
+    """The counters of one model version since it was loaded."""
+
+    name: str
+    version: str
+    last_inference_ms: int
+    """Milliseconds since the epoch; 0 = never."""
+    inference_count: int
+    """Batch elements that were run."""
+    execution_count: int
+    """Batches that were run."""
+    success: Duration
+    fail: Duration
+    queue: Duration
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+    cache_hit: Duration
+    cache_miss: Duration
+    batches: tuple[BatchStatistics, ...] = field(default=())

@@ -1,0 +1,68 @@
+"""A stream of requests and answers, blocking."""
+
+from __future__ import annotations
+
+import queue
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import grpc
+
+from rocserve_client.errors import error_from_grpc
+from rocserve_client.messages import Inputs, Outputs, RequestOptions, decode_stream_response, encode_infer_request
+from rocserve_client.results import InferResult
+
+
+class Stream:
+    """Requests go out with `send`; answers come back by iterating, or with `receive`.
+
+    One thread may send while another receives. A request that fails raises a RocserveError where its answer would have
+    come, and the stream goes on: iterate again, or call `receive` again. A broken stream raises at every receive.
+    """
+
+    def __init__(self, method: Any, timeout: float | None, metadata: tuple[tuple[str, str | bytes], ...]) -> None:
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._answers = method(iter(self._requests.get, None), timeout=timeout, metadata=metadata)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def send(self, model: str, inputs: Inputs, outputs: Outputs = None, **options: Unpack[RequestOptions]) -> None:
+        """Send a request, without waiting; the arguments are those of `Client.infer`."""
+        self._requests.put(encode_infer_request(model, inputs, outputs, options))
+
+    def close_sending(self) -> None:
+        """No more requests: the server ends the stream behind its last answer."""
+        self._requests.put(None)
+
+    def receive(self) -> InferResult:
+        """The next answer.
+
+        Raises:
+            RocserveError: this one request failed, or the stream is broken.
+            EOFError: the stream has ended.
+        """
+        try:
+            return next(self)
+        except StopIteration:
+            raise EOFError("the stream has ended") from None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> InferResult:
+        try:
+            message = next(self._answers)
+        except grpc.RpcError as error:
+            raise error_from_grpc(error) from error
+        return decode_stream_response(message)
+
+    def close(self) -> None:
+        """End the stream at once, whatever is still on its way."""
+        self._requests.put(None)
+        self._answers.cancel()

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve_client import Internal
+from rocserve_client.messages import decode_infer_response
+from rocserve_client.wire import join, split
+
+CONTENTS = st.lists(st.one_of(st.binary(max_size=300), st.integers(0, 40_000).map(bytes)), max_size=5)
+
+
+@given(name=st.text(max_size=200), shapes=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4), contents=CONTENTS)
+def test_joined_and_split_like_protobuf(name: str, shapes: list[int], contents: list[bytes]) -> None:
+    head = pb.ModelInferRequest(model_name=name, id="i")
+    head.inputs.add(name=name, datatype="BYTES", shape=shapes)
+    whole = pb.ModelInferRequest()
+    whole.CopyFrom(head)
+    whole.raw_input_contents.extend(contents)
+
+    joined = join(head.SerializeToString(), 7, contents)
+    assert pb.ModelInferRequest.FromString(joined) == whole
+    rest, views = split(whole.SerializeToString(), 7)
+    assert pb.ModelInferRequest.FromString(rest) == head
+    assert [bytes(view) for view in views] == contents
+
+
+@given(contents=CONTENTS)
+def test_fields_in_any_order(contents: list[bytes]) -> None:
+    """Protobuf allows a field's occurrences anywhere in a message, among others of every wire type."""
+    others = (
+        pb.InferParameter(double_param=1.5).SerializeToString() + pb.InferParameter(int64_param=-1).SerializeToString()
+    )
+    fixed32 = b"\x45\x00\x00\x80\x3f"
+    message = b"".join(others + join(b"", 7, [content]) + fixed32 for content in contents)
+    rest, views = split(message, 7)
+    assert rest == (others + fixed32) * len(contents)
+    assert [bytes(view) for view in views] == contents
+
+
+@given(data=st.binary(max_size=40))
+def test_no_bytes_do_worse_than_a_clear_error(data: bytes) -> None:
+    try:
+        rest, views = split(data, 6)
+    except ValueError:
+        return
+    assert len(rest) + sum(len(view) for view in views) <= len(data)
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (b"\x32\x05ab", "ends 3 bytes before"),
+        (b"\x32", "inside a number"),
+        (b"\x33", "wire type 3"),
+        (b"\x80" * 11, "inside a number"),
+        (join(b"", 6, [b"data"]), "0 outputs but raw_output_contents for 1"),
+        (pb.ModelInferResponse(outputs=[{"name": "A", "datatype": "FP32", "shape": [1]}]).SerializeToString(), "for 0"),
+    ],
+)
+def test_an_answer_that_makes_no_sense(message: bytes, text: str) -> None:
+    with pytest.raises(Internal, match=text):
+        decode_infer_response(message)
+
+
+@pytest.mark.parametrize(("datatype", "raw"), [("FP32", b"abc"), ("BYTES", b"\x05\x00\x00\x00ab"), ("FP31", b"abcd")])
+def test_an_output_that_does_not_fit_its_head(datatype: str, raw: bytes) -> None:
+    answer = pb.ModelInferResponse(raw_output_contents=[raw])
+    answer.outputs.add(name="A", datatype=datatype, shape=[1])
+    with pytest.raises(Internal, match=rf"output 'A' cannot be read as {datatype} of shape \[1\]"):
+        decode_infer_response(answer.SerializeToString())
