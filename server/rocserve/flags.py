@@ -151,11 +151,20 @@ UNSERVED: tuple[UnservedSubject, ...] = (
     UnservedSubject(
         "HTTP",
         "allow-http",
-        ("http-address", "http-port", "http-thread-count", "reuse-http-port", "http-restricted-api",
-         "http-header-forward-pattern", "http-max-input-size"),
+        (
+            "http-address",
+            "http-port",
+            "http-thread-count",
+            "reuse-http-port",
+            "http-restricted-api",
+            "http-header-forward-pattern",
+            "http-max-input-size",
+        ),
     ),
     UnservedSubject(
-        "The metrics endpoint", "allow-metrics", ("metrics-address", "metrics-port", "metrics-interval-ms", "metrics-config")
+        "The metrics endpoint",
+        "allow-metrics",
+        ("metrics-address", "metrics-port", "metrics-interval-ms", "metrics-config"),
     ),
     UnservedSubject("GPU metrics", "allow-gpu-metrics", ()),
     UnservedSubject("CPU metrics", "allow-cpu-metrics", ()),
@@ -166,7 +175,7 @@ UNSERVED: tuple[UnservedSubject, ...] = (
     UnservedSubject("The rate limiter", "", ("rate-limit", "rate-limit-resource")),
     UnservedSubject("Backend settings on the command line", "", ("backend-config", "backend-directory", "host-policy")),
     UnservedSubject("The Vertex AI and SageMaker front ends", "", ("allow-vertex-ai", "allow-sagemaker")),
-)  # fmt: skip
+)
 
 
 class FlagError(Exception):

@@ -17,7 +17,7 @@ from rocserve.core.validation import RequestPlan
 from rocserve.scheduling.batch import BatchAnswerer, FormedBatch
 from rocserve.scheduling.batch_policy import batch_policy
 from rocserve.scheduling.entry import QueuedRequest
-from rocserve.scheduling.ordering import ResponseOrder
+from rocserve.scheduling.ordering import AnswerOrder, OrderedResponder
 from rocserve.scheduling.queue import QueueLimits, RequestQueue
 from rocserve.workers.channel import BatchOutcome, Channel, WorkerGone
 
@@ -57,7 +57,7 @@ class ModelScheduler:
         self._policy = batch_policy(config)
         self._answerer = BatchAnswerer(config, version, statistics)
         batching = config.dynamic_batching
-        self._order = ResponseOrder() if batching is not None and batching.preserve_ordering else None
+        self._order = AnswerOrder() if batching is not None and batching.preserve_ordering else None
         self._lock = threading.Lock()
         self._queue = RequestQueue(batching, limits)
         self._idle: list[Channel] = []
@@ -88,7 +88,7 @@ class ModelScheduler:
                 raise self._outage
             self._queue.push(entry)
             if self._order is not None:
-                entry.responder = self._order.next(responder)
+                entry.responder = OrderedResponder(responder, self._order.take_turn())
             work = self._next_work(now_ns)
             if entry.waiting:
                 self._arm_timers(entry)

@@ -1,4 +1,4 @@
-"""Answers in the order of arrival, for models that ask for preserve_ordering."""
+"""Answers in the order of arrival: for models with preserve_ordering, and for the requests of one stream."""
 
 from __future__ import annotations
 
@@ -11,45 +11,58 @@ from rocserve.core.requests import InferResponse
 from rocserve.core.serving import Responder
 
 
-class ResponseOrder:
-    """Holds back an answer until all requests that came before it are answered."""
+class AnswerOrder:
+    """Holds back an answer until all that took their turn earlier are given."""
 
     def __init__(self) -> None:
-        # Re-entrant: an answer may lead to a further request of the same model, in an ensemble.
+        # Re-entrant: an answer may lead to a further request of the same model, in an ensemble. Held while answering,
+        # so that two threads cannot overtake each other.
         self._lock = threading.RLock()
-        self._waiting: deque[_OrderedResponder] = deque()
+        self._turns: deque[Turn] = deque()
 
-    def next(self, responder: Responder) -> Responder:
-        """The responder of the request that arrives now."""
-        ordered = _OrderedResponder(responder, self._flush)
+    def take_turn(self) -> Turn:
+        turn = Turn(self)
         with self._lock:
-            self._waiting.append(ordered)
-        return ordered
+            self._turns.append(turn)
+        return turn
 
-    def _flush(self) -> None:
-        # The lock is held while answering: two threads that flush at once must not overtake each other.
+    def flush(self) -> None:
         with self._lock:
-            while self._waiting and self._waiting[0].answer is not None:
-                answer = self._waiting.popleft().answer
+            while self._turns and self._turns[0].answer is not None:
+                answer = self._turns.popleft().answer
                 if answer is not None:
                     answer()
 
 
-class _OrderedResponder:
-    def __init__(self, responder: Responder, flush: Callable[[], None]) -> None:
-        self._responder = responder
-        self._flush = flush
+class Turn:
+    """The place of one answer."""
+
+    __slots__ = ("_order", "answer")
+
+    def __init__(self, order: AnswerOrder) -> None:
+        self._order = order
         self.answer: Callable[[], None] | None = None
+
+    def give(self, answer: Callable[[], None]) -> None:
+        """Call `answer` now, or when all earlier ones have been given."""
+        self.answer = answer
+        self._order.flush()
+
+
+class OrderedResponder:
+    """A responder whose answer waits for its turn."""
+
+    def __init__(self, responder: Responder, turn: Turn) -> None:
+        self._responder = responder
+        self._turn = turn
 
     def send(self, response: InferResponse, final: bool = True) -> None:
         # The tensors are views on memory that is used again when this call returns.
         response.outputs = [tensor.copied() for tensor in response.outputs]
-        self.answer = lambda: self._responder.send(response, final)
-        self._flush()
+        self._turn.give(lambda: self._responder.send(response, final))
 
     def fail(self, error: ServeError) -> None:
-        self.answer = lambda: self._responder.fail(error)
-        self._flush()
+        self._turn.give(lambda: self._responder.fail(error))
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         self._responder.watch_cancellation(callback)

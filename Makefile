@@ -1,0 +1,47 @@
+# Every target works on a fresh clone: what it needs is set up first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.set-up
+
+.PHONY: setup system demo test lint protos bench clean
+
+setup: $(STAMP) system
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/it"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu,dev]'
+	@touch $(STAMP)
+
+# libturbojpeg decodes the JPEGs of rocAL pipelines; without it all but those models work.
+system:
+	@if ldconfig -p | grep -q libturbojpeg; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing libturbojpeg0 (JPEG decoding of rocAL pipelines)"; \
+		apt-get update -qq && apt-get install -y -qq libturbojpeg0 >/dev/null; \
+	else \
+		echo "libturbojpeg is missing: rocAL pipelines cannot decode JPEGs until it is installed"; \
+		echo "  (Debian, Ubuntu: apt-get install libturbojpeg0; Fedora: dnf install turbojpeg)"; \
+	fi
+
+demo: setup
+	$(BIN)/python clients/examples/demo.py
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+protos: setup
+	$(BIN)/python protos/generate.py
+
+bench: setup
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

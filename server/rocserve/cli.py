@@ -1,0 +1,84 @@
+"""The command `rocserve`. Each verb imports what it needs when it runs, so that the zygote starts before gRPC is there."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import rocserve
+from rocserve.flags import FlagError, add_serve_flags, settings_from
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the result is its exit status."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.verb is None:
+        parser.print_help()
+        return 2
+    verb = {"serve": _serve, "config": _config, "status": _status}[options.verb]
+    return verb(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rocserve", description="Serve a repository of models over KServe v2 gRPC.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"rocserve {rocserve.__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
+
+    serve = verbs.add_parser("serve", help="serve the models of a repository", allow_abbrev=False)
+    add_serve_flags(serve)
+
+    config = verbs.add_parser("config", help="print the effective config.pbtxt of a model", allow_abbrev=False)
+    config.add_argument("model_folder", type=Path, metavar="MODEL_DIR", help="the model's folder")
+    config.add_argument("--model-config-name", default="", metavar="NAME", help="read configs/NAME.pbtxt instead")
+    config.add_argument("--strict", action="store_true", help="complete nothing from the model file")
+
+    status = verbs.add_parser("status", help="a live table of a server's models", allow_abbrev=False)
+    status.add_argument("--url", default="localhost:8001", help="the server's gRPC address (default localhost:8001)")
+    status.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between two looks (default 1)")
+    status.add_argument("--once", action="store_true", help="print the table once and end")
+    return parser
+
+
+def _serve(options: argparse.Namespace) -> int:
+    try:
+        settings = settings_from(options)
+    except FlagError as error:
+        print(f"rocserve serve: {error}", file=sys.stderr)
+        return 2
+
+    from rocserve.observability.logs import set_up_logging  # noqa: PLC0415
+
+    try:
+        log = set_up_logging(settings.log)
+    except OSError as error:
+        print(f"rocserve serve: the log file cannot be opened: {error}", file=sys.stderr)
+        return 2
+
+    from rocserve.supervision import start_worker_launcher  # noqa: PLC0415
+
+    launcher = start_worker_launcher(log)
+
+    from rocserve.server import run_server  # noqa: PLC0415
+
+    return run_server(settings, launcher, log)
+
+
+def _config(options: argparse.Namespace) -> int:
+    from rocserve.tools.config import run  # noqa: PLC0415
+
+    return run(options.model_folder, config_name=options.model_config_name, strict=options.strict)
+
+
+def _status(options: argparse.Namespace) -> int:
+    from rocserve.tools.status import run  # noqa: PLC0415
+
+    return run(url=options.url, interval=options.interval, once=options.once)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

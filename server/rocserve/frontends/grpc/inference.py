@@ -1,0 +1,200 @@
+"""ModelInfer and ModelStreamInfer: a client's message to a scheduled request, and its answer back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from rocserve.core.dispatch import dispatch
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.serving import ServingTableHolder
+from rocserve.frontends.grpc.codec import InferCodec
+from rocserve.frontends.grpc.transport import StreamCall, UnaryCall
+from rocserve.scheduling.ordering import AnswerOrder, Turn
+
+EXITING = ServeError(StatusCode.UNAVAILABLE, "Server exiting")
+
+
+class InferenceHandlers:
+    """The two RPCs over one codec and the serving table."""
+
+    def __init__(self, tables: ServingTableHolder, codec: InferCodec) -> None:
+        self._tables = tables
+        self._codec = codec
+        self._streams: set[InferenceStream] = set()
+        self._exiting = False
+
+    def model_infer(self, call: UnaryCall) -> None:
+        if self._exiting:
+            call.fail(EXITING.code, EXITING.text)
+            return
+        try:
+            request = self._codec.decode_request(call.message)
+        except ServeError as error:
+            call.fail(error.code, error.text)
+            return
+        request.deadline = call.deadline
+        dispatch(self._tables, request, _UnaryResponder(call, self._codec))
+
+    def model_stream_infer(self, call: StreamCall) -> InferenceStream:
+        stream = InferenceStream(call, self._tables, self._codec, self._streams.discard)
+        self._streams.add(stream)
+        if self._exiting:
+            stream.end_when_idle()
+        return stream
+
+    def begin_exit(self) -> None:
+        """Refuse new requests; streams end once their requests are answered. Called from any thread."""
+        self._exiting = True
+        for stream in list(self._streams):
+            stream.end_when_idle()
+
+
+class _UnaryResponder:
+    __slots__ = ("_call", "_codec")
+
+    def __init__(self, call: UnaryCall, codec: InferCodec) -> None:
+        self._call = call
+        self._codec = codec
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        self._call.reply(self._codec.encode_response(response))
+
+    def fail(self, error: ServeError) -> None:
+        self._call.fail(error.code, error.text)
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        self._call.watch_cancellation(callback)
+
+
+class InferenceStream:
+    """One ModelStreamInfer call: its requests run at once, its answers come in the order of the requests.
+
+    An error belongs to its request: it is sent as error_message and the stream stays open.
+    """
+
+    def __init__(
+        self,
+        call: StreamCall,
+        tables: ServingTableHolder,
+        codec: InferCodec,
+        on_end: Callable[[InferenceStream], None],
+    ) -> None:
+        self.codec = codec
+        self._call = call
+        self._tables = tables
+        self._on_end = on_end
+        self._order = AnswerOrder()
+        self._lock = threading.Lock()
+        self._unanswered = 0
+        self._half_closed = False
+        self._exiting = False
+        self._ended = False
+        self._cancelled = False
+        self._watchers: set[_StreamResponder] = set()
+
+    # From the transport
+
+    def on_message(self, message: bytes) -> None:
+        with self._lock:
+            self._unanswered += 1
+        responder = _StreamResponder(self, self._order.take_turn())
+        if self._exiting:
+            responder.fail(EXITING)
+            return
+        try:
+            request = self.codec.decode_request(message)
+        except ServeError as error:
+            responder.fail(error)
+            return
+        responder.request = request
+        request.deadline = self._call.deadline
+        dispatch(self._tables, request, responder)
+
+    def on_half_close(self) -> None:
+        self._half_closed = True
+        self._end_if_done()
+
+    def on_cancel(self) -> None:
+        with self._lock:
+            self._cancelled = self._ended = True
+            watchers = list(self._watchers)
+            self._watchers.clear()
+        for watcher in watchers:
+            watcher.cancelled()
+        self._on_end(self)
+
+    # From the responders
+
+    def answer(self, turn: Turn, message: bytes) -> None:
+        turn.give(lambda: self._send(message))
+
+    def _send(self, message: bytes) -> None:
+        self._call.send(message)
+        with self._lock:
+            self._unanswered -= 1
+        self._call.request_next()
+        self._end_if_done()
+
+    def watch(self, responder: _StreamResponder) -> None:
+        with self._lock:
+            if not self._cancelled:
+                self._watchers.add(responder)
+                return
+        responder.cancelled()
+
+    def unwatch(self, responder: _StreamResponder) -> None:
+        with self._lock:
+            self._watchers.discard(responder)
+
+    # The end
+
+    def end_when_idle(self) -> None:
+        self._exiting = True
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        with self._lock:
+            if self._ended or self._unanswered or not (self._half_closed or self._exiting):
+                return
+            self._ended = True
+        if self._half_closed:
+            self._call.finish(StatusCode.OK, "")
+        else:
+            self._call.finish(EXITING.code, EXITING.text)
+        self._on_end(self)
+
+
+class _StreamResponder:
+    """Answers one request of a stream."""
+
+    __slots__ = ("_callback", "_stream", "_turn", "request")
+
+    def __init__(self, stream: InferenceStream, turn: Turn) -> None:
+        self._stream = stream
+        self._turn = turn
+        self._callback: Callable[[], None] | None = None
+        self.request: InferRequest | None = None
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        request = self.request
+        if request is not None and request.head.parameters.get("enable_empty_final_response") is True:
+            response.parameters = {**response.parameters, "triton_final_response": final}
+        self._answer(self._stream.codec.encode_stream_response(response))
+
+    def fail(self, error: ServeError) -> None:
+        request_id = self.request.id if self.request is not None else ""
+        self._answer(self._stream.codec.encode_stream_error(error.text, request_id))
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        self._callback = callback
+        self._stream.watch(self)
+
+    def cancelled(self) -> None:
+        if self._callback is not None:
+            self._callback()
+
+    def _answer(self, message: bytes) -> None:
+        self._stream.unwatch(self)
+        self._stream.answer(self._turn, message)

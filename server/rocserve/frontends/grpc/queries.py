@@ -1,0 +1,149 @@
+"""The RPCs that only look: liveness, readiness, metadata, configuration, statistics, the index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import rocserve
+from rocserve.core.errors import ServeError, invalid_argument, unimplemented
+from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
+from rocserve.core.serving import ServedVersion, ServingTableHolder, parse_version
+from rocserve.core.statistics import Duration, StatisticsSnapshot
+from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve.repository.model_repository import ModelRepository
+
+EXTENSIONS = (
+    "classification",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+)
+
+
+class QueryHandlers:
+    """Each method takes the request's message and gives the answer's; a ServeError becomes the call's status."""
+
+    def __init__(
+        self,
+        tables: ServingTableHolder,
+        repository: ModelRepository,
+        server_id: str,
+        is_ready: Callable[[], bool],
+    ) -> None:
+        self._tables = tables
+        self._repository = repository
+        self._server_id = server_id
+        self._is_ready = is_ready
+
+    def server_live(self, message: bytes) -> bytes:
+        pb.ServerLiveRequest.FromString(message)
+        return pb.ServerLiveResponse(live=True).SerializeToString()
+
+    def server_ready(self, message: bytes) -> bytes:
+        pb.ServerReadyRequest.FromString(message)
+        return pb.ServerReadyResponse(ready=self._is_ready()).SerializeToString()
+
+    def model_ready(self, message: bytes) -> bytes:
+        request = pb.ModelReadyRequest.FromString(message)
+        if request.version:
+            parse_version(request.version)
+        try:
+            self._tables.table.find(request.name, request.version)
+        except ServeError:
+            return pb.ModelReadyResponse(ready=False).SerializeToString()
+        return pb.ModelReadyResponse(ready=True).SerializeToString()
+
+    def server_metadata(self, message: bytes) -> bytes:
+        pb.ServerMetadataRequest.FromString(message)
+        return pb.ServerMetadataResponse(
+            name=self._server_id, version=rocserve.__version__, extensions=EXTENSIONS
+        ).SerializeToString()
+
+    def model_metadata(self, message: bytes) -> bytes:
+        request = pb.ModelMetadataRequest.FromString(message)
+        version = self._tables.table.find(request.name, request.version)
+        model = self._tables.table.models[request.name]
+        numbers = [version.version] if request.version else sorted(model.versions)
+        return _metadata(version.config, numbers).SerializeToString()
+
+    def model_config(self, message: bytes) -> bytes:
+        request = pb.ModelConfigRequest.FromString(message)
+        version = self._tables.table.find(request.name, request.version)
+        response = pb.ModelConfigResponse()
+        response.config.ParseFromString(version.config_message)
+        return response.SerializeToString()
+
+    def model_statistics(self, message: bytes) -> bytes:
+        request = pb.ModelStatisticsRequest.FromString(message)
+        response = pb.ModelStatisticsResponse()
+        for version in self._versions(request.name, request.version):
+            _fill_statistics(response.model_stats.add(), version.name, version.version, version.statistics.snapshot())
+        return response.SerializeToString()
+
+    def _versions(self, name: str, version: str) -> Iterable[ServedVersion]:
+        models = self._tables.table.models
+        number = parse_version(version) if version else None
+        if not name:
+            return [served for model in models.values() for served in model.versions.values()]
+        model = models.get(name)
+        if model is None or not model.versions or (number is not None and number not in model.versions):
+            shown = f"{name}' version '{version}" if version and model is not None else name
+            raise invalid_argument(f"requested model '{shown}' is not available")
+        return model.versions.values() if number is None else [model.versions[number]]
+
+    def repository_index(self, message: bytes) -> bytes:
+        request = pb.RepositoryIndexRequest.FromString(message)
+        if request.repository_name:
+            raise unimplemented("'repository_name' specification is not supported")
+        response = pb.RepositoryIndexResponse()
+        for entry in self._repository.index(request.ready):
+            response.models.add(name=entry.name, version=entry.version, state=entry.state, reason=entry.reason)
+        return response.SerializeToString()
+
+
+def _metadata(config: ModelConfig, versions: Iterable[int]) -> pb.ModelMetadataResponse:
+    lead = [-1] if config.max_batch_size > 0 else []
+
+    def tensor(entry: InputConfig | OutputConfig) -> pb.ModelMetadataResponse.TensorMetadata:
+        return pb.ModelMetadataResponse.TensorMetadata(
+            name=entry.name, datatype=entry.datatype.value, shape=[*lead, *entry.dims]
+        )
+
+    return pb.ModelMetadataResponse(
+        name=config.name,
+        versions=[str(version) for version in versions],
+        platform=config.platform or config.backend,
+        inputs=[tensor(entry) for entry in config.inputs],
+        outputs=[tensor(entry) for entry in config.outputs],
+    )
+
+
+def _fill_statistics(message: pb.ModelStatistics, name: str, version: int, snapshot: StatisticsSnapshot) -> None:
+    message.name = name
+    message.version = str(version)
+    message.last_inference = snapshot.last_inference_ms
+    message.inference_count = snapshot.inference_count
+    message.execution_count = snapshot.execution_count
+    parts = message.inference_stats
+    _fill_duration(parts.success, snapshot.success)
+    _fill_duration(parts.fail, snapshot.fail)
+    _fill_duration(parts.queue, snapshot.queue)
+    _fill_duration(parts.compute_input, snapshot.compute_input)
+    _fill_duration(parts.compute_infer, snapshot.compute_infer)
+    _fill_duration(parts.compute_output, snapshot.compute_output)
+    for size, batch in snapshot.batches.items():
+        row = message.batch_stats.add(batch_size=size)
+        _fill_duration(row.compute_input, batch.compute_input)
+        _fill_duration(row.compute_infer, batch.compute_infer)
+        _fill_duration(row.compute_output, batch.compute_output)
+
+
+def _fill_duration(message: pb.StatisticDuration, duration: Duration) -> None:
+    # Set even at zero, so that clients that print the message always find every phase.
+    message.SetInParent()
+    message.count = duration.count
+    message.ns = duration.ns

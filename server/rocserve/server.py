@@ -1,0 +1,142 @@
+"""The server: builds the parts, starts them, and drains them at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+
+from rocserve.backends.registry import discover_backends
+from rocserve.core.serving import ServingTableHolder
+from rocserve.frontends.grpc.select import create_transport
+from rocserve.frontends.grpc.service import GrpcService
+from rocserve.frontends.grpc.transport import Transport, TransportOptions
+from rocserve.repository.model_repository import ModelRepository, RepositorySettings
+from rocserve.repository.version_loader import WorkerVersionLoader
+from rocserve.scheduling.queue import QueueLimits
+from rocserve.settings import GrpcSettings, ServerSettings
+from rocserve.workers.completion import CompletionThread
+from rocserve.workers.launcher import WorkerLauncher
+
+
+def run_server(settings: ServerSettings, launcher: WorkerLauncher, log: logging.Logger) -> int:
+    """Serve until a signal ends it; the result is the process's exit status."""
+    return asyncio.run(Server(settings, launcher, log).run())
+
+
+class Server:
+    def __init__(self, settings: ServerSettings, launcher: WorkerLauncher, log: logging.Logger) -> None:
+        self._settings = settings
+        self._launcher = launcher
+        self._log = log
+        self._completion = CompletionThread(log.getChild("completion"))
+        self._tables = ServingTableHolder()
+        registry = discover_backends()
+        loader = WorkerVersionLoader(
+            launcher=launcher,
+            completion=self._completion,
+            tables=self._tables,
+            limits=QueueLimits(settings.max_queue_requests, settings.max_queue_bytes),
+            strict=settings.strict_model_config,
+            log=log,
+        )
+        self._repository = ModelRepository(
+            _repository_settings(settings), registry, loader, self._tables, log.getChild("repository")
+        )
+
+    async def run(self) -> int:
+        """Start, serve, drain; returns the exit status."""
+        loop = asyncio.get_running_loop()
+        ending = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number, ending)
+        self._completion.start()
+        await self._launcher.attach()
+        service = GrpcService(
+            self._tables, self._repository, self._settings.server_id, loop, self._log.getChild("grpc")
+        )
+        transport = create_transport(
+            self._settings.grpc.transport,
+            _transport_options(self._settings.grpc),
+            service.routes(),
+            self._log.getChild("grpc"),
+        )
+        try:
+            port = transport.start()
+        except OSError as error:
+            self._log.error("%s", error)
+            await self._stop_workers()
+            return 1
+        self._log.info("Started GRPCInferenceService at %s:%d", self._settings.grpc.address, port)
+        status = await self._serve(ending)
+        await self._drain(service, transport)
+        return status
+
+    def _on_signal(self, number: int, ending: asyncio.Event) -> None:
+        name = signal.Signals(number).name
+        if ending.is_set():
+            self._log.warning("%s again: ending at once", name)
+            raise SystemExit(1)
+        self._log.info("%s: finishing the work in hand (at most %g s)", name, self._settings.exit_timeout_seconds)
+        ending.set()
+
+    async def _serve(self, ending: asyncio.Event) -> int:
+        """Load what is there, then wait for the end."""
+        started = asyncio.ensure_future(self._repository.start())
+        stopped = asyncio.ensure_future(ending.wait())
+        await asyncio.wait((started, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if not started.done():
+            started.cancel()
+            await asyncio.gather(started, return_exceptions=True)
+            return 0
+        started.result()
+        failed = self._repository.failed_models()
+        if failed and self._settings.exit_on_error:
+            for name, reason in failed.items():
+                self._log.error("model '%s' failed to load: %s", name, reason)
+            self._log.error("ending because of models that failed to load; --exit-on-error=false serves the others")
+            stopped.cancel()
+            return 1
+        await stopped
+        return 0
+
+    async def _drain(self, service: GrpcService, transport: Transport) -> None:
+        """Not ready first; then the work in hand finishes; then the workers end. Within the exit time-out."""
+        deadline = time.monotonic() + self._settings.exit_timeout_seconds
+        service.begin_exit()
+        await asyncio.to_thread(transport.stop, max(0.0, deadline - time.monotonic()))
+        try:
+            async with asyncio.timeout(max(0.5, deadline - time.monotonic())):
+                await self._repository.stop()
+        except TimeoutError:
+            self._log.warning("the exit time-out passed while models were being unloaded")
+        await self._stop_workers()
+        self._log.info("ended")
+
+    async def _stop_workers(self) -> None:
+        await self._launcher.close()
+        self._completion.stop()
+
+
+def _repository_settings(settings: ServerSettings) -> RepositorySettings:
+    return RepositorySettings(
+        roots=settings.model_repositories,
+        control_mode=settings.control_mode,
+        poll_seconds=settings.poll_seconds,
+        settle_seconds=settings.settle_seconds,
+        load_models=settings.load_models,
+        load_thread_count=settings.load_thread_count,
+        strict_model_config=settings.strict_model_config,
+        model_config_name=settings.model_config_name,
+        strict_readiness=settings.strict_readiness,
+    )
+
+
+def _transport_options(grpc: GrpcSettings) -> TransportOptions:
+    return TransportOptions(
+        address=grpc.address,
+        port=grpc.port,
+        reuse_port=grpc.reuse_port,
+        use_ssl=grpc.use_ssl or grpc.use_ssl_mutual,
+    )
