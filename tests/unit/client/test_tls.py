@@ -7,7 +7,6 @@ from typing import Any
 
 import grpc
 import pytest
-
 from rocserve_client import Tls, Unavailable
 
 

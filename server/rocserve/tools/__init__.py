@@ -1,0 +1,1 @@
+"""The other verbs of the command `rocserve`: one module a verb."""

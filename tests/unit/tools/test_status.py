@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+from rich.console import Console
+from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve.tools import status
+from rocserve.tools.status_rows import StatusRows
+from rocserve_client import Duration, IndexEntry, ModelStatistics
+
+NONE = Duration()
+
+
+def statistics(name: str, version: str, ok: int = 0, failed: int = 0, elements: int = 0, runs: int = 0) -> Any:
+    ms = 1_000_000
+    return ModelStatistics(
+        name=name,
+        version=version,
+        last_inference_ms=0,
+        inference_count=elements,
+        execution_count=runs,
+        success=Duration(ok, 9 * ms * ok),
+        fail=Duration(failed, 0),
+        queue=Duration(ok, 2 * ms * ok),
+        compute_input=Duration(ok, 1 * ms * ok),
+        compute_infer=Duration(ok, 4 * ms * ok),
+        compute_output=Duration(ok, ms * ok // 2),
+        cache_hit=NONE,
+        cache_miss=NONE,
+    )
+
+
+def test_rows_join_index_and_statistics() -> None:
+    index = [
+        IndexEntry("b", "10", "READY", ""),
+        IndexEntry("b", "9", "UNAVAILABLE", "its file is empty"),
+        IndexEntry("a", "", "", ""),
+    ]
+    rows = StatusRows().look(index, [statistics("b", "10", ok=4, failed=1, elements=6, runs=2)], now=0.0)
+    assert [(row.model, row.version) for row in rows] == [("a", ""), ("b", "9"), ("b", "10")]
+    assert rows[0].succeeded is None
+    assert rows[1].reason == "its file is empty"
+    busy = rows[2]
+    assert (busy.succeeded, busy.failed, busy.mean_batch) == (4, 1, 3.0)
+    assert (busy.queue_ms, busy.compute_ms) == (2.0, 5.5)
+    assert busy.rate is None
+
+
+def test_rates_are_between_two_looks() -> None:
+    index = [IndexEntry("m", "1", "READY", "")]
+    rows = StatusRows()
+    rows.look(index, [statistics("m", "1", ok=10, failed=2)], now=100.0)
+    assert rows.look(index, [statistics("m", "1", ok=20, failed=4)], now=102.0)[0].rate == 6.0
+    assert rows.look(index, [statistics("m", "1", ok=20, failed=4)], now=103.0)[0].rate == 0.0
+    # Loaded again: the counters begin anew.
+    assert rows.look(index, [statistics("m", "1", ok=1)], now=104.0)[0].rate == 0.0
+    assert rows.look(index, [], now=105.0)[0].rate is None
+
+
+def test_a_version_that_never_ran_has_no_means() -> None:
+    (row,) = StatusRows().look([IndexEntry("m", "1", "READY", "")], [statistics("m", "1")], now=0.0)
+    assert (row.succeeded, row.mean_batch, row.queue_ms, row.compute_ms) == (0, None, None, None)
+
+
+class _Handler(grpc.GenericRpcHandler):
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        method = details.method.rpartition("/")[2]
+        return grpc.unary_unary_rpc_method_handler(
+            lambda _, context: answers()[method],
+            getattr(pb, f"{method}Request").FromString,
+            lambda message: message.SerializeToString(),
+        )
+
+
+def answers() -> dict[str, Any]:
+    index = pb.RepositoryIndexResponse()
+    index.models.add(name="digits[bold]", version="1", state="READY")
+    index.models.add(name="broken", version="2", state="UNAVAILABLE", reason="a long reason " * 20)
+    counters = pb.ModelStatisticsResponse()
+    row = counters.model_stats.add(name="digits[bold]", version="1", inference_count=32, execution_count=4)
+    row.inference_stats.success.count, row.inference_stats.fail.count = 1234, 7
+    return {
+        "ServerMetadata": pb.ServerMetadataResponse(name="rocserve", version="9.9"),
+        "ServerReady": pb.ServerReadyResponse(ready=True),
+        "RepositoryIndex": index,
+        "ModelStatistics": counters,
+    }
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    server = grpc.server(ThreadPoolExecutor(2), handlers=[_Handler()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+def test_printed_once_and_plain_into_a_pipe(address: str) -> None:
+    output = io.StringIO()
+    assert status.run(address, interval=1.0, once=False, console=Console(file=output)) == 0
+    lines = output.getvalue().splitlines()
+    assert "\x1b" not in output.getvalue()
+    assert lines[0].strip() == f"rocserve 9.9 at {address}: ready"
+    (served,) = [line.split() for line in lines if "digits[bold]" in line]
+    assert served[:7] == ["digits[bold]", "1", "READY", "1234", "7", "-", "8.00"]
+    (failed,) = [line for line in lines if "broken" in line]
+    assert "UNAVAILABLE" in failed
+    assert ("a long reason " * 20).strip() in failed
+
+
+def test_followed_on_a_terminal_until_interrupted(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(status.time, "sleep", sleep)
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=200)
+    assert status.run(address, interval=0.5, once=False, console=console) == 0
+    assert looks == [0.5, 0.5, 0.5]
+    assert len(re.findall("1234", output.getvalue())) >= 3
+
+
+def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status.run("127.0.0.1:1", interval=1.0, once=True) == 1
+    assert "no answer from a server at 127.0.0.1:1" in capsys.readouterr().err
