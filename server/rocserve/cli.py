@@ -51,7 +51,7 @@ def _serve(options: argparse.Namespace) -> int:
         print(f"rocserve serve: {error}", file=sys.stderr)
         return 2
 
-    from rocserve.observability.logs import set_up_logging  # noqa: PLC0415
+    from rocserve.observability.logs import set_up_logging
 
     try:
         log = set_up_logging(settings.log)
@@ -59,23 +59,27 @@ def _serve(options: argparse.Namespace) -> int:
         print(f"rocserve serve: the log file cannot be opened: {error}", file=sys.stderr)
         return 2
 
-    from rocserve.supervision import start_worker_launcher  # noqa: PLC0415
+    from rocserve.backends.registry import discover_backends
+    from rocserve.workers.launcher import WorkerLauncher
 
-    launcher = start_worker_launcher(log)
+    registry = discover_backends()
+    launcher = WorkerLauncher(preload=registry.preload, log=log.getChild("workers"))
+    launcher.start()
 
-    from rocserve.server import run_server  # noqa: PLC0415
+    # Only now: this imports gRPC.
+    from rocserve.server import run_server
 
     return run_server(settings, launcher, log)
 
 
 def _config(options: argparse.Namespace) -> int:
-    from rocserve.tools.config import run  # noqa: PLC0415
+    from rocserve.tools.config import run
 
     return run(options.model_folder, config_name=options.model_config_name, strict=options.strict)
 
 
 def _status(options: argparse.Namespace) -> int:
-    from rocserve.tools.status import run  # noqa: PLC0415
+    from rocserve.tools.status import run
 
     return run(url=options.url, interval=options.interval, once=options.once)
 

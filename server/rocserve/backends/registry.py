@@ -24,6 +24,11 @@ class BackendRegistry:
         return self._backends
 
     @property
+    def preload(self) -> tuple[str, ...]:
+        """What the zygote imports ahead, for all backends that fork from it."""
+        return tuple(dict.fromkeys(name for spec in self._backends if spec.forks_from_zygote for name in spec.preload))
+
+    @property
     def platforms(self) -> tuple[str, ...]:
         return tuple(sorted(self._by_platform))
 

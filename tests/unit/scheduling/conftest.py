@@ -1,0 +1,167 @@
+"""Stand-ins for what lies around a scheduler: channels that a test answers by hand, timers, responders."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pytest
+from rocserve.workers.completion import CompletionThread
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError
+from rocserve.core.model_config import DynamicBatching, InputConfig, ModelConfig, OutputConfig
+from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
+from rocserve.core.statistics import ModelStatistics
+from rocserve.core.tensors import Tensor
+from rocserve.core.validation import RequestValidator
+from rocserve.scheduling.model_scheduler import ModelScheduler
+from rocserve.scheduling.queue import QueueLimits
+from rocserve.workers.channel import BatchInput, WorkerGone
+
+
+class Outcome:
+    """What a channel reports; doubles the FP32 input, row by row."""
+
+    def __init__(self, batch: Execution, error: ServeError | None, failures: Mapping[int, ServeError]) -> None:
+        self.error = error
+        self.failures = failures
+        self.input_end_ns = self.output_start_ns = self.compute_end_ns = time.monotonic_ns()
+        self.released = False
+        self._batch = batch
+
+    def outputs_of(self, request_index: int) -> list[Tensor]:
+        part = self._batch.inputs[0].parts[request_index]
+        doubled = np.frombuffer(part, np.float32) * 2
+        rows = self._batch.request_sizes[request_index]
+        return [Tensor("OUT", DataType.FP32, (rows, doubled.size // rows), doubled.tobytes())]
+
+    def release(self) -> None:
+        self.released = True
+
+
+class Execution:
+    """A batch that a channel was given."""
+
+    def __init__(self, inputs: Sequence[BatchInput], request_sizes: tuple[int, ...], on_outcome: Callable) -> None:
+        self.inputs = inputs
+        self.request_sizes = request_sizes
+        self._on_outcome = on_outcome
+
+    def finish(self, error: ServeError | None = None, failures: Mapping[int, ServeError] | None = None) -> Outcome:
+        outcome = Outcome(self, error, failures or {})
+        self._on_outcome(outcome)
+        return outcome
+
+
+class HandChannel:
+    """A channel whose batches the test finishes."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.executions: list[Execution] = []
+
+    def execute(self, inputs, requested_outputs, request_sizes, on_outcome) -> None:
+        if self.closed:
+            raise WorkerGone("gone")
+        self.executions.append(Execution(inputs, request_sizes, on_outcome))
+
+
+class Answer:
+    """A responder that keeps what it was told."""
+
+    def __init__(self, log: list[Answer] | None = None) -> None:
+        self.response: InferResponse | None = None
+        self.error: ServeError | None = None
+        self.leave: Callable[[], None] | None = None
+        self.done = threading.Event()
+        self._log = log
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        assert not self.done.is_set(), "answered twice"
+        self.response = InferResponse(
+            response.model_name, response.model_version, response.id, [tensor.copied() for tensor in response.outputs]
+        )
+        self._finish()
+
+    def fail(self, error: ServeError) -> None:
+        assert not self.done.is_set(), "answered twice"
+        self.error = error
+        self._finish()
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        self.leave = callback
+
+    def _finish(self) -> None:
+        if self._log is not None:
+            self._log.append(self)
+        self.done.set()
+
+
+def config(batching: DynamicBatching | None = None, max_batch_size: int = 8) -> ModelConfig:
+    return ModelConfig(
+        name="m",
+        max_batch_size=max_batch_size,
+        inputs=(InputConfig("IN", DataType.FP32, (-1,)),),
+        outputs=(OutputConfig("OUT", DataType.FP32, (-1,)),),
+        dynamic_batching=batching,
+    )
+
+
+class Bench:
+    """A scheduler and the means to feed it."""
+
+    def __init__(self, model: ModelConfig, timers: CompletionThread, limits: QueueLimits, channels: int) -> None:
+        self.statistics = ModelStatistics()
+        self.scheduler = ModelScheduler(model, 1, self.statistics, timers, limits, logging.getLogger("test"))
+        self.validator = RequestValidator(model)
+        self.channels = [HandChannel() for _ in range(channels)]
+        for channel in self.channels:
+            self.scheduler.attach(channel)
+        self.answered: list[Answer] = []
+        self._heads: dict[tuple, RequestHead] = {}
+
+    def submit(
+        self, value: float, rows: int = 1, width: int = 2, deadline: float | None = None, **parameters
+    ) -> Answer:
+        key = (rows, width, tuple(parameters.items()))
+        head = self._heads.setdefault(
+            key, RequestHead("m", "", (InputHead("IN", "FP32", (rows, width)),), (), parameters)
+        )
+        data = np.full((rows, width), value, np.float32).tobytes()
+        request = InferRequest(head, str(value), [data], deadline)
+        answer = Answer(self.answered)
+        self.scheduler.submit(request, self.validator.validate(request), answer)
+        return answer
+
+    def new_channel(self) -> HandChannel:
+        """One that the scheduler does not know yet."""
+        return HandChannel()
+
+    @property
+    def executions(self) -> list[Execution]:
+        return self.channels[0].executions
+
+
+@pytest.fixture
+def timers():
+    thread = CompletionThread(logging.getLogger("test"))
+    thread.start()
+    yield thread
+    thread.stop()
+
+
+@pytest.fixture
+def make_bench(timers):
+    def make(
+        batching: DynamicBatching | None = None,
+        max_batch_size: int = 8,
+        limits: QueueLimits | None = None,
+        channels: int = 1,
+    ) -> Bench:
+        return Bench(config(batching, max_batch_size), timers, limits or QueueLimits(), channels)
+
+    return make

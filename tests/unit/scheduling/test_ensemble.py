@@ -1,0 +1,286 @@
+"""Ensembles as graphs: order, fan-out, only what is needed, members of other batching, errors."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, StatusCode, invalid_argument
+from rocserve.core.model_config import EnsembleStep, InputConfig, ModelConfig, OutputConfig
+from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestedOutput, RequestHead
+from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder, VersionEnding
+from rocserve.core.statistics import ModelStatistics
+from rocserve.core.tensors import Tensor
+from rocserve.core.validation import RequestValidator
+from rocserve.scheduling.ensemble import EnsembleVersion
+
+FP32 = DataType.FP32
+
+
+class Member:
+    """A member that answers at once with `rule` of its input, or keeps the request until `finish`."""
+
+    def __init__(
+        self, name: str, rule, max_batch_size: int = 8, held: bool = False, outputs=("OUT",), labels=()
+    ) -> None:
+        self.name = name
+        self.version = 1
+        self.config = ModelConfig(
+            name=name,
+            max_batch_size=max_batch_size,
+            inputs=(InputConfig("IN", FP32, (2,)),),
+            outputs=tuple(OutputConfig(output, FP32, (2,), labels=labels) for output in outputs),
+        )
+        self.config_message = b""
+        self.statistics = ModelStatistics()
+        self.requests: list[InferRequest] = []
+        self._rule = rule
+        self._held = held
+        self._waiting: list = []
+        self._validator = RequestValidator(self.config)
+
+    def infer(self, request: InferRequest, responder) -> None:
+        try:
+            plan = self._validator.validate(request)
+        except ServeError as error:
+            responder.fail(error)
+            return
+        self.requests.append(request)
+        if self._held:
+            self._waiting.append((request, plan, responder))
+        else:
+            self._answer(request, plan, responder)
+
+    def finish(self) -> None:
+        self._answer(*self._waiting.pop(0))
+
+    def _answer(self, request, plan, responder) -> None:
+        try:
+            values = self._rule(np.frombuffer(request.data[0], np.float32))
+        except ServeError as error:
+            responder.fail(error)
+            return
+        shape = plan.inputs[0].shape
+        outputs = [Tensor(name, FP32, shape, memoryview(values.tobytes())) for name in plan.outputs]
+        responder.send(InferResponse(self.name, "1", request.id, outputs))
+
+
+class Answer:
+    def __init__(self) -> None:
+        self.response: InferResponse | None = None
+        self.error: ServeError | None = None
+        self.count = 0
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        self.count += 1
+        self.response = response
+
+    def fail(self, error: ServeError) -> None:
+        self.count += 1
+        self.error = error
+
+    def watch_cancellation(self, callback) -> None:
+        self.leave = callback
+
+    def value(self, index: int = 0) -> list[float]:
+        assert self.error is None, self.error
+        return np.frombuffer(self.response.outputs[index].data, np.float32).tolist()
+
+
+def step(model: str, reads: str, writes: str, output: str = "OUT") -> EnsembleStep:
+    return EnsembleStep(model, -1, {"IN": reads}, {output: writes})
+
+
+def ensemble(*members: Member, steps, outputs=("Y",), max_batch_size: int = 8) -> EnsembleVersion:
+    tables = ServingTableHolder()
+    tables.table = ServingTable({member.name: ServedModel(member.name, {1: member}, member) for member in members})
+    config = ModelConfig(
+        name="e",
+        backend="ensemble",
+        max_batch_size=max_batch_size,
+        inputs=(InputConfig("X", FP32, (2,)),),
+        outputs=tuple(OutputConfig(name, FP32, (2,)) for name in outputs),
+        ensemble_steps=tuple(steps),
+    )
+    return EnsembleVersion(config, b"", 1, ModelStatistics(), tables)
+
+
+def ask(version: EnsembleVersion, *values: float, outputs=(), shape=None, **parameters) -> Answer:
+    head = RequestHead(
+        "e",
+        "",
+        (InputHead("X", "FP32", shape or (len(values) // 2, 2)),),
+        tuple(outputs),
+        parameters,
+    )
+    answer = Answer()
+    version.infer(InferRequest(head, "id-1", [np.array(values, np.float32).tobytes()]), answer)
+    return answer
+
+
+def plus(number: float):
+    return lambda values: values + number
+
+
+def test_a_chain_of_two():
+    version = ensemble(
+        Member("a", plus(1)), Member("b", plus(10)), steps=[step("b", "mid", "Y"), step("a", "X", "mid")]
+    )
+    answer = ask(version, 1, 2)
+    assert answer.value() == [12, 13]
+    assert (answer.response.model_name, answer.response.id) == ("e", "id-1")
+    assert version.statistics.snapshot().success.count == 1
+
+
+def test_fan_out_runs_at_once_and_fan_in_waits_for_both():
+    left, right = Member("left", plus(1), held=True), Member("right", plus(2), held=True)
+    joined: list[np.ndarray] = []
+    version = ensemble(
+        left,
+        right,
+        Member("last", lambda values: joined.append(values) or values),
+        steps=[step("left", "X", "l"), step("right", "X", "r"), step("last", "l", "Y")],
+        outputs=("Y", "r"),
+    )
+    answer = ask(version, 0, 0)
+    assert len(left.requests) == len(right.requests) == 1
+    left.finish()
+    assert answer.response is None
+    right.finish()
+    assert [tensor.name for tensor in answer.response.outputs] == ["Y", "r"]
+    assert [answer.value(0), answer.value(1)] == [[1, 1], [2, 2]]
+
+
+def test_only_needed_steps_run_and_only_needed_outputs_are_asked_for():
+    wanted, unwanted = Member("wanted", plus(1), outputs=("OUT", "EXTRA")), Member("unwanted", plus(2))
+    version = ensemble(
+        wanted,
+        unwanted,
+        steps=[
+            EnsembleStep("wanted", -1, {"IN": "X"}, {"OUT": "Y", "EXTRA": "spare"}),
+            step("unwanted", "X", "Z"),
+        ],
+        outputs=("Y", "Z"),
+    )
+    assert ask(version, 1, 1, outputs=[RequestedOutput("Y")]).value() == [2, 2]
+    assert unwanted.requests == []
+    assert [output.name for output in wanted.requests[0].head.outputs] == ["OUT"]
+
+
+def test_a_member_is_asked_with_the_same_head_again():
+    member = Member("a", plus(1))
+    version = ensemble(member, steps=[step("a", "X", "Y")])
+    ask(version, 1, 1)
+    ask(version, 2, 2)
+    assert member.requests[0].head is member.requests[1].head
+
+
+def test_id_and_parameters_go_to_each_step():
+    member = Member("a", plus(1))
+    ask(ensemble(member, steps=[step("a", "X", "Y")]), 1, 1, priority=3)
+    assert member.requests[0].id == "id-1"
+    assert member.requests[0].head.parameters == {"priority": 3}
+
+
+def test_a_member_without_batching_sees_no_batch_dimension():
+    member = Member("a", plus(1), max_batch_size=0)
+    answer = ask(ensemble(member, steps=[step("a", "X", "Y")]), 1, 2)
+    assert member.requests[0].head.inputs[0].shape == (2,)
+    assert answer.response.outputs[0].shape == (1, 2)
+
+
+def test_a_batching_member_in_an_ensemble_without_batching():
+    member = Member("a", plus(1))
+    answer = ask(ensemble(member, steps=[step("a", "X", "Y")], max_batch_size=0), 1, 2, shape=(2,))
+    assert member.requests[0].head.inputs[0].shape == (1, 2)
+    assert answer.response.outputs[0].shape == (2,)
+
+
+def test_an_error_says_in_which_ensemble_and_keeps_its_code():
+    def refuse(values: np.ndarray) -> np.ndarray:
+        raise invalid_argument("no such image")
+
+    version = ensemble(Member("a", refuse), Member("b", plus(1)), steps=[step("a", "X", "m"), step("b", "m", "Y")])
+    answer = ask(version, 1, 2)
+    assert (answer.error.code, answer.error.text) == (
+        StatusCode.INVALID_ARGUMENT,
+        "in ensemble 'e', no such image",
+    )
+    assert answer.count == 1
+    assert version.statistics.snapshot().fail.count == 1
+
+
+def test_two_failing_steps_answer_once():
+    def refuse(values: np.ndarray) -> np.ndarray:
+        raise invalid_argument("no")
+
+    version = ensemble(
+        Member("a", refuse), Member("b", refuse), steps=[step("a", "X", "Y"), step("b", "X", "Z")], outputs=("Y", "Z")
+    )
+    assert ask(version, 1, 2).count == 1
+
+
+def test_a_member_that_is_gone_is_named():
+    version = ensemble(Member("a", plus(1)), steps=[step("gone", "X", "Y")])
+    answer = ask(version, 1, 2)
+    assert answer.error.code is StatusCode.NOT_FOUND
+    assert "gone" in answer.error.text
+    assert answer.error.text.startswith("in ensemble 'e', ")
+
+
+def test_a_member_that_leaves_an_output_out_does_not_hang_the_request():
+    class Silent(Member):
+        def _answer(self, request, plan, responder) -> None:
+            responder.send(InferResponse(self.name, "1", request.id, []))
+
+    answer = ask(ensemble(Silent("a", plus(1)), steps=[step("a", "X", "Y")]), 1, 2)
+    assert answer.error.text == "in ensemble 'e', no step gave the output(s) Y"
+
+
+def test_a_member_replaced_meanwhile_serves_the_next_request():
+    version = ensemble(Member("a", plus(1)), steps=[step("a", "X", "Y")])
+    assert ask(version, 1, 1).value() == [2, 2]
+    successor = Member("a", plus(5))
+    version.tables.table = ServingTable({"a": ServedModel("a", {1: successor}, successor)})
+    assert ask(version, 1, 1).value() == [6, 6]
+
+
+def test_labels_come_from_the_member():
+    member = Member("a", plus(0), labels=("no", "yes"))
+    version = ensemble(member, steps=[step("a", "X", "Y")])
+    answer = ask(version, 0.25, 0.75, outputs=[RequestedOutput("Y", {"classification": 1})])
+    assert answer.response.outputs[0].numpy().tolist() == [[b"0.750000:1:yes"]]
+
+
+def test_cancelling_reaches_a_waiting_step():
+    cancelled = []
+
+    class Waiting(Member):
+        def infer(self, request, responder) -> None:
+            responder.watch_cancellation(lambda: cancelled.append(self.name))
+
+    version = ensemble(
+        Waiting("a", plus(1)),
+        Waiting("b", plus(1)),
+        steps=[step("a", "X", "Y"), step("b", "X", "Z")],
+        outputs=("Y", "Z"),
+    )
+    ask(version, 1, 1).leave()
+    assert sorted(cancelled) == ["a", "b"]
+
+
+def test_the_end_waits_for_running_requests():
+    member = Member("a", plus(1), held=True)
+    version = ensemble(member, steps=[step("a", "X", "Y")])
+    answer = ask(version, 1, 1)
+    drained = threading.Event()
+    version.close(drained.set)
+    with pytest.raises(VersionEnding):
+        ask(version, 1, 1)
+    assert not drained.is_set()
+    member.finish()
+    assert drained.is_set()
+    assert answer.value() == [2, 2]

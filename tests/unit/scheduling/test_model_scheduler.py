@@ -1,0 +1,300 @@
+"""Queue, batches, instances, deadlines, cancellation and the end of a version."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from rocserve.core.errors import ServeError, StatusCode, unavailable
+from rocserve.core.model_config import DynamicBatching, QueuePolicy, TimeoutAction
+from rocserve.core.serving import VersionEnding
+from rocserve.scheduling.queue import QueueLimits
+
+
+def value_of(answer) -> float:
+    assert answer.error is None, answer.error
+    return float(np.frombuffer(answer.response.outputs[0].data, np.float32)[0])
+
+
+def wait_for(condition, seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to be in time"
+        time.sleep(0.002)
+
+
+def test_without_batching_one_request_runs_at_a_time(make_bench):
+    bench = make_bench()
+    answers = [bench.submit(value) for value in (1.0, 2.0, 3.0)]
+    for index in range(3):
+        assert len(bench.executions) == index + 1
+        assert bench.executions[index].request_sizes == (1,)
+        bench.executions[index].finish()
+    assert [value_of(answer) for answer in answers] == [2.0, 4.0, 6.0]
+    counted = bench.statistics.snapshot()
+    assert (counted.execution_count, counted.inference_count, counted.success.count) == (3, 3, 3)
+
+
+def test_what_waits_runs_together_when_an_instance_is_free(make_bench):
+    bench = make_bench(DynamicBatching())
+    first = bench.submit(1.0)
+    waiting = [bench.submit(value, rows) for value, rows in ((2.0, 1), (3.0, 3), (4.0, 2))]
+    outcome = bench.executions[0].finish()
+    assert outcome.released
+    assert bench.executions[1].request_sizes == (1, 3, 2)
+    assert bench.executions[1].inputs[0].shape == (6, 2)
+    bench.executions[1].finish()
+    assert [value_of(answer) for answer in (first, *waiting)] == [2.0, 4.0, 6.0, 8.0]
+    assert waiting[1].response.outputs[0].shape == (3, 2)
+
+
+def test_a_request_is_never_split_and_the_next_batch_starts_with_it(make_bench):
+    bench = make_bench(DynamicBatching(), max_batch_size=4)
+    bench.submit(1.0)
+    for rows in (3, 2, 2):
+        bench.submit(2.0, rows)
+    bench.executions[0].finish()
+    bench.executions[1].finish()
+    bench.executions[2].finish()
+    assert [execution.request_sizes for execution in bench.executions] == [(1,), (3,), (2, 2)]
+
+
+def test_a_different_shape_closes_the_batch(make_bench):
+    bench = make_bench(DynamicBatching())
+    bench.submit(1.0)
+    for width in (2, 2, 5, 2):
+        bench.submit(2.0, width=width)
+    for index in range(4):
+        bench.executions[index].finish()
+    assert [execution.request_sizes for execution in bench.executions] == [(1,), (1, 1), (1,), (1,)]
+    assert [execution.inputs[0].shape[1] for execution in bench.executions] == [2, 2, 5, 2]
+
+
+def test_a_delay_waits_for_the_preferred_size(make_bench):
+    bench = make_bench(DynamicBatching(preferred_batch_sizes=(2,), max_queue_delay_microseconds=30_000_000))
+    bench.submit(1.0)
+    assert not bench.executions
+    bench.submit(2.0)
+    assert bench.executions[0].request_sizes == (1, 1)
+
+
+def test_a_delay_that_passes_sends_what_is_there(make_bench):
+    bench = make_bench(DynamicBatching(preferred_batch_sizes=(8,), max_queue_delay_microseconds=20_000))
+    started = time.monotonic()
+    bench.submit(1.0)
+    bench.submit(2.0)
+    assert not bench.executions
+    wait_for(lambda: bench.executions)
+    assert time.monotonic() - started >= 0.02
+    assert bench.executions[0].request_sizes == (1, 1)
+
+
+def test_instances_work_beside_each_other(make_bench):
+    bench = make_bench(channels=2)
+    answers = [bench.submit(value) for value in (1.0, 2.0, 3.0)]
+    assert [len(channel.executions) for channel in bench.channels] == [1, 1]
+    busy = [channel.executions[0] for channel in bench.channels]
+    busy[0].finish()
+    busy[1].finish()
+    wait_for(lambda: sum(len(channel.executions) for channel in bench.channels) == 3)
+    for channel in bench.channels:
+        if len(channel.executions) == 2:
+            channel.executions[1].finish()
+    assert sorted(value_of(answer) for answer in answers) == [2.0, 4.0, 6.0]
+
+
+def test_a_failed_request_leaves_its_company_alone(make_bench):
+    bench = make_bench(DynamicBatching())
+    bench.submit(0.0)
+    answers = [bench.submit(value) for value in (1.0, 2.0, 3.0)]
+    bench.executions[0].finish()
+    bench.executions[1].finish(failures={1: ServeError(StatusCode.INVALID_ARGUMENT, "bad image")})
+    assert [value_of(answers[0]), value_of(answers[2])] == [2.0, 6.0]
+    assert answers[1].error.text == "bad image"
+    counted = bench.statistics.snapshot()
+    assert (counted.success.count, counted.fail.count) == (3, 1)
+
+
+def test_a_full_queue_refuses_at_once(make_bench):
+    bench = make_bench(limits=QueueLimits(max_requests=2))
+    bench.submit(1.0)
+    bench.submit(2.0)
+    bench.submit(3.0)
+    with pytest.raises(ServeError, match="Exceeds maximum queue size") as caught:
+        bench.submit(4.0)
+    assert caught.value.code is StatusCode.UNAVAILABLE
+
+
+def test_a_queue_full_of_bytes_refuses_at_once(make_bench):
+    bench = make_bench(limits=QueueLimits(max_bytes=20))
+    bench.submit(1.0)
+    bench.submit(2.0)
+    bench.submit(3.0)
+    with pytest.raises(ServeError, match="Exceeds maximum queue size"):
+        bench.submit(4.0)
+
+
+def test_priorities_overtake(make_bench):
+    bench = make_bench(DynamicBatching(priority_levels=2, default_priority_level=2), max_batch_size=1)
+    bench.submit(0.0)
+    late = bench.submit(1.0)
+    urgent = bench.submit(2.0, priority=1)
+    for index in range(3):
+        bench.executions[index].finish()
+    assert bench.answered[1:] == [urgent, late]
+
+
+def test_the_timeout_parameter_is_kept_exactly(make_bench):
+    bench = make_bench()
+    bench.submit(0.0)
+    started = time.monotonic()
+    doomed = bench.submit(1.0, timeout=30_000)
+    patient = bench.submit(2.0)
+    assert doomed.done.wait(5)
+    assert 0.03 <= time.monotonic() - started < 2
+    assert (doomed.error.code, doomed.error.text) == (StatusCode.UNAVAILABLE, "Request timeout expired")
+    bench.executions[0].finish()
+    bench.executions[1].finish()
+    assert value_of(patient) == 4.0
+
+
+def test_a_client_deadline_drops_the_request_before_it_runs(make_bench):
+    bench = make_bench()
+    bench.submit(0.0)
+    doomed = bench.submit(1.0, deadline=time.monotonic() + 0.02)
+    assert doomed.done.wait(5)
+    bench.executions[0].finish()
+    assert len(bench.executions) == 1
+
+
+def test_a_policy_without_override_ignores_the_request_timeout(make_bench):
+    policy = QueuePolicy(default_timeout_microseconds=10_000_000)
+    bench = make_bench(DynamicBatching(default_queue_policy=policy))
+    bench.submit(0.0)
+    waiting = bench.submit(1.0, timeout=1000)
+    time.sleep(0.05)
+    assert not waiting.done.is_set()
+
+
+def test_delayed_requests_run_after_the_others(make_bench):
+    policy = QueuePolicy(TimeoutAction.DELAY, default_timeout_microseconds=0, allow_timeout_override=True)
+    bench = make_bench(DynamicBatching(default_queue_policy=policy), max_batch_size=1)
+    bench.submit(0.0)
+    delayed = bench.submit(1.0, timeout=1000)
+    time.sleep(0.05)
+    punctual = bench.submit(2.0)
+    for index in range(3):
+        bench.executions[index].finish()
+    assert bench.answered[1:] == [punctual, delayed]
+
+
+def test_a_request_whose_client_left_is_dropped(make_bench):
+    bench = make_bench()
+    bench.submit(0.0)
+    left = bench.submit(1.0)
+    wait_for(lambda: left.leave is not None)
+    left.leave()
+    assert left.error.code is StatusCode.CANCELLED
+    bench.executions[0].finish()
+    assert len(bench.executions) == 1
+    assert bench.statistics.snapshot().cancel.count == 1
+
+
+def test_answers_keep_the_order_of_requests_when_asked_to(make_bench):
+    bench = make_bench(DynamicBatching(preserve_ordering=True), max_batch_size=1, channels=2)
+    first, second = bench.submit(1.0), bench.submit(2.0)
+    running = {channel.executions[0].inputs[0].parts[0][:4]: channel.executions[0] for channel in bench.channels}
+    running[np.float32(2.0).tobytes()].finish()
+    assert not second.done.is_set()
+    running[np.float32(1.0).tobytes()].finish()
+    assert bench.answered == [first, second]
+    assert [value_of(first), value_of(second)] == [2.0, 4.0]
+
+
+def test_a_batch_whose_worker_is_gone_waits_for_the_next(make_bench):
+    bench = make_bench()
+    bench.channels[0].closed = True
+    answer = bench.submit(1.0)
+    assert not answer.done.is_set()
+    successor = bench.new_channel()
+    bench.scheduler.attach(successor)
+    successor.executions[0].finish()
+    assert value_of(answer) == 2.0
+
+
+def test_requests_inside_a_dying_worker_fail_and_those_behind_wait(make_bench):
+    bench = make_bench()
+    inside, behind = bench.submit(1.0), bench.submit(2.0)
+    channel = bench.channels[0]
+    channel.closed = True
+    channel.executions[0].finish(error=unavailable("worker ended"))
+    bench.scheduler.detach(channel)
+    assert inside.error.text == "worker ended"
+    assert not behind.done.is_set()
+    successor = bench.new_channel()
+    bench.scheduler.attach(successor)
+    successor.executions[0].finish()
+    assert value_of(behind) == 4.0
+
+
+def test_an_outage_answers_what_waits_and_what_comes_until_an_instance_is_back(make_bench):
+    bench = make_bench(channels=0)
+    waiting = bench.submit(1.0)
+    bench.scheduler.fail_queue(unavailable("no worker"))
+    assert waiting.error.text == "no worker"
+    with pytest.raises(ServeError, match="no worker"):
+        bench.submit(2.0)
+    channel = bench.new_channel()
+    bench.scheduler.attach(channel)
+    back = bench.submit(3.0)
+    channel.executions[0].finish()
+    assert value_of(back) == 6.0
+
+
+def test_a_closed_scheduler_finishes_what_it_took(make_bench):
+    bench = make_bench()
+    first, second = bench.submit(1.0), bench.submit(2.0)
+    drained = threading.Event()
+    bench.scheduler.close(drained.set)
+    with pytest.raises(VersionEnding):
+        bench.submit(3.0)
+    bench.executions[0].finish()
+    assert not drained.is_set()
+    bench.executions[1].finish()
+    assert drained.is_set()
+    assert [value_of(first), value_of(second)] == [2.0, 4.0]
+
+
+def test_many_threads_at_once_lose_nothing(make_bench):
+    bench = make_bench(DynamicBatching(), channels=2)
+    stop = threading.Event()
+
+    def serve() -> None:
+        done = [0, 0]
+        while not stop.is_set():
+            for index, channel in enumerate(bench.channels):
+                if len(channel.executions) > done[index]:
+                    channel.executions[done[index]].finish()
+                    done[index] += 1
+
+    server = threading.Thread(target=serve)
+    server.start()
+    answers: list = []
+
+    def ask(base: int) -> None:
+        answers.extend((base + i, bench.submit(float(base + i))) for i in range(200))
+
+    clients = [threading.Thread(target=ask, args=(1000 * index,)) for index in range(4)]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join()
+    for value, answer in answers:
+        assert answer.done.wait(10)
+        assert value_of(answer) == 2.0 * value
+    stop.set()
+    server.join()
+    assert bench.statistics.snapshot().success.count == 800
