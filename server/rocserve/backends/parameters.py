@@ -1,0 +1,68 @@
+"""Reads the parameters of a model's configuration that backends understand."""
+
+from __future__ import annotations
+
+import os
+
+from rocserve.backends.base import ModelSource
+from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.model_config import InstanceKind, ModelConfig
+
+
+def read_integer(config: ModelConfig, name: str, default: int, least: int) -> int:
+    """
+    Raises:
+        ServeError: INVALID_ARGUMENT when the parameter is no whole number of at least `least`.
+    """
+    text = config.parameters.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise _wrong(config, name, f"a whole number of {least} or more", text)
+    return value
+
+
+def read_choice(config: ModelConfig, name: str, default: str, choices: tuple[str, ...]) -> str:
+    """
+    Raises:
+        ServeError: INVALID_ARGUMENT when the parameter is none of `choices`.
+    """
+    text = config.parameters.get(name, "").strip() or default
+    if text not in choices:
+        raise _wrong(config, name, "one of " + ", ".join(choices), text)
+    return text
+
+
+def require_cpu(model: ModelSource, cpu_engines: tuple[str, ...], device_engines: tuple[str, ...]) -> None:
+    """Refuse what asks for an engine on a GPU, which this version does not have; never run it on the CPU instead.
+
+    `cpu_engines` and `device_engines` are the values of parameter `engine` beside "auto".
+
+    Raises:
+        ServeError: INVALID_ARGUMENT.
+    """
+    choices = ("auto", *cpu_engines, *device_engines)
+    engine = read_choice(model.config, "engine", "", ("", *choices))
+    if engine in device_engines:
+        raise invalid_argument(
+            f"parameter 'engine' of model '{model.name}' is \"{engine}\", which is not available in this version;"
+            f" use one of {', '.join(('auto', *cpu_engines))}"
+        )
+    if model.instance_kind is InstanceKind.GPU and engine != "auto":
+        raise invalid_argument(
+            f"model '{model.name}' asks for KIND_GPU, but this version runs it on the CPU only; use KIND_CPU, or set"
+            " parameter 'engine' to \"auto\" to accept the CPU"
+        )
+
+
+def usable_cpus() -> int:
+    """How many CPUs this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def _wrong(config: ModelConfig, name: str, expected: str, text: str) -> ServeError:
+    return invalid_argument(f"parameter '{name}' of model '{config.name}' must be {expected}, not \"{text}\"")

@@ -1,0 +1,15 @@
+"""The rocal backend: JPEGs to tensors by a rocAL pipeline in JSON, on the CPU."""
+
+from __future__ import annotations
+
+from rocserve.backends.base import BackendSpec
+
+BACKEND = BackendSpec(
+    name="rocal",
+    platforms=("rocal_json", "rocal"),
+    engine="rocserve.backends.rocal.backend",
+    model_filenames=("pipeline.json", "model.json", "*.json"),
+    thread_safe=True,
+    forks_from_zygote=True,
+    preload=("cv2", "turbojpeg"),
+)

@@ -1,0 +1,43 @@
+"""An image between two operations, and what is known of its size before there is one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Pixels = np.ndarray[Any, Any]
+"""Height x width x channels, UINT8 or FP32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A height and a width in pixels; None = not known before the image is."""
+
+    height: int | None
+    width: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ResultExtent:
+    """How large an operation's result is, and how much of it the next operation sees."""
+
+    size: Extent
+    valid: Extent
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    pixels: Pixels
+    valid_height: int
+    """The rows, from the top, that the next operation sees (rocAL's region of interest)."""
+    valid_width: int
+
+    @staticmethod
+    def whole(pixels: Pixels) -> Image:
+        return Image(pixels, pixels.shape[0], pixels.shape[1])
+
+    @property
+    def valid(self) -> Pixels:
+        return self.pixels[: self.valid_height, : self.valid_width]

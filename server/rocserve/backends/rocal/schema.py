@@ -1,0 +1,136 @@
+"""The keys that a pipeline's operations take, and how their values are checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+class PipelineError(ValueError):
+    """A pipeline that cannot be run; the text says where the fault is, what was expected and what came."""
+
+
+class _Required:
+    pass
+
+
+REQUIRED = _Required()
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of an operation."""
+
+    read: Callable[[Any], Any]
+    """Gives the value; raises ValueError with what was expected."""
+    default: Any = REQUIRED
+    """REQUIRED = the key must be there."""
+
+
+def read_size(value: Any) -> int:
+    return _read_integer(value, 0, "a size in pixels, a whole number of 0 or more")
+
+
+def read_positive_size(value: Any) -> int:
+    return _read_integer(value, 1, "a size in pixels, a whole number of 1 or more")
+
+
+def read_number(value: Any) -> float:
+    return _read_number(value, "a number")
+
+
+def read_fraction(value: Any) -> float:
+    number = _read_number(value, "a fraction from 0 to 1")
+    if not 0 <= number <= 1:
+        raise ValueError("a fraction from 0 to 1")
+    return number
+
+
+def read_area(value: Any) -> float:
+    number = _read_number(value, "a fraction above 0, at most 1")
+    if not 0 < number <= 1:
+        raise ValueError("a fraction above 0, at most 1")
+    return number
+
+
+def read_positive_number(value: Any) -> float:
+    number = _read_number(value, "a number above 0")
+    if number <= 0:
+        raise ValueError("a number above 0")
+    return number
+
+
+def read_pixel_position(value: Any) -> float:
+    number = _read_number(value, "a position in pixels, 0 or more")
+    if number < 0:
+        raise ValueError("a position in pixels, 0 or more")
+    return number
+
+
+def read_flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("true or false")
+    return value
+
+
+def read_channel_numbers(value: Any) -> tuple[float, ...]:
+    expected = "a list of 1 or 3 numbers"
+    if not isinstance(value, list) or len(value) not in (1, 3):
+        raise ValueError(expected)
+    return tuple(_read_number(item, expected) for item in value)
+
+
+def read_divisors(value: Any) -> tuple[float, ...]:
+    numbers = read_channel_numbers(value)
+    if 0 in numbers:
+        raise ValueError("a list of 1 or 3 numbers, none of them 0")
+    return numbers
+
+
+def read_choice(*choices: str) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        if not isinstance(value, str) or value not in choices:
+            raise ValueError("one of " + ", ".join(f'"{choice}"' for choice in choices))
+        return value
+
+    return read
+
+
+def read_keys(where: str, table: dict[str, Any], keys: dict[str, Key]) -> dict[str, Any]:
+    """The values of `keys` in a JSON object, with defaults.
+
+    Raises:
+        PipelineError: a key that is unknown, missing or of the wrong kind.
+    """
+    for name in table:
+        if name not in keys:
+            raise PipelineError(f"{where}: unknown key '{name}'; allowed are {', '.join(sorted(keys))}")
+    values: dict[str, Any] = {}
+    for name, key in keys.items():
+        if name in table:
+            try:
+                values[name] = key.read(table[name])
+            except ValueError as error:
+                raise PipelineError(f"{where}: key '{name}' must be {error}, not {table[name]!r}") from None
+        elif key.default is REQUIRED:
+            needed = ", ".join(sorted(name for name, key in keys.items() if key.default is REQUIRED))
+            raise PipelineError(f"{where}: key '{name}' is missing; required are {needed}")
+        else:
+            values[name] = key.default
+    return values
+
+
+def _read_integer(value: Any, least: int, expected: str) -> int:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= 65535:
+        raise ValueError(expected)
+    return value
+
+
+def _read_number(value: Any, expected: str) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise ValueError(expected)
+    return float(value)
