@@ -1,0 +1,84 @@
+"""Small ONNX models, written into a repository as a user would drop them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto, helper
+
+# Old enough for every ONNX Runtime that the package allows.
+_OPSET_VERSION = 17
+_IR_VERSION = 8
+
+
+def graph(nodes: list[onnx.NodeProto], inputs: dict[str, tuple], outputs: dict[str, tuple]) -> bytes:
+    """A model's bytes; inputs and outputs are name -> (element type, shape)."""
+    model = helper.make_model(
+        helper.make_graph(
+            nodes,
+            "graph",
+            [helper.make_tensor_value_info(name, *spec) for name, spec in inputs.items()],
+            [helper.make_tensor_value_info(name, *spec) for name, spec in outputs.items()],
+        ),
+        opset_imports=[helper.make_opsetid("", _OPSET_VERSION)],
+        ir_version=_IR_VERSION,
+    )
+    onnx.checker.check_model(model)
+    return model.SerializeToString()
+
+
+def add_sub(length: int = 16) -> bytes:
+    """OUTPUT0 = INPUT0 + INPUT1, OUTPUT1 = INPUT0 - INPUT1, INT32 [batch, length]."""
+    spec = (TensorProto.INT32, ["batch", length])
+    return graph(
+        [
+            helper.make_node("Add", ["INPUT0", "INPUT1"], ["OUTPUT0"]),
+            helper.make_node("Sub", ["INPUT0", "INPUT1"], ["OUTPUT1"]),
+        ],
+        {"INPUT0": spec, "INPUT1": spec},
+        {"OUTPUT0": spec, "OUTPUT1": spec},
+    )
+
+
+def identity(element_type: int, shape: list) -> bytes:
+    """OUTPUT0 = INPUT0."""
+    spec = (element_type, shape)
+    return graph([helper.make_node("Identity", ["INPUT0"], ["OUTPUT0"])], {"INPUT0": spec}, {"OUTPUT0": spec})
+
+
+def add_constant(value: float) -> bytes:
+    """Y = X + value, FP32 [batch, 2]: versions of a model that are told apart by their answers."""
+    spec = (TensorProto.FLOAT, ["batch", 2])
+    constant = helper.make_node(
+        "Constant", [], ["value"], value=helper.make_tensor("value", TensorProto.FLOAT, [], [value])
+    )
+    return graph([constant, helper.make_node("Add", ["X", "value"], ["Y"])], {"X": spec}, {"Y": spec})
+
+
+def slow_sum(loops: int) -> bytes:
+    """Y = X after `loops` products with a matrix, FP32 [batch, 256]: takes a while, on purpose."""
+    spec = (TensorProto.FLOAT, ["batch", 256])
+    weights = helper.make_node(
+        "Constant",
+        [],
+        ["w"],
+        value=helper.make_tensor("w", TensorProto.FLOAT, [256, 256], [1.0 / 256] * (256 * 256)),
+    )
+    nodes = [weights]
+    name = "X"
+    for index in range(loops):
+        following = "Y" if index == loops - 1 else f"t{index}"
+        nodes.append(helper.make_node("MatMul", [name, "w"], [following]))
+        name = following
+    return graph(nodes, {"X": spec}, {"Y": spec})
+
+
+def drop(repository: Path, name: str, model: bytes, config: str = "", version: int = 1) -> Path:
+    """Write a model as a whole; returns its folder."""
+    folder = repository / name
+    (folder / str(version)).mkdir(parents=True, exist_ok=True)
+    (folder / str(version) / "model.onnx").write_bytes(model)
+    if config:
+        (folder / "config.pbtxt").write_text(config)
+    return folder

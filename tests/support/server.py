@@ -1,0 +1,116 @@
+"""The real server as a process, with its log kept for the failure's report."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+import tritonclient.grpc as triton
+
+_STARTED = re.compile(r"Started GRPCInferenceService at \S+:(\d+)")
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 20.0, what: str = "the condition") -> None:
+    """Look every 10 ms until the condition holds; an AssertionError with `what` when it does not in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not come to be within {seconds} s"
+        time.sleep(0.01)
+
+
+class RocserveProcess:
+    """`rocserve serve` on a free port; a context manager that ends it."""
+
+    def __init__(self, repositories: Sequence[Path], *flags: str, log: Path) -> None:
+        self._command = [
+            sys.executable,
+            "-m",
+            "rocserve.cli",
+            "serve",
+            *(f"--model-repository={repository}" for repository in repositories),
+            "--grpc-address=127.0.0.1",
+            "--grpc-port=0",
+            "--exit-on-error=false",
+            *flags,
+        ]
+        self._log = log
+        self._lines: list[str] = []
+        self._port_known = threading.Event()
+        self.port = 0
+        self.process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            self._command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
+        )
+        threading.Thread(target=self._read_log, daemon=True).start()
+        if not self._port_known.wait(30):
+            self.kill()
+            raise AssertionError(f"the server did not start:\n{self.log_text}")
+
+    def _read_log(self) -> None:
+        assert self.process is not None
+        assert self.process.stderr is not None
+        with self._log.open("w") as file:
+            for line in self.process.stderr:
+                file.write(line)
+                file.flush()
+                self._lines.append(line)
+                if found := _STARTED.search(line):
+                    self.port = int(found[1])
+                    self._port_known.set()
+        # An end before the start must not make anyone wait.
+        self._port_known.set()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def log_text(self) -> str:
+        return "".join(self._lines)
+
+    def client(self) -> triton.InferenceServerClient:
+        return triton.InferenceServerClient(self.address)
+
+    def wait_until_ready(self, seconds: float = 30.0) -> None:
+        client = self.client()
+        wait_until(client.is_server_ready, seconds, f"readiness; the log says:\n{self.log_text}")
+
+    def workers(self) -> list[psutil.Process]:
+        """The processes that hold models."""
+        assert self.process is not None
+        return [
+            child
+            for child in psutil.Process(self.process.pid).children(recursive=True)
+            if child.name().startswith("rocserve:")
+        ]
+
+    def terminate(self, seconds: float = 40.0) -> int:
+        """SIGTERM; the exit status."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(seconds)
+
+    def kill(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(10)
