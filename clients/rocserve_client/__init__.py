@@ -8,7 +8,6 @@ with Client("localhost:8001") as client:
 from __future__ import annotations
 
 from rocserve.core.errors import StatusCode
-
 from rocserve_client.async_client import AsyncClient
 from rocserve_client.async_stream import AsyncStream
 from rocserve_client.client import Client

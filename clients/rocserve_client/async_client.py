@@ -9,8 +9,8 @@ from typing import Any, Self, TypeVar, Unpack
 
 import grpc
 import grpc.aio
-from rocserve.protocol import model_config_pb2
 
+from rocserve.protocol import model_config_pb2
 from rocserve_client import calls
 from rocserve_client.async_errors import grpc_errors
 from rocserve_client.async_stream import AsyncStream

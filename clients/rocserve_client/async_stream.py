@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 import grpc.aio
-from rocserve.core.errors import StatusCode
 
+from rocserve.core.errors import StatusCode
 from rocserve_client.async_errors import grpc_errors
 from rocserve_client.errors import error_with
 from rocserve_client.messages import Inputs, Outputs, RequestOptions, decode_stream_response, encode_infer_request

@@ -5,12 +5,14 @@ The sync and the asyncio client differ only in how they carry such a call to the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from rocserve.protocol import grpc_service_pb2, model_config_pb2
+from google.protobuf.message import Message
 
+from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve.protocol import model_config_pb2
 from rocserve_client.messages import Inputs, Outputs, RequestOptions, decode_infer_response, encode_infer_request
 from rocserve_client.results import (
     BatchStatistics,
@@ -24,6 +26,7 @@ from rocserve_client.results import (
 )
 
 Answer = TypeVar("Answer")
+Response = TypeVar("Response", bound=Message)
 
 _SERVICE = "/inference.GRPCInferenceService"
 STREAM_METHOD = f"{_SERVICE}/ModelStreamInfer"
@@ -42,81 +45,70 @@ def infer(model: str, inputs: Inputs, outputs: Outputs, options: RequestOptions)
 
 
 def server_live() -> UnaryCall[bool]:
-    return _call("ServerLive", grpc_service_pb2.ServerLiveRequest(), lambda answer: bool(answer.live))
+    return _call(pb.ServerLiveRequest(), pb.ServerLiveResponse, lambda answer: answer.live)
 
 
 def server_ready() -> UnaryCall[bool]:
-    return _call("ServerReady", grpc_service_pb2.ServerReadyRequest(), lambda answer: bool(answer.ready))
+    return _call(pb.ServerReadyRequest(), pb.ServerReadyResponse, lambda answer: answer.ready)
 
 
 def model_ready(model: str, version: str) -> UnaryCall[bool]:
-    request = grpc_service_pb2.ModelReadyRequest(name=model, version=version)
-    return _call("ModelReady", request, lambda answer: bool(answer.ready))
+    request = pb.ModelReadyRequest(name=model, version=version)
+    return _call(request, pb.ModelReadyResponse, lambda answer: answer.ready)
 
 
 def server_metadata() -> UnaryCall[ServerMetadata]:
-    return _call(
-        "ServerMetadata",
-        grpc_service_pb2.ServerMetadataRequest(),
-        lambda answer: ServerMetadata(answer.name, answer.version, tuple(answer.extensions)),
-    )
+    def read(answer: pb.ServerMetadataResponse) -> ServerMetadata:
+        return ServerMetadata(answer.name, answer.version, tuple(answer.extensions))
+
+    return _call(pb.ServerMetadataRequest(), pb.ServerMetadataResponse, read)
 
 
 def model_metadata(model: str, version: str) -> UnaryCall[ModelMetadata]:
-    request = grpc_service_pb2.ModelMetadataRequest(name=model, version=version)
-    return _call("ModelMetadata", request, _read_model_metadata)
+    request = pb.ModelMetadataRequest(name=model, version=version)
+    return _call(request, pb.ModelMetadataResponse, _read_model_metadata)
 
 
 def model_config(model: str, version: str) -> UnaryCall[model_config_pb2.ModelConfig]:
-    request = grpc_service_pb2.ModelConfigRequest(name=model, version=version)
-    return _call("ModelConfig", request, _read_model_config)
+    request = pb.ModelConfigRequest(name=model, version=version)
+    return _call(request, pb.ModelConfigResponse, lambda answer: answer.config)
 
 
 def statistics(model: str, version: str) -> UnaryCall[tuple[ModelStatistics, ...]]:
-    request = grpc_service_pb2.ModelStatisticsRequest(name=model, version=version)
-    return _call("ModelStatistics", request, lambda answer: tuple(map(_read_statistics, answer.model_stats)))
+    request = pb.ModelStatisticsRequest(name=model, version=version)
+    return _call(request, pb.ModelStatisticsResponse, lambda answer: tuple(map(_read_statistics, answer.model_stats)))
 
 
 def repository_index(ready: bool) -> UnaryCall[tuple[IndexEntry, ...]]:
-    return _call(
-        "RepositoryIndex",
-        grpc_service_pb2.RepositoryIndexRequest(ready=ready),
-        lambda answer: tuple(IndexEntry(m.name, m.version, m.state, m.reason) for m in answer.models),
-    )
+    def read(answer: pb.RepositoryIndexResponse) -> tuple[IndexEntry, ...]:
+        return tuple(IndexEntry(entry.name, entry.version, entry.state, entry.reason) for entry in answer.models)
+
+    return _call(pb.RepositoryIndexRequest(ready=ready), pb.RepositoryIndexResponse, read)
 
 
 def load_model(model: str, config: str | None, files: Mapping[str, bytes] | None) -> UnaryCall[None]:
-    request = grpc_service_pb2.RepositoryModelLoadRequest(model_name=model)
+    request = pb.RepositoryModelLoadRequest(model_name=model)
     if config is not None:
         request.parameters["config"].string_param = config
     for path, content in (files or {}).items():
         request.parameters[f"file:{path}"].bytes_param = content
-    return _call("RepositoryModelLoad", request, _read_nothing)
+    return _call(request, pb.RepositoryModelLoadResponse, lambda _: None)
 
 
 def unload_model(model: str, unload_dependents: bool) -> UnaryCall[None]:
-    request = grpc_service_pb2.RepositoryModelUnloadRequest(model_name=model)
+    request = pb.RepositoryModelUnloadRequest(model_name=model)
     if unload_dependents:
         request.parameters["unload_dependents"].bool_param = True
-    return _call("RepositoryModelUnload", request, _read_nothing)
+    return _call(request, pb.RepositoryModelUnloadResponse, lambda _: None)
 
 
-def _call(method: str, request: Any, read: Callable[[Any], Answer]) -> UnaryCall[Answer]:
-    """A call whose answer is a small message, named after its method as KServe v2 names them all."""
-    message = getattr(grpc_service_pb2, f"{method}Response")
-    return UnaryCall(f"{_SERVICE}/{method}", request.SerializeToString(), lambda data: read(message.FromString(data)))
+def _call(request: Message, response: type[Response], read: Callable[[Response], Answer]) -> UnaryCall[Answer]:
+    """A call whose answer is a small message; KServe v2 names a method's messages after the method."""
+    method = response.DESCRIPTOR.name.removesuffix("Response")
+    return UnaryCall(f"{_SERVICE}/{method}", request.SerializeToString(), lambda data: read(response.FromString(data)))
 
 
-def _read_nothing(_: Any) -> None:
-    return None
-
-
-def _read_model_config(answer: Any) -> model_config_pb2.ModelConfig:
-    config: model_config_pb2.ModelConfig = answer.config
-    return config
-
-
-def _read_model_metadata(answer: Any) -> ModelMetadata:
+def _read_model_metadata(answer: pb.ModelMetadataResponse) -> ModelMetadata:
     return ModelMetadata(
         name=answer.name,
         versions=tuple(answer.versions),
@@ -126,11 +118,11 @@ def _read_model_metadata(answer: Any) -> ModelMetadata:
     )
 
 
-def _read_tensors(tensors: Any) -> tuple[TensorMetadata, ...]:
-    return tuple(TensorMetadata(t.name, t.datatype, tuple(t.shape)) for t in tensors)
+def _read_tensors(tensors: Iterable[pb.ModelMetadataResponse.TensorMetadata]) -> tuple[TensorMetadata, ...]:
+    return tuple(TensorMetadata(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in tensors)
 
 
-def _read_statistics(answer: Any) -> ModelStatistics:
+def _read_statistics(answer: pb.ModelStatistics) -> ModelStatistics:
     stats = answer.inference_stats
     return ModelStatistics(
         name=answer.name,
@@ -158,5 +150,5 @@ def _read_statistics(answer: Any) -> ModelStatistics:
     )
 
 
-def _read_duration(duration: Any) -> Duration:
+def _read_duration(duration: pb.StatisticDuration) -> Duration:
     return Duration(duration.count, duration.ns)

@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import grpc
-from rocserve.protocol import model_config_pb2
 
+from rocserve.protocol import model_config_pb2
 from rocserve_client import calls
 from rocserve_client.connection import DEFAULT_URL, ChannelOptions, Connection, KeepAlive, Tls
 from rocserve_client.errors import RocserveError, error_from_grpc

@@ -5,11 +5,10 @@ They are ModelInferRequest, ModelInferResponse and ModelStreamInferResponse of K
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import TypedDict
 
-from rocserve.protocol import grpc_service_pb2
-
+from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve_client.errors import Internal, InvalidArgument, RocserveError
 from rocserve_client.results import InferResult
 from rocserve_client.tensors import Array, Input, Output, ParameterValue, decode_array, encode_array
@@ -42,7 +41,7 @@ def encode_infer_request(model: str, inputs: Inputs, outputs: Outputs, options: 
     Raises:
         InvalidArgument: an input or a parameter that has no form on the wire.
     """
-    head = grpc_service_pb2.ModelInferRequest(
+    head = pb.ModelInferRequest(
         model_name=model, model_version=options.get("version", ""), id=options.get("request_id", "")
     )
     _set_parameters(head.parameters, options.get("parameters", {}))
@@ -59,9 +58,9 @@ def encode_infer_request(model: str, inputs: Inputs, outputs: Outputs, options: 
         if isinstance(output, str):
             head.outputs.add(name=output)
         else:
-            entry = head.outputs.add(name=output.name)
+            requested = head.outputs.add(name=output.name)
             if output.classification:
-                entry.parameters["classification"].int64_param = output.classification
+                requested.parameters["classification"].int64_param = output.classification
     return join(head.SerializeToString(), _RAW_INPUT_CONTENTS, contents)
 
 
@@ -75,7 +74,7 @@ def decode_infer_response(message: Buffer) -> InferResult:
         head_bytes, contents = split(message, _RAW_OUTPUT_CONTENTS)
     except ValueError as error:
         raise Internal(f"the server's answer is no ModelInferResponse: {error}") from error
-    head = grpc_service_pb2.ModelInferResponse.FromString(head_bytes)
+    head = pb.ModelInferResponse.FromString(head_bytes)
     if len(contents) != len(head.outputs):
         raise Internal(
             f"the server's answer has {len(head.outputs)} outputs but raw_output_contents for {len(contents)}"
@@ -100,20 +99,20 @@ def decode_stream_response(message: bytes) -> InferResult:
     """
     head_bytes, responses = split(message, _STREAM_INFER_RESPONSE)
     response = responses[0] if responses else b""
-    text = grpc_service_pb2.ModelStreamInferResponse.FromString(head_bytes).error_message
+    text = pb.ModelStreamInferResponse.FromString(head_bytes).error_message
     if text:
         head_bytes, _ = split(response, _RAW_OUTPUT_CONTENTS)
-        failed = grpc_service_pb2.ModelInferResponse.FromString(head_bytes)
+        failed = pb.ModelInferResponse.FromString(head_bytes)
         raise RocserveError(text, request_id=failed.id)
     return decode_infer_response(response)
 
 
-def _set_parameters(target: Any, parameters: Mapping[str, ParameterValue]) -> None:
+def _set_parameters(target: MutableMapping[str, pb.InferParameter], parameters: Mapping[str, ParameterValue]) -> None:
     for name, value in parameters.items():
         _set_parameter(target[name], name, value)
 
 
-def _set_parameter(parameter: Any, name: str, value: ParameterValue) -> None:
+def _set_parameter(parameter: pb.InferParameter, name: str, value: ParameterValue) -> None:
     if isinstance(value, bool):
         parameter.bool_param = value
     elif isinstance(value, int):
@@ -128,6 +127,6 @@ def _set_parameter(parameter: Any, name: str, value: ParameterValue) -> None:
         raise InvalidArgument(f"parameter '{name}' is a {type(value).__name__}, expected bool, int, float or str")
 
 
-def _parameter_value(parameter: Any) -> ParameterValue:
+def _parameter_value(parameter: pb.InferParameter) -> ParameterValue:
     value: ParameterValue = getattr(parameter, parameter.WhichOneof("parameter_choice") or "string_param")
     return value

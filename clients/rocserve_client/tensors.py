@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.tensors import Tensor, tensor_from_numpy
-
 from rocserve_client.errors import Internal, InvalidArgument
 
 try:

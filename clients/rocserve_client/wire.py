@@ -66,6 +66,8 @@ def _read_content(view: memoryview, position: int, wire_type: int) -> tuple[memo
 
 
 def _read_varint(view: memoryview, position: int) -> tuple[int, int]:
+    if position < len(view) and view[position] < 0x80:  # Nearly all numbers of a message are this small.
+        return view[position], position + 1
     value = shift = 0
     for byte in view[position : position + 10]:
         value |= (byte & 0x7F) << shift

@@ -1,0 +1,72 @@
+"""A rocserve server as a process of its own, for as long as the demo needs it."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sysconfig
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import tritonclient.grpc as triton
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
+
+
+@contextmanager
+def running_server(repository: Path, model: str, log: Path) -> Iterator[str]:
+    """The address of a server whose `model` is ready; at the end it is stopped by SIGTERM.
+
+    Raises:
+        SystemExit: it did not become ready, or did not end with exit status 0.
+    """
+    port = _free_port()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [str(Path(sysconfig.get_path("scripts")) / "rocserve"), "serve", "--model-repository", str(repository)]
+    command += ["--grpc-address", "127.0.0.1", "--grpc-port", str(port)]
+    command += ["--allow-http=false", "--allow-metrics=false"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        _wait_until_ready(process, f"127.0.0.1:{port}", model, log)
+        yield f"127.0.0.1:{port}"
+        process.send_signal(signal.SIGTERM)
+        status = process.wait(STOP_TIMEOUT_S)
+        if status != 0:
+            raise SystemExit(f"the server ended with exit status {status}{_last_lines(log)}")
+    except subprocess.TimeoutExpired:
+        raise SystemExit(f"the server did not end within {STOP_TIMEOUT_S:g} s of SIGTERM{_last_lines(log)}") from None
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], address: str, model: str, log: Path) -> None:
+    end = time.monotonic() + START_TIMEOUT_S
+    with triton.InferenceServerClient(address) as client:
+        while time.monotonic() < end:
+            if process.poll() is not None:
+                raise SystemExit(f"the server ended with exit status {process.returncode}{_last_lines(log)}")
+            try:
+                if client.is_model_ready(model, client_timeout=1.0):
+                    return
+            except triton.InferenceServerException:
+                pass  # It does not listen yet.
+            time.sleep(0.05)
+    raise SystemExit(f"model '{model}' is not ready after {START_TIMEOUT_S:g} s{_last_lines(log)}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _last_lines(log: Path, count: int = 20) -> str:
+    lines = log.read_text(errors="replace").splitlines()[-count:]
+    return f"; the end of its log, {log}:\n" + "\n".join(lines)
