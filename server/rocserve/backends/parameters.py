@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
+from pathlib import Path
 
 from rocserve.backends.base import ModelSource
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InstanceKind, ModelConfig
+
+_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Quota and period in microseconds (Linux control groups, version 2)."""
 
 
 def read_integer(config: ModelConfig, name: str, default: int, least: int) -> int:
@@ -60,8 +65,14 @@ def require_cpu(model: ModelSource, cpu_engines: tuple[str, ...], device_engines
 
 
 def usable_cpus() -> int:
-    """How many CPUs this process may run on."""
-    return len(os.sched_getaffinity(0))
+    """How many CPUs this process may use: its affinity, or its container's quota where that is less."""
+    cpus = len(os.sched_getaffinity(0))
+    try:
+        quota, period = _CGROUP_QUOTA.read_text().split()
+        return max(1, min(cpus, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):
+        # No such file, or "max": no quota.
+        return cpus
 
 
 def _wrong(config: ModelConfig, name: str, expected: str, text: str) -> ServeError:

@@ -1,0 +1,93 @@
+"""Opens an ONNX Runtime session as a model's parameters say.
+
+| parameter | meaning | default |
+|---|---|---|
+| intra_op_thread_count | threads within one operator, shared by all instances | see `default_thread_count` |
+| inter_op_thread_count | operators side by side; above 1 switches to parallel execution | 1 |
+| execution_mode | 0 sequential, 1 parallel | 0 |
+| graph_optimization_level | disable, basic, extended, layout, all | all |
+| enable_mem_arena, enable_mem_pattern | 0 or 1 | 1 |
+| session.* | a session configuration entry of ONNX Runtime, by its own name | |
+
+The names are those of Triton's ONNX Runtime backend where it has one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnxruntime
+
+from rocserve.backends.base import ModelSource
+from rocserve.backends.parameters import read_choice, read_integer, usable_cpus
+from rocserve.core.errors import invalid_argument
+from rocserve.core.model_config import ModelConfig
+
+_FATAL_ONLY = 4
+_SESSION_ENTRY_PREFIX = "session."
+_DEFAULT_SESSION_ENTRIES = {
+    # Threads wait actively during a run, where that makes runs about a tenth faster, and not between runs, where they
+    # would take the CPU from the server.
+    "session.force_spinning_stop": "1",
+}
+_OPTIMIZATION_LEVELS = {
+    "disable": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "layout": "ORT_ENABLE_LAYOUT",
+    "all": "ORT_ENABLE_ALL",
+}
+
+
+def open_session(model: ModelSource) -> Any:
+    """An onnxruntime.InferenceSession on the CPU.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT; a parameter is wrong, or ONNX Runtime cannot load the file (in its own words).
+    """
+    path = model.model_file
+    if not path.is_file():
+        raise invalid_argument(f"{path} does not exist or is no file")
+    if path.stat().st_size == 0:
+        raise invalid_argument(f"{path} is empty; expected an ONNX model")
+    options = session_options(model.config, model.instance_count)
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        # The binding's exceptions have no base class of their own.
+        raise invalid_argument(f"ONNX Runtime cannot load {path.name}: {error}") from None
+
+
+def session_options(config: ModelConfig, instance_count: int) -> Any:
+    """The onnxruntime.SessionOptions.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT; a parameter is wrong.
+    """
+    options = onnxruntime.SessionOptions()
+    options.logid = config.name
+    # What fails is raised with the same text; logged as well it would let any client fill the log.
+    options.log_severity_level = _FATAL_ONLY
+    options.intra_op_num_threads = read_integer(
+        config, "intra_op_thread_count", default_thread_count(instance_count), least=1
+    )
+    options.inter_op_num_threads = read_integer(config, "inter_op_thread_count", 1, least=1)
+    parallel = "1" if options.inter_op_num_threads > 1 else "0"
+    if read_choice(config, "execution_mode", parallel, ("0", "1")) == "1":
+        options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
+    level = read_choice(config, "graph_optimization_level", "all", tuple(_OPTIMIZATION_LEVELS))
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, _OPTIMIZATION_LEVELS[level])
+    options.enable_cpu_mem_arena = read_choice(config, "enable_mem_arena", "1", ("0", "1")) == "1"
+    options.enable_mem_pattern = read_choice(config, "enable_mem_pattern", "1", ("0", "1")) == "1"
+    entries = {name: value for name, value in config.parameters.items() if name.startswith(_SESSION_ENTRY_PREFIX)}
+    for name, value in {**_DEFAULT_SESSION_ENTRIES, **entries}.items():
+        try:
+            options.add_session_config_entry(name, value)
+        except Exception as error:
+            raise invalid_argument(f"parameter '{name}' of model '{config.name}': {error}") from None
+    return options
+
+
+def default_thread_count(instance_count: int) -> int:
+    """Several instances fill the CPUs by running side by side; one alone uses them all for each run."""
+    return 1 if instance_count > 1 else usable_cpus()
