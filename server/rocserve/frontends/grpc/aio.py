@@ -1,0 +1,375 @@
+"""The fallback transport: plain grpc.aio.
+
+It runs on an event loop and a thread of its own, so that it behaves as the reactor does: handlers are called on the
+transport's thread, answers come from any thread, and what else the process does on its loop delays no call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from rocserve.core.errors import StatusCode
+from rocserve.frontends.grpc.transport import (
+    CLIENT_DOES_NOT_READ,
+    Metadata,
+    Route,
+    Routes,
+    StreamReceiver,
+    StreamRoute,
+    TransportOptions,
+    UnaryRoute,
+    binding_error,
+    channel_arguments,
+    read_certificates,
+    status_text,
+    too_many_calls,
+    unknown_method,
+)
+
+_GRPC_STATUS = {code.value[0]: code for code in grpc.StatusCode}
+_Context = Any
+_Method = Callable[[Any, _Context], Awaitable[bytes | None]]
+
+
+class AioTransport:
+    """A gRPC server on grpc.aio. See `Transport`."""
+
+    def __init__(self, options: TransportOptions, routes: Routes, log: logging.Logger) -> None:
+        self.options = options
+        self.log = log
+        self.live: set[_Call] = set()
+        self.watch_lock = threading.Lock()
+        self._routes = routes
+        self._server: Any = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="grpc-aio", daemon=True)
+
+    def start(self) -> int:
+        self._thread.start()
+        try:
+            return asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result()
+        except BaseException:
+            self._end()
+            raise
+
+    def stop(self, grace_seconds: float) -> None:
+        if not self._thread.is_alive():
+            return
+        asyncio.run_coroutine_threadsafe(self._server.stop(grace_seconds), self._loop).result()
+        self._end()
+
+    def call_soon(self, callback: Callable[..., None], *arguments: object) -> None:
+        """On the transport's thread, at once if this is it; dropped when the transport has stopped."""
+        if threading.get_ident() == self._thread.ident:
+            callback(*arguments)
+            return
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+
+    def describe_failure(self, call: _Call, error: Exception) -> str:
+        """A handler raised: the log gets the traceback, the client this text."""
+        self.log.error("the handler of %s failed", call.method, exc_info=error)
+        return f"{type(error).__name__}: {error}"
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        pending = asyncio.all_tasks(self._loop)
+        for task in pending:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
+        self._loop.close()
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self.live.clear()
+
+    async def _serve(self) -> int:
+        certificates = read_certificates(self.options)
+        self._server = grpc.aio.server(options=channel_arguments(self.options))
+        self._server.add_generic_rpc_handlers((_Methods(self, self._routes),))
+        try:
+            if certificates is None:
+                port: int = self._server.add_insecure_port(self.options.target)
+            else:
+                credentials = grpc.ssl_server_credentials(
+                    [(certificates.private_key, certificates.certificate_chain)],
+                    certificates.root,
+                    certificates.root is not None,
+                )
+                port = self._server.add_secure_port(self.options.target, credentials)
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            raise binding_error(self.options)
+        await self._server.start()
+        return port
+
+
+class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Which coroutine serves which method."""
+
+    def __init__(self, transport: AioTransport, routes: Routes) -> None:
+        self._transport = transport
+        self._handlers = {name: self._handler(name, route) for name, route in routes.items()}
+
+    def _handler(self, name: str, route: Route) -> object:
+        if isinstance(route, UnaryRoute):
+            return grpc.unary_unary_rpc_method_handler(self._unary(name, route))
+        return grpc.stream_stream_rpc_method_handler(self._stream(name, route))
+
+    def service(self, handler_call_details: Any) -> object:
+        transport = self._transport
+        if len(transport.live) >= transport.options.max_concurrent_calls:
+            return _refusal(StatusCode.UNAVAILABLE, too_many_calls(transport.options.max_concurrent_calls))
+        name = handler_call_details.method
+        handler = self._handlers.get(name)
+        return handler or _refusal(StatusCode.UNIMPLEMENTED, unknown_method(name))
+
+    def _unary(self, name: str, route: UnaryRoute) -> _Method:
+        async def serve(message: bytes, context: _Context) -> bytes | None:
+            return await _UnaryCall(self._transport, name, context, message).run(route)
+
+        return serve
+
+    def _stream(self, name: str, route: StreamRoute) -> _Method:
+        async def serve(messages: object, context: _Context) -> None:
+            await _StreamCall(self._transport, name, context).run(route)
+
+        return serve
+
+
+def _refusal(code: StatusCode, text: str) -> object:
+    async def refuse(messages: object, context: _Context) -> None:
+        await context.abort(_GRPC_STATUS[code], text)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+class _Call:
+    """What unary calls and streams share."""
+
+    def __init__(self, transport: AioTransport, method: str, context: _Context) -> None:
+        self.method = method
+        self._transport = transport
+        self._context = context
+
+    @property
+    def metadata(self) -> Metadata:
+        metadata: Metadata = self._context.invocation_metadata()
+        return metadata
+
+    @property
+    def deadline(self) -> float | None:
+        remaining: float | None = self._context.time_remaining()
+        return None if remaining is None else time.monotonic() + remaining
+
+    @property
+    def peer(self) -> str:
+        peer: str = self._context.peer()
+        return peer
+
+    async def _set_status(self, code: StatusCode, text: str, trailing_metadata: Metadata) -> None:
+        if trailing_metadata:
+            self._context.set_trailing_metadata(tuple(trailing_metadata))
+        if code is not StatusCode.OK:
+            await self._context.abort(_GRPC_STATUS[int(code)], status_text(text))
+
+
+class _UnaryCall(_Call):
+    def __init__(self, transport: AioTransport, method: str, context: _Context, message: bytes) -> None:
+        super().__init__(transport, method, context)
+        self.message = message
+        self._answered = asyncio.Event()
+        self._answer: tuple[bytes, StatusCode, str, Metadata] = (b"", StatusCode.OK, "", ())
+        self._watchers: list[Callable[[], None]] = []
+        self._gone = False
+
+    async def run(self, route: UnaryRoute) -> bytes:
+        self._transport.live.add(self)
+        try:
+            route.handler(self)
+        except Exception as error:
+            self.fail(StatusCode.INTERNAL, self._transport.describe_failure(self, error))
+        try:
+            await self._answered.wait()
+        except asyncio.CancelledError:
+            self._cancel()
+            raise
+        message, code, text, trailing_metadata = self._answer
+        await self._set_status(code, text, trailing_metadata)
+        return message
+
+    def reply(self, message: bytes, trailing_metadata: Metadata = ()) -> None:
+        if not isinstance(message, bytes):
+            raise TypeError(f"a message must be bytes, got {type(message).__name__}")
+        self._end(message, StatusCode.OK, "", trailing_metadata)
+
+    def fail(self, code: StatusCode, text: str, trailing_metadata: Metadata = ()) -> None:
+        self._end(b"", code, text, trailing_metadata)
+
+    def _end(self, message: bytes, code: StatusCode, text: str, trailing_metadata: Metadata) -> None:
+        try:
+            self._transport.live.remove(self)
+        except KeyError:
+            return
+        self._answer = (message, code, text, trailing_metadata)
+        self._transport.call_soon(self._answered.set)
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        with self._transport.watch_lock:
+            if not self._gone:
+                self._watchers.append(callback)
+                return
+        callback()
+
+    def _cancel(self) -> None:
+        with self._transport.watch_lock:
+            try:
+                self._transport.live.remove(self)
+            except KeyError:
+                return
+            self._gone = True
+            watchers, self._watchers = self._watchers, []
+        for callback in watchers:
+            try:
+                callback()
+            except Exception:
+                self._transport.log.exception("%s: a cancellation could not be passed on", self.method)
+
+
+class _StreamCall(_Call):
+    def __init__(self, transport: AioTransport, method: str, context: _Context) -> None:
+        super().__init__(transport, method, context)
+        self._lock = threading.Lock()
+        self._backlog: deque[bytes] = deque()
+        self._backlog_bytes = 0
+        self._status: tuple[StatusCode, str, Metadata] | None = None
+        self._unanswered = 0
+        self._to_send = asyncio.Event()
+        self._may_read = asyncio.Event()
+
+    async def run(self, route: StreamRoute) -> None:
+        """Read in a task beside, write in this one until the status has gone."""
+        self._transport.live.add(self)
+        reader: asyncio.Task[None] | None = None
+        receiver: StreamReceiver | None = None
+        try:
+            try:
+                receiver = route.handler(self)
+            except Exception as error:
+                self.finish(StatusCode.INTERNAL, self._transport.describe_failure(self, error))
+            else:
+                reader = asyncio.create_task(self._read(receiver))
+            await self._write()
+        except grpc.aio.AbortError:
+            raise
+        except BaseException:
+            if receiver is not None:
+                self._cancel(receiver)
+            raise
+        finally:
+            self._transport.live.discard(self)
+            if reader is not None:
+                reader.cancel()
+
+    def _cancel(self, receiver: StreamReceiver) -> None:
+        with self._lock:
+            ended = self._status is not None
+            self._status = self._status or (StatusCode.CANCELLED, "", ())
+            self._backlog.clear()
+        if ended:
+            return
+        try:
+            receiver.on_cancel()
+        except Exception:
+            self._transport.log.exception("%s: a cancellation could not be passed on", self.method)
+
+    # Receiving
+
+    def request_next(self) -> None:
+        with self._lock:
+            self._unanswered = max(0, self._unanswered - 1)
+        self._transport.call_soon(self._may_read.set)
+
+    def _has_room(self) -> bool:
+        options = self._transport.options
+        return self._unanswered < options.stream_unanswered_limit and self._backlog_bytes < options.stream_backlog_bytes
+
+    async def _read(self, receiver: StreamReceiver) -> None:
+        try:
+            while self._status is None:
+                if not self._has_room():
+                    self._may_read.clear()
+                    if not self._has_room():
+                        await self._may_read.wait()
+                    continue
+                message = await self._context.read()
+                if self._status is not None:
+                    return
+                if message is grpc.aio.EOF:
+                    receiver.on_half_close()
+                    return
+                with self._lock:
+                    self._unanswered += 1
+                receiver.on_message(message)
+        except grpc.aio.BaseError:
+            # The call has failed below us; run() hears of it too.
+            return
+        except Exception as error:
+            self.finish(StatusCode.INTERNAL, self._transport.describe_failure(self, error))
+
+    # Sending
+
+    def send(self, message: bytes) -> None:
+        if not isinstance(message, bytes):
+            raise TypeError(f"a message must be bytes, got {type(message).__name__}")
+        with self._lock:
+            if self._status is not None:
+                return
+            self._backlog.append(message)
+            self._backlog_bytes += len(message)
+            if self._backlog_bytes >= self._transport.options.stream_backlog_limit_bytes:
+                # grpc.aio cannot cancel with a status, so the client learns it when it reads again.
+                self._backlog.clear()
+                self._backlog_bytes = 0
+                self._status = (StatusCode.RESOURCE_EXHAUSTED, CLIENT_DOES_NOT_READ, ())
+        self._transport.call_soon(self._to_send.set)
+
+    def finish(self, code: StatusCode, text: str, trailing_metadata: Metadata = ()) -> None:
+        with self._lock:
+            if self._status is None:
+                self._status = (code, text, trailing_metadata)
+        self._transport.call_soon(self._to_send.set)
+
+    async def _write(self) -> None:
+        while True:
+            with self._lock:
+                message = self._backlog.popleft() if self._backlog else None
+                if message is not None:
+                    self._backlog_bytes -= len(message)
+                status = self._status
+            if message is not None:
+                self._may_read.set()
+                await self._context.write(message)
+            elif status is not None:
+                await self._set_status(*status)
+                return
+            else:
+                self._to_send.clear()
+                # Looked at again: another thread may have queued between the look and the clearing.
+                if not self._backlog and self._status is None:
+                    await self._to_send.wait()

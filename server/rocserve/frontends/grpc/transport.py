@@ -1,0 +1,273 @@
+"""The interface between the gRPC service and what moves its bytes: calls, routes, options.
+
+Messages are bytes; nothing here knows protobuf. Handlers are called on the transport's own thread and must not
+block; answers may come from any thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from rocserve.core.errors import StatusCode
+
+Metadata = Sequence[tuple[str, str | bytes]]
+"""Keys that end in "-bin" carry bytes, all others text."""
+
+ChannelArguments = tuple[tuple[str, int], ...]
+
+COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
+
+STATUS_TEXT_LIMIT = 2000
+"""Bytes of a status text. It travels in the trailers, percent-encoded (up to three times as long), and clients refuse
+trailers from 8 KiB on."""
+
+
+class _Call(Protocol):
+    @property
+    def method(self) -> str:
+        """The full name, "/package.Service/Method"."""
+
+    @property
+    def metadata(self) -> Metadata: ...
+
+    @property
+    def deadline(self) -> float | None:
+        """time.monotonic() seconds after which the client no longer waits; None = it waits for ever."""
+
+    @property
+    def peer(self) -> str:
+        """Where the client is, in gRPC's notation ("ipv4:127.0.0.1:40000")."""
+
+
+class UnaryCall(_Call, Protocol):
+    """One unary RPC in flight. `reply` or `fail` ends it; whatever comes after the end is dropped silently."""
+
+    @property
+    def message(self) -> bytes: ...
+
+    def reply(self, message: bytes, trailing_metadata: Metadata = ()) -> None:
+        """Answer with status OK. Any thread.
+
+        Raises:
+            TypeError, ValueError: the message is not bytes or the metadata is not valid; the call stays open.
+        """
+
+    def fail(self, code: StatusCode, text: str, trailing_metadata: Metadata = ()) -> None:
+        """Answer with an error. Any thread; raises as `reply` does."""
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        """Call back once if the client cancels, vanishes, or lets its deadline pass before the call has ended.
+
+        Any thread, any number of callbacks. They run on the transport's thread, or within this very call when the
+        client is already known to be gone. It costs an event a call, so ask only for calls that have to wait.
+        """
+
+
+class StreamReceiver(Protocol):
+    """What a handler gives for a stream. All three are called on the transport's thread, in order."""
+
+    def on_message(self, message: bytes) -> None: ...
+
+    def on_half_close(self) -> None:
+        """The client sends no more; it still reads."""
+
+    def on_cancel(self) -> None:
+        """The client cancelled, vanished or let its deadline pass before the stream had ended. Nothing follows."""
+
+
+class StreamCall(_Call, Protocol):
+    """One streaming RPC in flight; one message in and many out (server streaming) is a case of it.
+
+    Memory stays bounded: the next message is read only while fewer than `stream_unanswered_limit` messages are
+    unanswered and fewer than `stream_backlog_bytes` wait to be sent.
+    """
+
+    def send(self, message: bytes) -> None:
+        """Queue a message for the client. Any thread; dropped silently once the stream has ended."""
+
+    def request_next(self) -> None:
+        """One message given to `on_message` has been answered in full. Any thread."""
+
+    def finish(self, code: StatusCode, text: str, trailing_metadata: Metadata = ()) -> None:
+        """End the stream once all that is queued has been sent. Any thread; a second end is dropped silently."""
+
+
+UnaryHandler = Callable[[UnaryCall], None]
+StreamHandler = Callable[[StreamCall], StreamReceiver]
+
+
+@dataclass(frozen=True, slots=True)
+class UnaryRoute:
+    handler: UnaryHandler
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRoute:
+    handler: StreamHandler
+
+
+Route = UnaryRoute | StreamRoute
+Routes = Mapping[str, Route]
+"""By the method's full name, "/package.Service/Method"."""
+
+
+class Transport(Protocol):
+    """A gRPC server for a set of routes."""
+
+    def start(self) -> int:
+        """Bind and serve; the port that was bound.
+
+        Raises:
+            OSError: the address cannot be bound (in use, not permitted, unknown), or a certificate cannot be read.
+            ValueError: the certificates are not usable.
+        """
+
+    def stop(self, grace_seconds: float) -> None:
+        """Refuse new calls, wait for those in flight, cancel what is left after the grace time, close.
+
+        Blocks until all is closed: call it from any thread but the transport's own (from asyncio, `to_thread`).
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class TransportOptions:
+    """Durations are milliseconds, as in tritonserver's flags, whose names these are."""
+
+    address: str = "0.0.0.0"
+    port: int = 8001
+    """0 = any free port."""
+    reuse_port: bool = False
+    use_ssl: bool = False
+    use_ssl_mutual: bool = False
+    """Clients must show a certificate that `root_cert` vouches for. Implies `use_ssl`."""
+    server_cert: Path | None = None
+    server_key: Path | None = None
+    root_cert: Path | None = None
+    max_receive_message_bytes: int = (1 << 31) - 1
+    max_send_message_bytes: int = (1 << 31) - 1
+    response_compression_level: str = "none"
+    """none, low, medium or high; what that means depends on what the client accepts."""
+    keepalive_time_ms: int = 7_200_000
+    keepalive_timeout_ms: int = 20_000
+    keepalive_permit_without_calls: bool = False
+    http2_max_pings_without_data: int = 2
+    http2_min_recv_ping_interval_without_data_ms: int = 300_000
+    http2_max_ping_strikes: int = 2
+    max_connection_age_ms: int = 0
+    """0 = connections are not ended for their age."""
+    max_connection_age_grace_ms: int = 0
+    max_concurrent_calls: int = 20_000
+    """Calls and streams in flight; one more is refused with UNAVAILABLE."""
+    stream_unanswered_limit: int = 64
+    """Messages of one stream that may be unanswered before the next is read."""
+    stream_backlog_bytes: int = 16 << 20
+    """Unsent bytes of one stream at which no more of its messages are read."""
+    stream_backlog_limit_bytes: int = 1 << 30
+    """Unsent bytes of one stream at which it is ended with RESOURCE_EXHAUSTED: its client does not read."""
+
+    def __post_init__(self) -> None:
+        if self.response_compression_level not in COMPRESSION_LEVELS:
+            raise ValueError(
+                f"response compression level must be one of {', '.join(COMPRESSION_LEVELS)};"
+                f" got '{self.response_compression_level}'"
+            )
+        if self.secure and (self.server_cert is None or self.server_key is None):
+            raise ValueError("TLS needs the server's certificate and its key (server_cert, server_key)")
+        if self.use_ssl_mutual and self.root_cert is None:
+            raise ValueError("mutual TLS needs the root certificate that vouches for clients (root_cert)")
+
+    @property
+    def secure(self) -> bool:
+        return self.use_ssl or self.use_ssl_mutual
+
+    @property
+    def target(self) -> str:
+        """Address and port as gRPC wants them."""
+        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """PEM texts."""
+
+    certificate_chain: bytes
+    private_key: bytes
+    root: bytes | None
+    """Given: clients must show a certificate that it vouches for."""
+
+
+def read_certificates(options: TransportOptions) -> Certificates | None:
+    """The certificates that the options name; None = no TLS."""
+    if not options.secure or options.server_cert is None or options.server_key is None:
+        return None
+    root = options.root_cert.read_bytes() if options.use_ssl_mutual and options.root_cert else None
+    return Certificates(options.server_cert.read_bytes(), options.server_key.read_bytes(), root)
+
+
+def channel_arguments(options: TransportOptions) -> ChannelArguments:
+    """The options under the names of gRPC's core (grpc/impl/channel_arg_names.h)."""
+    arguments = {
+        "grpc.so_reuseport": int(options.reuse_port),
+        "grpc.max_receive_message_length": options.max_receive_message_bytes,
+        "grpc.max_send_message_length": options.max_send_message_bytes,
+        "grpc.keepalive_time_ms": options.keepalive_time_ms,
+        "grpc.keepalive_timeout_ms": options.keepalive_timeout_ms,
+        "grpc.keepalive_permit_without_calls": int(options.keepalive_permit_without_calls),
+        "grpc.http2.max_pings_without_data": options.http2_max_pings_without_data,
+        "grpc.http2.min_ping_interval_without_data_ms": options.http2_min_recv_ping_interval_without_data_ms,
+        "grpc.http2.max_ping_strikes": options.http2_max_ping_strikes,
+        # Calls that wait for the reactor to ask for them. The core's own limit of 1,000 would refuse a burst at random.
+        "grpc.server.max_pending_requests": options.max_concurrent_calls,
+        "grpc.server.max_pending_requests_hard_limit": 2 * options.max_concurrent_calls,
+    }
+    if options.response_compression_level != "none":
+        arguments["grpc.default_compression_level"] = COMPRESSION_LEVELS[options.response_compression_level]
+    if options.max_connection_age_ms > 0:
+        arguments["grpc.max_connection_age_ms"] = options.max_connection_age_ms
+    if options.max_connection_age_grace_ms > 0:
+        arguments["grpc.max_connection_age_grace_ms"] = options.max_connection_age_grace_ms
+    return tuple(arguments.items())
+
+
+def binding_error(options: TransportOptions) -> OSError:
+    """Why gRPC could not bind. It does not say, so a plain socket asks the system again."""
+    where = f"{options.address}:{options.port}"
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            options.address, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+            probe.listen()
+    except OSError as error:
+        number, reason = error.errno or errno.EADDRNOTAVAIL, error.strerror or str(error)
+    else:
+        number, reason = errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)
+    return OSError(number, f"cannot serve gRPC at {where}: {reason}; choose another address or port")
+
+
+def status_text(text: str) -> str:
+    """The text as it may travel in a status."""
+    encoded = text.encode(errors="replace")
+    if len(encoded) <= STATUS_TEXT_LIMIT:
+        return text
+    return encoded[:STATUS_TEXT_LIMIT].decode(errors="ignore") + " ..."
+
+
+def unknown_method(method: str) -> str:
+    return f"Method not found! This server does not serve '{method}'"
+
+
+def too_many_calls(limit: int) -> str:
+    return f"the server has {limit} calls in flight, as many as it takes; try again later"
+
+
+NO_MESSAGE = "expected one request message, got none"
+CLIENT_DOES_NOT_READ = "the client does not read: too many bytes wait to be sent on this stream"
