@@ -1,0 +1,56 @@
+"""Parameters between inference.InferParameter and plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+
+from rocserve.core.errors import internal, invalid_argument
+from rocserve.core.requests import NO_PARAMETERS, Parameters, ParameterValue
+from rocserve.protocol.grpc_service_pb2 import InferParameter
+
+
+def read_parameters(parameters: Mapping[str, InferParameter]) -> Parameters:
+    """The values of a parameter map.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT when a parameter has no value.
+    """
+    if not parameters:
+        return NO_PARAMETERS
+    values: dict[str, ParameterValue] = {}
+    for name, parameter in parameters.items():
+        choice = parameter.WhichOneof("parameter_choice")
+        if choice is None:
+            raise invalid_argument(
+                f"invalid value type for '{name}' parameter, expected int64_param, bool_param, or string_param."
+            )
+        values[name] = getattr(parameter, choice)
+    return values
+
+
+def write_parameters(values: Parameters, parameters: MutableMapping[str, InferParameter]) -> None:
+    """Fill a parameter map of a message.
+
+    Raises:
+        ServeError: INTERNAL for an integer that neither int64 nor uint64 holds, or a type that has no field.
+    """
+    for name, value in values.items():
+        field = _field_of(name, value)
+        # Reading a missing key of a map of messages makes the entry.
+        setattr(parameters[name], field, value)
+
+
+def _field_of(name: str, value: ParameterValue) -> str:
+    if isinstance(value, bool):
+        return "bool_param"
+    if isinstance(value, int):
+        if -(1 << 63) <= value < 1 << 63:
+            return "int64_param"
+        if 0 <= value < 1 << 64:
+            return "uint64_param"
+        raise internal(f"parameter '{name}' is {value}, which 64 bits do not hold")
+    if isinstance(value, float):
+        return "double_param"
+    if isinstance(value, str):
+        return "string_param"
+    raise internal(f"parameter '{name}' is of type {type(value).__name__}; expected bool, int, float or str")

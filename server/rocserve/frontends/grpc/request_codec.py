@@ -1,0 +1,183 @@
+"""Serialised ModelInferRequest -> InferRequest, without a copy of the tensors.
+
+A message is a head (names, datatypes, shapes, parameters), an id and the tensors' bytes. The head is nearly always the
+same as that of an earlier request, so it is looked up by its bytes; only a new one is parsed by protobuf. What the
+quick way does not understand (another order of fields, groups, faults) is left to protobuf as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from rocserve.core.errors import invalid_argument
+from rocserve.core.requests import InferRequest, InputHead, RequestedOutput, RequestHead
+from rocserve.core.tensors import Buffer
+from rocserve.frontends.grpc.parameters import read_parameters
+from rocserve.frontends.grpc.typed_contents import raw_contents
+from rocserve.frontends.grpc.wire import LENGTH_DELIMITED, describe_fault, read_varint
+from rocserve.protocol.grpc_service_pb2 import ModelInferRequest
+
+REMEMBERED_HEADS = 1024
+LONGEST_REMEMBERED_HEAD = 4096
+"""Bytes. Both bound the memory that clients can make the cache take."""
+
+_ID_TAG = ModelInferRequest.ID_FIELD_NUMBER << 3 | LENGTH_DELIMITED
+_RAW_TAG = ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER << 3 | LENGTH_DELIMITED
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ParsedHead:
+    head: RequestHead
+    sources: tuple[bytes | None, ...] | None
+    """The data of each input where it is known (typed contents; b"" for shared memory), None where it is the next raw
+    entry; None as a whole when all inputs are raw."""
+    reusable: bool
+    """Whether it holds nothing of this one request."""
+
+
+class RequestDecoder:
+    """Decodes requests and remembers their heads. May be called from several threads."""
+
+    def __init__(self) -> None:
+        # Threads may both parse a head that is new; the dict's own operations are atomic.
+        self._heads: dict[bytes, _ParsedHead] = {}
+
+    def decode_request(self, data: bytes) -> InferRequest:
+        """One request. The data of its inputs are views on `data`.
+
+        Raises:
+            ServeError: INVALID_ARGUMENT when the bytes are no ModelInferRequest or an input's data is missing, given
+                twice or in the wrong field.
+        """
+        position = id_field = id_start = id_end = 0
+        end = len(data)
+        request_id = ""
+        raw: list[Buffer] = []
+        # One flat loop a part: this runs for every request in the thread that serves all connections.
+        try:
+            while position < end:
+                tag = data[position]
+                if tag == _RAW_TAG:
+                    break
+                start = position + 2
+                length = data[position + 1]
+                if length > 0x7F:
+                    length, start = read_varint(data, position + 1)
+                if tag == _ID_TAG:
+                    if id_end:
+                        return self._decode_by_protobuf(data)
+                    id_field, id_start, id_end = position, start, start + length
+                elif tag & 0x87 != LENGTH_DELIMITED:
+                    return self._decode_by_protobuf(data)
+                position = start + length
+            head_end = position
+            if position < end:
+                view = memoryview(data)
+                while position < end:
+                    if data[position] != _RAW_TAG:
+                        return self._decode_by_protobuf(data)
+                    start = position + 2
+                    length = data[position + 1]
+                    if length > 0x7F:
+                        length, start = read_varint(data, position + 1)
+                    position = start + length
+                    raw.append(view[start:position])
+            if id_end:
+                request_id = data[id_start:id_end].decode()
+        except (IndexError, ValueError):
+            return self._decode_by_protobuf(data)
+        if position != end:
+            return self._decode_by_protobuf(data)
+
+        head_bytes = data[:id_field] + data[id_end:head_end] if id_end else data[:head_end]
+        parsed = None
+        if len(head_bytes) <= LONGEST_REMEMBERED_HEAD:
+            parsed = self._heads.get(head_bytes)
+        if parsed is None:
+            parsed = self._parse_head(head_bytes, bool(raw))
+        head = parsed.head
+        if parsed.sources is None and len(raw) == len(head.inputs):
+            return InferRequest(head, request_id, raw)
+        return InferRequest(head, request_id, _assign(parsed, raw))
+
+    def _parse_head(self, head_bytes: bytes, has_raw: bool) -> _ParsedHead:
+        parsed = _read_head(_parse(head_bytes), has_raw)
+        if parsed.reusable and len(head_bytes) <= LONGEST_REMEMBERED_HEAD:
+            if len(self._heads) >= REMEMBERED_HEADS:
+                self._heads.clear()
+            self._heads[head_bytes] = parsed
+        return parsed
+
+    def _decode_by_protobuf(self, data: bytes) -> InferRequest:
+        message = _parse(data)
+        raw: list[Buffer] = list(message.raw_input_contents)
+        parsed = _read_head(message, bool(raw))
+        return InferRequest(parsed.head, message.id, _assign(parsed, raw))
+
+
+def _parse(data: bytes) -> ModelInferRequest:
+    try:
+        return ModelInferRequest.FromString(data)
+    except DecodeError:
+        raise invalid_argument(
+            f"the request is not a valid inference.ModelInferRequest: {describe_fault(data, ModelInferRequest)}"
+        ) from None
+
+
+def _read_head(message: ModelInferRequest, has_raw: bool) -> _ParsedHead:
+    model_name = message.model_name
+    inputs: list[InputHead] = []
+    sources: list[bytes | None] = []
+    typed = False
+    for tensor in message.inputs:
+        entry = InputHead(tensor.name, tensor.datatype, tuple(tensor.shape), read_parameters(tensor.parameters))
+        inputs.append(entry)
+        shared = "shared_memory_region" in entry.parameters
+        if tensor.HasField("contents"):
+            typed = True
+            _refuse_second_source(entry.name, model_name, shared, has_raw)
+            sources.append(raw_contents(tensor.contents, entry.datatype, entry.name, model_name))
+        else:
+            sources.append(b"" if shared else None)
+    head = RequestHead(
+        model_name,
+        message.model_version,
+        tuple(inputs),
+        tuple(RequestedOutput(output.name, read_parameters(output.parameters)) for output in message.outputs),
+        read_parameters(message.parameters),
+    )
+    all_raw = all(source is None for source in sources)
+    return _ParsedHead(head, None if all_raw else tuple(sources), reusable=not typed)
+
+
+def _refuse_second_source(input_name: str, model_name: str, shared: bool, has_raw: bool) -> None:
+    """Typed contents come alone."""
+    if shared:
+        raise invalid_argument(
+            f"unexpected 'content' provided when using shared memory for input tensor '{input_name}' for model"
+            f" '{model_name}'"
+        )
+    if has_raw:
+        raise invalid_argument(
+            f"contents field must not be specified when using raw_input_contents for '{input_name}' for model"
+            f" '{model_name}'"
+        )
+
+
+def _assign(parsed: _ParsedHead, raw: Sequence[Buffer]) -> list[Buffer]:
+    """The data of each input; raw entries go in order to the inputs that have no other source, and may be too many."""
+    inputs = parsed.head.inputs
+    sources = parsed.sources or (None,) * len(inputs)
+    entries = iter(raw)
+    data: list[Buffer] = []
+    for entry, source in zip(inputs, sources, strict=True):
+        found = source if source is not None else next(entries, None)
+        if found is None:
+            raise invalid_argument(
+                f"unable to find data for input tensor '{entry.name}' for model '{parsed.head.model_name}' in request."
+            )
+        data.append(found)
+    return data

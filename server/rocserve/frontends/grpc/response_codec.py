@@ -1,0 +1,129 @@
+"""InferResponse -> serialised ModelInferResponse or ModelStreamInferResponse, with one copy of the tensors.
+
+All before the tensors' bytes depends on names, datatypes and shapes only, and is remembered; the id and the parameters
+are put between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.requests import InferResponse, Parameters
+from rocserve.core.tensors import Buffer, Tensor
+from rocserve.frontends.grpc.parameters import write_parameters
+from rocserve.frontends.grpc.wire import length_prefix
+from rocserve.protocol.grpc_service_pb2 import ModelInferResponse, ModelStreamInferResponse
+
+REMEMBERED_HEADS = 1024
+
+_Key = tuple[str | DataType | tuple[int, ...], ...]
+
+_ID = ModelInferResponse.ID_FIELD_NUMBER
+_RAW = ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
+_ID_PREFIXES = tuple(length_prefix(_ID, length) for length in range(128))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _EncodedHead:
+    model: bytes
+    """The fields before the id: name and version."""
+    outputs: bytes
+    """The fields behind the parameters: the outputs' names, datatypes and shapes."""
+    raw: tuple[tuple[int, bytes], ...]
+    """How many bytes each output should have, and what stands before them."""
+
+
+class ResponseEncoder:
+    """Encodes responses and remembers their heads. May be called from several threads."""
+
+    def __init__(self) -> None:
+        # Threads may both build a head that is new; the dict's own operations are atomic.
+        self._heads: dict[_Key, _EncodedHead] = {}
+
+    def encode_response(self, response: InferResponse) -> bytes:
+        """A serialised ModelInferResponse.
+
+        Raises:
+            ServeError: INTERNAL for a parameter that has no form on the wire.
+        """
+        parts: list[Buffer] = []
+        self._collect(response, parts)
+        return b"".join(parts)
+
+    def encode_stream_response(self, response: InferResponse) -> bytes:
+        """A serialised ModelStreamInferResponse; raises as `encode_response` does."""
+        parts: list[Buffer] = [b""]
+        size = self._collect(response, parts)
+        parts[0] = length_prefix(ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER, size)
+        return b"".join(parts)
+
+    def encode_stream_error(self, text: str, request_id: str = "") -> bytes:
+        """A serialised ModelStreamInferResponse that says why a request failed; its id tells which one."""
+        message = ModelStreamInferResponse(error_message=_clean(text))
+        message.infer_response.id = _clean(request_id)
+        return message.SerializeToString()
+
+    def _collect(self, response: InferResponse, parts: list[Buffer]) -> int:
+        """Append the pieces of a serialised ModelInferResponse; how many bytes they are."""
+        outputs = response.outputs
+        key: list[str | DataType | tuple[int, ...]] = [response.model_name, response.model_version]
+        for tensor in outputs:
+            key += (tensor.name, tensor.datatype, tensor.shape)
+        head = self._heads.get(tuple(key))
+        if head is None:
+            head = self._build_head(response, tuple(key))
+        parts.append(head.model)
+        size = len(head.model) + len(head.outputs)
+        if response.id:
+            encoded = response.id.encode(errors="replace")
+            length = len(encoded)
+            encoded = (_ID_PREFIXES[length] if length < 128 else length_prefix(_ID, length)) + encoded
+            parts.append(encoded)
+            size += len(encoded)
+        if response.parameters:
+            encoded = _parameters(response.parameters)
+            parts.append(encoded)
+            size += len(encoded)
+        parts.append(head.outputs)
+        for tensor, (expected, prefix) in zip(outputs, head.raw, strict=True):
+            data = tensor.data
+            length = data.nbytes if type(data) is memoryview else len(data)
+            if length != expected:
+                prefix = length_prefix(_RAW, length)
+            parts.append(prefix)
+            parts.append(data)
+            size += len(prefix) + length
+        return size
+
+    def _build_head(self, response: InferResponse, key: _Key) -> _EncodedHead:
+        model = ModelInferResponse(model_name=response.model_name, model_version=response.model_version)
+        outputs = ModelInferResponse()
+        for tensor in response.outputs:
+            outputs.outputs.add(name=tensor.name, datatype=tensor.datatype.value, shape=tensor.shape)
+        lengths = [_expected_length(tensor) for tensor in response.outputs]
+        head = _EncodedHead(
+            model.SerializeToString(),
+            outputs.SerializeToString(),
+            tuple((length, length_prefix(_RAW, length)) for length in lengths),
+        )
+        if len(self._heads) >= REMEMBERED_HEADS:
+            self._heads.clear()
+        self._heads[key] = head
+        return head
+
+
+def _expected_length(tensor: Tensor) -> int:
+    """Right for all datatypes but BYTES, whose length is looked at each time."""
+    return tensor.element_count * tensor.datatype.itemsize
+
+
+def _parameters(values: Parameters) -> bytes:
+    message = ModelInferResponse()
+    write_parameters(values, message.parameters)
+    return message.SerializeToString()
+
+
+def _clean(text: str) -> str:
+    """The text without lone surrogates (from undecodable file names), which protobuf refuses."""
+    return text.encode(errors="replace").decode()

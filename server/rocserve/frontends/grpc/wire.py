@@ -1,0 +1,115 @@
+"""Protobuf's wire format, as far as the codec reads and writes it by hand.
+
+Source: https://protobuf.dev/programming-guides/encoding/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError, Message
+
+VARINT, FIXED64, LENGTH_DELIMITED, START_GROUP, END_GROUP, FIXED32 = range(6)
+
+_LONGEST_LENGTH = 5
+"""Bytes of the longest varint that states a length: messages end below 2 GiB."""
+_LONGEST_VARINT = 10
+
+
+class WireError(ValueError):
+    """The bytes are not what they were read as."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSpan:
+    """Where a field of a serialised message is."""
+
+    number: int
+    start: int
+    """The first byte of its tag."""
+    end: int
+
+
+def read_varint(data: bytes, position: int, longest: int = _LONGEST_LENGTH) -> tuple[int, int]:
+    """A varint and the position behind it.
+
+    Raises:
+        IndexError: the data ends within the varint.
+        WireError: it has more than `longest` bytes.
+    """
+    value = 0
+    for shift in range(0, 7 * longest, 7):
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    raise WireError(f"a varint of more than {longest} bytes ends at byte {position}")
+
+
+def varint(value: int) -> bytes:
+    """A number >= 0 as a varint."""
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def length_prefix(number: int, length: int) -> bytes:
+    """What stands before the `length` bytes of a length-delimited field."""
+    return varint(number << 3 | LENGTH_DELIMITED) + varint(length)
+
+
+def describe_fault(data: bytes, message: type[Message]) -> str:
+    """What is wrong with bytes that do not parse as `message`, for the client to read."""
+    fields = message.DESCRIPTOR.fields_by_number
+    try:
+        for span in _spans(data):
+            try:
+                message.FromString(data[span.start : span.end])
+            except DecodeError:
+                name = f"'{fields[span.number].name}'" if span.number in fields else str(span.number)
+                return f"field {name} at byte {span.start} has a value that is not valid"
+    except WireError as error:
+        return str(error)
+    return "the fields do not form a message"
+
+
+def _spans(data: bytes) -> Iterator[FieldSpan]:
+    """The top-level fields of a serialised message, up to the first group.
+
+    Raises:
+        WireError: a field has no legal tag or does not end within the data.
+    """
+    position, end = 0, len(data)
+    while position < end:
+        start = position
+        try:
+            tag, position = read_varint(data, start)
+            number, wire_type = tag >> 3, tag & 7
+            if number == 0 or wire_type > FIXED32 or wire_type == END_GROUP:
+                raise WireError(f"byte {start} begins no field (number {number}, wire type {wire_type})")
+            if wire_type == START_GROUP:
+                return
+            position = _skip(data, position, wire_type)
+        except IndexError:
+            raise WireError(f"the message ends within the field that begins at byte {start}") from None
+        if position > end:
+            raise WireError(
+                f"field {number} at byte {start} ends {position - end} bytes behind the end of the message, which has"
+                f" {end} bytes"
+            )
+        yield FieldSpan(number, start, position)
+
+
+def _skip(data: bytes, position: int, wire_type: int) -> int:
+    """The position behind a value."""
+    if wire_type == VARINT:
+        return read_varint(data, position, _LONGEST_VARINT)[1]
+    if wire_type == LENGTH_DELIMITED:
+        length, position = read_varint(data, position)
+        return position + length
+    return position + (8 if wire_type == FIXED64 else 4)
