@@ -1,0 +1,1 @@
+"""Reading, completing and validating model configurations; no engine and no network here."""

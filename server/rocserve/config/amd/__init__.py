@@ -1,0 +1,1 @@
+"""AMD Inference Server's configuration dialects, translated to ModelConfig."""

@@ -1,0 +1,153 @@
+"""Which backend serves a configuration, and which file of a version folder is its model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from rocserve.backends.base import BackendSpec
+from rocserve.backends.registry import BackendRegistry
+from rocserve.config.pbtxt import suggest
+from rocserve.config.versions import find_versions
+from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.protocol.model_config_pb2 import ModelConfig
+
+_FOREIGN = {
+    "vitis_xmodel": "such models run on FPGAs only; serve the ONNX model that it was made from",
+    "amdinfer_cpp": "it is a library against AMD Inference Server's own C++ interface; write it as a Python model",
+    "pytorch_torchscript": "export the model to ONNX and use platform 'onnx_onnxv1'",
+    "pytorch_libtorch": "export the model to ONNX and use platform 'onnx_onnxv1'",
+    "tensorrt_plan": "such engines run on NVIDIA's GPUs only; serve the ONNX model that it was made from",
+    "tensorflow_savedmodel": "convert the model to ONNX and use platform 'onnx_onnxv1'",
+}
+"""Platforms of other servers whose models are often met, with the way out."""
+
+
+def choose_backend(message: ModelConfig, registry: BackendRegistry, folder: Path, *, strict: bool) -> BackendSpec:
+    """The backend that `platform` and `backend` name; when both are empty, the one whose model file is there.
+
+    Args:
+        strict: never look at the files.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT when there is none, when the two disagree, or when files of several are there.
+    """
+    if not message.platform and not message.backend:
+        if strict:
+            raise invalid_argument(f"must specify 'platform' or 'backend' for '{message.name}'")
+        return _backend_of_files(message, registry, folder)
+    by_platform = registry.find(message.platform, "") if message.platform else None
+    by_backend = registry.find("", message.backend) if message.backend else None
+    if message.backend and by_backend is None:
+        raise _unknown_backend(message, registry)
+    if message.platform and by_platform is None and by_backend is None:
+        raise _unknown_platform(message, registry)
+    if message.platform and message.backend and by_platform is not by_backend:
+        raise invalid_argument(
+            f"unexpected 'platform' and 'backend' pair, got:{message.platform}, {message.backend} (model"
+            f" '{message.name}'); remove one of them"
+        )
+    found = by_platform or by_backend
+    assert found is not None
+    return found
+
+
+def model_filenames(message: ModelConfig, backend: BackendSpec) -> tuple[str, ...]:
+    """The names under which a version folder may hold the model, best first; "*.json" means the one such file."""
+    return (message.default_model_filename,) if message.default_model_filename else backend.model_filenames
+
+
+def matching_files(version_folder: Path, filenames: Iterable[str]) -> tuple[str, ...]:
+    """The files (or folders, for models that are one) of the first name that matches any; hidden ones never do."""
+    present = _visible_names(version_folder)
+    for filename in filenames:
+        if any(character in filename for character in "*?["):
+            matches = tuple(name for name in present if fnmatchcase(name, filename))
+        else:
+            matches = (filename,) if (version_folder / filename).exists() else ()
+        if matches:
+            return matches
+    return ()
+
+
+def fill_backend_fields(message: ModelConfig, backend: BackendSpec, folder: Path, filenames: Iterable[str]) -> None:
+    """Write `platform`, `backend` and, where one file is the model, `default_model_filename` where they are empty."""
+    message.platform = message.platform or backend.platforms[0]
+    message.backend = message.backend or backend.name
+    if message.default_model_filename:
+        return
+    for place in _model_places(folder):
+        matches = matching_files(place, filenames)
+        if len(matches) == 1:
+            message.default_model_filename = matches[0]
+            return
+
+
+def describe_files(folder: Path) -> str:
+    """What lies in a folder, for errors."""
+    return ", ".join(_visible_names(folder)) or "no files"
+
+
+def _backend_of_files(message: ModelConfig, registry: BackendRegistry, folder: Path) -> BackendSpec:
+    reason = f"must specify 'platform' or 'backend' for '{message.name}'"
+    if message.default_model_filename:
+        candidates = [spec for spec in registry.backends if _names_file(spec, message.default_model_filename)]
+        where = f"default_model_filename '{message.default_model_filename}'"
+    else:
+        place = _model_places(folder)[0]
+        candidates = _backends_of_folder(place, registry)
+        where = f"the files in {place.name}/ ({describe_files(place)})"
+    if len(candidates) == 1:
+        return candidates[0]
+    known = "; ".join(f"{spec.name}: {', '.join(spec.model_filenames)}" for spec in registry.backends)
+    if candidates:
+        names = ", ".join(spec.name for spec in candidates)
+        raise invalid_argument(f"{reason}: {where} fit several backends: {names}")
+    raise invalid_argument(f"{reason}: {where} fit no backend (known model files: {known})")
+
+
+def _backends_of_folder(version_folder: Path, registry: BackendRegistry) -> list[BackendSpec]:
+    """Backends with a model file by its exact name; when there is none, those whose pattern matches one file."""
+    exact = [
+        spec
+        for spec in registry.backends
+        if matching_files(version_folder, [name for name in spec.model_filenames if "*" not in name])
+    ]
+    return exact or [
+        spec for spec in registry.backends if len(matching_files(version_folder, spec.model_filenames)) == 1
+    ]
+
+
+def _model_places(folder: Path) -> list[Path]:
+    """The version folders, highest first; without any, the model's folder itself (a model mounted without versions)."""
+    return [folder / str(version) for version in reversed(find_versions(folder))] or [folder]
+
+
+def _names_file(spec: BackendSpec, filename: str) -> bool:
+    suffix = Path(filename).suffix
+    return any(Path(known).suffix == suffix for known in spec.model_filenames)
+
+
+def _visible_names(folder: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
+    except OSError:
+        return []
+
+
+def _unknown_backend(message: ModelConfig, registry: BackendRegistry) -> ServeError:
+    return invalid_argument(
+        f"unable to find backend library for backend '{message.backend}', try specifying runtime on the model"
+        f" configuration. Model '{message.name}'{_way_out(message.backend, registry)}"
+    )
+
+
+def _unknown_platform(message: ModelConfig, registry: BackendRegistry) -> ServeError:
+    return invalid_argument(
+        f"unexpected platform type '{message.platform}' for {message.name}{_way_out(message.platform, registry)}"
+    )
+
+
+def _way_out(name: str, registry: BackendRegistry) -> str:
+    return f"; {_FOREIGN[name]}" if name in _FOREIGN else suggest(name, registry.platforms)

@@ -1,0 +1,137 @@
+"""Fills what a configuration leaves out: defaults, and from the loaded model its tensors and whether it batches.
+
+Rules are Triton's: its normalisation of configurations, and the auto-complete of its ONNX Runtime backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rocserve.backends.base import BackendSpec
+from rocserve.backends.registry import ENSEMBLE_PLATFORM
+from rocserve.config.datatypes import type_number
+from rocserve.config.signature_checks import tensor_fits
+from rocserve.core.errors import invalid_argument
+from rocserve.core.model_config import InstanceKind
+from rocserve.core.requests import Signature, TensorSpec
+from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
+
+_CPU_INSTANCES = 2
+"""Triton's count for KIND_CPU without one, for backends whose instances share the machine well."""
+
+
+def normalise(
+    message: ModelConfig, backend: BackendSpec | None, default_kind: InstanceKind = InstanceKind.AUTO
+) -> None:
+    """Write the defaults that need no model into the message; running it again changes nothing more."""
+    if message.version_policy.WhichOneof("policy_choice") is None or (
+        message.version_policy.HasField("latest") and message.version_policy.latest.num_versions == 0
+    ):
+        message.version_policy.latest.num_versions = 1
+    if message.HasField("ensemble_scheduling"):
+        message.platform = message.platform or ENSEMBLE_PLATFORM
+        return
+    if message.HasField("dynamic_batching") and message.max_batch_size > 0:
+        sizes = message.dynamic_batching.preferred_batch_size
+        sizes.extend([] if sizes else [message.max_batch_size])
+    if not message.instance_group:
+        message.instance_group.add(name=message.name, kind=ModelInstanceGroup.Kind.Value(default_kind.value))
+    for index, group in enumerate(message.instance_group):
+        group.name = group.name or f"{message.name}_{index}"
+        if group.count < 1:
+            group.count = _default_count(group, backend)
+
+
+def autofill(message: ModelConfig, signature: Signature, default_max_batch_size: int) -> tuple[str, ...]:
+    """Complete from the model where inputs or outputs are missing; returns what the user should know.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT when max_batch_size is set and the model cannot batch.
+    """
+    if message.input and message.output:
+        return ()
+    warnings: tuple[str, ...] = ()
+    if not signature.supports_batching:
+        if message.max_batch_size != 0:
+            raise invalid_argument(
+                f"autofill failed for model '{message.name}': model does not support batching while non-zero"
+                " max_batch_size is specified"
+            )
+    else:
+        if message.max_batch_size == 0:
+            message.max_batch_size = max(default_max_batch_size, 0)
+            warnings = (_batch_size_note(message),)
+        _enable_batching(message)
+    _fill_tensors(message, signature)
+    return warnings
+
+
+def adopt(message: ModelConfig, signature: Signature) -> tuple[str, ...]:
+    """Make declared tensors agree with the model's, for dialects that only describe them; says what was changed.
+
+    A name may differ from the model's, a shape may be in another order: AMD Inference Server did not compare them.
+    """
+    warnings: list[str] = []
+    if message.max_batch_size > 0 and not signature.supports_batching:
+        warnings.append(f"model '{message.name}' cannot batch: each request is run by itself")
+        message.max_batch_size = 0
+        message.ClearField("dynamic_batching")
+    if not _all_fit(message.input, signature.inputs, message):
+        warnings.append(_replaced(message, "inputs", signature.inputs))
+        message.ClearField("input")
+    if not _all_fit(message.output, signature.outputs, message):
+        warnings.append(_replaced(message, "outputs", signature.outputs))
+        message.ClearField("output")
+    _fill_tensors(message, signature)
+    return tuple(warnings)
+
+
+def _default_count(group: ModelInstanceGroup, backend: BackendSpec | None) -> int:
+    shares_well = backend is not None and backend.thread_safe
+    return _CPU_INSTANCES if group.kind == ModelInstanceGroup.KIND_CPU and shares_well else 1
+
+
+def _batch_size_note(message: ModelConfig) -> str:
+    return (
+        f"autofilled max_batch_size to {message.max_batch_size} for model '{message.name}' since batching is supported"
+        " but no max_batch_size is specified in model configuration; specify max_batch_size for larger batches"
+    )
+
+
+def _enable_batching(message: ModelConfig) -> None:
+    if message.max_batch_size > 1 and message.WhichOneof("scheduling_choice") is None:
+        message.dynamic_batching.SetInParent()
+
+
+def _fill_tensors(message: ModelConfig, signature: Signature) -> None:
+    batches = message.max_batch_size > 0
+    if not message.input:
+        for spec in signature.inputs:
+            tensor = message.input.add(optional=spec.name in signature.optional_inputs)
+            _fill_tensor(tensor, spec, batches)
+    if not message.output:
+        for spec in signature.outputs:
+            _fill_tensor(message.output.add(), spec, batches)
+
+
+def _fill_tensor(tensor: ModelInput | ModelOutput, spec: TensorSpec, batches: bool) -> None:
+    tensor.name = spec.name
+    tensor.data_type = type_number(spec.datatype)
+    dims = spec.shape[1:] if batches else spec.shape
+    tensor.dims.extend(dims or (1,))
+    if batches and not dims:
+        # One value a row: config.pbtxt cannot say "no dims", so it is [1], reshaped to nothing for the model.
+        tensor.reshape.SetInParent()
+
+
+def _all_fit(tensors: Iterable[ModelInput | ModelOutput], specs: Sequence[TensorSpec], message: ModelConfig) -> bool:
+    by_name = {spec.name: spec for spec in specs}
+    declared = list(tensors)
+    return {tensor.name for tensor in declared} == set(by_name) and all(
+        tensor_fits(tensor, by_name[tensor.name], message) for tensor in declared
+    )
+
+
+def _replaced(message: ModelConfig, what: str, specs: Sequence[TensorSpec]) -> str:
+    names = ", ".join(spec.name for spec in specs)
+    return f"model '{message.name}': the {what} of the configuration are not the model's; the model's are used: {names}"

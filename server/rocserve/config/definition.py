@@ -1,0 +1,223 @@
+"""A model's definition: its configuration, checked, with the backend and the files that go with it.
+
+`read_model_definitions` reads what a folder says; `complete_definition` adds what the loaded model says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rocserve.backends.base import BackendSpec
+from rocserve.backends.registry import ENSEMBLE_PLATFORM, BackendRegistry
+from rocserve.config.backend_choice import (
+    choose_backend,
+    describe_files,
+    fill_backend_fields,
+    matching_files,
+    model_filenames,
+)
+from rocserve.config.completion import adopt, autofill, normalise
+from rocserve.config.labels import read_labels
+from rocserve.config.paths import resolve_within
+from rocserve.config.plain import to_plain
+from rocserve.config.signature_checks import check_signature
+from rocserve.config.sources import Dialect, WrittenConfig, WrittenModel, read_written_config
+from rocserve.config.unsupported import check_supported
+from rocserve.config.validation import check_model_config
+from rocserve.config.warmup import check_warmup, check_warmup_fits
+from rocserve.core import model_config as plain
+from rocserve.core.errors import invalid_argument
+from rocserve.core.model_config import InstanceKind
+from rocserve.core.requests import Signature
+from rocserve.protocol.model_config_pb2 import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDefinition:
+    """One model of a folder (a chain of AMD Inference Server's makes several: the ensemble, then its members)."""
+
+    name: str
+    folder: Path
+    message: ModelConfig
+    """As clients see it; never changed after it is made."""
+    config: plain.ModelConfig
+    """The same as plain data; without inputs and outputs when they are to come from the model."""
+    backend: BackendSpec | None
+    """None for an ensemble."""
+    warnings: tuple[str, ...]
+    """What the user should know, for the log."""
+    model_filenames: tuple[str, ...]
+    """Names or patterns of the model's file in a version folder, best first; empty for an ensemble."""
+    dialect: Dialect
+    source: str
+    """The file that it was read from, relative to the folder."""
+    repository: Path | None
+    """The root that links may not lead out of, beside the folder itself."""
+
+    @property
+    def serialized(self) -> bytes:
+        """The message's bytes; equal for equal configurations."""
+        return self.message.SerializeToString(deterministic=True)
+
+    @property
+    def is_ensemble(self) -> bool:
+        return self.backend is None
+
+
+def read_model_definitions(
+    folder: Path,
+    registry: BackendRegistry,
+    *,
+    name: str | None = None,
+    config_name: str = "",
+    strict: bool = False,
+    override_json: str | None = None,
+    default_instance_kind: InstanceKind = InstanceKind.AUTO,
+    repository: Path | None = None,
+) -> tuple[ModelDefinition, ...]:
+    """The models of a folder, validated as far as that goes without loading them.
+
+    Args:
+        name: the model's name; the folder's when left out.
+        config_name: take configs/<config_name>.pbtxt where it exists (tritonserver's --model-config-name).
+        strict: complete nothing from the files (tritonserver's --disable-auto-complete-config).
+        override_json: a ModelConfig as JSON in place of the folder's file.
+        default_instance_kind: of the instance group that a configuration without one gets.
+        repository: files may be links to elsewhere in this folder; without it, in the model's folder only.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT with what is wrong and where, UNIMPLEMENTED for what is not supported.
+    """
+    name = name or folder.name
+    reading = _Reading(folder, name, registry, strict, default_instance_kind, repository)
+    written = read_written_config(
+        folder, name, config_name=config_name, strict=strict, override_json=override_json, roots=reading.roots
+    )
+    return tuple(reading.define(model, written) for model in written.models)
+
+
+def complete_definition(
+    definition: ModelDefinition, signature: Signature | None, *, strict: bool = False
+) -> ModelDefinition:
+    """The definition with all that the loaded model tells, checked against it.
+
+    Args:
+        signature: None for an ensemble.
+        strict: fill nothing in from the signature; what is missing is an error.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT when the configuration and the model do not agree.
+    """
+    message = _copy(definition.message)
+    warnings: tuple[str, ...] = ()
+    if signature is not None:
+        if not strict and definition.dialect is Dialect.AMD:
+            warnings += adopt(message, signature)
+        if not strict and definition.backend is not None:
+            warnings += autofill(message, signature, definition.backend.default_max_batch_size)
+        normalise(message, definition.backend)
+        check_model_config(message)
+        warnings += check_signature(message, signature)
+    if not message.input or not message.output:
+        missing = "input" if not message.input else "output"
+        raise invalid_argument(f"must specify at least one '{missing}' for {message.name}")
+    check_warmup_fits(message)
+    labels = {output.name: output.labels for output in definition.config.outputs}
+    return replace(
+        definition,
+        message=message,
+        config=to_plain(message, definition.config.backend, labels),
+        warnings=definition.warnings + warnings,
+    )
+
+
+def find_model_file(definition: ModelDefinition, version_folder: Path) -> Path:
+    """The model's file (or folder, where a model is one) in a version folder; the folder itself for an ensemble.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT that lists what was expected and what is there.
+    """
+    if definition.backend is None:
+        return version_folder
+    matches = matching_files(version_folder, definition.model_filenames)
+    expected = " or ".join(definition.model_filenames)
+    if len(matches) != 1:
+        trouble = f"{len(matches)} files match ({', '.join(matches)})" if matches else "is not there"
+        raise invalid_argument(
+            f"unable to find the model file of '{definition.name}' in version folder {version_folder.name}: {expected}"
+            f" {trouble}; found: {describe_files(version_folder)}. Rename the file or set default_model_filename"
+        )
+    return resolve_within(
+        version_folder,
+        matches[0],
+        _roots(definition.folder, definition.repository),
+        f"model file of '{definition.name}'",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What is the same for all models of a folder."""
+
+    folder: Path
+    name: str
+    registry: BackendRegistry
+    strict: bool
+    default_kind: InstanceKind
+    repository: Path | None
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        return _roots(self.folder, self.repository)
+
+    def define(self, model: WrittenModel, written: WrittenConfig) -> ModelDefinition:
+        message = self._named(model, written.dialect)
+        backend = self._backend(message)
+        filenames = model.model_filenames or (model_filenames(message, backend) if backend else ())
+        if backend is not None:
+            fill_backend_fields(message, backend, self.folder, filenames)
+        normalise(message, backend, self.default_kind)
+        check_model_config(message)
+        warnings = written.warnings + check_supported(message)
+        check_warmup(message, self.folder, self.roots)
+        return ModelDefinition(
+            name=message.name,
+            folder=self.folder,
+            message=message,
+            config=to_plain(message, backend.name if backend else ENSEMBLE_PLATFORM, read_labels(message, self.folder)),
+            backend=backend,
+            warnings=warnings,
+            model_filenames=filenames,
+            dialect=written.dialect,
+            source=written.source,
+            repository=self.repository,
+        )
+
+    def _named(self, model: WrittenModel, dialect: Dialect) -> ModelConfig:
+        message = _copy(model.message)
+        if dialect is Dialect.TRITON:
+            message.name = message.name or self.name
+            if message.name != self.name:
+                raise invalid_argument(
+                    f"unexpected directory name '{self.name}' for model '{message.name}', directory name must equal"
+                    " model name"
+                )
+        return message
+
+    def _backend(self, message: ModelConfig) -> BackendSpec | None:
+        """None for an ensemble, which may leave its platform out."""
+        unnamed = not message.platform and not message.backend
+        if message.platform == ENSEMBLE_PLATFORM or (unnamed and message.HasField("ensemble_scheduling")):
+            return None
+        return choose_backend(message, self.registry, self.folder, strict=self.strict)
+
+
+def _roots(folder: Path, repository: Path | None) -> tuple[Path, ...]:
+    return (folder,) if repository is None else (folder, repository)
+
+
+def _copy(message: ModelConfig) -> ModelConfig:
+    copy = ModelConfig()
+    copy.CopyFrom(message)
+    return copy

@@ -1,0 +1,38 @@
+"""Label files: the names of an output's classes, one a line, for the classification extension."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rocserve.config.paths import resolve_within
+from rocserve.core.errors import invalid_argument
+from rocserve.protocol.model_config_pb2 import ModelConfig
+
+
+def read_labels(message: ModelConfig, folder: Path) -> dict[str, tuple[str, ...]]:
+    """The labels of each output with a `label_filename`, which lies within the model's folder.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT when the file leads out of the folder, is absent or is not UTF-8.
+    """
+    return {
+        output.name: _read_lines(output.label_filename, output.name, folder)
+        for output in message.output
+        if output.label_filename
+    }
+
+
+def _read_lines(filename: str, output: str, folder: Path) -> tuple[str, ...]:
+    what = f"label file of output '{output}'"
+    path = resolve_within(folder, filename, (folder,), what)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise invalid_argument(
+            f"{what}: failed to open text file for read {path}: {error.strerror}; put it in the model's folder"
+        ) from None
+    except UnicodeDecodeError:
+        raise invalid_argument(f"{what}: {filename} is not UTF-8 text") from None
+    # Not splitlines: a label may hold any character but a line feed.
+    lines = text.removesuffix("\n").split("\n") if text else []
+    return tuple(line.removesuffix("\r") for line in lines)

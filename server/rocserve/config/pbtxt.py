@@ -1,0 +1,98 @@
+"""Protobuf's text format, with errors that say where they are and what was probably meant.
+
+The format: https://protobuf.dev/reference/protobuf/textformat-spec/
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from google.protobuf import text_format
+from google.protobuf.message import Message
+
+from rocserve.core.errors import invalid_argument
+from rocserve.protocol.model_config_pb2 import ModelConfig
+
+_POSITION = re.compile(r"^\d+:\d+ : ")
+_NO_FIELD = re.compile(r'^Message type "(?P<type>[\w.]+)" has no field named "(?P<name>[^"]*)"')
+_NO_VALUE = re.compile(r'^Enum type "(?P<type>[\w.]+)" has no value named (?P<name>\w+)')
+
+
+def parse_model_config(text: str, source: str) -> ModelConfig:
+    """A ModelConfig from config.pbtxt's text; `source` names the file in errors.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT, "<source>:<line>:<column>: <what is wrong>".
+    """
+    message = ModelConfig()
+    parse_text(text, message, source)
+    return message
+
+
+def parse_text(text: str, message: Message, source: str) -> None:
+    """Merge text into an empty message of any type.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT, "<source>:<line>:<column>: <what is wrong>".
+    """
+    try:
+        text_format.Parse(text, message)
+    except text_format.ParseError as error:
+        line, column = error.GetLine() or 1, error.GetColumn() or 1
+        raise invalid_argument(f"{source}:{line}:{column}: {_explain(str(error), text, line, message)}") from None
+
+
+def format_model_config(message: ModelConfig) -> str:
+    """The message as config.pbtxt's text."""
+    return text_format.MessageToString(message, as_utf8=True)
+
+
+def read_text(path: Path) -> str:
+    """The text of a configuration file.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT when it cannot be read, or is not UTF-8 (with line and column).
+    """
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise invalid_argument(f"failed to open text file for read {path}: {error.strerror}") from None
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = raw[: error.start]
+        line, column = before.count(b"\n") + 1, error.start - (before.rfind(b"\n") + 1) + 1
+        raise invalid_argument(f"{path.name}:{line}:{column}: not UTF-8 text (byte 0x{raw[error.start]:02x})") from None
+
+
+def suggest(wrong: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a wrong name: the name that was probably meant, or all that there are."""
+    names = sorted(known)
+    by_lower = {name.lower(): name for name in names}
+    close = difflib.get_close_matches(wrong.lower(), by_lower, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean '{by_lower[close[0]]}'?"
+    return f"; expected one of: {', '.join(names)}" if names else ""
+
+
+def _explain(error: str, text: str, line: int, message: Message) -> str:
+    reason = _POSITION.sub("", error)
+    lines = text.split("\n")
+    quoted = f"'{lines[line - 1]}': " if line <= len(lines) else ""
+    reason = reason.removeprefix(quoted).rstrip(".")
+    pool = message.DESCRIPTOR.file.pool
+    if match := _NO_FIELD.match(reason):
+        fields = pool.FindMessageTypeByName(match["type"]).fields_by_name
+        return f"unknown field '{match['name']}' of {_short(match['type'])}{suggest(match['name'], fields)}"
+    if match := _NO_VALUE.match(reason):
+        values = list(pool.FindEnumTypeByName(match["type"]).values_by_name)
+        prefixed = [value for value in values if value.split("_", 1)[-1] == match["name"].upper()]
+        return f"unknown value {match['name']} of {_short(match['type'])}{suggest(match['name'], prefixed or values)}"
+    return reason[:1].lower() + reason[1:]
+
+
+def _short(type_name: str) -> str:
+    return type_name.rsplit(".", 1)[-1]

@@ -1,0 +1,144 @@
+"""A validated ModelConfig message as the plain data that the rest of the server acts on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rocserve.config.datatypes import datatype_of_number
+from rocserve.core.model_config import (
+    DynamicBatching,
+    EnsembleStep,
+    InputConfig,
+    InstanceGroup,
+    InstanceKind,
+    ModelConfig,
+    OutputConfig,
+    QueuePolicy,
+    TimeoutAction,
+    VersionPolicy,
+    VersionPolicyKind,
+    WarmupInput,
+    WarmupSample,
+)
+from rocserve.protocol import model_config_pb2 as messages
+
+Labels = Mapping[str, tuple[str, ...]]
+"""By the output's name."""
+
+
+def to_plain(message: messages.ModelConfig, backend: str, labels: Labels) -> ModelConfig:
+    """The plain form of a normalised and validated message.
+
+    Args:
+        backend: the canonical name of the backend, or "ensemble".
+        labels: the lines of each output's label file.
+    """
+    return ModelConfig(
+        name=message.name,
+        platform=message.platform,
+        backend=backend,
+        max_batch_size=message.max_batch_size,
+        inputs=tuple(_input(tensor) for tensor in message.input),
+        outputs=tuple(_output(tensor, labels) for tensor in message.output),
+        version_policy=version_policy(message.version_policy),
+        instance_groups=tuple(_instance_group(group) for group in message.instance_group),
+        dynamic_batching=(
+            _dynamic_batching(message.dynamic_batching) if message.HasField("dynamic_batching") else None
+        ),
+        ensemble_steps=tuple(_step(step) for step in message.ensemble_scheduling.step),
+        model_warmup=tuple(_warmup(sample) for sample in message.model_warmup if sample.batch_size > 0),
+        default_model_filename=message.default_model_filename,
+        parameters={key: value.string_value for key, value in sorted(message.parameters.items())},
+    )
+
+
+def version_policy(message: messages.ModelVersionPolicy) -> VersionPolicy:
+    if message.HasField("all"):
+        return VersionPolicy(VersionPolicyKind.ALL)
+    if message.HasField("specific"):
+        return VersionPolicy(VersionPolicyKind.SPECIFIC, specific=tuple(message.specific.versions))
+    return VersionPolicy(VersionPolicyKind.LATEST, latest=max(message.latest.num_versions, 1))
+
+
+def _reshape(tensor: messages.ModelInput | messages.ModelOutput) -> tuple[int, ...] | None:
+    return tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None
+
+
+def _input(tensor: messages.ModelInput) -> InputConfig:
+    return InputConfig(
+        name=tensor.name,
+        datatype=datatype_of_number(tensor.data_type),
+        dims=tuple(tensor.dims),
+        reshape=_reshape(tensor),
+        optional=tensor.optional,
+        format=messages.ModelInput.Format.Name(tensor.format),
+    )
+
+
+def _output(tensor: messages.ModelOutput, labels: Labels) -> OutputConfig:
+    return OutputConfig(
+        name=tensor.name,
+        datatype=datatype_of_number(tensor.data_type),
+        dims=tuple(tensor.dims),
+        reshape=_reshape(tensor),
+        label_filename=tensor.label_filename,
+        labels=labels.get(tensor.name, ()),
+    )
+
+
+def _instance_group(group: messages.ModelInstanceGroup) -> InstanceGroup:
+    return InstanceGroup(
+        name=group.name,
+        kind=InstanceKind(messages.ModelInstanceGroup.Kind.Name(group.kind)),
+        count=group.count,
+        gpus=tuple(group.gpus),
+        passive=group.passive,
+    )
+
+
+def _dynamic_batching(batching: messages.ModelDynamicBatching) -> DynamicBatching:
+    return DynamicBatching(
+        preferred_batch_sizes=tuple(sorted(set(batching.preferred_batch_size))),
+        max_queue_delay_microseconds=batching.max_queue_delay_microseconds,
+        preserve_ordering=batching.preserve_ordering,
+        priority_levels=batching.priority_levels,
+        default_priority_level=batching.default_priority_level,
+        default_queue_policy=_queue_policy(batching.default_queue_policy),
+        priority_queue_policy={
+            level: _queue_policy(policy) for level, policy in sorted(batching.priority_queue_policy.items())
+        },
+    )
+
+
+def _queue_policy(policy: messages.ModelQueuePolicy) -> QueuePolicy:
+    return QueuePolicy(
+        timeout_action=TimeoutAction(messages.ModelQueuePolicy.TimeoutAction.Name(policy.timeout_action)),
+        default_timeout_microseconds=policy.default_timeout_microseconds,
+        allow_timeout_override=policy.allow_timeout_override,
+        max_queue_size=policy.max_queue_size,
+    )
+
+
+def _step(step: messages.ModelEnsembling.Step) -> EnsembleStep:
+    return EnsembleStep(
+        model_name=step.model_name,
+        # The text format cannot tell 0 from left out; the highest ready version serves both.
+        model_version=step.model_version or -1,
+        input_map=dict(sorted(step.input_map.items())),
+        output_map=dict(sorted(step.output_map.items())),
+    )
+
+
+def _warmup(sample: messages.ModelWarmup) -> WarmupSample:
+    return WarmupSample(
+        name=sample.name,
+        batch_size=sample.batch_size,
+        inputs={name: _warmup_input(tensor) for name, tensor in sorted(sample.inputs.items())},
+        count=max(sample.count, 1),
+    )
+
+
+def _warmup_input(tensor: messages.ModelWarmup.Input) -> WarmupInput:
+    choice = tensor.WhichOneof("input_data_type")
+    source = {"zero_data": "zero", "random_data": "random"}.get(choice or "", f"file:{tensor.input_data_file}")
+    return WarmupInput(datatype=datatype_of_number(tensor.data_type), dims=tuple(tensor.dims), source=source)

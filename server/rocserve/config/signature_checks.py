@@ -1,0 +1,131 @@
+"""A configuration against what the loaded model reports of itself, in the words of Triton's ONNX Runtime backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rocserve.config.datatypes import datatype_of_number, format_shape, type_name
+from rocserve.core.errors import invalid_argument
+from rocserve.core.requests import Signature, TensorSpec
+from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
+
+_VARIABLE = -1
+
+
+def check_signature(message: ModelConfig, signature: Signature) -> tuple[str, ...]:
+    """Warnings about what may go wrong later.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT when a tensor is unknown to the model, missing, or of another datatype or shape.
+    """
+    _check_inputs_complete(message, signature)
+    inputs = {spec.name: spec for spec in signature.inputs}
+    outputs = {spec.name: spec for spec in signature.outputs}
+    for tensor in message.input:
+        _check_tensor(tensor, "input", inputs, message)
+    for output in message.output:
+        _check_tensor(output, "output", outputs, message)
+    if not message.output:
+        raise invalid_argument(
+            f"unable to load model '{message.name}', configuration must specify at least one 'output'; the model"
+            f" provides: {_names(outputs)}"
+        )
+    return tuple(
+        f"model '{message.name}': input '{tensor.name}' is optional in the configuration, but the model needs it;"
+        " requests without it will fail"
+        for tensor in message.input
+        if tensor.optional and tensor.name not in signature.optional_inputs
+    )
+
+
+def tensor_fits(tensor: ModelInput | ModelOutput, spec: TensorSpec, message: ModelConfig) -> bool:
+    """Whether a configured tensor has the model's datatype and an admissible shape."""
+    return datatype_of_number(tensor.data_type) is spec.datatype and not _shape_fault(tensor, spec, message)
+
+
+def _check_inputs_complete(message: ModelConfig, signature: Signature) -> None:
+    given = {tensor.name for tensor in message.input}
+    required = {spec.name for spec in signature.inputs} - signature.optional_inputs
+    # Equal counts with a name that is not the model's get the clearer text about that name.
+    if len(message.input) < len(required) or len(message.input) > len(signature.inputs):
+        missing = sorted(required - given)
+        detail = f"; missing: {', '.join(missing)}" if missing else ""
+        raise invalid_argument(
+            f"unable to load model '{message.name}', configuration expects {len(message.input)} inputs, model provides"
+            f" {len(signature.inputs)}{detail}"
+        )
+
+
+def _check_tensor(
+    tensor: ModelInput | ModelOutput, what: str, specs: dict[str, TensorSpec], message: ModelConfig
+) -> None:
+    spec = specs.get(tensor.name)
+    if spec is None:
+        raise invalid_argument(
+            f"unexpected inference {what} '{tensor.name}', allowed {what}s are: {_names(specs)} (unable to load model"
+            f" '{message.name}')"
+        )
+    datatype = datatype_of_number(tensor.data_type)
+    if datatype is not spec.datatype:
+        raise invalid_argument(
+            f"unable to load model '{message.name}', configuration expects datatype {type_name(datatype)} for {what}"
+            f" '{tensor.name}', model provides {type_name(spec.datatype)}"
+        )
+    fault = _shape_fault(tensor, spec, message)
+    if fault:
+        raise invalid_argument(fault)
+
+
+def _shape_fault(tensor: ModelInput | ModelOutput, spec: TensorSpec, message: ModelConfig) -> str:
+    dims = list(tensor.reshape.shape) if tensor.HasField("reshape") else list(tensor.dims)
+    shape = spec.shape
+    if message.max_batch_size > 0:
+        return _batching_shape_fault(dims, shape, f"model '{message.name}', tensor '{tensor.name}': ")
+    if not shape:
+        return _scalar_fault(dims, tensor.name, message.name)
+    if _admits(shape, dims):
+        return ""
+    advice = ""
+    if shape[0] == _VARIABLE and _admits(shape[1:], dims):
+        advice = "; set max_batch_size above 0 to batch, or write the whole shape into dims"
+    return (
+        f"model '{message.name}', tensor '{tensor.name}': the model expects {len(shape)} dimensions (shape"
+        f" {format_shape(shape)}) but the model configuration specifies {len(dims)} dimensions (shape"
+        f" {format_shape(dims)}){advice}"
+    )
+
+
+def _batching_shape_fault(dims: Sequence[int], shape: Sequence[int], prefix: str) -> str:
+    if not shape or shape[0] != _VARIABLE:
+        return (
+            f"{prefix}for the model to support batching the shape should have at least 1 dimension and the first"
+            f" dimension must be -1; but shape expected by the model is {format_shape(shape)}"
+        )
+    full = [_VARIABLE, *dims]
+    if _admits(shape, full):
+        return ""
+    return (
+        f"{prefix}the model expects {len(shape)} dimensions (shape {format_shape(shape)}) but the model configuration"
+        f" specifies {len(full)} dimensions (an initial batch dimension because max_batch_size > 0 followed by the"
+        f" explicit tensor shape, making complete shape {format_shape(full)})"
+    )
+
+
+def _scalar_fault(dims: Sequence[int], tensor: str, model: str) -> str:
+    if all(dim == 1 for dim in dims):
+        return ""
+    return (
+        f"unable to load model '{model}', scalar tensor '{tensor}', should only provide 1 in the model configuration"
+        f" when the model doesn't support batching. Model configuration provided: {format_shape(dims)}."
+    )
+
+
+def _admits(shape: Sequence[int], dims: Sequence[int]) -> bool:
+    """Whether the model's shape allows the configured one: equal where the model's is fixed."""
+    return len(shape) == len(dims) and all(
+        theirs in (_VARIABLE, ours) for theirs, ours in zip(shape, dims, strict=True)
+    )
+
+
+def _names(specs: Iterable[str]) -> str:
+    return ", ".join(sorted(specs))

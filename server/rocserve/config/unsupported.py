@@ -1,0 +1,73 @@
+"""Parts of ModelConfig that this version does not serve: refused where answers would change, else named once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rocserve.core.errors import ServeError, unimplemented
+from rocserve.protocol.model_config_pb2 import ModelConfig
+
+_PINNED_MEMORY = {"input_pinned_memory", "output_pinned_memory"}
+"""Written into every configuration that Triton prints; there is nothing to tell about them."""
+
+
+def check_supported(message: ModelConfig) -> tuple[str, ...]:
+    """One warning that names the settings without effect, or none.
+
+    Raises:
+        ServeError: UNIMPLEMENTED for a setting without which the model would answer differently.
+    """
+    for setting, advice in _refused(message):
+        raise _not_supported(message.name, setting, advice)
+    ignored = tuple(_ignored(message))
+    if not ignored:
+        return ()
+    return (f"model '{message.name}': settings without effect in this version of rocserve: {', '.join(ignored)}",)
+
+
+def _not_supported(model: str, setting: str, advice: str) -> ServeError:
+    return unimplemented(f"model '{model}': {setting} is not supported by this version of rocserve; {advice}")
+
+
+def _refused(message: ModelConfig) -> Iterator[tuple[str, str]]:
+    """The settings that cannot be honoured, each with what to do."""
+    if message.HasField("sequence_batching"):
+        yield "sequence_batching", "remove it if requests of the model do not depend on each other"
+    if message.model_transaction_policy.decoupled:
+        yield "model_transaction_policy.decoupled", "only models with one response to each request are served"
+    if message.batch_input:
+        yield "batch_input", "give the model these tensors as inputs of the request"
+    if message.batch_output:
+        yield "batch_output", "remove it, and let the model return one row for each row of the request"
+    for tensor in message.input:
+        if tensor.allow_ragged_batch:
+            yield f"allow_ragged_batch of input '{tensor.name}'", "remove it; only requests of equal shape are batched"
+    if message.model_operations.op_library_filename:
+        yield "model_operations.op_library_filename", "custom operators cannot be loaded"
+    if message.model_repository_agents.agents:
+        yield "model_repository_agents", "remove it, and prepare the model's files before they are dropped"
+    for step in message.ensemble_scheduling.step:
+        if step.model_namespace:
+            yield f"model_namespace of the step '{step.model_name}'", "model names are unique in the whole server"
+    for group in message.instance_group:
+        if group.secondary_devices:
+            yield f"secondary_devices of instance group '{group.name}'", "remove it"
+
+
+def _ignored(message: ModelConfig) -> Iterator[str]:
+    for field, _ in message.optimization.ListFields():
+        if field.name not in _PINNED_MEMORY:
+            yield f"optimization.{field.name}"
+    if message.response_cache.enable:
+        yield "response_cache"
+    if any(group.HasField("rate_limiter") for group in message.instance_group):
+        yield "instance_group.rate_limiter"
+    if any(group.host_policy for group in message.instance_group):
+        yield "instance_group.host_policy"
+    if message.ensemble_scheduling.max_inflight_requests:
+        yield "ensemble_scheduling.max_inflight_requests"
+    for setting in ("runtime", "cc_model_filenames", "metric_tags"):
+        if getattr(message, setting):
+            yield setting
+    if message.HasField("model_metrics"):
+        yield "model_metrics"

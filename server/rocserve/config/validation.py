@@ -1,0 +1,206 @@
+"""What a ModelConfig must fulfil before a model is loaded. Rules and words are Triton's (its model_config_utils)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from rocserve.backends.registry import ENSEMBLE_PLATFORM
+from rocserve.config.ensemble_validation import check_ensemble_scheduling
+from rocserve.core.errors import invalid_argument
+from rocserve.protocol import model_config_pb2
+from rocserve.protocol.model_config_pb2 import (
+    ModelConfig,
+    ModelDynamicBatching,
+    ModelInput,
+    ModelInstanceGroup,
+    ModelOutput,
+    ModelQueuePolicy,
+)
+
+_VARIABLE = -1
+
+
+def check_model_config(message: ModelConfig) -> None:
+    """All that can be checked of a normalised configuration without the model; tensors that are given included.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT with the first fault.
+    """
+    if not message.name:
+        raise invalid_argument("model configuration must specify 'name'")
+    check_platform(message)
+    if message.max_batch_size < 0:
+        raise invalid_argument(f"'max_batch_size' must be non-negative value for {message.name}")
+    if message.HasField("dynamic_batching"):
+        _check_dynamic_batching(message.dynamic_batching, message)
+    if message.HasField("ensemble_scheduling"):
+        check_ensemble_scheduling(message)
+    _check_instance_groups(message)
+    _check_model_metrics(message)
+    check_tensors(message)
+    _check_version_policy(message)
+
+
+def check_platform(message: ModelConfig) -> None:
+    """`platform` and `backend` fit each other and the scheduling; that a backend exists is checked elsewhere."""
+    is_ensemble = message.platform == ENSEMBLE_PLATFORM
+    if is_ensemble and message.backend:
+        raise invalid_argument(
+            f"Ensemble model '{message.name}' must have platform type '{ENSEMBLE_PLATFORM}' and empty backend type"
+        )
+    if message.HasField("ensemble_scheduling") and not is_ensemble:
+        raise invalid_argument(
+            f"ensemble scheduling cannot be set for model '{message.name}' whose platform is not {ENSEMBLE_PLATFORM}"
+        )
+    if is_ensemble and not message.HasField("ensemble_scheduling"):
+        raise invalid_argument(
+            f"ensemble scheduling must be set for ensemble {message.name} whose platform is {ENSEMBLE_PLATFORM}"
+        )
+    if not message.platform and not message.backend:
+        raise invalid_argument(f"must specify 'platform' or 'backend' for '{message.name}'")
+
+
+def check_tensors(message: ModelConfig) -> None:
+    """Inputs and outputs: names, datatypes, dims, reshapes and formats."""
+    for tensor in message.input:
+        _check_tensor(tensor, "model input ", message)
+        if tensor.format != ModelInput.FORMAT_NONE and len(tensor.dims) != 3:
+            raise invalid_argument(f"model input NHWC/NCHW require 3 dims for {message.name}")
+    for output in message.output:
+        _check_tensor(output, "model output ", message)
+    _check_unique("model input", [tensor.name for tensor in message.input], message.name)
+    _check_unique("model output", [tensor.name for tensor in message.output], message.name)
+
+
+def _check_unique(what: str, names: Iterable[str], model: str) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise invalid_argument(f"{what} '{name}' is specified {count} times for {model}; each name may stand once")
+
+
+def _check_tensor(tensor: ModelInput | ModelOutput, prefix: str, message: ModelConfig) -> None:
+    fault = _tensor_fault(tensor, message.max_batch_size)
+    if fault:
+        named = f"{prefix}'{tensor.name}' " if tensor.name else prefix
+        raise invalid_argument(f"{named}{fault} for {message.name}")
+    if tensor.is_shape_tensor:
+        raise invalid_argument(f"shape tensors are only supported for TensorRT platform for {message.name}")
+    if tensor.is_non_linear_format_io:
+        raise invalid_argument(f"Non-linear IO format is only supported for the TensorRT platform for {message.name}")
+
+
+def _tensor_fault(tensor: ModelInput | ModelOutput, max_batch_size: int) -> str:
+    if not tensor.name:
+        return "must specify 'name'"
+    if tensor.data_type == model_config_pb2.TYPE_INVALID:
+        return "must specify 'data_type'"
+    if not tensor.dims:
+        return "must specify 'dims'"
+    if not all(_is_dimension(dim) for dim in tensor.dims):
+        return f"dimension must be integer >= 1, or {_VARIABLE} to indicate a variable-size dimension"
+    if not tensor.HasField("reshape"):
+        return ""
+    return _reshape_fault(list(tensor.dims), list(tensor.reshape.shape), max_batch_size)
+
+
+def _reshape_fault(dims: list[int], shape: list[int], max_batch_size: int) -> str:
+    if not shape and max_batch_size == 0:
+        return "cannot have empty reshape for non-batching model as scalar tensors are not supported"
+    if not all(_is_dimension(dim) for dim in shape):
+        return f"reshape dimensions must be integer >= 1, or {_VARIABLE} to indicate a variable-size dimension"
+    trunks, reshaped = _trunk_sizes(dims), _trunk_sizes(shape)
+    if (len(trunks) == 1) != (len(reshaped) == 1):
+        return "has different size for dims and reshape"
+    if len(trunks) != len(reshaped):
+        return "has different number of variable-size dimensions for dims and reshape"
+    return "has different size for dims and reshape" if trunks != reshaped else ""
+
+
+def _trunk_sizes(dims: Sequence[int]) -> list[int]:
+    """Element counts of the stretches between dimensions of any size: [2, 4, -1, 6] gives [8, 6]."""
+    sizes = [1]
+    for dim in dims:
+        if dim == _VARIABLE:
+            sizes.append(1)
+        else:
+            sizes[-1] *= dim
+    return sizes
+
+
+def _is_dimension(dim: int) -> bool:
+    return dim >= 1 or dim == _VARIABLE
+
+
+def _check_dynamic_batching(batching: ModelDynamicBatching, message: ModelConfig) -> None:
+    name = message.name
+    for size in batching.preferred_batch_size:
+        if size <= 0:
+            raise invalid_argument(f"dynamic batching preferred size must be positive for {name}")
+        if size > message.max_batch_size:
+            raise invalid_argument(f"dynamic batching preferred size must be <= max batch size for {name}")
+    levels = batching.priority_levels
+    if levels:
+        if not 1 <= batching.default_priority_level <= levels:
+            raise invalid_argument(f"default priority level must be in range [1, {levels}] for {name}")
+        if not all(1 <= level <= levels for level in batching.priority_queue_policy):
+            raise invalid_argument(f"priority queue policy must have priority level in range [1, {levels}] for {name}")
+    if batching.preserve_ordering:
+        _check_order_can_be_kept(batching, name)
+
+
+def _check_order_can_be_kept(batching: ModelDynamicBatching, name: str) -> None:
+    if batching.priority_levels > 1:
+        raise invalid_argument(f"Only one priority level is allowed when 'preserve_ordering' is true for {name}")
+    for policy in (batching.default_queue_policy, *batching.priority_queue_policy.values()):
+        if policy.default_timeout_microseconds and policy.timeout_action == ModelQueuePolicy.DELAY:
+            raise invalid_argument(
+                f"Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for {name}"
+            )
+
+
+def _check_instance_groups(message: ModelConfig) -> None:
+    if message.HasField("ensemble_scheduling"):
+        return
+    if not message.instance_group:
+        raise invalid_argument(f"must specify one or more 'instance group's for {message.name}")
+    for group in message.instance_group:
+        fault = _instance_group_fault(group, message.platform)
+        if fault:
+            raise invalid_argument(f"instance group {group.name} of model {message.name} {fault}")
+
+
+def _instance_group_fault(group: ModelInstanceGroup, platform: str) -> str:
+    kind = ModelInstanceGroup.Kind.Name(group.kind)
+    if kind in ("KIND_MODEL", "KIND_CPU") and group.gpus:
+        return f"has kind {kind} but specifies one or more GPUs"
+    if any(gpu < 0 for gpu in group.gpus):
+        return f"specifies invalid or unsupported gpu id {min(group.gpus)}; expected the numbers of GPUs, from 0"
+    if group.profile:
+        return f"and platform {platform} specifies profile field which is only supported for TensorRT models"
+    return ""
+
+
+def _check_model_metrics(message: ModelConfig) -> None:
+    for control in message.model_metrics.metric_control:
+        if not control.HasField("metric_identifier"):
+            raise invalid_argument("metric control must specify 'metric_identifier'")
+        if not control.metric_identifier.family:
+            raise invalid_argument("metric identifier must specify non-empty 'family'")
+        if not control.HasField("histogram_options"):
+            raise invalid_argument("metric control must specify 'histogram_options'")
+        if not control.histogram_options.buckets:
+            raise invalid_argument("histogram options must specify non-empty 'buckets'")
+
+
+def _check_version_policy(message: ModelConfig) -> None:
+    if not message.HasField("version_policy") or message.version_policy.WhichOneof("policy_choice") is None:
+        raise invalid_argument(f"must specify 'version policy' for {message.name}")
+    if message.version_policy.HasField("specific"):
+        versions = message.version_policy.specific.versions
+        if not versions:
+            raise invalid_argument(f"version policy 'specific' must list at least one of 'versions' for {message.name}")
+        if min(versions) < 0:
+            raise invalid_argument(
+                f"version policy 'specific' must list versions >= 0 for {message.name}, got {min(versions)}"
+            )

@@ -1,0 +1,42 @@
+"""Which versions a model folder has, and which of them its version policy serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from rocserve.core.model_config import VersionPolicy, VersionPolicyKind
+
+_HIGHEST = 2**63 - 1
+
+
+def find_versions(folder: Path) -> tuple[int, ...]:
+    """The versions of a model folder, ascending: its sub-folders with integer names (a leading zero makes none)."""
+    try:
+        names = [entry.name for entry in folder.iterdir() if entry.is_dir()]
+    except OSError:
+        return ()
+    return tuple(sorted(int(name) for name in names if is_version_name(name)))
+
+
+def is_version_name(name: str) -> bool:
+    """Whether a folder of this name holds a version: digits only, no leading zero but "0" itself, at most 63 bits."""
+    digits = name.isascii() and name.isdigit() and len(name) <= 19
+    return digits and (name == "0" or not name.startswith("0")) and int(name) <= _HIGHEST
+
+
+def select_versions(policy: VersionPolicy, available: Iterable[int]) -> tuple[int, ...]:
+    """The versions that the policy serves, ascending. Specific ones that are not there are left out."""
+    existing = sorted(set(available))
+    if policy.kind is VersionPolicyKind.ALL:
+        return tuple(existing)
+    if policy.kind is VersionPolicyKind.SPECIFIC:
+        return tuple(version for version in existing if version in policy.specific)
+    return tuple(existing[-policy.latest :])
+
+
+def missing_versions(policy: VersionPolicy, available: Iterable[int]) -> tuple[int, ...]:
+    """The versions that the policy names and that are not there, ascending; none unless it is `specific`."""
+    if policy.kind is not VersionPolicyKind.SPECIFIC:
+        return ()
+    return tuple(sorted(set(policy.specific) - set(available)))

@@ -1,0 +1,105 @@
+"""The verb `rocserve config MODEL_DIR`: prints the effective configuration of a model folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TextIO
+
+from rocserve.backends.registry import BackendRegistry
+from rocserve.config.definition import ModelDefinition, complete_definition, read_model_definitions
+from rocserve.config.ensemble_checks import check_ensemble
+from rocserve.config.pbtxt import format_model_config
+from rocserve.config.sources import read_written_config
+from rocserve.config.versions import find_versions, select_versions
+from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.requests import Signature
+from rocserve.protocol import model_config_pb2 as messages
+
+Describe = Callable[[ModelDefinition, int], Signature]
+"""Loads a version of the model and returns its signature; raises ServeError when it cannot be loaded."""
+
+
+def run(
+    model_folder: Path,
+    *,
+    registry: BackendRegistry,
+    describe: Describe,
+    config_name: str = "",
+    strict: bool = False,
+    out: TextIO = sys.stdout,
+    err: TextIO = sys.stderr,
+) -> int:
+    """Print each model of the folder as config.pbtxt, with comments on what was completed.
+
+    Returns:
+        The exit status: 0, or 1 with the reason on `err` when the configuration is wrong.
+    """
+    try:
+        text = _effective_config(model_folder.resolve(), registry, describe, config_name, strict)
+    except ServeError as error:
+        print(f"{model_folder}: {error.text}", file=err)
+        return 1
+    print(text, end="", file=out)
+    return 0
+
+
+def _effective_config(
+    folder: Path, registry: BackendRegistry, describe: Describe, config_name: str, strict: bool
+) -> str:
+    if not folder.is_dir():
+        raise invalid_argument("is not a folder; expected the folder of a model, as in a model repository")
+    definitions = read_model_definitions(folder, registry, config_name=config_name, strict=strict)
+    written = read_written_config(
+        folder, folder.name, config_name=config_name, strict=strict, override_json=None, roots=(folder,)
+    )
+    complete = [_complete(definition, describe, strict) for definition in definitions]
+    _check_chain(complete)
+    return "\n".join(
+        _header(definition, model.message) + format_model_config(definition.message)
+        for definition, model in zip(complete, written.models, strict=True)
+    )
+
+
+def _complete(definition: ModelDefinition, describe: Describe, strict: bool) -> ModelDefinition:
+    if definition.backend is None:
+        return complete_definition(definition, None, strict=strict)
+    versions = select_versions(definition.config.version_policy, find_versions(definition.folder))
+    if not versions:
+        raise invalid_argument(
+            f"at least one version must be available under the version policy of model '{definition.name}'"
+        )
+    return complete_definition(definition, describe(definition, versions[-1]), strict=strict)
+
+
+def _check_chain(definitions: list[ModelDefinition]) -> None:
+    """The members of a chain lie in its own folder, so the whole of it can be checked; other ensembles' do not."""
+    if len(definitions) > 1:
+        members: Mapping[str, ModelConfig] = {definition.name: definition.config for definition in definitions}
+        for definition in definitions:
+            if definition.is_ensemble:
+                check_ensemble(definition.config, members)
+
+
+def _header(definition: ModelDefinition, written: messages.ModelConfig) -> str:
+    lines = [f"The effective configuration of model '{definition.name}', from {definition.source}."]
+    completed = _completed_fields(definition.message, written)
+    if completed:
+        lines.append(f"Completed: {', '.join(completed)}.")
+    lines += [f"Warning: {warning}" for warning in definition.warnings]
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def _completed_fields(complete: messages.ModelConfig, written: messages.ModelConfig) -> list[str]:
+    """The top-level fields whose value is not as it was written."""
+    return [
+        field.name
+        for field, value in complete.ListFields()
+        if not _is_set(written, field.name) or getattr(written, field.name) != value
+    ]
+
+
+def _is_set(message: messages.ModelConfig, name: str) -> bool:
+    return any(field.name == name for field, _ in message.ListFields())

@@ -1,0 +1,82 @@
+"""A registry like the real one, and model folders made of a few words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from rocserve.backends.base import BackendSpec
+from rocserve.backends.registry import BackendRegistry
+from rocserve.core.datatypes import DataType
+from rocserve.core.requests import Signature, TensorSpec
+
+
+def _spec(name: str, platforms: tuple[str, ...], filenames: tuple[str, ...], thread_safe: bool) -> BackendSpec:
+    return BackendSpec(
+        name=name,
+        platforms=platforms,
+        engine=f"engines.{name}",
+        model_filenames=filenames,
+        thread_safe=thread_safe,
+        forks_from_zygote=True,
+    )
+
+
+@pytest.fixture
+def registry() -> BackendRegistry:
+    return BackendRegistry(
+        [
+            _spec("onnx", ("onnx_onnxv1", "onnxruntime_onnx", "onnxruntime"), ("model.onnx",), True),
+            _spec(
+                "migraphx",
+                ("migraphx_mxr", "tensorflow_graphdef"),
+                ("model.mxr", "model.graphdef", "model.pb"),
+                False,
+            ),
+            _spec("rocal", ("rocal_json", "rocal"), ("pipeline.json", "model.json", "*.json"), True),
+            _spec("python", ("python",), ("model.py",), False),
+        ]
+    )
+
+
+MakeFolder = Callable[..., Path]
+
+
+@pytest.fixture
+def make_folder(tmp_path: Path) -> MakeFolder:
+    """make_folder("m", {"config.pbtxt": text, "1/model.onnx": ""}) in a repository of its own."""
+
+    def make(name: str, files: Mapping[str, str] | None = None) -> Path:
+        folder = tmp_path / "repository" / name
+        folder.mkdir(parents=True)
+        for path, text in (files or {}).items():
+            file = folder / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        return folder
+
+    return make
+
+
+MakeSignature = Callable[..., Signature]
+Tensors = Mapping[str, tuple[str, tuple[int, ...]]]
+
+
+@pytest.fixture
+def make_signature() -> MakeSignature:
+    """make_signature({"x": ("FP32", (-1, 4))}, {"y": ...}); batching as the first dimensions say, unless told."""
+
+    def make(
+        inputs: Tensors, outputs: Tensors, *, batching: bool | None = None, optional: tuple[str, ...] = ()
+    ) -> Signature:
+        specs = [
+            tuple(TensorSpec(name, DataType(datatype), shape) for name, (datatype, shape) in tensors.items())
+            for tensors in (inputs, outputs)
+        ]
+        if batching is None:
+            batching = all(spec.shape[:1] == (-1,) for spec in (*specs[0], *specs[1]))
+        return Signature(specs[0], specs[1], batching, frozenset(optional))
+
+    return make
