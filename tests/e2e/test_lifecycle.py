@@ -1,0 +1,211 @@
+"""The server's start and end, health that is watched, explicit control, and flags."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from support.models import add_constant, drop, slow_sum
+from support.server import wait_until
+from tritonclient.utils import InferenceServerException
+
+from rocserve.protocol import health_pb2
+
+
+def ask(client: triton.InferenceServerClient, model: str, version: str = "") -> list[float]:
+    entry = triton.InferInput("X", [1, 2], "FP32")
+    entry.set_data_from_numpy(np.array([[1, 2]], np.float32))
+    return client.infer(model, [entry], model_version=version).as_numpy("Y")[0].tolist()
+
+
+def test_sigterm_finishes_the_work_in_hand(serve, repository: Path):
+    drop(repository, "slow", slow_sum(4000))
+    server = serve(repository)
+    server.wait_until_ready()
+    results: list = []
+    sent = threading.Event()
+
+    def infer() -> None:
+        client = server.client()
+        entry = triton.InferInput("X", [4, 256], "FP32")
+        entry.set_data_from_numpy(np.ones((4, 256), np.float32))
+        sent.set()
+        results.append(client.infer("slow", [entry]).as_numpy("Y").shape)
+
+    threads = [threading.Thread(target=infer) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    sent.wait()
+    pending = server.client()
+    wait_until(lambda: "slow" in [row.name for row in pending.get_inference_statistics().model_stats], 5)
+    time.sleep(0.1)
+    assert server.terminate() == 0
+    for thread in threads:
+        thread.join()
+    assert results == [(4, 256)] * 4
+    assert "ended" in server.log_text
+
+
+def test_an_open_stream_does_not_hold_the_end_up(serve, repository: Path):
+    drop(repository, "m", add_constant(1.0))
+    server = serve(repository)
+    server.wait_until_ready()
+    client = server.client()
+    client.start_stream(lambda result, error: None)
+    entry = triton.InferInput("X", [1, 2], "FP32")
+    entry.set_data_from_numpy(np.ones((1, 2), np.float32))
+    client.async_stream_infer("m", [entry])
+    time.sleep(0.3)
+    started = time.monotonic()
+    assert server.terminate() == 0
+    assert time.monotonic() - started < 10
+
+
+def test_health_is_watched(serve, repository: Path):
+    server = serve(repository)
+    server.wait_until_ready()
+    seen: list[int] = []
+    with grpc.insecure_channel(server.address) as channel:
+        watch = channel.unary_stream(
+            "/grpc.health.v1.Health/Watch",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )(health_pb2.HealthCheckRequest(service="m"))
+        threading.Thread(target=lambda: collect(watch, seen), daemon=True).start()
+        wait_until(lambda: seen == [health_pb2.HealthCheckResponse.SERVICE_UNKNOWN], 10)
+        drop(repository, "m", add_constant(1.0))
+        wait_until(lambda: seen[-1] == health_pb2.HealthCheckResponse.SERVING, 20)
+
+
+def collect(watch, seen: list[int]) -> None:
+    try:
+        for response in watch:
+            seen.append(response.status)
+    except grpc.RpcError:
+        pass
+
+
+def test_explicit_control(serve, repository: Path):
+    drop(repository, "a", add_constant(1.0))
+    drop(repository, "b", add_constant(2.0))
+    server = serve(repository, flags=("--model-control-mode=explicit", "--load-model=a"))
+    server.wait_until_ready()
+    client = server.client()
+    assert ask(client, "a") == [2.0, 3.0]
+    assert not client.is_model_ready("b")
+    client.load_model("b")
+    assert ask(client, "b") == [3.0, 4.0]
+    client.unload_model("a")
+    wait_until(lambda: not client.is_model_ready("a"), 10)
+    client.load_model("a", config='{"max_batch_size": 2, "platform": "onnx_onnxv1"}')
+    assert client.get_model_config("a").config.max_batch_size == 2
+    with pytest.raises(InferenceServerException, match="failed to load 'nothing'"):
+        client.load_model("nothing")
+
+
+def test_load_is_refused_where_the_folder_decides(serve, repository: Path):
+    drop(repository, "a", add_constant(1.0))
+    server = serve(repository)
+    server.wait_until_ready()
+    with pytest.raises(InferenceServerException, match="explicit model load / unload is not allowed"):
+        server.client().load_model("a")
+
+
+def test_version_policies(serve, repository: Path):
+    for version in (1, 2, 3):
+        for name, policy in (
+            ("all", "all { }"),
+            ("latest", "latest { num_versions: 2 }"),
+            ("one", "specific { versions: [ 1 ] }"),
+        ):
+            drop(repository, name, add_constant(float(version)), f"version_policy: {{ {policy} }}", version)
+    server = serve(repository)
+    server.wait_until_ready()
+    client = server.client()
+    assert [ask(client, "all", version)[0] for version in ("1", "2", "3", "")] == [2.0, 3.0, 4.0, 4.0]
+    assert [ask(client, "latest", version)[0] for version in ("2", "3", "")] == [3.0, 4.0, 4.0]
+    assert ask(client, "one")[0] == 2.0
+    with pytest.raises(InferenceServerException):
+        ask(client, "latest", "1")
+
+
+def rocserve(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rocserve.cli", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ((), "--model-repository=FOLDER is needed"),
+        (("--model-repository=.", "--allow-http=true"), "HTTP is not served by this version"),
+        (("--model-repository=.", "--http-port=8000"), "--http-port: HTTP is not served by this version"),
+        (("--model-repository=.", "--trace-config=rate=1"), "Tracing is not served"),
+        (("--model-repository=.", "--grpc-use-ssl=true"), "TLS needs --grpc-server-cert and --grpc-server-key"),
+        (("--model-repository=.", "--load-model=a"), "--load-model needs --model-control-mode=explicit"),
+        (("--model-repository=.", "--no-such-flag=1"), "unrecognized arguments: --no-such-flag=1"),
+    ],
+)
+def test_flags_that_cannot_be_served_are_refused(flags, text):
+    result = rocserve("serve", *flags)
+    assert result.returncode == 2
+    assert text in result.stderr
+
+
+def test_switched_off_subjects_are_fine(serve, repository: Path):
+    drop(repository, "a", add_constant(1.0))
+    flags = ("--allow-http=false", "--http-port=8080", "--allow-metrics=false", "--metrics-port=9000")
+    server = serve(repository, flags=flags)
+    server.wait_until_ready()
+    assert ask(server.client(), "a") == [2.0, 3.0]
+
+
+def test_a_taken_port_is_said(serve, repository: Path):
+    server = serve(repository)
+    result = rocserve(
+        "serve", f"--model-repository={repository}", "--grpc-address=127.0.0.1", f"--grpc-port={server.port}"
+    )
+    assert result.returncode == 1
+    assert f"127.0.0.1:{server.port}" in result.stderr
+
+
+def test_a_failing_model_ends_the_start_unless_told_otherwise(repository: Path):
+    drop(repository, "broken", b"no ONNX")
+    result = rocserve("serve", f"--model-repository={repository}", "--grpc-address=127.0.0.1", "--grpc-port=0")
+    assert result.returncode == 1
+    assert "model 'broken' failed to load" in result.stderr
+    assert "--exit-on-error=false" in result.stderr
+
+
+def test_the_effective_config_is_printed(repository: Path):
+    folder = drop(repository, "m", add_constant(1.0))
+    result = rocserve("config", str(folder))
+    assert result.returncode == 0, result.stderr
+    assert 'platform: "onnx_onnxv1"' in result.stdout
+    assert "max_batch_size: 4" in result.stdout
+    (folder / "config.pbtxt").write_text("max_batchsize: 3")
+    result = rocserve("config", str(folder))
+    assert result.returncode == 1
+    assert "max_batchsize" in result.stderr
+
+
+def test_the_status_table_is_printed(serve, repository: Path):
+    drop(repository, "m", add_constant(1.0))
+    server = serve(repository)
+    server.wait_until_ready()
+    ask(server.client(), "m")
+    result = rocserve("status", "--once", "--url", server.address)
+    assert result.returncode == 0, result.stderr
+    assert "READY" in result.stdout
+    assert "m" in result.stdout
+    result = rocserve("status", "--once", "--url", "127.0.0.1:1")
+    assert result.returncode == 1
+    assert "127.0.0.1:1" in result.stderr

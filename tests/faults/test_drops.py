@@ -1,0 +1,152 @@
+"""Whatever is dropped into the repository, what served before goes on serving without one failed request."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from support.load import ConstantLoad
+from support.models import add_constant, drop
+from support.server import RocserveProcess, wait_until
+
+SETTLE_SECONDS = 0.5
+LOAD_SECONDS = 60.0
+CONFIG = """
+platform: "onnx_onnxv1"
+max_batch_size: 8
+input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
+dynamic_batching { }
+"""
+
+
+def index_of(server: RocserveProcess, model: str) -> dict[str, tuple[str, str]]:
+    """Version -> (state, reason)."""
+    client = server.client()
+    rows = client.get_model_repository_index().models
+    client.close()
+    return {row.version: (row.state, row.reason) for row in rows if row.name == model}
+
+
+def reason_of(server: RocserveProcess, model: str) -> str:
+    return " ".join(reason for _, reason in index_of(server, model).values())
+
+
+def ready_after(server: RocserveProcess, model: str, version: str, since: float) -> float:
+    """Seconds until the index says that the version is READY."""
+    wait_until(
+        lambda: index_of(server, model).get(version, ("", ""))[0] == "READY", 20, f"version {version} of {model}"
+    )
+    return time.monotonic() - since
+
+
+@pytest.mark.timeout(240)
+def test_drops_under_load_hurt_nobody(serve, repository: Path, tmp_path: Path):
+    model = drop(repository, "m", add_constant(1.0), CONFIG)
+    server = serve(repository, f"--repository-settle-secs={SETTLE_SECONDS}")
+    started = time.monotonic()
+    with ConstantLoad(server.address, "m", {1.0, 2.0, 3.0, 5.0, 6.0}) as load:
+        load.wait_until_answered_by(1.0)
+
+        # A good version, written at once: READY at most settle time + 0.5 s after its last byte, plus its load.
+        drop(repository, "m", add_constant(2.0), version=2)
+        taken = ready_after(server, "m", "2", time.monotonic())
+        own_load = load_seconds(server, "m", 2)
+        assert taken <= SETTLE_SECONDS + 0.5 + own_load
+        load.wait_until_answered_by(2.0)
+
+        # A broken ONNX file as version 3: the reason is there to read, version 2 goes on.
+        drop(repository, "m", b"this is no ONNX file", version=3)
+        wait_until(lambda: index_of(server, "m").get("3", ("", ""))[0] == "UNAVAILABLE", 20, "the broken version")
+        assert index_of(server, "m")["3"][1]
+        load.wait_until_answered_by(2.0)
+        shutil.rmtree(model / "3")
+
+        # A typo in the config: named with its line and column.
+        (model / "config.pbtxt").write_text(CONFIG.replace("max_batch_size", "max_batchsize"))
+        wait_until(lambda: "max_batchsize" in reason_of(server, "m"), 20, "the reason of the typo")
+        assert "3:" in reason_of(server, "m")
+        load.wait_until_answered_by(2.0)
+        (model / "config.pbtxt").write_text(CONFIG)
+        wait_until(lambda: "max_batchsize" not in reason_of(server, "m"), 20, "the end of the typo")
+
+        # A version copied byte by byte over 5 s: nothing half is ever loaded.
+        content = add_constant(5.0)
+        (model / "4").mkdir()
+        with (model / "4" / "model.onnx").open("wb", buffering=0) as file:
+            for position in range(len(content)):
+                file.write(content[position : position + 1])
+                time.sleep(5.0 / len(content))
+        taken = ready_after(server, "m", "4", time.monotonic())
+        assert taken <= SETTLE_SECONDS + 0.5 + load_seconds(server, "m", 4)
+        load.wait_until_answered_by(5.0)
+
+        # An editor's swap file is no change.
+        loads = server.log_text.count("successfully loaded 'm'")
+        for name in (".config.pbtxt.swp", "config.pbtxt~", "4/.model.onnx.tmp"):
+            (model / name).write_bytes(b"draft")
+        time.sleep(2 * SETTLE_SECONDS + 0.5)
+        assert server.log_text.count("successfully loaded 'm'") == loads
+
+        # A folder renamed out and in again within the settle time is no change either.
+        shutil.move(model, tmp_path / "elsewhere")
+        time.sleep(SETTLE_SECONDS / 4)
+        shutil.move(tmp_path / "elsewhere", model)
+        time.sleep(2 * SETTLE_SECONDS + 0.5)
+        load.wait_until_answered_by(5.0)
+
+        # A new folder by rename, as deployments do it: version 5.
+        staged = drop(tmp_path, "staged", add_constant(6.0), version=5)
+        shutil.move(staged / "5", model / "5")
+        ready_after(server, "m", "5", time.monotonic())
+        load.wait_until_answered_by(6.0)
+
+        while time.monotonic() - started < LOAD_SECONDS:
+            time.sleep(0.1)
+        load.wait_until_answered_by(6.0)
+    assert load.failures == []
+    assert load.wrong == []
+    assert set(load.answered) == {1.0, 2.0, 5.0, 6.0}
+    assert "max_batchsize" in server.log_text
+
+
+def load_seconds(server: RocserveProcess, model: str, version: int) -> float:
+    """The engine's own load, between the log's two lines of it."""
+    begun = moment(server.log_text, f"loading: {model}:{version}")
+    ended = moment(server.log_text, f"successfully loaded '{model}' version {version}")
+    return ended - begun
+
+
+def moment(log: str, text: str) -> float:
+    """The time of day, in seconds, of the last line with the text."""
+    line = next(line for line in reversed(log.splitlines()) if text in line)
+    hours, minutes, seconds = line.split()[1].split(":")
+    return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+
+
+def test_a_model_whose_folder_goes_is_unloaded_and_comes_back(serve, repository: Path, tmp_path: Path):
+    model = drop(repository, "m", add_constant(1.0))
+    server = serve(repository, "--repository-settle-secs=0.2")
+    client = server.client()
+    assert client.is_model_ready("m")
+    shutil.move(model, tmp_path / "gone")
+    wait_until(lambda: not client.is_model_ready("m"), 20, "the end of the model")
+    wait_until(lambda: not server.workers(), 20, "the end of its worker")
+    shutil.move(tmp_path / "gone", model)
+    wait_until(lambda: client.is_model_ready("m"), 20, "its return")
+
+
+def test_many_swaps_under_load(serve, repository: Path):
+    drop(repository, "m", add_constant(0.0), CONFIG)
+    server = serve(repository, "--repository-settle-secs=0.05")
+    swaps = 30
+    with ConstantLoad(server.address, "m", {float(number) for number in range(swaps + 1)}) as load:
+        for number in range(1, swaps + 1):
+            (repository / "m" / "1" / "next.tmp").write_bytes(add_constant(float(number)))
+            (repository / "m" / "1" / "next.tmp").rename(repository / "m" / "1" / "model.onnx")
+            load.wait_until_answered_by(float(number))
+    assert load.failures == []
+    assert load.wrong == []
+    wait_until(lambda: len(server.workers()) == 1, 20, "the end of the replaced workers")

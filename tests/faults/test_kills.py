@@ -1,0 +1,96 @@
+"""A worker that is killed takes the requests inside it along, and nothing else."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from support.load import ConstantLoad
+from support.models import add_constant, drop
+from support.server import wait_until
+
+KILLS = 50
+THREADS = 8
+CONFIG = """
+platform: "onnx_onnxv1"
+max_batch_size: 8
+input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
+dynamic_batching { }
+"""
+
+
+@pytest.mark.timeout(240)
+def test_fifty_kills_under_load(serve, repository: Path):
+    drop(repository, "m", add_constant(1.0), CONFIG)
+    server = serve(repository)
+    process = psutil.Process(server.process.pid)
+    client = server.client()
+    with ConstantLoad(server.address, "m", {1.0}, THREADS) as load:
+        load.wait_until_answered_by(1.0)
+        kill_and_wait(server, load)
+        time.sleep(1.0)
+        before = measure(process)
+        for _ in range(KILLS):
+            time.sleep(random.uniform(0.0, 0.05))
+            took = kill_and_wait(server, load)
+            assert took < 2.0
+        time.sleep(1.0)
+        after = measure(process)
+    assert load.wrong == []
+    assert load.failures, "fifty kills under load hit no request: the test did not test"
+    # At most what was inside: a batch of all clients' requests a kill.
+    assert len(load.failures) <= (KILLS + 1) * THREADS
+    for status, text in load.failures:
+        assert status == "StatusCode.UNAVAILABLE"
+        assert "worker of model 'm' version 1" in text
+        assert "signal 9" in text
+    rows = client.get_model_repository_index().models
+    assert [(row.name, row.state, row.reason) for row in rows] == [("m", "READY", "")]
+    assert after[0] <= before[0] + 2, "descriptors leaked"
+    assert after[1] <= before[1] * 1.15 + (8 << 20), "memory leaked"
+
+
+def kill_and_wait(server, load: ConstantLoad) -> float:
+    """Kill the worker; the seconds until the next answer."""
+    (worker,) = server.workers()
+    killed = time.monotonic()
+    worker.kill()
+    wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, 5, "the worker's end")
+    load.wait_until_answered_by(1.0)
+    wait_until(lambda: len(server.workers()) == 1, 10, "the new worker")
+    return time.monotonic() - killed
+
+
+def measure(process: psutil.Process) -> tuple[int, int]:
+    """Descriptors and resident bytes."""
+    return process.num_fds(), process.memory_info().rss
+
+
+def test_a_dead_zygote_is_replaced(serve, repository: Path):
+    drop(repository, "m", add_constant(1.0), CONFIG)
+    server = serve(repository, "--repository-settle-secs=0.1")
+    children = psutil.Process(server.process.pid).children()
+    zygote = next(
+        child
+        for child in children
+        if "zygote" in " ".join(child.cmdline()) and not child.name().startswith("rocserve:m")
+    )
+    zygote.kill()
+    drop(repository, "n", add_constant(2.0), CONFIG)
+    client = server.client()
+    wait_until(lambda: client.is_model_ready("n"), 20, "a model loaded after the zygote's end")
+    assert client.is_model_ready("m")
+
+
+def test_workers_end_with_a_killed_server(serve, repository: Path):
+    drop(repository, "m", add_constant(1.0), CONFIG)
+    server = serve(repository)
+    family = psutil.Process(server.process.pid).children(recursive=True)
+    assert family
+    server.kill()
+    _, left = psutil.wait_procs(family, timeout=10)
+    assert left == []

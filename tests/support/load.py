@@ -1,0 +1,69 @@
+"""Clients that ask without pause, and keep every answer that was wrong or did not come."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+
+class ConstantLoad:
+    """Threads that each send one request after the other to a model Y = X + c, with `c` among the allowed ones.
+
+    `failures` holds (status, text) of each request that failed, `wrong` each answer that no allowed version gives, and
+    `answered` how often each constant answered.
+    """
+
+    def __init__(self, address: str, model: str, constants: set[float], threads: int = 8) -> None:
+        self.failures: list[tuple[str, str]] = []
+        self.wrong: list[list[float]] = []
+        self.answered: Counter[float] = Counter()
+        self._address = address
+        self._model = model
+        self._constants = constants
+        self._stopping = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(index,)) for index in range(threads)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+
+    def wait_until_answered_by(self, constant: float, seconds: float = 20.0) -> None:
+        before = self.answered[constant]
+        end = time.monotonic() + seconds
+        while self.answered[constant] == before:
+            assert time.monotonic() < end, f"no answer of the version that adds {constant} within {seconds} s"
+            time.sleep(0.005)
+
+    def _ask(self, seed: int) -> None:
+        client = triton.InferenceServerClient(self._address)
+        random = np.random.default_rng(seed)
+        while not self._stopping.is_set():
+            values = random.integers(0, 1000, (1, 2)).astype(np.float32)
+            entry = triton.InferInput("X", [1, 2], "FP32")
+            entry.set_data_from_numpy(values)
+            try:
+                result = client.infer(self._model, [entry])
+            except InferenceServerException as error:
+                self.failures.append((str(error.status()), str(error.message())))
+                continue
+            difference = (result.as_numpy("Y") - values).ravel().tolist()
+            if difference[0] == difference[1] and difference[0] in self._constants:
+                self.answered[difference[0]] += 1
+            else:
+                self.wrong.append(difference)
+        client.close()
