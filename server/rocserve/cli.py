@@ -73,9 +73,17 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _config(options: argparse.Namespace) -> int:
+    from rocserve.backends.registry import discover_backends
     from rocserve.tools.config import run
+    from rocserve.tools.signature import describe
 
-    return run(options.model_folder, config_name=options.model_config_name, strict=options.strict)
+    return run(
+        options.model_folder,
+        registry=discover_backends(),
+        describe=describe,
+        config_name=options.model_config_name,
+        strict=options.strict,
+    )
 
 
 def _status(options: argparse.Namespace) -> int:

@@ -52,7 +52,6 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number, ending)
         self._completion.start()
-        await self._launcher.attach()
         service = GrpcService(
             self._tables, self._repository, self._settings.server_id, loop, self._log.getChild("grpc")
         )
@@ -126,7 +125,7 @@ def _repository_settings(settings: ServerSettings) -> RepositorySettings:
         poll_seconds=settings.poll_seconds,
         settle_seconds=settings.settle_seconds,
         load_models=settings.load_models,
-        load_thread_count=settings.load_thread_count,
+        concurrent_loads=settings.load_thread_count,
         strict_model_config=settings.strict_model_config,
         model_config_name=settings.model_config_name,
         strict_readiness=settings.strict_readiness,
@@ -138,5 +137,18 @@ def _transport_options(grpc: GrpcSettings) -> TransportOptions:
         address=grpc.address,
         port=grpc.port,
         reuse_port=grpc.reuse_port,
-        use_ssl=grpc.use_ssl or grpc.use_ssl_mutual,
+        use_ssl=grpc.use_ssl,
+        use_ssl_mutual=grpc.use_ssl_mutual,
+        server_cert=grpc.server_cert,
+        server_key=grpc.server_key,
+        root_cert=grpc.root_cert,
+        response_compression_level=grpc.response_compression_level,
+        keepalive_time_ms=grpc.keepalive_time_ms,
+        keepalive_timeout_ms=grpc.keepalive_timeout_ms,
+        keepalive_permit_without_calls=grpc.keepalive_permit_without_calls,
+        http2_max_pings_without_data=grpc.http2_max_pings_without_data,
+        http2_min_recv_ping_interval_without_data_ms=grpc.http2_min_recv_ping_interval_without_data_ms,
+        http2_max_ping_strikes=grpc.http2_max_ping_strikes,
+        max_connection_age_ms=grpc.max_connection_age_ms,
+        max_connection_age_grace_ms=grpc.max_connection_age_grace_ms,
     )

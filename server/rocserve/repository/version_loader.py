@@ -55,12 +55,10 @@ class WorkerVersionLoader:
         """See repository.loader.VersionLoader."""
         if definition.backend is None:
             complete = complete_definition(definition, None, strict=self._strict)
-            return LoadedEnsemble(
-                complete.config, complete.serialized, version, ModelStatistics(), self._tables
-            )
+            return LoadedEnsemble(complete.config, complete.serialized, version, ModelStatistics(), self._tables)
         wiring = _Wiring(self._completion, definition.name, on_change)
         group = WorkerGroup(
-            load=_load_message(definition, version, version_folder),
+            load=load_message(definition, version, version_folder),
             plans=plan_workers(definition.config, definition.backend),
             launcher=self._launcher,
             completion=self._completion,
@@ -82,7 +80,12 @@ class WorkerVersionLoader:
         return LoadedModelVersion(complete, version, statistics, scheduler, group, wiring)
 
 
-def _load_message(definition: ModelDefinition, version: int, version_folder: Path) -> Load:
+def load_message(definition: ModelDefinition, version: int, version_folder: Path) -> Load:
+    """What a worker is told of a version; `kind`, `device` and `count` are each worker's own.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT, the model's file is missing.
+    """
     backend = definition.backend
     assert backend is not None, "an ensemble has no workers"
     return Load(
@@ -203,5 +206,9 @@ async def _drain(close: Callable[[Callable[[], None]], None]) -> None:
     """Close, and wait until all that was taken has been answered."""
     loop = asyncio.get_running_loop()
     drained = asyncio.Event()
-    close(lambda: loop.call_soon_threadsafe(drained.set))
+
+    def on_drained() -> None:
+        loop.call_soon_threadsafe(drained.set)
+
+    close(on_drained)
     await drained.wait()

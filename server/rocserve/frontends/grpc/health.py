@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from rocserve.core.errors import StatusCode, not_found
@@ -32,7 +33,7 @@ class HealthHandlers:
         self._watches.add(watch)
         return watch
 
-    def status(self, service: str) -> int:
+    def status(self, service: str) -> pb.HealthCheckResponse.ServingStatus:
         if service in SERVER_SERVICES:
             serving = self._is_ready()
         else:
@@ -56,12 +57,19 @@ class HealthHandlers:
 class HealthWatch:
     """One Watch call: a message for the state now, and one for each change of it."""
 
-    def __init__(self, call: StreamCall, status: Callable[[str], int], on_end: Callable[[HealthWatch], None]) -> None:
+    def __init__(
+        self,
+        call: StreamCall,
+        status: Callable[[str], pb.HealthCheckResponse.ServingStatus],
+        on_end: Callable[[HealthWatch], None],
+    ) -> None:
         self._call = call
         self._status = status
         self._on_end = on_end
         self._service: str | None = None
         self._last: int | None = None
+        # Looks come from the transport's thread and from the event loop.
+        self._lock = threading.Lock()
 
     def on_message(self, message: bytes) -> None:
         self._service = pb.HealthCheckRequest.FromString(message).service
@@ -77,10 +85,11 @@ class HealthWatch:
     def look(self) -> None:
         if self._service is None:
             return
-        status = self._status(self._service)
-        if status != self._last:
-            self._last = status
-            self._call.send(pb.HealthCheckResponse(status=status).SerializeToString())
+        with self._lock:
+            status = self._status(self._service)
+            if status != self._last:
+                self._last = status
+                self._call.send(pb.HealthCheckResponse(status=status).SerializeToString())
 
     def finish(self, code: StatusCode, text: str) -> None:
         self._call.finish(code, text)

@@ -1,0 +1,61 @@
+"""Loads a model outside a server, in a worker of its own, to learn its signature."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from rocserve.config.definition import ModelDefinition
+from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.requests import Signature
+from rocserve.repository.instance_plan import plan_workers
+from rocserve.repository.version_loader import load_message
+from rocserve.workers.channel import Channel
+from rocserve.workers.completion import CompletionThread
+from rocserve.workers.group import WorkerGroup
+from rocserve.workers.launcher import WorkerLauncher
+
+
+def describe(definition: ModelDefinition, version: int) -> Signature:
+    """The signature that the engine reports of a version.
+
+    Raises:
+        ServeError: the version cannot be loaded.
+    """
+    return asyncio.run(_describe(definition, version))
+
+
+async def _describe(definition: ModelDefinition, version: int) -> Signature:
+    if definition.backend is None:
+        raise invalid_argument(f"'{definition.name}' is an ensemble, which no engine loads")
+    folder = definition.folder / str(version)
+    log = logging.getLogger("rocserve.config")
+    launcher = WorkerLauncher(preload=(), log=log)
+    completion = CompletionThread(log)
+    completion.start()
+    group = WorkerGroup(
+        load=load_message(definition, version, folder),
+        plans=plan_workers(definition.config, definition.backend)[:1],
+        launcher=launcher,
+        completion=completion,
+        events=_Unwatched(),
+        log=log,
+    )
+    try:
+        return await group.load()
+    finally:
+        await group.stop(1.0)
+        await launcher.close()
+        completion.stop()
+
+
+class _Unwatched:
+    """Nobody asks the worker anything after its load."""
+
+    def channel_opened(self, channel: Channel) -> None: ...
+
+    def channel_lost(self, channel: Channel, reason: ServeError) -> None: ...
+
+    def restarting(self, reason: str, delay_seconds: float) -> None: ...
+
+    def recovered(self) -> None: ...
