@@ -43,7 +43,8 @@ class Case:
     """add_sub, identity or digits: what `--only` takes."""
     title: str
     model: str
-    dynamic_batching: bool
+    dynamic_batching: bool | None
+    """What the model's effective configuration must say on each server; None: they may differ."""
     unit: str
     units_per_request: float
     connections: int

@@ -9,23 +9,41 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
+from benchmarks.bare_contender import BareContender
 from benchmarks.cases import Case, add_sub_cases, identity_cases
 from benchmarks.comparison import Comparison, compare
 from benchmarks.contenders import Contender, ServedContender
+from benchmarks.digits import DigitsEnsemble, load_digits
 from benchmarks.load_generator import LoadFailed, h2load_program
 from benchmarks.machine import machine_facts
-from benchmarks.models import TwinModel, add_sub, identity
+from benchmarks.models import add_sub, identity
 from benchmarks.probe import WrongAnswer
 from benchmarks.rocserve_peer import rocserve_server
 from benchmarks.server_process import ServerFailed, ServerProcess, free_port
 from benchmarks.table import render
 from benchmarks.triton_peer import TritonPeer, TritonUnavailable, default_cache_folder, provision
+from rocserve.core.errors import ServeError
 
 GROUPS = ("add_sub", "identity", "digits")
 RESULTS = Path(__file__).resolve().parent / "results"
 SUBJECT = "rocserve"
 NOISE_SUBJECT = "triton again"
+DIGITS_FACTS = (
+    "digits in Triton: one Python model that makes the same engine calls (rocserve's rocAL CPU engine, ONNX Runtime) in"
+    " one process on what the dynamic batcher gathers; in rocserve: an ensemble of two models",
+    "bare: the same engine calls in one process, in batches as large as the concurrency; it has all cores to itself,"
+    " while a server shares them with the load generator",
+)
+
+
+class Model(Protocol):
+    """A model, or an ensemble with its members, in its form for each server."""
+
+    def write_for_rocserve(self, repository: Path) -> None: ...
+
+    def write_for_triton(self, repository: Path) -> None: ...
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -65,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         facts = machine_facts(triton)
         with tempfile.TemporaryDirectory(prefix="rocserve-benchmark-") as folder:
             comparisons = measure(options, triton, Path(folder))
-    except (LoadFailed, ServerFailed, TritonUnavailable, WrongAnswer) as problem:
+    except (LoadFailed, ServeError, ServerFailed, TritonUnavailable, WrongAnswer) as problem:
         print(f"benchmarks: {problem}", file=sys.stderr)
         if isinstance(problem, TritonUnavailable):
             print("benchmarks: --no-triton measures without it", file=sys.stderr)
@@ -73,6 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     facts.append(
         f"{options.rounds} interleaved rounds of {options.seconds:g} s; medians over the rounds, ratios paired in them"
     )
+    if "digits" in options.groups:
+        facts += DIGITS_FACTS
     page = render(comparisons, NOISE_SUBJECT if options.noise else SUBJECT, "rocserve against its peers", facts)
     print(page)
     if options.write:
@@ -82,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace, triton: TritonPeer | None, folder: Path) -> list[Comparison]:
-    """Start the servers in `folder`, measure every case of the chosen groups, end the servers."""
+    """Start the contenders in `folder`, measure every case of the chosen groups, end them."""
     models, cases = choose(options.groups)
     if options.noise:
         cases = [replace(case, targets=()) for case in cases]
@@ -92,12 +112,24 @@ def measure(options: argparse.Namespace, triton: TritonPeer | None, folder: Path
             served = ServedContender(stack.enter_context(server), folder)
             stack.callback(served.close)
             contenders.append(served)
-        return [compare(case, contenders, options.rounds, options.seconds, progress) for case in cases]
+        bare = [
+            stack.enter_context(BareContender(model, folder)) for model in models if isinstance(model, DigitsEnsemble)
+        ]
+        return [
+            compare(
+                case,
+                [*contenders, *bare] if case.group == "digits" else contenders,
+                options.rounds,
+                options.seconds,
+                progress,
+            )
+            for case in cases
+        ]
 
 
-def choose(groups: Sequence[str]) -> tuple[list[TwinModel], list[Case]]:
+def choose(groups: Sequence[str]) -> tuple[list[Model], list[Case]]:
     """The models and cases of some groups."""
-    models: list[TwinModel] = []
+    models: list[Model] = []
     cases: list[Case] = []
     if "add_sub" in groups:
         models += [add_sub("add_sub", dynamic_batching=False), add_sub("add_sub_batched", dynamic_batching=True)]
@@ -105,11 +137,15 @@ def choose(groups: Sequence[str]) -> tuple[list[TwinModel], list[Case]]:
     if "identity" in groups:
         models.append(identity("identity"))
         cases += identity_cases()
+    if "digits" in groups:
+        digits = load_digits()
+        models.append(digits)
+        cases += digits.cases()
     return models, cases
 
 
 def build_servers(
-    options: argparse.Namespace, triton: TritonPeer | None, models: Sequence[TwinModel], folder: Path
+    options: argparse.Namespace, triton: TritonPeer | None, models: Sequence[Model], folder: Path
 ) -> Iterator[ServerProcess]:
     """The servers that take part, each on a repository of its own; none is started yet."""
     if not options.noise:

@@ -1,0 +1,89 @@
+"""An ensemble's engine calls without a server: the members' engines in one process, called one after the other.
+
+It is what the served ensemble is measured against, and what its twin runs inside Triton. Of rocserve it imports only
+the engines and the plain types, so it works in Triton's environment too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from rocserve.backends.base import Batch, LoadedModel, ModelSource
+from rocserve.core.tensors import Tensor, tensor_from_numpy
+
+
+@dataclass(frozen=True, slots=True)
+class BareStep:
+    """A member of an ensemble, as its engine loads it."""
+
+    engine: str
+    """The module that loads it."""
+    source: ModelSource
+    input_map: Mapping[str, str]
+    """The member's input name -> the ensemble tensor's name."""
+    output_map: Mapping[str, str]
+    """The member's output name -> the ensemble tensor's name."""
+
+
+class BareEnsemble:
+    """The loaded members, in the order of the ensemble's steps."""
+
+    def __init__(self, steps: Sequence[BareStep]) -> None:
+        """Load every member; an engine's errors are passed on."""
+        self._members: list[tuple[BareStep, LoadedModel]] = []
+        for step in steps:
+            member: LoadedModel = importlib.import_module(step.engine).load(step.source)
+            member.warm_up([])
+            self._members.append((step, member))
+
+    def run(self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """The named tensors for a batch of requests with one row each; an array of bytes objects is BYTES.
+
+        Raises:
+            ServeError: an engine failed the batch or a row of it.
+        """
+        tensors = {name: tensor_from_numpy(name, array) for name, array in inputs.items()}
+        rows = next(iter(tensors.values())).shape[0]
+        for step, member in self._members:
+            batch = Batch(
+                inputs={name: renamed(tensors[source], name) for name, source in step.input_map.items()},
+                requested_outputs=tuple(step.output_map),
+                request_sizes=(1,) * rows,
+            )
+            result = member.execute(batch)
+            for error in result.failures.values():
+                raise error
+            for name, output in result.outputs.items():
+                target = step.output_map[name]
+                tensor = output if isinstance(output, Tensor) else tensor_from_numpy(target, output)
+                tensors[target] = renamed(tensor, target)
+        return {name: tensors[name].numpy() for name in outputs}
+
+
+def renamed(tensor: Tensor, name: str) -> Tensor:
+    return Tensor(name, tensor.datatype, tensor.shape, tensor.data)
+
+
+def write_steps(steps: Sequence[BareStep], path: Path) -> None:
+    path.write_bytes(pickle.dumps(list(steps)))
+
+
+def read_steps(path: Path) -> list[BareStep]:
+    """What `write_steps` wrote. Only for files that the harness wrote itself: pickle runs what it is given."""
+    steps: list[BareStep] = pickle.loads(path.read_bytes())
+    return steps
+
+
+def image_batch(encoded: bytes, count: int) -> NDArray[numpy.object_]:
+    """One image `count` times, as BYTES of shape [count, 1]."""
+    batch = numpy.empty((count, 1), dtype=numpy.object_)
+    batch[:] = encoded
+    return batch
