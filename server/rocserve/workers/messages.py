@@ -1,16 +1,17 @@
-"""The messages between the server and a worker. Each is a frozen dataclass; `wire.py` says how they travel.
+"""The messages between the server, the zygote and the workers. `wire.py` says how they travel.
 
-Control messages go over the worker's control socket, one at a time: Load -> Loaded | LoadFailed,
-WarmUp -> WarmedUp | LoadFailed, Unload -> (the worker ends). Execute and its answers go over the channel of an
-instance; their tensors lie in the channel's shared memory.
+Control messages go over a worker's control socket, one at a time: Load -> Loaded | LoadFailed,
+WarmUp -> WarmedUp | LoadFailed, Unload -> (the worker ends). Batches and their results go over the channel of an
+instance; their tensors lie in the channel's shared memory. Spawn and its answers go between the server and the zygote.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.model_config import InstanceKind, ModelConfig, WarmupSample
+from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.core.requests import Signature
 
 
@@ -47,10 +48,9 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """Run the samples (or, without any, what the engine chooses); the config is now complete."""
+    """Run the config's warm-up samples (or, without any, what the engine chooses); the config is now complete."""
 
     config: ModelConfig
-    samples: tuple[WarmupSample, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,34 +60,29 @@ class WarmedUp:
 
 @dataclass(frozen=True, slots=True)
 class Unload:
-    """End, after the batch in hand."""
+    """End, after the batches in hand."""
+
+
+ControlMessage = Load | Loaded | LoadFailed | WarmUp | WarmedUp | Unload
 
 
 @dataclass(frozen=True, slots=True)
-class TensorExtent:
-    """A tensor in shared memory."""
+class TensorHead:
+    """A tensor in shared memory, without where it lies."""
 
     name: str
     datatype: DataType
     shape: tuple[int, ...]
-    offset: int
-    """Bytes from the start of the channel's input or output memory."""
-    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
-    """Where the inputs of a batch lie and what is wanted of it; equal for every batch of the same shapes."""
+    """What the inputs of a batch are and what is wanted of it; equal for every batch of the same shapes."""
 
-    inputs: tuple[TensorExtent, ...]
+    inputs: tuple[TensorHead, ...]
     requested_outputs: tuple[str, ...]
+    """Empty: all that the engine gives."""
     request_sizes: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Execute:
-    batch_id: int
-    layout: BatchLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,35 +94,54 @@ class RequestFailure:
 
 @dataclass(frozen=True, slots=True)
 class ResultLayout:
-    """Where the outputs of a batch lie."""
+    """What the outputs of a batch are, and which of its requests failed."""
 
-    outputs: tuple[TensorExtent, ...]
-    element_offsets: tuple[tuple[int, ...], ...] = ()
-    """For each BYTES output of several requests: the byte offset at which each one's part begins, and the end."""
+    outputs: tuple[TensorHead, ...]
     failures: tuple[RequestFailure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Executed:
-    batch_id: int
-    input_end_ns: int
-    """time.monotonic_ns() when the engine began."""
-    output_start_ns: int
-    """... when it ended."""
-    compute_end_ns: int
-    """... when the outputs lay in shared memory."""
-    layout: ResultLayout
-
-
-@dataclass(frozen=True, slots=True)
-class ExecuteFailed:
+class BatchFailure:
     """The whole batch failed; the worker goes on."""
 
-    batch_id: int
     code: int
     text: str
 
 
-ControlRequest = Load | WarmUp | Unload
-ControlReply = Loaded | LoadFailed | WarmedUp
-ExecutionReply = Executed | ExecuteFailed
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """Start a worker; the file descriptors of its sockets and pipes come along (see `zygote.py`)."""
+
+    spawn_id: int
+    title: str
+    """What ps shows."""
+    forked: bool
+    """Fork the zygote itself, with all that it has imported; else start `interpreter` afresh."""
+    interpreter: str = ""
+    """The Python that runs the worker; empty = the zygote's own."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Set on top of the server's own environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """The worker runs; a pidfd comes along where the kernel has them (Linux 5.3)."""
+
+    spawn_id: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnFailed:
+    spawn_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    pid: int
+    wait_status: int
+    """As os.waitpid gives it."""
+
+
+ZygoteMessage = Spawn | Spawned | SpawnFailed | Exited

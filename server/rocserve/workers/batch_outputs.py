@@ -1,0 +1,113 @@
+"""The server's side of a batch's outputs: checking what a worker says of them, and cutting them into requests."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError
+from rocserve.workers.messages import ResultLayout, TensorHead
+from rocserve.workers.wire import REMEMBERED, LayoutReader, status_code, unpack_tail
+
+OutputSlice = tuple[str, DataType, tuple[int, ...], int, int]
+"""Name, datatype, shape, first byte and end of one request's part of an output."""
+
+NO_FAILURES: Mapping[int, ServeError] = {}
+
+
+class OutputLayout:
+    """Where the outputs of a batch lie and which part of them is whose; checked."""
+
+    __slots__ = ("end", "failures", "slices")
+
+    def __init__(
+        self, slices: Sequence[Sequence[OutputSlice]], end: int, failures: Mapping[int, ServeError] = NO_FAILURES
+    ) -> None:
+        self.slices = slices
+        """By request."""
+        self.end = end
+        """Of the last output, in bytes from the start of the output memory."""
+        self.failures = failures
+
+
+class OutputLayouts:
+    """Reads the tails of a channel's EXECUTED messages. Bounded memory of those seen before."""
+
+    def __init__(self) -> None:
+        self._reader = LayoutReader(ResultLayout)
+        self._layouts: dict[tuple[bytes, tuple[int, ...]], OutputLayout] = {}
+
+    def of(self, tail: bytes, request_sizes: tuple[int, ...]) -> OutputLayout:
+        """The layout that a tail tells, for a batch of these requests.
+
+        Raises:
+            ValueError: the tail does not make sense.
+        """
+        key = (tail, request_sizes)
+        layout = self._layouts.get(key)
+        if layout is None:
+            numbers, body = unpack_tail(tail)
+            result = self._reader.read(body)
+            layout = _layout(result, numbers, request_sizes)
+            if not layout.failures and all(head.datatype is not DataType.BYTES for head in result.outputs):
+                if len(self._layouts) >= REMEMBERED:
+                    self._layouts.clear()
+                self._layouts[key] = layout
+        return layout
+
+
+def _layout(result: ResultLayout, numbers: Sequence[int], request_sizes: tuple[int, ...]) -> OutputLayout:
+    slices: list[list[OutputSlice]] = [[] for _ in request_sizes]
+    position, end = 2 * len(result.outputs), 0
+    if position > len(numbers):
+        raise ValueError(f"{len(numbers)} numbers for {len(result.outputs)} outputs")
+    for index, head in enumerate(result.outputs):
+        offset, nbytes = numbers[2 * index : 2 * index + 2]
+        end = max(end, offset + nbytes)
+        if len(request_sizes) == 1:
+            _check_size(head, nbytes)
+            slices[0].append((head.name, head.datatype, head.shape, offset, offset + nbytes))
+            continue
+        if head.datatype is DataType.BYTES:
+            bounds = numbers[position : position + len(request_sizes) + 1]
+            position += len(bounds)
+        else:
+            bounds = _row_bounds(head, request_sizes)
+        _check_bounds(head, bounds, nbytes, request_sizes)
+        for request, size in enumerate(request_sizes):
+            shape = (size, *head.shape[1:])
+            begin, finish = bounds[request : request + 2]
+            slices[request].append((head.name, head.datatype, shape, offset + begin, offset + finish))
+    failures = {
+        failure.request_index: ServeError(status_code(failure.code), failure.text) for failure in result.failures
+    }
+    if any(not 0 <= index < len(request_sizes) for index in failures):
+        raise ValueError(f"a failure of request {max(failures)} of {len(request_sizes)}")
+    return OutputLayout(slices, end, failures)
+
+
+def _row_bounds(head: TensorHead, request_sizes: tuple[int, ...]) -> list[int]:
+    row = math.prod(head.shape[1:]) * head.datatype.itemsize
+    bounds = [0]
+    for size in request_sizes:
+        bounds.append(bounds[-1] + size * row)
+    return bounds
+
+
+def _check_size(head: TensorHead, nbytes: int) -> None:
+    if any(size < 0 for size in head.shape):
+        raise ValueError(f"output '{head.name}' has the shape {list(head.shape)}")
+    if head.datatype is not DataType.BYTES and nbytes != math.prod(head.shape) * head.datatype.itemsize:
+        raise ValueError(f"output '{head.name}' of shape {list(head.shape)} has {nbytes} bytes")
+
+
+def _check_bounds(head: TensorHead, bounds: Sequence[int], nbytes: int, request_sizes: tuple[int, ...]) -> None:
+    _check_size(head, nbytes)
+    rows = sum(request_sizes)
+    if not head.shape or head.shape[0] != rows:
+        raise ValueError(f"output '{head.name}' has the shape {list(head.shape)} for a batch of {rows} rows")
+    rising = all(first <= second for first, second in itertools.pairwise(bounds))
+    if len(bounds) != len(request_sizes) + 1 or bounds[0] != 0 or bounds[-1] != nbytes or not rising:
+        raise ValueError(f"output '{head.name}' of {nbytes} bytes is cut at {list(bounds)}")

@@ -1,0 +1,30 @@
+"""Starts a module of rocserve in any Python: `python bootstrap.py MODULE ARGUMENT...` calls its `main(arguments)`.
+
+A model may bring an interpreter with packages of its own. It gets rocserve from here, by its place, and nothing else of
+the server's packages: no PYTHONPATH, no site-packages of the server's. Runs before rocserve can be imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+
+def _import_rocserve_from(folder: Path) -> None:
+    spec = importlib.util.spec_from_file_location(
+        "rocserve", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None and spec.loader is not None
+    package = importlib.util.module_from_spec(spec)
+    sys.modules["rocserve"] = package
+    spec.loader.exec_module(package)
+
+
+if __name__ == "__main__":
+    here = Path(__file__).resolve().parent
+    # Python puts a script's own folder first; its modules' names are no top-level names.
+    sys.path[:] = [entry for entry in sys.path if entry != str(here)]
+    _import_rocserve_from(here.parent)
+    sys.exit(importlib.import_module(sys.argv[1]).main(sys.argv[2:]))

@@ -1,0 +1,359 @@
+"""The server's end of one instance: batches go out, outcomes come back."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.tensors import Tensor
+from rocserve.workers.batch_inputs import BatchInput, InputLayouts
+from rocserve.workers.batch_outputs import NO_FAILURES, OutputLayouts, OutputSlice
+from rocserve.workers.completion import CompletionThread, TimerHandle
+from rocserve.workers.memory import Arena
+from rocserve.workers.messages import BatchFailure
+from rocserve.workers.plain import from_json
+from rocserve.workers.wire import (
+    ATTACH,
+    EXECUTE,
+    EXECUTE_FAILED,
+    EXECUTED,
+    HEADER,
+    MAXIMUM_DATAGRAM,
+    status_code,
+    unpack_tail,
+)
+
+__all__ = ["BatchInput", "BatchOutcome", "Channel", "WorkerGone"]
+
+SLOTS = 2
+"""Batches that a channel holds: one in the engine, one whose outputs are still being read."""
+
+_KEPT_BYTES = 1024 * 1024
+"""Of each slot's memory, never trimmed."""
+TRIM_PERIOD_SECONDS = 10.0
+
+
+class WorkerGone(ServeError):
+    """The worker has ended; nothing of the batch ran, so it may be queued elsewhere."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(StatusCode.UNAVAILABLE, text)
+
+
+class _Slot:
+    """A batch's place: its memory and who waits for it."""
+
+    __slots__ = ("batch_id", "index", "input_arena", "on_outcome", "output_arena", "request_sizes")
+
+    def __init__(self, index: int, name: str) -> None:
+        self.index = index
+        self.input_arena = Arena.create(f"{name} in")
+        self.output_arena = Arena.create(f"{name} out")
+        self.batch_id = 0
+        self.request_sizes: tuple[int, ...] = ()
+        self.on_outcome: Callable[[BatchOutcome], None] | None = None
+
+    def close(self) -> None:
+        self.input_arena.close()
+        self.output_arena.close()
+
+
+class BatchOutcome:
+    """What became of a batch; valid until `release`. Given to its callback on the completion thread."""
+
+    __slots__ = (
+        "_channel",
+        "_slices",
+        "_slot",
+        "_view",
+        "compute_end_ns",
+        "error",
+        "failures",
+        "input_end_ns",
+        "output_start_ns",
+    )
+
+    def __init__(
+        self,
+        channel: Channel,
+        slot: _Slot,
+        error: ServeError | None,
+        times: tuple[int, int, int],
+        slices: Sequence[Sequence[OutputSlice]] = (),
+        failures: Mapping[int, ServeError] = NO_FAILURES,
+        view: memoryview | None = None,
+    ) -> None:
+        self._channel = channel
+        self._slot: _Slot | None = slot
+        self._slices = slices
+        self._view = view
+        self.error = error
+        """Set when the whole batch failed."""
+        self.failures = failures
+        """Single requests that failed, by their place in the batch."""
+        # time.monotonic_ns() when the engine began, when it ended, and when the outputs lay in shared memory.
+        self.input_end_ns, self.output_start_ns, self.compute_end_ns = times
+
+    def outputs_of(self, request_index: int) -> list[Tensor]:
+        """One request's rows of each output, as views on shared memory."""
+        view = self._view
+        assert view is not None, "a batch that failed has no outputs"
+        return [
+            Tensor(name, datatype, shape, view[begin:end])
+            for name, datatype, shape, begin, end in self._slices[request_index]
+        ]
+
+    def release(self) -> None:
+        """The slot may be used again; the tensors given out must no longer be. May be called twice."""
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            self._view = None
+            self._channel._put_back(slot)
+
+
+class Channel:
+    """One instance of a model in a worker.
+
+    `execute` may be called from any thread as long as there is a free slot for each caller. Outcomes come on the
+    completion thread, exactly one for each batch that was taken.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        completion: CompletionThread,
+        on_broken: Callable[[Channel, str], None],
+        log: logging.Logger,
+    ) -> None:
+        """`on_broken` is called on the completion thread, at most once, when the worker's end is gone or talks
+        nonsense; its owner then sees to the worker's end and calls `end`."""
+        self._model_name = model_name
+        self._completion = completion
+        self._on_broken = on_broken
+        self._log = log
+        self._lock = threading.Lock()
+        """Guards `closed`, which slots hold a batch, and the socket; held for no longer than one send."""
+        self.closed = False
+        self._gone_text = f"the worker of model '{model_name}' has ended"
+        self._slots = [_Slot(index, f"rocserve:{model_name}") for index in range(SLOTS)]
+        self._free = list(self._slots)
+        self._inputs = InputLayouts()
+        self._outputs = OutputLayouts()
+        self._buffer = bytearray(MAXIMUM_DATAGRAM)
+        self._received = memoryview(self._buffer)
+        self._last_batch_id = 0
+        self._listening = False
+        self._ended = False
+        self._trim_timer: TimerHandle | None = None
+        self._socket, self._peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (self._socket, self._peer):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAXIMUM_DATAGRAM)
+        arenas = [arena.descriptor for slot in self._slots for arena in (slot.input_arena, slot.output_arena)]
+        socket.send_fds(self._socket, [HEADER.pack(ATTACH, SLOTS, 0, 0, 0, 0)], arenas)
+
+    @property
+    def free_slots(self) -> int:
+        """How many batches it can take now."""
+        return 0 if self.closed else len(self._free)
+
+    def take_peer(self) -> socket.socket:
+        """The worker's end of the socket, for the one who hands it over and closes it."""
+        return self._peer
+
+    def open(self) -> None:
+        """Begin to listen for outcomes."""
+        self._listening = True
+        self._completion.register(self._socket.fileno(), self.on_readable)
+
+    def execute(
+        self,
+        inputs: Sequence[BatchInput],
+        requested_outputs: tuple[str, ...],
+        request_sizes: tuple[int, ...],
+        on_outcome: Callable[[BatchOutcome], None],
+    ) -> None:
+        """Copy a batch to the worker and start it.
+
+        Raises:
+            WorkerGone: the worker has ended and nothing ran.
+            ServeError: INTERNAL, the inputs are not what their shapes say.
+        """
+        layout = self._inputs.of(inputs, requested_outputs, request_sizes)
+        with self._lock:
+            if self.closed:
+                raise WorkerGone(self._gone_text)
+            slot = self._free.pop()
+        try:
+            tail = layout.write(slot.input_arena, inputs)
+        except BaseException:
+            self._put_back(slot)
+            raise
+        slot.request_sizes = request_sizes
+        self._send(slot, tail, on_outcome)
+        if slot.input_arena.peak > _KEPT_BYTES and self._trim_timer is None:
+            self._trim_later()
+
+    def _send(self, slot: _Slot, tail: bytes, on_outcome: Callable[[BatchOutcome], None]) -> None:
+        with self._lock:
+            if not self.closed:
+                self._last_batch_id = slot.batch_id = self._last_batch_id + 1
+                slot.on_outcome = on_outcome
+                try:
+                    self._socket.send(HEADER.pack(EXECUTE, slot.index, slot.batch_id, 0, 0, 0) + tail)
+                    return
+                except OSError:
+                    # The worker's end is closed; the completion thread will find that out for itself.
+                    slot.on_outcome = None
+        self._put_back(slot)
+        raise WorkerGone(self._gone_text)
+
+    def _put_back(self, slot: _Slot) -> None:
+        self._free.append(slot)
+        if self._ended:
+            self._close_free_slots()
+
+    # On the completion thread
+
+    def on_readable(self) -> None:
+        """Take one message from the worker."""
+        size = self._receive()
+        if size is None:
+            return
+        if size == 0:
+            self._break("it closed its channel")
+            return
+        try:
+            outcome, on_outcome = self._read(size)
+        except ValueError as error:
+            self._break(f"it sent what cannot be read: {error}")
+            return
+        on_outcome(outcome)
+
+    def _receive(self) -> int | None:
+        """The size of the message now in the buffer; 0 = the worker's end is closed, None = nothing is there."""
+        try:
+            return self._socket.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)
+        except (BlockingIOError, ConnectionResetError):
+            # After a reset, what the worker had sent before its end is still there to read.
+            return None
+        except OSError:
+            return 0
+
+    def _read(self, size: int) -> tuple[BatchOutcome, Callable[[BatchOutcome], None]]:
+        """Raises: ValueError."""
+        if size < HEADER.size:
+            raise ValueError(f"a message of {size} bytes")
+        kind, index, batch_id, input_end, output_start, compute_end = HEADER.unpack_from(self._buffer)
+        slot = self._slots[index] if index < SLOTS else None
+        if slot is None or slot.batch_id != batch_id or slot.on_outcome is None:
+            raise ValueError(f"an answer to batch {batch_id} in slot {index}, where it is not")
+        tail = bytes(self._received[HEADER.size : size])
+        times = (input_end, output_start, compute_end)
+        if kind == EXECUTED:
+            layout = self._outputs.of(tail, slot.request_sizes)
+            arena = slot.output_arena
+            if layout.end > arena.peak:
+                self._cover(arena, layout.end)
+            outcome = BatchOutcome(self, slot, None, times, layout.slices, layout.failures, arena.view)
+        elif kind == EXECUTE_FAILED:
+            failure = from_json(BatchFailure, unpack_tail(tail)[1])
+            outcome = BatchOutcome(self, slot, ServeError(status_code(failure.code), failure.text), times)
+        else:
+            raise ValueError(f"a message of kind {kind}")
+        on_outcome, slot.on_outcome = slot.on_outcome, None
+        return outcome, on_outcome
+
+    def _cover(self, arena: Arena, nbytes: int) -> None:
+        arena.cover(nbytes)
+        if nbytes > _KEPT_BYTES and self._trim_timer is None:
+            self._trim_later()
+
+    def _break(self, reason: str) -> None:
+        with self._lock:
+            self.closed = True
+        if self._stop_listening():
+            self._on_broken(self, reason)
+
+    def _stop_listening(self) -> bool:
+        """Whether it was listening until now."""
+        if self._listening:
+            self._listening = False
+            self._completion.unregister(self._socket.fileno())
+            return True
+        return False
+
+    # The end
+
+    def stop_taking(self) -> None:
+        """Refuse new batches; those in hand go on. From any thread."""
+        with self._lock:
+            self.closed = True
+
+    def end(self, error: ServeError) -> None:
+        """On the completion thread, once the worker has ended: the batches that it had answered are reported as
+        they are, the others with `error`. All that the channel holds is given back as its outcomes are released."""
+        self._drain()
+        self._stop_listening()
+        with self._lock:
+            self.closed = True
+            self._socket.close()
+        for slot in self._slots:
+            on_outcome, slot.on_outcome = slot.on_outcome, None
+            if on_outcome is not None:
+                now = time.monotonic_ns()
+                self._report(on_outcome, BatchOutcome(self, slot, error, (now, now, now)))
+        if self._trim_timer is not None:
+            self._trim_timer.cancel()
+        self._ended = True
+        self._close_free_slots()
+
+    def _drain(self) -> None:
+        # A first answer may be a reset, the last is the end; between them one message a slot at most.
+        for _ in range(SLOTS + 2):
+            size = self._receive() if self._listening else 0
+            if size == 0:
+                return
+            if size is not None:
+                try:
+                    outcome, on_outcome = self._read(size)
+                except ValueError:
+                    return
+                self._report(on_outcome, outcome)
+
+    def _report(self, on_outcome: Callable[[BatchOutcome], None], outcome: BatchOutcome) -> None:
+        try:
+            on_outcome(outcome)
+        except Exception:
+            self._log.exception("the outcome of a batch of model '%s' could not be handled", self._model_name)
+
+    def _close_free_slots(self) -> None:
+        while True:
+            try:
+                slot = self._free.pop()
+            except IndexError:
+                return
+            slot.close()
+
+    # Memory
+
+    def _trim_later(self) -> None:
+        self._trim_timer = self._completion.call_at(time.monotonic() + TRIM_PERIOD_SECONDS, self._trim)
+
+    def _trim(self) -> None:
+        """Give back what none of the last period's batches used. A busy slot waits for the next period."""
+        self._trim_timer = None
+        with self._lock:
+            if self.closed:
+                return
+            for slot in self._free:
+                slot.input_arena.trim(_KEPT_BYTES)
+                slot.output_arena.trim(_KEPT_BYTES)
+            again = len(self._free) < SLOTS or any(
+                max(slot.input_arena.untrimmed, slot.output_arena.untrimmed) > _KEPT_BYTES for slot in self._slots
+            )
+        if again:
+            self._trim_later()

@@ -1,0 +1,99 @@
+"""The thread on which outcomes arrive and the schedulers' timers fire.
+
+Why a thread: answers must not wait behind the control plane's work on the asyncio loop (a scan of the repository, a
+config being parsed), and a wake-up of this loop costs a fraction of an asyncio one. It runs short callbacks only.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from rocserve.workers.timers import TimerDescriptor, TimerHandle, TimerQueue
+
+__all__ = ["CompletionThread", "TimerHandle"]
+
+
+class CompletionThread:
+    """One epoll loop over descriptors, timers and calls from other threads. What a callback raises is logged."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._epoll = select.epoll()
+        self._readers: dict[int, Callable[[], None]] = {}
+        self._soon: deque[Callable[[], None]] = deque()
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._timer = TimerDescriptor()
+        self._timers = TimerQueue(self._timer)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="completion", daemon=True)
+        self.register(self._wakeup, self._run_soon)
+        self.register(self._timer.descriptor, self._run_timers)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after the calls that are due, and wait for it."""
+        self.call_soon(self._stop)
+        self._thread.join()
+        self._epoll.close()
+        os.close(self._wakeup)
+        self._timer.close()
+
+    def register(self, descriptor: int, on_readable: Callable[[], None]) -> None:
+        """Call `on_readable` whenever the descriptor has something to read (level-triggered). From any thread."""
+        self._readers[descriptor] = on_readable
+        self._epoll.register(descriptor, select.EPOLLIN)
+
+    def unregister(self, descriptor: int) -> None:
+        """From any thread; before the descriptor is closed. One last call may still be on its way."""
+        if self._readers.pop(descriptor, None) is not None:
+            self._epoll.unregister(descriptor)
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> TimerHandle:
+        """Call back once at `when` (time.monotonic() seconds). From any thread."""
+        return self._timers.add(when, callback)
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Call back on the thread as soon as it gets there. From any thread."""
+        self._soon.append(callback)
+        os.eventfd_write(self._wakeup, 1)
+
+    def _run(self) -> None:
+        poll, readers = self._epoll.poll, self._readers
+        while not self._stopping:
+            for descriptor, _ in poll():
+                on_readable = readers.get(descriptor)
+                if on_readable is not None:
+                    try:
+                        on_readable()
+                    except Exception:
+                        self._log.exception("a callback of the completion thread failed")
+
+    def _run_soon(self) -> None:
+        try:
+            os.eventfd_read(self._wakeup)
+        except BlockingIOError:
+            pass
+        for _ in range(len(self._soon)):
+            self._call(self._soon.popleft())
+
+    def _run_timers(self) -> None:
+        now = time.monotonic()
+        while (callback := self._timers.pop_due(now)) is not None:
+            self._call(callback)
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except Exception:
+            self._log.exception("a callback of the completion thread failed")
+
+    def _stop(self) -> None:
+        self._stopping = True

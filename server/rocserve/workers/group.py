@@ -1,0 +1,158 @@
+"""All workers of one version of a model."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
+
+from rocserve.core.errors import ServeError
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.requests import Signature
+from rocserve.workers.channel import Channel
+from rocserve.workers.completion import CompletionThread
+from rocserve.workers.launcher import LaunchOptions, WorkerLauncher
+from rocserve.workers.messages import Load
+from rocserve.workers.supervisor import RestartPolicy, WorkerPlan, WorkerSupervisor
+
+__all__ = ["RestartPolicy", "WorkerGroup", "WorkerGroupEvents", "WorkerPlan"]
+
+_Result = TypeVar("_Result")
+
+DEFAULT_POLICY = RestartPolicy()
+
+
+class WorkerGroupEvents(Protocol):
+    """What a group tells whoever runs the model; all on the asyncio loop."""
+
+    def channel_opened(self, channel: Channel) -> None:
+        """An instance takes batches."""
+
+    def channel_lost(self, channel: Channel, reason: ServeError) -> None:
+        """Its worker has ended; the batches in it are failed by themselves, right after this call."""
+
+    def restarting(self, reason: str, delay_seconds: float) -> None:
+        """A worker has ended, or could not be restarted; it is started after the delay."""
+
+    def recovered(self) -> None:
+        """All workers serve again."""
+
+
+class WorkerGroup:
+    """Loads, warms up, supervises and ends the workers of one model version. Lives on the asyncio loop."""
+
+    def __init__(
+        self,
+        *,
+        load: Load,
+        plans: Sequence[WorkerPlan],
+        launcher: WorkerLauncher,
+        completion: CompletionThread,
+        events: WorkerGroupEvents,
+        log: logging.Logger,
+        forked: bool,
+        interpreter: str = "",
+        policy: RestartPolicy = DEFAULT_POLICY,
+    ) -> None:
+        """`load` is what all workers load; kind, device and instance count come from the plans. `forked`: whether the
+        backend may be forked from the zygote; with an interpreter of its own or on a GPU a worker never is."""
+        self._events = events
+        self._down: set[int] = set()
+        self._supervisors = [
+            WorkerSupervisor(
+                dataclasses.replace(
+                    load, instance_kind=plan.kind, device=plan.device, instance_count=plan.instance_count
+                ),
+                _launch_options(load, plan, forked, interpreter),
+                launcher,
+                completion,
+                _WorkerEvents(self, events, index),
+                policy,
+                log,
+            )
+            for index, plan in enumerate(plans)
+        ]
+
+    @property
+    def channels(self) -> Sequence[Channel]:
+        """All instances that take batches now; none before `warm_up`."""
+        return [channel for supervisor in self._supervisors for channel in supervisor.channels if not channel.closed]
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """The process ids of the workers that run."""
+        return [supervisor.pid for supervisor in self._supervisors if supervisor.pid is not None]
+
+    async def load(self) -> Signature:
+        """Start all workers beside each other. After a failure, or when cancelled, none is left running.
+
+        Raises:
+            ServeError: the first failure's reason.
+        """
+        signatures = await self._all_or_none([supervisor.load() for supervisor in self._supervisors])
+        return signatures[0]
+
+    async def warm_up(self, config: ModelConfig) -> None:
+        """Warm all workers up with the completed config; their channels open as they are ready. After a failure, or
+        when cancelled, none is left running.
+
+        Raises:
+            ServeError: the first failure's reason.
+        """
+        await self._all_or_none([supervisor.warm_up(config) for supervisor in self._supervisors])
+
+    async def stop(self, grace_seconds: float) -> None:
+        """End all workers after the batches that they have; kill those that take longer than `grace_seconds`."""
+        await asyncio.gather(*(supervisor.stop(grace_seconds) for supervisor in self._supervisors))
+
+    async def _all_or_none(self, steps: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]:
+        tasks = [asyncio.ensure_future(step) for step in steps]
+        try:
+            return await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*(supervisor.kill() for supervisor in self._supervisors))
+            raise
+
+    def worker_down(self, index: int, reason: str, delay_seconds: float) -> None:
+        """A worker has to be started again."""
+        self._down.add(index)
+        self._events.restarting(reason, delay_seconds)
+
+    def worker_up(self, index: int) -> None:
+        """A worker that was down serves again."""
+        self._down.discard(index)
+        if not self._down:
+            self._events.recovered()
+
+
+class _WorkerEvents:
+    """One worker's events, on their way to the group's."""
+
+    def __init__(self, group: WorkerGroup, events: WorkerGroupEvents, index: int) -> None:
+        self._group = group
+        self._index = index
+        self.channel_opened = events.channel_opened
+        self.channel_lost = events.channel_lost
+
+    def restarting(self, reason: str, delay_seconds: float) -> None:
+        self._group.worker_down(self._index, reason, delay_seconds)
+
+    def recovered(self) -> None:
+        self._group.worker_up(self._index)
+
+
+def _launch_options(load: Load, plan: WorkerPlan, forked: bool, interpreter: str) -> LaunchOptions:
+    # A GPU library looks at the variable when it is loaded, so the device is chosen before the process starts.
+    environment = {} if plan.device is None else {"HIP_VISIBLE_DEVICES": str(plan.device)}
+    return LaunchOptions(
+        title=f"rocserve:{load.model_name}",
+        forked=forked and not interpreter and plan.device is None,
+        interpreter=interpreter,
+        environment=environment,
+        output_prefix=f"{load.model_name}:{load.version}: ",
+    )

@@ -1,0 +1,228 @@
+"""Starts workers, through the zygote."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rocserve.core.errors import internal
+from rocserve.workers.channel import Channel
+from rocserve.workers.messages import Exited, Spawn, Spawned, SpawnFailed
+from rocserve.workers.process import WorkerProcess
+from rocserve.workers.wire import decode_message, encode_message
+from rocserve.workers.worker_output import WorkerOutput
+from rocserve.workers.zygote import MOST_DESCRIPTORS
+
+_MESSAGE_BYTES = 64 * 1024
+_SEND_BUFFER_BYTES = 1024 * 1024
+"""Launches queue here while the zygote imports."""
+_LAUNCH_ATTEMPTS = 3
+_HEALTHY_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """How a worker is started."""
+
+    title: str
+    """What ps shows; Linux keeps 15 bytes."""
+    forked: bool
+    """Fork the zygote, with the CPU engines that it has imported; else start Python afresh."""
+    interpreter: str = ""
+    """The Python of a worker that is not forked; empty = the server's own."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Set on top of the server's own."""
+    output_prefix: str = ""
+    """Stands in the log before each line that the worker writes."""
+
+
+@dataclass(slots=True)
+class _Launch:
+    """A worker that the zygote was asked for."""
+
+    make: Callable[[int, int | None], WorkerProcess]
+    """Takes its pid and pidfd."""
+    worker: asyncio.Future[WorkerProcess]
+
+
+class WorkerLauncher:
+    """Keeps a zygote and starts workers through it.
+
+    `start` needs no asyncio loop and is to be called before grpc is imported, so that the zygote gets the machine to
+    itself while the server imports the rest; everything else runs on the loop. Should the zygote die, workers go on,
+    and the next launch starts another.
+    """
+
+    def __init__(self, preload: Sequence[str], log: logging.Logger) -> None:
+        """`preload`: the modules that the zygote imports ahead, where they are installed."""
+        self._preload = tuple(preload)
+        self._log = log
+        self._lifeline_reader, self._lifeline_writer = os.pipe2(os.O_CLOEXEC)
+        self._zygote: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+        self._started_at = 0.0
+        self._attached = False
+        self._spawn_ids = itertools.count(1)
+        self._launches: dict[int, _Launch] = {}
+        self._workers: dict[int, WorkerProcess] = {}
+
+    def start(self) -> None:
+        """Start the zygote. It imports the modules on its own; a launch meanwhile waits for it."""
+        self._connection, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        with other:
+            descriptors = (other.fileno(), self._lifeline_reader)
+            bootstrap = Path(__file__).with_name("bootstrap.py")
+            command = [
+                sys.executable,
+                str(bootstrap),
+                "rocserve.workers.zygote",
+                *map(str, descriptors),
+                *self._preload,
+            ]
+            self._zygote = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=descriptors,
+                # ONNX Runtime's own builds report usage over the network, with a thread that a zygote must not have.
+                env={"ORT_DISABLE_TELEMETRY": "1", **os.environ},
+            )
+        self._started_at = time.monotonic()
+
+    async def launch(self, options: LaunchOptions, channels: Sequence[Channel], log: logging.Logger) -> WorkerProcess:
+        """Start a worker with these channels; what it writes goes to `log`.
+
+        Raises:
+            ServeError: INTERNAL, it cannot be started.
+        """
+        control, peer_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        output_reader, output_writer = os.pipe2(os.O_CLOEXEC)
+        peers = [channel.take_peer() for channel in channels]
+
+        def make(pid: int, pidfd: int | None) -> WorkerProcess:
+            output = WorkerOutput(output_reader, options.output_prefix, log)
+            return WorkerProcess(pid, pidfd, control, output, channels)
+
+        answer: asyncio.Future[WorkerProcess] | None = None
+        try:
+            descriptors = [output_writer, peer_control.fileno(), *(peer.fileno() for peer in peers)]
+            for _ in range(_LAUNCH_ATTEMPTS):
+                answer = asyncio.get_running_loop().create_future()
+                worker = await self._spawn(options, descriptors, _Launch(make, answer))
+                if worker is not None:
+                    return worker
+            raise internal("the zygote, which starts workers, ends again and again; see the server's log")
+        except BaseException:
+            if answer is not None and answer.done() and not answer.cancelled() and answer.exception() is None:
+                answer.result().kill()
+            else:
+                control.close()
+                os.close(output_reader)
+            raise
+        finally:
+            os.close(output_writer)
+            peer_control.close()
+            for peer in peers:
+                peer.close()
+
+    async def close(self) -> None:
+        """End the zygote; the workers are to have been stopped."""
+        self._detach()
+        if self._zygote is not None:
+            await asyncio.to_thread(self._zygote.wait)
+            self._zygote = None
+        os.close(self._lifeline_writer)
+        os.close(self._lifeline_reader)
+
+    async def _spawn(self, options: LaunchOptions, descriptors: Sequence[int], launch: _Launch) -> WorkerProcess | None:
+        """One attempt; None when the zygote ended meanwhile."""
+        if len(descriptors) > MOST_DESCRIPTORS:
+            raise internal(f"a worker can have {MOST_DESCRIPTORS - 2} instances, not {len(descriptors) - 2}")
+        spawn_id = next(self._spawn_ids)
+        message = Spawn(spawn_id, options.title, options.forked, options.interpreter, options.environment)
+        self._launches[spawn_id] = launch
+        try:
+            socket.send_fds(self._attach(), [encode_message(message)], list(descriptors))
+        except ConnectionError:
+            self._zygote_gone()
+        try:
+            return await launch.worker
+        except ConnectionResetError:
+            return None
+        finally:
+            del self._launches[spawn_id]
+
+    def _attach(self) -> socket.socket:
+        """The connection to a zygote, watched by the running loop."""
+        if self._connection is None:
+            self.start()
+        assert self._connection is not None
+        if not self._attached:
+            self._attached = True
+            asyncio.get_running_loop().add_reader(self._connection, self._on_readable, self._connection)
+        return self._connection
+
+    def _detach(self) -> None:
+        if self._connection is not None:
+            if self._attached:
+                asyncio.get_running_loop().remove_reader(self._connection)
+            self._attached = False
+            self._connection.close()
+            self._connection = None
+
+    def _on_readable(self, connection: socket.socket) -> None:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionError:
+            data, descriptors = b"", []
+        if not data:
+            self._zygote_gone()
+            return
+        match decode_message(data):
+            case Spawned(spawn_id, pid):
+                self._spawned(spawn_id, pid, descriptors[0] if descriptors else None)
+            case SpawnFailed(spawn_id, reason):
+                launch = self._launches.get(spawn_id)
+                if launch is not None and not launch.worker.done():
+                    launch.worker.set_exception(internal(reason))
+            case Exited(pid, wait_status):
+                worker = self._workers.pop(pid, None)
+                if worker is not None:
+                    worker.has_exited(wait_status)
+
+    def _spawned(self, spawn_id: int, pid: int, pidfd: int | None) -> None:
+        launch = self._launches.get(spawn_id)
+        if launch is not None and not launch.worker.done():
+            # At once: the next message may already be that it has exited.
+            worker = self._workers[pid] = launch.make(pid, pidfd)
+            launch.worker.set_result(worker)
+        elif pidfd is not None:
+            # Nobody waits any more: its control socket is closed, and so it ends by itself.
+            os.close(pidfd)
+
+    def _zygote_gone(self) -> None:
+        if self._connection is None:
+            return
+        self._detach()
+        if self._zygote is not None:
+            self._zygote.kill()
+            status = self._zygote.wait()
+            self._log.error("the zygote, which starts workers, has ended (exit status %s); workers go on", status)
+        if time.monotonic() - self._started_at < _HEALTHY_SECONDS and self._preload:
+            self._log.error("the next zygote does without importing %s ahead", ", ".join(self._preload))
+            self._preload = ()
+        for launch in self._launches.values():
+            if not launch.worker.done():
+                launch.worker.set_exception(ConnectionResetError("the zygote has ended"))
+        workers, self._workers = self._workers, {}
+        for worker in workers.values():
+            worker.zygote_gone()

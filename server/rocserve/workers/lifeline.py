@@ -1,0 +1,27 @@
+"""Ends a process when the server ends, however the server ends and whatever the process is doing.
+
+The server alone holds the writing end of a pipe. The kernel signals whoever asked for it on the reading end (O_ASYNC,
+fcntl(2)) when that last writer is gone. The signal is SIGKILL: an engine that holds the GIL for an hour of compiling
+would see neither a handler nor an end-of-file. PR_SET_PDEATHSIG would tie workers to the zygote instead.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+
+
+def die_with_server(descriptor: int) -> int:
+    """`descriptor` is the pipe's reading end. The descriptor that is returned has to stay open."""
+    # Owner and signal belong to an open file, which processes share; opening the pipe anew gives one of our own.
+    own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(own, 0)
+    if poll.poll(0):
+        os._exit(0)  # It had gone before the signal was asked for.
+    return own

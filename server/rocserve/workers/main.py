@@ -1,0 +1,169 @@
+"""A worker process: one version of a model on one device.
+
+The main thread holds the control conversation and loads and warms up the model; then each channel has a thread of its
+own that takes batches and answers them (engines release the GIL while they compute, or have one channel only).
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rocserve.backends.base import LoadedModel, ModelSource
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.model_config import ModelConfig
+from rocserve.workers.executor import Executor, error_text
+from rocserve.workers.lifeline import die_with_server
+from rocserve.workers.messages import ControlMessage, Load, Loaded, LoadFailed, WarmedUp, WarmUp
+from rocserve.workers.warmup import warm_up_batches
+from rocserve.workers.wire import FRAME_LENGTH, decode_message, encode_frame
+
+_OOM_SCORE = 300
+"""When memory is short, the kernel is to end a worker rather than the server (proc(5), oom_score_adj)."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Entry of a worker that was started by exec: the title, the lifeline, the control socket, the channels."""
+    title, lifeline, control, *channels = arguments
+    for descriptor in (lifeline, control, *channels):
+        os.set_inheritable(int(descriptor), False)
+    return run(title, int(lifeline), int(control), [int(channel) for channel in channels])
+
+
+def run(title: str, lifeline: int, control: int, channels: Sequence[int]) -> int:
+    """Be a worker on these descriptors until the server says so or is gone; the exit status."""
+    _become(title)
+    kept = die_with_server(lifeline)
+    _open_output()
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s", force=True)
+    log = logging.getLogger("rocserve.worker")
+    try:
+        return Worker(socket.socket(fileno=control), [socket.socket(fileno=channel) for channel in channels], log).run()
+    except (EOFError, ConnectionError):
+        return 0
+    finally:
+        os.close(kept)
+
+
+class Worker:
+    """The worker's side of the control conversation."""
+
+    def __init__(self, control: socket.socket, channels: Sequence[socket.socket], log: logging.Logger) -> None:
+        self._control = control
+        self._channels = channels
+        self._log = log
+
+    def run(self) -> int:
+        """Raises: EOFError, ConnectionError: the server is gone."""
+        load = self._receive()
+        if not isinstance(load, Load):
+            raise ValueError(f"expected Load, got {type(load).__name__}")
+        started = time.monotonic_ns()
+        try:
+            model = _load(load)
+            signature = model.signature
+        except BaseException as error:
+            return self._fail("load", error)
+        self._send(Loaded(signature, time.monotonic_ns() - started))
+        request = self._receive()
+        if isinstance(request, WarmUp):
+            started = time.monotonic_ns()
+            try:
+                model.warm_up(warm_up_batches(request.config, Path(load.model_folder)))
+            except BaseException as error:
+                return self._fail("warm up", error)
+            threads = self._start_executors(model, request.config)
+            self._send(WarmedUp(time.monotonic_ns() - started))
+            self._receive()
+            for executor, _ in threads:
+                executor.stop()
+            for _, thread in threads:
+                thread.join()
+        model.close()
+        return 0
+
+    def _start_executors(self, model: LoadedModel, config: ModelConfig) -> list[tuple[Executor, threading.Thread]]:
+        started = []
+        for index, channel in enumerate(self._channels):
+            executor = Executor(channel, model, config.max_batch_size > 0, self._log)
+            thread = threading.Thread(target=self._execute, args=(executor,), name=f"instance {index}", daemon=True)
+            thread.start()
+            started.append((executor, thread))
+        return started
+
+    def _execute(self, executor: Executor) -> None:
+        try:
+            executor.run()
+        except BaseException:
+            # An instance that cannot go on must not look as if it could: the server restarts the worker.
+            self._log.exception("an instance failed")
+            os._exit(70)
+
+    def _fail(self, action: str, error: BaseException) -> int:
+        self._log.error("the model failed to %s", action, exc_info=error)
+        code = error.code if isinstance(error, ServeError) else StatusCode.INTERNAL
+        self._send(LoadFailed(int(code), error.text if isinstance(error, ServeError) else error_text(error)))
+        return 1
+
+    def _send(self, message: ControlMessage) -> None:
+        self._control.sendall(encode_frame(message))
+
+    def _receive(self) -> object:
+        (length,) = FRAME_LENGTH.unpack(self._receive_exactly(FRAME_LENGTH.size))
+        return decode_message(self._receive_exactly(length))
+
+    def _receive_exactly(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            piece = self._control.recv(size - len(data))
+            if not piece:
+                raise EOFError("the server closed the control socket")
+            data += piece
+        return bytes(data)
+
+
+def _load(load: Load) -> LoadedModel:
+    engine = importlib.import_module(load.engine)
+    model: LoadedModel = engine.load(
+        ModelSource(
+            name=load.model_name,
+            version=load.version,
+            model_folder=Path(load.model_folder),
+            version_folder=Path(load.version_folder),
+            model_file=Path(load.model_file),
+            config=load.config,
+            instance_kind=load.instance_kind,
+            device=load.device,
+            instance_count=load.instance_count,
+        )
+    )
+    return model
+
+
+def _become(title: str) -> None:
+    # Ctrl-C goes to the whole process group; the server then ends its workers itself, after their batches.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _write("/proc/self/comm", title)
+    _write("/proc/self/oom_score_adj", str(_OOM_SCORE))
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text)
+    except OSError:
+        pass  # Neither the name nor the score is needed to serve.
+
+
+def _open_output() -> None:
+    """Python's own standard streams on descriptors 1 and 2, which lead to the server's log; written line by line."""
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115

@@ -1,0 +1,109 @@
+"""Shared memory between the server and a worker: anonymous files (memfd), mapped by both.
+
+Not /dev/shm: a container's small /dev/shm is no limit, and nothing is left behind when both ends are gone. The file is
+sealed against shrinking, so a faulty worker cannot make the server's reads fault (SIGBUS).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from typing import Any
+
+import numpy as np
+
+ALIGNMENT = 64
+"""Bytes; tensors begin at multiples of it, for the engines' vector instructions."""
+
+_SMALLEST = 64 * 1024
+
+
+def aligned(offset: int) -> int:
+    return (offset + ALIGNMENT - 1) & -ALIGNMENT
+
+
+class Arena:
+    """One memfd, mapped whole. It grows on demand and never shrinks; `trim` gives its pages back instead.
+
+    Whoever writes calls `reserve`, whoever reads calls `cover`. Either may map the file anew; views on the earlier
+    mapping stay valid, on the same memory. Not thread-safe: one batch at a time owns an arena.
+    """
+
+    __slots__ = ("_descriptor", "mapping", "octets", "peak", "size", "untrimmed", "view")
+
+    def __init__(self, descriptor: int) -> None:
+        """Take over a descriptor that `create` made, here or in the other process."""
+        self._descriptor = descriptor
+        self.peak = 0
+        """The highest end of a tensor since the last `trim`; up to here neither `reserve` nor `cover` is needed."""
+        self.untrimmed = 0
+        """Up to here pages may be in use."""
+        self._map()
+
+    @classmethod
+    def create(cls, name: str) -> Arena:
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(descriptor, _SMALLEST)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+            return cls(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    @property
+    def descriptor(self) -> int:
+        return self._descriptor
+
+    def reserve(self, nbytes: int) -> None:
+        """Make the mapping at least `nbytes` long. Untouched pages cost no memory, so it grows in powers of two."""
+        if nbytes > self.size:
+            os.ftruncate(self._descriptor, 1 << (nbytes - 1).bit_length())
+            self._map()
+        self._touch(nbytes)
+
+    def cover(self, nbytes: int) -> None:
+        """Make the mapping reach the end of what the other side wrote.
+
+        Raises:
+            ValueError: the file has fewer than `nbytes` bytes.
+        """
+        if nbytes > self.size:
+            true_size = os.fstat(self._descriptor).st_size
+            if nbytes > true_size:
+                raise ValueError(f"a tensor ends at byte {nbytes} of shared memory of {true_size} bytes")
+            try:
+                self._map()
+            except OSError as error:
+                raise ValueError(f"shared memory of {true_size} bytes cannot be mapped: {error}") from None
+        self._touch(nbytes)
+
+    def trim(self, keep: int) -> None:
+        """Give the pages beyond the first `keep` bytes, and beyond what was used since the last call, back to the
+        system; they read as zeros from then on."""
+        used = max(self.peak, keep)
+        if self.untrimmed > used:
+            start = -(-used // mmap.PAGESIZE) * mmap.PAGESIZE
+            if start < self.size:
+                self.mapping.madvise(mmap.MADV_REMOVE, start, self.size - start)
+            self.untrimmed = used
+        self.peak = 0
+
+    def _touch(self, nbytes: int) -> None:
+        self.peak = max(self.peak, nbytes)
+        self.untrimmed = max(self.untrimmed, nbytes)
+
+    def close(self) -> None:
+        """Let go of the file. The memory goes when the last view on it goes."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            del self.mapping, self.view, self.octets
+
+    def _map(self) -> None:
+        size = os.fstat(self._descriptor).st_size
+        self.mapping = mmap.mmap(self._descriptor, size)
+        self.size = size
+        self.view = memoryview(self.mapping)
+        self.octets: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(self.mapping, dtype=np.uint8)

@@ -1,0 +1,217 @@
+"""Keeps one worker of a model version alive."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rocserve.core.errors import ServeError, unavailable
+from rocserve.core.model_config import InstanceKind, ModelConfig
+from rocserve.core.requests import Signature
+from rocserve.workers.channel import Channel
+from rocserve.workers.completion import CompletionThread
+from rocserve.workers.launcher import LaunchOptions, WorkerLauncher
+from rocserve.workers.messages import Load, WarmUp
+from rocserve.workers.process import WorkerProcess
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    """One worker of a model version."""
+
+    kind: InstanceKind
+    device: int | None
+    """The GPU's number, or None on the CPU."""
+    instance_count: int
+    """How many channels it has, each with a thread of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """How long to wait before a worker that ended is started again. Never gives up."""
+
+    first_delay_seconds: float = 0.1
+    """Before the second restart in a row; the first is immediate, each further delay is twice the last."""
+    longest_delay_seconds: float = 30.0
+    healthy_seconds: float = 60.0
+    """A worker that served this long starts the count anew."""
+
+    def delay(self, failures: int) -> float:
+        """Seconds before the restart that follows the `failures`th failure in a row."""
+        if failures <= 1:
+            return 0.0
+        return min(self.first_delay_seconds * 2.0 ** min(failures - 2, 60), self.longest_delay_seconds)
+
+
+class SupervisorEvents(Protocol):
+    """What a supervisor tells; all on the asyncio loop."""
+
+    def channel_opened(self, channel: Channel) -> None: ...
+    def channel_lost(self, channel: Channel, reason: ServeError) -> None: ...
+    def restarting(self, reason: str, delay_seconds: float) -> None: ...
+    def recovered(self) -> None: ...
+
+
+class WorkerSupervisor:
+    """One worker: started, watched and restarted until it is stopped."""
+
+    def __init__(
+        self,
+        load: Load,
+        options: LaunchOptions,
+        launcher: WorkerLauncher,
+        completion: CompletionThread,
+        events: SupervisorEvents,
+        policy: RestartPolicy,
+        log: logging.Logger,
+    ) -> None:
+        self._load = load
+        self._options = options
+        self._launcher = launcher
+        self._completion = completion
+        self._events = events
+        self._policy = policy
+        self._log = log
+        self._name = f"model '{load.model_name}' version {load.version}"
+        self._loop = asyncio.get_running_loop()
+        self._worker: WorkerProcess | None = None
+        self._supervision: asyncio.Task[None] | None = None
+
+    @property
+    def channels(self) -> Sequence[Channel]:
+        """Those of the worker that now serves; empty while there is none."""
+        worker = self._worker
+        return worker.channels if worker is not None else ()
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the worker, None while there is none."""
+        return self._worker.pid if self._worker is not None else None
+
+    async def load(self) -> Signature:
+        """Start the worker and load the model; after a failure or a cancellation nothing is left.
+
+        Raises:
+            ServeError: the reason why it cannot be loaded.
+        """
+        count = self._load.instance_count
+        channels = [
+            Channel(self._load.model_name, self._completion, self._channel_broken, self._log) for _ in range(count)
+        ]
+        try:
+            self._worker = await self._launcher.launch(self._options, channels, self._log)
+        except BaseException:
+            self._end_channels(channels, f"the worker of {self._name} was not started")
+            raise
+        try:
+            return await self._worker.load(self._load)
+        except BaseException:
+            self._discard()
+            raise
+
+    async def warm_up(self, config: ModelConfig) -> None:
+        """Warm the model up; from then on the worker serves, and is restarted when it ends.
+
+        Raises:
+            ServeError: the reason why it cannot be warmed up; the worker has been ended.
+        """
+        await self._warm_up(config)
+        self._load = dataclasses.replace(self._load, config=config)
+        self._supervision = self._loop.create_task(self._supervise(config))
+
+    async def stop(self, grace_seconds: float) -> None:
+        """End the worker after its batches; kill it after `grace_seconds`."""
+        await self._stop_supervision()
+        worker = self._worker
+        if worker is not None:
+            await worker.unload(grace_seconds)
+            self._end_channels(worker.channels, f"the worker of {self._name} was stopped; the request was in it")
+            self._worker = None
+
+    async def kill(self) -> None:
+        """End the worker at once."""
+        await self._stop_supervision()
+        self._discard()
+
+    async def _stop_supervision(self) -> None:
+        supervision, self._supervision = self._supervision, None
+        if supervision is not None:
+            supervision.cancel()
+            await asyncio.wait((supervision,))
+
+    async def _warm_up(self, config: ModelConfig) -> None:
+        worker = self._worker
+        if worker is None:
+            raise unavailable(f"{self._name} has no worker")
+        try:
+            await worker.warm_up(WarmUp(config))
+        except BaseException:
+            self._discard()
+            raise
+        for channel in worker.channels:
+            self._events.channel_opened(channel)
+
+    def _discard(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.kill()
+            self._end_channels(worker.channels, f"the worker of {self._name} was stopped")
+
+    async def _supervise(self, config: ModelConfig) -> None:
+        failures = 0
+        while True:
+            worker = self._worker
+            assert worker is not None
+            ready_at = time.monotonic()
+            await worker.wait()
+            if time.monotonic() - ready_at >= self._policy.healthy_seconds:
+                failures = 0
+            self._lose(worker)
+            failures = await self._restart(config, f"worker ended unexpectedly ({worker.reason})", failures + 1)
+
+    def _lose(self, worker: WorkerProcess) -> None:
+        text = f"worker of {self._name} ended unexpectedly ({worker.reason})"
+        self._log.error("%s; it is being restarted", text)
+        self._worker = None
+        reason = unavailable(f"{text}; the model is being restarted")
+        for channel in worker.channels:
+            channel.stop_taking()
+            self._events.channel_lost(channel, reason)
+        self._end_channels(worker.channels, f"{text}; the request was in it; the model is being restarted")
+
+    async def _restart(self, config: ModelConfig, reason: str, failures: int) -> int:
+        """Until a worker serves again; how many failures there were in a row."""
+        while True:
+            delay = self._policy.delay(failures)
+            self._events.restarting(reason, delay)
+            await asyncio.sleep(delay)
+            try:
+                await self.load()
+                await self._warm_up(config)
+            except Exception as error:
+                # Not only what the engine says: descriptors or memory may be short, and come back.
+                failures += 1
+                reason = str(error)
+                self._log.error("%s could not be restarted: %s", self._name, reason)
+                continue
+            self._events.recovered()
+            return failures
+
+    def _end_channels(self, channels: Sequence[Channel], text: str) -> None:
+        for channel in channels:
+            self._completion.call_soon(functools.partial(channel.end, unavailable(text)))
+
+    def _channel_broken(self, channel: Channel, reason: str) -> None:
+        """On the completion thread."""
+        self._loop.call_soon_threadsafe(self._tell_broken, channel, reason)
+
+    def _tell_broken(self, channel: Channel, reason: str) -> None:
+        worker = self._worker
+        if worker is not None and channel in worker.channels:
+            worker.channel_broken(reason)

@@ -1,0 +1,87 @@
+"""Batches for warming a model up, from the `model_warmup` samples of its config."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rocserve.backends.base import Batch
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import invalid_argument
+from rocserve.core.model_config import ModelConfig, WarmupInput, WarmupSample
+from rocserve.core.tensors import Tensor, encode_bytes_elements, tensor_from_numpy
+
+_FOLDER = "warmup"
+_SEED = 0
+
+
+def warm_up_batches(config: ModelConfig, model_folder: Path) -> list[Batch]:
+    """One batch for each run of each sample, in the order of the config.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT, a sample's file is missing, outside the folder `warmup`, or of the wrong size.
+    """
+    return [batch for sample in config.model_warmup for batch in _batches(sample, config, model_folder)]
+
+
+def _batches(sample: WarmupSample, config: ModelConfig, model_folder: Path) -> Iterator[Batch]:
+    rows = max(sample.batch_size, 1) if config.max_batch_size > 0 else 0
+    inputs = {name: _tensor(name, entry, rows, model_folder) for name, entry in sample.inputs.items()}
+    batch = Batch(inputs, tuple(output.name for output in config.outputs), (1,) * max(rows, 1))
+    for _ in range(max(sample.count, 1)):
+        yield batch
+
+
+def _tensor(name: str, entry: WarmupInput, rows: int, model_folder: Path) -> Tensor:
+    """`rows` = 0: a model without a batch dimension. Each row of a batch has the same data."""
+    shape = (rows, *entry.dims) if rows else entry.dims
+    count = math.prod(entry.dims)
+    if entry.source.startswith("file:"):
+        row = _file_content(entry.source.removeprefix("file:"), name, entry, model_folder)
+    elif entry.source == "random":
+        row = _random_row(entry.datatype, count)
+    else:
+        row = bytes(4 * count) if entry.datatype is DataType.BYTES else bytes(count * entry.datatype.itemsize)
+    return Tensor(name, entry.datatype, shape, row * max(rows, 1))
+
+
+def _random_row(datatype: DataType, count: int) -> bytes:
+    """The same numbers at each start, so that a model that fails on them fails each time."""
+    generator = np.random.default_rng(_SEED)
+    if datatype is DataType.BYTES:
+        return encode_bytes_elements(generator.bytes(8).hex() for _ in range(count))
+    if datatype is DataType.BF16:
+        values = generator.random(count, dtype=np.float32)
+        return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    kind: np.dtype[Any] = datatype.numpy_dtype
+    if kind.kind == "f":
+        array = generator.random(count).astype(kind)
+    elif kind.kind == "b":
+        array = generator.integers(0, 2, count).astype(kind)
+    else:
+        array = generator.integers(0, np.iinfo(kind).max, count, dtype=kind)
+    return bytes(tensor_from_numpy("", array, datatype).data)
+
+
+def _file_content(filename: str, name: str, entry: WarmupInput, model_folder: Path) -> bytes:
+    folder = (model_folder / _FOLDER).resolve()
+    path = (folder / filename).resolve()
+    if not path.is_relative_to(folder):
+        raise invalid_argument(f"warm-up file '{filename}' of input '{name}' is outside the model's folder '{_FOLDER}'")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise invalid_argument(
+            f"warm-up file '{filename}' of input '{name}' cannot be read: {error.strerror}"
+        ) from None
+    expected = math.prod(entry.dims) * entry.datatype.itemsize
+    if entry.datatype is not DataType.BYTES and len(content) != expected:
+        raise invalid_argument(
+            f"warm-up file '{filename}' of input '{name}' has {len(content)} bytes, expected {expected} for"
+            f" {entry.datatype.value}{list(entry.dims)}"
+        )
+    return content

@@ -1,0 +1,137 @@
+"""What a worker writes to its standard output and error, line by line into the server's log.
+
+A model may write anything: binary junk, lines without end, millions of lines. Lines are cut, what is not printable is
+escaped, the rate is bounded; a worker that writes faster than it is read waits in its own write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+
+_LONGEST_LINE = 4096
+"""Bytes; the rest of a line is dropped."""
+_READ_BYTES = 64 * 1024
+_PAUSE_SECONDS = 0.02
+"""After a full read, so that a flood takes little of the loop's time (3 MB/s at most are read)."""
+_LINES_A_SECOND = 100
+_BURST_LINES = 500
+
+
+class WorkerOutput:
+    """Reads one worker's output pipe on the asyncio loop."""
+
+    def __init__(self, descriptor: int, prefix: str, log: logging.Logger) -> None:
+        """Takes over the pipe's reading end. `prefix` stands before each line."""
+        os.set_blocking(descriptor, False)
+        self._descriptor = descriptor
+        self._prefix = prefix
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._watched = False
+        self._pause: asyncio.TimerHandle | None = None
+        self._begun = b""
+        self._cutting = False
+        self._allowance = float(_BURST_LINES)
+        self._allowance_at = time.monotonic()
+        self._dropped = 0
+        self._last = b""
+        self._watch(True)
+
+    @property
+    def last_line(self) -> str:
+        """The last line that was not empty; tells why, when a worker ends without another word."""
+        return _printable(self._last)
+
+    def close(self) -> None:
+        """Read what is still there, and stop."""
+        if self._descriptor < 0:
+            return
+        if self._pause is not None:
+            self._pause.cancel()
+        self._watch(False)
+        for _ in range(32):
+            if not self._read():
+                break
+        if self._begun:
+            self._take_line(self._begun)
+        self._report_dropped()
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+    def _on_readable(self) -> None:
+        size = self._read()
+        if size == 0:
+            # All writing ends are closed; `close` comes when the worker's end is known.
+            self._watch(False)
+        elif size >= _READ_BYTES:
+            self._watch(False)
+            self._pause = self._loop.call_later(_PAUSE_SECONDS, self._watch, True)
+
+    def _watch(self, watch: bool) -> None:
+        if watch and not self._watched:
+            self._loop.add_reader(self._descriptor, self._on_readable)
+        elif self._watched and not watch:
+            self._loop.remove_reader(self._descriptor)
+        self._watched = watch
+
+    def _read(self) -> int:
+        """How many bytes there were."""
+        try:
+            data = os.read(self._descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return 0
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0] = self._begun + lines[0]
+            self._begun = b""
+            for line in lines:
+                if not self._cutting:
+                    self._take_line(line)
+                self._cutting = False
+        if not self._cutting:
+            self._begun += rest
+            if len(self._begun) > _LONGEST_LINE:
+                self._take_line(self._begun)
+                self._begun, self._cutting = b"", True
+        return len(data)
+
+    def _take_line(self, line: bytes) -> None:
+        if not line.strip():
+            return
+        self._last = line
+        if not self._may_log():
+            self._dropped += 1
+            return
+        self._report_dropped()
+        self._log.info("%s%s", self._prefix, _printable(line))
+
+    def _may_log(self) -> bool:
+        now = time.monotonic()
+        self._allowance = min(self._allowance + (now - self._allowance_at) * _LINES_A_SECOND, _BURST_LINES)
+        self._allowance_at = now
+        if self._allowance < 1:
+            return False
+        self._allowance -= 1
+        return True
+
+    def _report_dropped(self) -> None:
+        if self._dropped:
+            self._log.warning("%s%d lines left out, they came too fast", self._prefix, self._dropped)
+            self._dropped = 0
+
+
+def _printable(line: bytes) -> str:
+    """The line as text that cannot move a terminal's cursor or fake a line of the log."""
+    text = line[:_LONGEST_LINE].decode("utf-8", "backslashreplace").rstrip()
+    if len(line) > _LONGEST_LINE:
+        text += " ... (cut)"
+    return text if text.isprintable() else "".join(map(_visible, text))
+
+
+def _visible(character: str) -> str:
+    if character == "\t" or character.isprintable():
+        return character
+    return character.encode("unicode_escape").decode("ascii")
