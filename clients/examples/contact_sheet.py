@@ -9,10 +9,10 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-COLUMNS = 20
-IMAGE_SIZE = 64
+COLUMNS = 18
+IMAGE_SIZE = 72
 CAPTION_HEIGHT = 20
-GAP = 10
+GAP = 16
 TITLE_HEIGHT = 48
 OUTLINE = 4
 
@@ -34,7 +34,7 @@ def write_contact_sheet(tiles: Sequence[Tile], title: str, path: Path) -> None:
     sheet = Image.new("RGB", (width, TITLE_HEIGHT + rows * row_height + GAP), PAPER)
     draw = ImageDraw.Draw(sheet)
     draw.text((GAP, TITLE_HEIGHT / 2), title, fill=INK, font=ImageFont.load_default(22), anchor="lm")
-    font = ImageFont.load_default(16)
+    font = ImageFont.load_default(14)
     for index, tile in enumerate(tiles):
         left = GAP + index % COLUMNS * (IMAGE_SIZE + GAP)
         top = TITLE_HEIGHT + index // COLUMNS * row_height

@@ -106,11 +106,9 @@ def main() -> int:
     right = sum(answer.right for answer in answers)
     summary = f"{right} of {len(answers)} right: {right / len(answers):.2%}"
     sheet = options.output / "demo-contact-sheet.png"
-    tiles = [Tile(answer.image, f"{answer.label}  {answer.confidence:.0%}", answer.right) for answer in answers]
+    tiles = [Tile(answer.image, f"{answer.label} {answer.confidence:.0%}", answer.right) for answer in answers]
     write_contact_sheet(tiles, f"rocserve, {summary}", sheet)
-    console.print(
-        f"{summary}, {rate:,.0f} images/s with {REQUESTS_AT_ONCE} requests at once; the server ended in order"
-    )
+    console.print(f"{summary}; {rate:,.0f} images/s with {REQUESTS_AT_ONCE} requests at once", soft_wrap=True)
     console.print(f"contact sheet: {sheet}", soft_wrap=True)
     if right < REQUIRED_ACCURACY * len(answers):
         print(f"the accuracy is below the {REQUIRED_ACCURACY:.0%} that it should have", file=sys.stderr)

@@ -62,7 +62,7 @@ class Pose:
     shift_y: float = 0.0
 
 
-def draw(digit: Array, size: tuple[int, int], pose: Pose = Pose()) -> bytes:  # noqa: B008 - frozen
+def draw(digit: Array, size: tuple[int, int], pose: Pose = Pose()) -> bytes:
     """A JPEG of a digit (8 x 8, 0 = paper, 16 = ink)."""
     width, height = size
     inner_width, inner_height = round(width * (1 - 2 * MARGIN)), round(height * (1 - 2 * MARGIN))

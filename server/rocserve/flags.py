@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rocserve.settings import ControlMode, GrpcSettings, LogSettings, ServerSettings
+from rocserve.repository.settings import ControlMode
+from rocserve.settings import GrpcSettings, LogSettings, ServerSettings
 
 
 def _boolean(text: str) -> bool:
