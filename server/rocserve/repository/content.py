@@ -1,0 +1,44 @@
+"""What a model is to be: its definition, the files that it was read from, and the versions wanted."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from rocserve.config.definition import ModelDefinition
+from rocserve.config.versions import select_versions
+from rocserve.repository.private_folder import PrivateFolder
+from rocserve.repository.scan import ModelLook
+
+
+@dataclass(frozen=True, slots=True)
+class ModelContent:
+    definition: ModelDefinition
+    look: ModelLook
+    wanted: frozenset[int]
+    """The versions that the version policy serves."""
+    shared_key: str
+    """Tells what all versions depend on: folder, files, configuration but for the version policy."""
+    private_folder: PrivateFolder | None = None
+    """Where its files are when that is not the repository; it lasts as long as this content."""
+
+    def key(self, version: int) -> str:
+        """Two contents with the same key load the same version."""
+        return f"{self.shared_key} {version} {self.look.versions[version].files.fingerprint}"
+
+
+def make_content(
+    definition: ModelDefinition, look: ModelLook, private_folder: PrivateFolder | None = None
+) -> ModelContent:
+    wanted = frozenset(select_versions(definition.config.version_policy, look.versions))
+    return ModelContent(definition, look, wanted, _shared_key(definition, look), private_folder)
+
+
+def _shared_key(definition: ModelDefinition, look: ModelLook) -> str:
+    # The message, not the file's bytes: a comment is no change, and an override has no file.
+    message = type(definition.message)()
+    message.CopyFrom(definition.message)
+    message.ClearField("version_policy")
+    digest = hashlib.blake2b(message.SerializeToString(deterministic=True), digest_size=16)
+    digest.update(f"\0{look.folder}\0{look.other_files}".encode(errors="surrogateescape"))
+    return digest.hexdigest()

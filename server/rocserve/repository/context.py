@@ -1,0 +1,46 @@
+"""What the models of a repository share."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from rocserve.repository.background import BackgroundTasks
+from rocserve.repository.loader import LoadedVersion, VersionLoader
+from rocserve.repository.retry import RetryPolicy
+from rocserve.repository.scan import ModelLook
+
+
+class Publisher(Protocol):
+    """Makes known what is served."""
+
+    def publish(self) -> None:
+        """Replace the serving table, then unload what was retired."""
+
+    def publish_soon(self) -> None:
+        """The same on the loop's thread; called from any thread."""
+
+    def retire(self, version: LoadedVersion, done: Callable[[], None]) -> None:
+        """Unload a version after the next `publish`, and call back when that has ended."""
+
+
+class FilesCheck(Protocol):
+    async def is_unchanged(self, look: ModelLook, version: int) -> bool:
+        """Whether all that a load of the version reads is still as it was looked at."""
+
+    def files_changed(self, look: ModelLook) -> None:
+        """Its files changed during a load, whose result was thrown away: load it when they have settled."""
+
+
+@dataclass(frozen=True, slots=True)
+class LifecycleContext:
+    loader: VersionLoader
+    publisher: Publisher
+    files: FilesCheck
+    load_slots: asyncio.Semaphore
+    retry: RetryPolicy
+    background: BackgroundTasks
+    log: logging.Logger

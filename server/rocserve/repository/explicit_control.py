@@ -1,0 +1,188 @@
+"""Explicit mode: models are loaded and unloaded when somebody says so. Also loads all of them once, in mode none."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from rocserve.core.errors import ServeError, internal, invalid_argument
+from rocserve.repository.background import BackgroundTasks
+from rocserve.repository.catalogue import ModelCatalogue
+from rocserve.repository.content import ModelContent
+from rocserve.repository.layout import RepositoryLook
+from rocserve.repository.load_parameters import LoadParameters, parse_load_parameters
+from rocserve.repository.looks import Looks
+from rocserve.repository.managed_model import ManagedModel, wait_for_loads
+from rocserve.repository.membership import members_of
+from rocserve.repository.reading import ContentReader
+from rocserve.repository.retry import Failure
+from rocserve.repository.scan import ModelLook
+
+ALL_MODELS = "*"
+_ATTEMPTS = 5
+"""How often a load begins anew because the model's files change under it."""
+_NO_BACKEND = "unable to find backend library"
+_IN_REPOSITORY = LoadParameters()
+
+
+class ExplicitControl:
+    """All calls are made on the loop's thread."""
+
+    def __init__(
+        self,
+        looks: Looks,
+        reader: ContentReader,
+        catalogue: ModelCatalogue,
+        models: Mapping[str, ManagedModel],
+        background: BackgroundTasks,
+        settle_seconds: float,
+        log: logging.Logger,
+    ) -> None:
+        self._looks = looks
+        self._reader = reader
+        self._catalogue = catalogue
+        self._models = models
+        self._background = background
+        self._settle_seconds = settle_seconds
+        self._log = log
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def load_at_start(self, names: Iterable[str]) -> dict[str, str]:
+        """Load these models, and all that are there for "*"; returns what could not be found, with the reason."""
+        look = await self._looks.take()
+        wanted = dict.fromkeys(names)
+        if ALL_MODELS in wanted:
+            wanted.pop(ALL_MODELS)
+            wanted |= dict.fromkeys(name for name, model in look.models.items() if _is_meant(model))
+        outcomes = await asyncio.gather(*(self._load_quietly(name, look) for name in wanted))
+        return {name: outcome for name, outcome in zip(wanted, outcomes, strict=True) if outcome}
+
+    async def load(self, name: str, parameters: Mapping[str, bool | int | str | bytes]) -> None:
+        """Load a model, and the members of an ensemble; goes on even if the caller is cancelled.
+
+        Raises:
+            ServeError: what Triton answers when the load fails; the index has more of the reason.
+        """
+        parsed = parse_load_parameters(name, parameters)
+        await asyncio.shield(self._background.start(self._load_checked(name, parsed), f"load request for {name}"))
+
+    def unload(self, name: str, unload_dependents: bool) -> None:
+        """Unload a model, and with `unload_dependents` the members of an ensemble that no other one needs."""
+        model = self._models.get(name)
+        if model is None:
+            return
+        config = model.config
+        model.remove(is_gone=False)
+        if unload_dependents and config is not None:
+            for member in members_of(config):
+                if not self._is_needed(member):
+                    self.unload(member, unload_dependents)
+
+    async def _load_quietly(self, name: str, look: RepositoryLook) -> str:
+        """Load as the server starts; returns the reason when there is nothing to load."""
+        try:
+            await self._load(name, _IN_REPOSITORY, look, frozenset())
+        except ServeError as error:
+            return "" if name in self._models else error.text
+        return ""
+
+    async def _load_checked(self, name: str, parameters: LoadParameters) -> None:
+        if not name or "/" in name or "\0" in name or name in (".", ".."):
+            raise _not_polled(name)
+        await self._load(name, parameters, await self._looks.take(), frozenset())
+
+    async def _load(self, name: str, parameters: LoadParameters, look: RepositoryLook, above: frozenset[str]) -> None:
+        """Raises: ServeError."""
+        folder = await self._find_folder(name, parameters, look)
+        contents = await self._read(name, folder, parameters)
+        await self._load_members(contents, look, above | {name})
+        async with self._locks[folder.name]:
+            await self._apply(name, folder, contents, parameters)
+        model = self._models.get(name)
+        error = _not_polled(name) if model is None else model.load_error()
+        if error is not None:
+            raise error
+
+    async def _apply(
+        self, name: str, folder: ModelLook, contents: Sequence[ModelContent], parameters: LoadParameters
+    ) -> None:
+        """Let the models become this and wait until their loads have ended, over again when files change meanwhile."""
+        for _ in range(_ATTEMPTS):
+            self._catalogue.take(folder.name, contents, at_once=True)
+            models = [self._models[content.definition.name] for content in contents]
+            await wait_for_loads(models)
+            if not any(model.waits_for_files for model in models):
+                return
+            await asyncio.sleep(self._settle_seconds)
+            folder = await self._find_folder(name, parameters, await self._looks.take())
+            contents = await self._read(name, folder, parameters)
+        for model in models:
+            model.stop_loading()
+
+    async def _find_folder(self, name: str, parameters: LoadParameters, look: RepositoryLook) -> ModelLook:
+        folder = look.models.get(self._catalogue.folder_of(name) or name)
+        if folder is not None:
+            return folder
+        for candidate in look.models.values():
+            if candidate.is_root and not parameters.config and await self._defines(candidate, name):
+                return candidate
+        if parameters.files:
+            return ModelLook(name, Path(name), Path(name), "", "", {})
+        self._log.error("failed to load '%s': there is no folder of that name in the model repositories", name)
+        raise _not_polled(name)
+
+    async def _defines(self, folder: ModelLook, name: str) -> bool:
+        try:
+            contents = await self._reader.read(folder)
+        except ServeError:
+            return False
+        return any(content.definition.name == name for content in contents)
+
+    async def _read(self, name: str, folder: ModelLook, parameters: LoadParameters) -> tuple[ModelContent, ...]:
+        try:
+            return await self._reader.read(folder, parameters, name=name)
+        except ServeError as error:
+            self._catalogue.reject(folder.name, Failure(error, "", 1, None))
+            if parameters.files and not parameters.config:
+                raise
+            if error.text.startswith(_NO_BACKEND):
+                version = max(folder.versions, default=1)
+                text = f"version {version} is at UNAVAILABLE state: Invalid argument: {error.text};\n"
+                raise invalid_argument(f"load failed for model '{name}': {text}") from error
+            raise _not_polled(name) from error
+
+    async def _load_members(
+        self, contents: Sequence[ModelContent], look: RepositoryLook, above: frozenset[str]
+    ) -> None:
+        """Load what the ensembles among these need and what is not served yet. A failure shows at the ensemble."""
+        own = {content.definition.name for content in contents}
+        needed = {member for content in contents for member in members_of(content.definition.config)}
+        names = sorted(name for name in needed - own - above if not self._is_serving(name))
+        outcomes = await asyncio.gather(
+            *(self._load(name, _IN_REPOSITORY, look, above) for name in names), return_exceptions=True
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, ServeError):
+                self._log.error("a member could not be loaded: %s", outcome.text)
+            elif isinstance(outcome, BaseException):
+                raise outcome
+
+    def _is_serving(self, name: str) -> bool:
+        model = self._models.get(name)
+        return model is not None and model.is_serving
+
+    def _is_needed(self, name: str) -> bool:
+        """Whether a loaded ensemble has this member."""
+        configs = (model.config for model in self._models.values())
+        return any(name in members_of(config) for config in configs if config is not None)
+
+
+def _is_meant(model: ModelLook) -> bool:
+    return model.looks_like_model or bool(model.refusal)
+
+
+def _not_polled(name: str) -> ServeError:
+    return internal(f"failed to load '{name}', failed to poll from model repository")

@@ -1,0 +1,121 @@
+"""Walks a folder and tells its files by path, size, time and inode, without reading what is in them."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_TEMPORARY_NAMES = (".*", "*~", "*.tmp", "*.part", "*.swp", "__pycache__")
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file or folder of this name belongs to a copy, an editor or Python, and is no part of a model."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _TEMPORARY_NAMES)
+
+
+@dataclass(frozen=True, slots=True)
+class FileMark:
+    """What tells one state of a file from another."""
+
+    path: str
+    """Relative to the folder that was walked, with "/", and ending in it for a folder."""
+    size: int
+    mtime_ns: int
+    inode: int
+    changed_ns: int
+    """The inode's own time of change, which no copy can set back; not part of the fingerprint."""
+    refusal: str = ""
+    """Why the file must not be read; "" = it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilesLook:
+    """A set of files at one moment."""
+
+    fingerprint: str
+    refusal: str
+    """Why the files must not be read; "" = they may."""
+    changed_ns: int
+    """When one of the files last changed, in nanoseconds since the epoch; 0 without files."""
+
+
+def summarise(marks: Iterable[FileMark]) -> FilesLook:
+    """One fingerprint of files, whatever their order."""
+    digest = hashlib.blake2b(digest_size=16)
+    refusal = ""
+    changed_ns = 0
+    for mark in sorted(marks, key=lambda mark: mark.path):
+        line = f"{mark.path}\0{mark.size}\0{mark.mtime_ns}\0{mark.inode}\0{mark.refusal}\n"
+        digest.update(line.encode(errors="surrogateescape"))
+        refusal = refusal or mark.refusal
+        changed_ns = max(changed_ns, mark.changed_ns)
+    return FilesLook(digest.hexdigest(), refusal, changed_ns)
+
+
+def link_refusal(path: Path, allowed: tuple[Path, ...]) -> str:
+    """Why the link `path` must not be followed: it leads out of the resolved folders `allowed`; "" = it may."""
+    try:
+        target = path.resolve()
+    except (OSError, RuntimeError):
+        return f"'{path}' is a link that leads nowhere"
+    if any(target.is_relative_to(folder) for folder in allowed):
+        return ""
+    return f"'{path}' is a link that leads out of the model repository, to '{target}'; put the file itself there"
+
+
+def walk(folder: Path, allowed: tuple[Path, ...]) -> Iterator[FileMark]:
+    """The files below a folder, in no order; temporary names are left out. What vanishes meanwhile is not there.
+
+    Links within the resolved folders `allowed` are followed; others are refused, as is all that is no regular file.
+    """
+    yield from _walk(folder, "", allowed, frozenset())
+
+
+def _walk(
+    folder: Path, prefix: str, allowed: tuple[Path, ...], above: frozenset[tuple[int, int]]
+) -> Iterator[FileMark]:
+    try:
+        status = folder.stat()
+        entries = sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        yield _refused(prefix.rstrip("/"), f"'{folder}' cannot be read: {error.strerror}")
+        return
+    identity = (status.st_dev, status.st_ino)
+    if identity in above:
+        yield _refused(prefix.rstrip("/"), f"'{folder}' is a link to a folder that it is in")
+        return
+    # So that a folder made just now, with nothing in it yet, is young too.
+    yield FileMark(prefix, 0, 0, 0, status.st_ctime_ns)
+    for path in entries:
+        if not is_temporary(path.name):
+            yield from _mark(path, prefix + path.name, allowed, above | {identity})
+
+
+def _mark(
+    path: Path, relative: str, allowed: tuple[Path, ...], above: frozenset[tuple[int, int]]
+) -> Iterator[FileMark]:
+    if path.is_symlink() and (refusal := link_refusal(path, allowed)):
+        yield _refused(relative, refusal)
+        return
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        yield _refused(relative, f"'{path}' cannot be read: {error.strerror}")
+        return
+    if stat.S_ISDIR(status.st_mode):
+        yield from _walk(path, relative + "/", allowed, above)
+    else:
+        refusal = "" if stat.S_ISREG(status.st_mode) else f"'{path}' is not a regular file"
+        yield FileMark(relative, status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns, refusal)
+
+
+def _refused(relative: str, refusal: str) -> FileMark:
+    return FileMark(relative, 0, 0, 0, 0, refusal)

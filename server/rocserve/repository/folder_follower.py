@@ -1,0 +1,88 @@
+"""Reads the model folders whose changes have settled, and lets their models become what they say."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from rocserve.core.errors import ServeError, internal
+from rocserve.repository.background import BackgroundTasks
+from rocserve.repository.catalogue import ModelCatalogue
+from rocserve.repository.reading import ContentReader
+from rocserve.repository.retry import Failure, RetryPolicy, next_failure
+from rocserve.repository.scan import ModelLook
+
+
+@dataclass(slots=True)
+class _Reading:
+    """The last look at a folder, and what became of it."""
+
+    look: ModelLook
+    task: asyncio.Task[None] | None = None
+    failure: Failure | None = None
+    retry: asyncio.TimerHandle | None = None
+
+    def stop(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+        if self.retry is not None:
+            self.retry.cancel()
+        self.task = self.retry = None
+
+
+class FolderFollower:
+    """All calls are made on the loop's thread. A folder that cannot be read is tried again, later and later."""
+
+    def __init__(
+        self, reader: ContentReader, catalogue: ModelCatalogue, retry: RetryPolicy, background: BackgroundTasks
+    ) -> None:
+        self._reader = reader
+        self._catalogue = catalogue
+        self._retry = retry
+        self._background = background
+        self._readings: dict[str, _Reading] = {}
+
+    def is_reading(self, folder: str) -> bool:
+        reading = self._readings.get(folder)
+        return reading is not None and reading.task is not None
+
+    def follow(self, folder: str, look: ModelLook | None) -> None:
+        """The folder has settled as this; None: it is gone."""
+        previous = self._readings.pop(folder, None)
+        if previous is not None:
+            previous.stop()
+        if look is None or (not look.looks_like_model and not look.refusal):
+            self._catalogue.drop(folder)
+            return
+        reading = self._readings[folder] = _Reading(look)
+        self._start(folder, reading)
+
+    async def wait(self) -> None:
+        """Return when no folder is being read."""
+        while tasks := [reading.task for reading in self._readings.values() if reading.task is not None]:
+            await asyncio.wait(tasks)
+
+    def stop(self) -> None:
+        for reading in self._readings.values():
+            reading.stop()
+
+    def _start(self, folder: str, reading: _Reading) -> None:
+        reading.task = self._background.start(self._read(folder, reading), f"reading of model folder {folder}")
+
+    async def _read(self, folder: str, reading: _Reading) -> None:
+        try:
+            contents = await self._reader.read(reading.look)
+            self._catalogue.take(folder, contents)
+        except ServeError as error:
+            self._failed(folder, reading, error)
+        except Exception as error:
+            self._failed(folder, reading, internal(f"{type(error).__name__}: {error}"))
+        reading.task = None
+
+    def _failed(self, folder: str, reading: _Reading, error: ServeError) -> None:
+        reading.failure = next_failure(error, "", reading.failure, self._retry)
+        self._catalogue.reject(folder, reading.failure)
+        pause = self._retry.pause(reading.failure.attempts)
+        if pause is not None:
+            loop = asyncio.get_running_loop()
+            reading.retry = loop.call_later(pause, self._start, folder, reading)

@@ -1,0 +1,121 @@
+"""Finds the model folders of the repositories, however they are mounted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from rocserve.backends.registry import BackendRegistry
+from rocserve.config.versions import is_version_name
+from rocserve.repository.fingerprint import is_temporary, link_refusal
+from rocserve.repository.scan import CONFIG_FILENAMES, ModelLook, look_at_model
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryLook:
+    """All repositories at one moment."""
+
+    models: dict[str, ModelLook]
+    """By the folder's name."""
+    unreadable: dict[Path, str]
+    """Repositories that are not there or cannot be read, with the reason; their models are as they were last seen."""
+
+
+class RepositoryScanner:
+    """Looks at the repositories. Its methods block on the disk: call them in a thread, one at a time."""
+
+    def __init__(self, roots: Iterable[Path], registry: BackendRegistry) -> None:
+        self._roots = tuple(dict.fromkeys(root.absolute() for root in roots))
+        self._model_filenames = tuple(name for backend in registry.backends for name in backend.model_filenames)
+        self._seen: dict[Path, list[ModelLook]] = {root: [] for root in self._roots}
+        self._devices: dict[Path, int] = {}
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        return self._roots
+
+    def look(self) -> RepositoryLook:
+        """Look at every model folder of every repository."""
+        allowed = tuple(root.resolve() for root in self._roots)
+        unreadable = {}
+        for root in self._roots:
+            try:
+                self._seen[root] = self._look_at_root(root, allowed)
+            except OSError as error:
+                unreadable[root] = error.strerror or str(error)
+        return RepositoryLook(_merge(look for looks in self._seen.values() for look in looks), unreadable)
+
+    def look_again(self, look: ModelLook) -> ModelLook | None:
+        """The same model's folder now; None when it is gone."""
+        if not look.folder.is_dir():
+            return None
+        allowed = tuple(root.resolve() for root in self._roots)
+        flat = look.is_root and self._is_flat(look.folder)
+        return look_at_model(look.name, look.folder, look.root, allowed, is_root=look.is_root, flat=flat)
+
+    def _look_at_root(self, root: Path, allowed: tuple[Path, ...]) -> list[ModelLook]:
+        """Raises: OSError."""
+        names = sorted(path.name for path in root.iterdir() if not is_temporary(path.name))
+        device = root.stat().st_dev
+        if not names and self._devices.setdefault(root, device) != device:
+            raise OSError(0, "it is empty since its file system is not mounted any more")
+        self._devices[root] = device
+        folders = [root / name for name in names if (root / name).is_dir()]
+        if self._is_one_model(root, folders):
+            return [look_at_model(root.name, root, root, allowed, is_root=True, flat=self._is_flat(root))]
+        return [self._look_at_folder(folder, root, allowed) for folder in folders]
+
+    def _look_at_folder(self, folder: Path, root: Path, allowed: tuple[Path, ...]) -> ModelLook:
+        name = folder.name
+        if folder.is_symlink() and (refusal := link_refusal(folder, allowed)):
+            return ModelLook(name, folder, root, "", "", {}, refusal)
+        doubled = folder / name
+        if doubled.is_dir() and not doubled.is_symlink() and not _is_model(folder) and _is_model(doubled):
+            folder = doubled
+        return look_at_model(name, folder, root, allowed)
+
+    def _is_one_model(self, root: Path, folders: list[Path]) -> bool:
+        """Whether a repository is itself the folder of one model."""
+        has_config = any((root / name).is_file() for name in CONFIG_FILENAMES)
+        has_version = any(is_version_name(folder.name) for folder in folders)
+        if has_config and has_version:
+            return True
+        if any(_is_model(folder) for folder in folders):
+            return False
+        return has_config or has_version or self._is_flat(root)
+
+    def _is_flat(self, root: Path) -> bool:
+        """Whether a model file lies directly in a repository that has no version folders."""
+        names = [path.name for path in root.iterdir()]
+        if any(is_version_name(name) for name in names):
+            return False
+        return any(fnmatchcase(name, pattern) for name in names for pattern in self._model_filenames)
+
+
+def _is_model(folder: Path) -> bool:
+    """Whether a folder holds a configuration or a version."""
+    return any((folder / name).is_file() for name in CONFIG_FILENAMES) or any(
+        is_version_name(path.name) and path.is_dir() for path in _children(folder)
+    )
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _merge(looks: Iterable[ModelLook]) -> dict[str, ModelLook]:
+    """By name; a name that is there twice is refused."""
+    models: dict[str, ModelLook] = {}
+    for look in looks:
+        first = models.setdefault(look.name, look)
+        if first is not look:
+            reason = (
+                f"model '{look.name}' is in more than one repository: '{first.folder}' and '{look.folder}'; keep one"
+            )
+            models[look.name] = replace(first, refusal=reason)
+    return models

@@ -1,0 +1,38 @@
+"""What the repository needs of whatever loads one version of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from rocserve.config.definition import ModelDefinition
+from rocserve.core.serving import ServedVersion
+
+
+class LoadedVersion(ServedVersion, Protocol):
+    """A version that is loaded, warmed and answers requests until `unload`."""
+
+    @property
+    def available(self) -> bool:
+        """Whether it can answer now; False while all its workers are being restarted."""
+
+    @property
+    def status_reason(self) -> str:
+        """What is wrong with it, for the repository index ("restarting: worker killed by signal 9"); "" = nothing."""
+
+    async def unload(self) -> None:
+        """Take no more requests, finish those that are queued or running, then end the workers."""
+
+
+class VersionLoader(Protocol):
+    async def load(
+        self, definition: ModelDefinition, version: int, version_folder: Path, on_change: Callable[[], None]
+    ) -> LoadedVersion:
+        """Load one version and warm it up. Cancelling the call ends the load and frees all that it took.
+
+        `on_change` is to be called, from any thread, whenever `available` or `status_reason` changes.
+
+        Raises:
+            ServeError: the version cannot be served; its text is the reason in the repository index.
+        """

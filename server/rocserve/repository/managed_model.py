@@ -1,0 +1,298 @@
+"""The life of one model: which of its versions are loaded, kept and retired, and what the index says of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+
+from rocserve.core.errors import ServeError, StatusCode, invalid_argument, unavailable
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.serving import IndexEntry, ServedModel
+from rocserve.repository.content import ModelContent
+from rocserve.repository.context import LifecycleContext
+from rocserve.repository.managed_version import FILES_CHANGED, ManagedVersion, VersionState
+from rocserve.repository.membership import Served, membership_error
+from rocserve.repository.retry import Failure
+
+_UNLOADED_SHOWN = 32
+"""How many unloaded versions of a model the index goes on showing."""
+_STATUS_NAMES = {
+    StatusCode.INVALID_ARGUMENT: "Invalid argument",
+    StatusCode.NOT_FOUND: "Not found",
+    StatusCode.UNAVAILABLE: "Unavailable",
+    StatusCode.UNIMPLEMENTED: "Unsupported",
+    StatusCode.ALREADY_EXISTS: "Already exists",
+    StatusCode.UNKNOWN: "Unknown",
+}
+"""As Triton writes them before a version's reason."""
+
+
+class ManagedModel:
+    """One model by its name. All calls are made on the loop's thread; what only tells may be called from any."""
+
+    def __init__(self, name: str, context: LifecycleContext, *, is_late: bool) -> None:
+        """`is_late`: it turned up after the server's first loads, so that its first load makes nothing unready."""
+        self.name = name
+        self.content: ModelContent | None = None
+        self._context = context
+        self._is_late = is_late
+        self._versions: dict[int, ManagedVersion] = {}
+        self._problem: Failure | None = None
+        """Why the content that is there now cannot be used at all."""
+        self._gate: ServeError | None = None
+        """Why this ensemble cannot be loaded as long as its members are as they are."""
+        self._is_waiting_for_members = False
+        self._is_load_due = False
+        """This ensemble's content is to be loaded as soon as its members allow it."""
+        self._is_rejected = False
+        """`content` is not what is there now, which cannot be used."""
+        self._is_gone = False
+
+    @property
+    def is_ensemble(self) -> bool:
+        return self.content is not None and self.content.definition.config.is_ensemble
+
+    @property
+    def config(self) -> ModelConfig | None:
+        return None if self.content is None else self.content.definition.config
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a version is being loaded, or an ensemble waits for a member that is."""
+        return self._is_waiting_for_members or self.has_running_loads
+
+    @property
+    def has_running_loads(self) -> bool:
+        return any(version.is_loading for version in self._all())
+
+    @property
+    def load_tasks(self) -> list[asyncio.Task[None]]:
+        return [version.load_task for version in self._all() if version.load_task is not None]
+
+    @property
+    def waits_for_files(self) -> bool:
+        return any(version.waits_for_files for version in self._all())
+
+    @property
+    def is_serving(self) -> bool:
+        return any(version.is_serving for version in self._all())
+
+    def apply(self, content: ModelContent, *, at_once: bool = False) -> None:
+        """Let the model become this; what is served stays until what replaces it is ready.
+
+        `at_once`: load again even what has just failed.
+        """
+        self.content = content
+        self._is_rejected = False
+        if at_once:
+            for version in self._all():
+                version.forgive()
+        self._is_gone = False
+        self._problem = None
+        if not content.wanted:
+            text = f"at least one version must be available under the version policy of model '{self.name}'"
+            self._problem = Failure(invalid_argument(text), "", 1, None)
+        self._reconcile()
+
+    def reject(self, problem: Failure) -> None:
+        """The content that is there now cannot be used. What is served stays."""
+        self._problem = problem
+        self._is_rejected = True
+        self._is_gone = False
+        self._is_load_due = False
+        for version in self._all():
+            version.stop_loading()
+            version.failure = None
+        self._forget_versions()
+        self._context.publisher.publish()
+
+    def remove(self, *, is_gone: bool) -> None:
+        """Unload all versions; `is_gone`: the model is no more in the repository."""
+        self.content = None
+        self._problem = None
+        self._gate = None
+        self._is_waiting_for_members = False
+        self._is_load_due = False
+        self._is_gone = is_gone
+        for version in self._all():
+            version.retire()
+        self._forget_versions()
+        self._context.publisher.publish()
+
+    def stop_loading(self) -> None:
+        for version in self._all():
+            version.stop_loading()
+
+    def review_members(
+        self, served: Served, ensembles: Mapping[str, ModelConfig], is_loading: Callable[[str], bool]
+    ) -> bool:
+        """Bring an ensemble in line with the models served now; returns whether what it offers has changed."""
+        content = self.content
+        if content is None or not content.definition.config.is_ensemble:
+            return False
+        changed = False
+        for version in self._all():
+            if version.served is not None:
+                error = membership_error(version.served.config, served, ensembles)
+                text = "" if error is None else error.text
+                changed |= bool(text) != bool(version.suspension)
+                version.suspension = text
+        self._gate = membership_error(content.definition.config, served, ensembles)
+        members = content.definition.config.ensemble_steps
+        self._is_waiting_for_members = self._gate is not None and any(is_loading(step.model_name) for step in members)
+        if self._is_load_due and self._gate is None:
+            self._is_load_due = False
+            self._want_versions(content)
+        return changed
+
+    def served_model(self) -> ServedModel | None:
+        """What the serving table says of the model; None = nothing."""
+        if self._is_gone:
+            return None
+        versions = {version.number: version.served for version in self._all() if version.served and version.is_serving}
+        unready = {
+            version.number: version.reason
+            for version in self._all()
+            if version.number not in versions
+            and not version.is_unloaded
+            and version.state is not VersionState.UNLOADING
+        }
+        latest = versions[max(versions)] if versions else None
+        return ServedModel(self.name, versions, latest, unready)
+
+    def entries(self) -> list[IndexEntry]:
+        """Its rows of the repository index."""
+        rows = [version.entry() for version in self._all()]
+        problem = self._problem_text()
+        if not problem:
+            return rows
+        if not self.is_serving:
+            state = VersionState.LOADING if self._is_waiting_for_members else VersionState.UNAVAILABLE
+            return [*rows, *self._rows_without_load(state, problem)]
+        return [
+            IndexEntry(row.name, row.version, row.state, _join(row.reason, f"newer content failed to load: {problem}"))
+            if row.state == VersionState.READY.value
+            else row
+            for row in rows
+        ]
+
+    def is_ready(self) -> bool:
+        """Triton's strict readiness, but what is served well enough is not made unready by newer content."""
+        versions = [version for version in self._all() if not version.is_unloaded]
+        if any(version.served is not None and version.state is not VersionState.READY for version in versions):
+            return False
+        if self.is_serving:
+            return not any(version.failure and not version.is_late for version in versions if not version.served)
+        if self._problem is not None or any(version.failure is not None for version in versions):
+            return False
+        if self.is_loading:
+            return self._is_late
+        return self._gate is None
+
+    def is_version_ready(self, number: int) -> bool:
+        version = self._versions.get(number)
+        return version is not None and version.state is VersionState.READY
+
+    def failure_text(self) -> str:
+        """Why nothing of the model is served; "" when something is, or when it is not known to have failed."""
+        if self.is_serving:
+            return ""
+        texts = [f"version {version.number}: {version.reason}" for version in self._all() if version.failure]
+        return self._problem_text() or "; ".join(texts)
+
+    def load_error(self) -> ServeError | None:
+        """What a client that asked for the load is told; None = all that is wanted is served. Words are Triton's."""
+        content = self.content
+        if content is None:
+            return unavailable(f"load failed for model '{self.name}': it was unloaded before it was loaded")
+        problem = self._problem.error if self._problem is not None else self._gate
+        if problem is not None:
+            return invalid_argument(f"load failed for model '{self.name}': {problem.text}")
+        wanted = [version for version in self._all() if version.number in content.wanted]
+        failed = [version for version in wanted if not version.serves(content)]
+        if not failed:
+            return None
+        reasons = "".join(_version_reason(version) for version in failed)
+        return invalid_argument(f"load failed for model '{self.name}': {reasons}")
+
+    def _all(self) -> list[ManagedVersion]:
+        return [version for _, version in sorted(self._versions.copy().items())]
+
+    def _reconcile(self) -> None:
+        content = self.content
+        if content is not None and not self._is_rejected:
+            for version in self._all():
+                if version.number not in content.wanted:
+                    version.stop_loading()
+                    version.failure = None
+            if content.definition.config.is_ensemble:
+                # Publishing compares it with its members, and starts the load when they fit.
+                self._is_load_due = True
+            else:
+                self._gate = None
+                self._is_waiting_for_members = False
+                self._want_versions(content)
+            self._retire_unwanted(content)
+            self._forget_versions()
+        self._context.publisher.publish()
+
+    def _want_versions(self, content: ModelContent) -> None:
+        is_late = self._is_late or self.is_serving
+        for number in sorted(content.wanted):
+            if number not in self._versions:
+                self._versions[number] = ManagedVersion(
+                    self.name, number, self._context, self._reconcile, is_late=is_late
+                )
+            self._versions[number].want(content)
+
+    def _retire_unwanted(self, content: ModelContent) -> None:
+        """What is not wanted goes when what is wanted serves; where its folder is gone, when any of that does."""
+        wanted = [self._versions[number] for number in content.wanted if number in self._versions]
+        serving = [version for version in wanted if version.served is not None]
+        if any(version.is_loading for version in wanted if version.served is None):
+            return
+        for version in self._all():
+            if version.number in content.wanted or version.served is None:
+                continue
+            is_gone = version.number not in content.look.versions
+            if len(serving) == len(content.wanted) > 0 or (is_gone and (serving or not content.wanted)):
+                version.retire()
+
+    def _forget_versions(self) -> None:
+        unloaded = [version for version in self._all() if version.is_unloaded]
+        too_many = unloaded[: max(0, len(unloaded) - _UNLOADED_SHOWN)]
+        for version in self._all():
+            if version in too_many or version.is_forgettable:
+                self._versions.pop(version.number)
+
+    def _problem_text(self) -> str:
+        if self._problem is not None:
+            return self._problem.text
+        if self._gate is not None:
+            return self._gate.text
+        return ""
+
+    def _rows_without_load(self, state: VersionState, problem: str) -> list[IndexEntry]:
+        """Rows for versions that are wanted but for the problem; the model's own when it has none."""
+        known = {version.number for version in self._all() if not version.is_unloaded}
+        if self._problem is not None or self.content is None:
+            return [IndexEntry(self.name, "", state.value, problem)]
+        numbers = sorted(self.content.wanted - known)
+        return [IndexEntry(self.name, str(number), state.value, problem) for number in numbers]
+
+
+async def wait_for_loads(models: Iterable[ManagedModel]) -> None:
+    """Return when none of the models has a load running, those counted that begin meanwhile."""
+    watched = tuple(models)
+    while tasks := [task for model in watched for task in model.load_tasks]:
+        await asyncio.wait(tasks)
+
+
+def _version_reason(version: ManagedVersion) -> str:
+    error = version.failure.error if version.failure is not None else unavailable(FILES_CHANGED)
+    status = _STATUS_NAMES.get(error.code, "Internal")
+    return f"version {version.number} is at UNAVAILABLE state: {status}: {error.text};\n"
+
+
+def _join(first: str, second: str) -> str:
+    return f"{first}; {second}" if first else second

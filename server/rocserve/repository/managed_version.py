@@ -1,0 +1,260 @@
+"""The life of one version: loaded beside what it replaces, swapped in, retired; tried again when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Callable
+
+from rocserve.core.errors import ServeError, internal, invalid_argument
+from rocserve.core.serving import IndexEntry
+from rocserve.repository.content import ModelContent
+from rocserve.repository.context import LifecycleContext
+from rocserve.repository.loader import LoadedVersion
+from rocserve.repository.retry import Failure, next_failure
+from rocserve.repository.scan import ModelLook
+
+
+class VersionState(enum.Enum):
+    """Triton's model states."""
+
+    UNKNOWN = "UNKNOWN"
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+UNLOADED = "unloaded"
+"""Triton's reason for what was unloaded on purpose."""
+FILES_CHANGED = "its files changed while it was loading; it is loaded again when they have settled"
+
+
+class FilesChanged(Exception):
+    """The files are not what they were when the load began."""
+
+
+class ManagedVersion:
+    """One version of a model. All calls are made on the loop's thread; the properties may be read from any."""
+
+    def __init__(
+        self, name: str, number: int, context: LifecycleContext, on_end: Callable[[], None], *, is_late: bool
+    ) -> None:
+        """`on_end` is called when a load has ended, and when a failed one is due again.
+
+        `is_late`: it turned up while the model or the server was ready, so that its failure makes nothing unready.
+        """
+        self.name = name
+        self.number = number
+        self.is_late = is_late
+        self.served: LoadedVersion | None = None
+        self.suspension = ""
+        """Why it is kept from requests though it is loaded: an ensemble lacks a member."""
+        self.failure: Failure | None = None
+        self._context = context
+        self._on_end = on_end
+        self._served_content: ModelContent | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._loading_key = ""
+        self._changed_look: ModelLook | None = None
+        """The look whose files changed while they were loaded; the next one is waited for."""
+        self._retry: asyncio.TimerHandle | None = None
+        self._unloading = 0
+        self._was_served = False
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a load runs, or waits for its files to settle."""
+        return self._task is not None or self._changed_look is not None
+
+    @property
+    def load_task(self) -> asyncio.Task[None] | None:
+        return self._task
+
+    @property
+    def waits_for_files(self) -> bool:
+        """Whether its files changed during the load, so that another content must be applied."""
+        return self._changed_look is not None
+
+    @property
+    def is_serving(self) -> bool:
+        return self.served is not None and not self.suspension
+
+    @property
+    def is_forgettable(self) -> bool:
+        """Whether nothing is left of it to show."""
+        is_idle = self.served is None and not self.is_loading and not self._unloading
+        return is_idle and self.failure is None and not self._was_served
+
+    @property
+    def is_unloaded(self) -> bool:
+        return self.state is VersionState.UNAVAILABLE and self.reason == UNLOADED
+
+    @property
+    def state(self) -> VersionState:
+        served = self.served
+        if served is not None:
+            return VersionState.READY if served.available and not self.suspension else VersionState.UNAVAILABLE
+        if self.is_loading:
+            return VersionState.LOADING
+        if self._unloading:
+            return VersionState.UNLOADING
+        return VersionState.UNAVAILABLE if self.failure is not None or self._was_served else VersionState.UNKNOWN
+
+    @property
+    def reason(self) -> str:
+        served, failure = self.served, self.failure
+        if served is not None:
+            return "; ".join(filter(None, (self.suspension, served.status_reason, self._newer_content())))
+        if self._changed_look is not None:
+            return FILES_CHANGED
+        if self.is_loading:
+            return f"failed before: {failure.error.text}" if failure is not None else ""
+        if self._unloading:
+            return ""
+        if failure is not None:
+            return failure.text
+        return UNLOADED if self._was_served else ""
+
+    def serves(self, content: ModelContent) -> bool:
+        """Whether what is loaded is this content."""
+        served = self._served_content
+        return served is not None and served.key(self.number) == content.key(self.number)
+
+    def entry(self) -> IndexEntry:
+        return IndexEntry(self.name, str(self.number), self.state.value, self.reason)
+
+    def want(self, content: ModelContent) -> None:
+        """Serve this content: load it unless it is served, being loaded, or failed and not yet due."""
+        key = content.key(self.number)
+        if self.serves(content):
+            self.stop_loading()
+            self.failure = None
+            self._served_content = content
+            return
+        if self._changed_look is content.look or (self._task is not None and self._loading_key == key):
+            return
+        failure = self.failure
+        if failure is not None and failure.content == key and not failure.is_due():
+            return
+        self._start(content, key)
+
+    def forgive(self) -> None:
+        """Let the next `want` load at once even what has failed."""
+        self.failure = None
+
+    def stop_loading(self) -> None:
+        """End a load that runs, and wait for no other."""
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        self._changed_look = None
+
+    def retire(self) -> None:
+        """Serve it no longer: what is loaded is unloaded after the next publication."""
+        self.stop_loading()
+        self.failure = None
+        self.suspension = ""
+        self._retire_served()
+
+    def _start(self, content: ModelContent, key: str) -> None:
+        self.stop_loading()
+        self._loading_key = key
+        self._task = self._context.background.start(self._load(content, key), f"load of {self.name} {self.number}")
+
+    async def _load(self, content: ModelContent, key: str) -> None:
+        log = self._context.log
+        log.info("loading: %s:%d", self.name, self.number)
+        loaded: LoadedVersion | None = None
+        outcome: Exception | None = None
+        try:
+            loaded = await self._load_unchanged(content)
+        except Exception as error:
+            outcome = error
+        if self._task is not asyncio.current_task():
+            # It was called off, but the loader did not mind.
+            if loaded is not None:
+                self._discard(loaded)
+            return
+        self._task = None
+        if loaded is not None:
+            self._swap(loaded, content)
+        elif isinstance(outcome, FilesChanged):
+            log.info("load of %s:%d thrown away: %s", self.name, self.number, FILES_CHANGED)
+            self._changed_look = content.look
+            self._context.files.files_changed(content.look)
+        elif isinstance(outcome, ServeError):
+            self._failed(outcome, key)
+        else:
+            log.error("load of %s:%d failed unexpectedly", self.name, self.number, exc_info=outcome)
+            self._failed(internal(f"{type(outcome).__name__}: {outcome}"), key)
+        self._on_end()
+
+    async def _load_unchanged(self, content: ModelContent) -> LoadedVersion:
+        version = content.look.versions[self.number]
+        if version.files.refusal:
+            raise invalid_argument(version.files.refusal)
+        if content.definition.config.is_ensemble:
+            # No worker is started for it, so it need not wait for those that load.
+            loaded = await self._load_now(content)
+        else:
+            async with self._context.load_slots:
+                loaded = await self._load_now(content)
+        try:
+            unchanged = await self._context.files.is_unchanged(content.look, self.number)
+        except BaseException:
+            self._discard(loaded)
+            raise
+        if not unchanged:
+            self._discard(loaded)
+            raise FilesChanged
+        return loaded
+
+    async def _load_now(self, content: ModelContent) -> LoadedVersion:
+        folder = content.look.versions[self.number].folder
+        try:
+            return await self._context.loader.load(
+                content.definition, self.number, folder, self._context.publisher.publish_soon
+            )
+        except ServeError:
+            # Half of the files may have been from before; what failed then says nothing about what is there now.
+            if not await self._context.files.is_unchanged(content.look, self.number):
+                raise FilesChanged from None
+            raise
+
+    def _discard(self, loaded: LoadedVersion) -> None:
+        self._context.background.start(loaded.unload(), f"unload of {self.name} {self.number}, which was not wanted")
+
+    def _swap(self, loaded: LoadedVersion, content: ModelContent) -> None:
+        self._retire_served()
+        self.served = loaded
+        self._served_content = content
+        self._was_served = True
+        self.failure = None
+        self._context.log.info("successfully loaded '%s' version %d", self.name, self.number)
+
+    def _failed(self, error: ServeError, key: str) -> None:
+        self.failure = next_failure(error, key, self.failure, self._context.retry)
+        kept = "; what was loaded before goes on serving" if self.served is not None else ""
+        self._context.log.error("failed to load '%s' version %d: %s%s", self.name, self.number, self.failure.text, kept)
+        pause = self._context.retry.pause(self.failure.attempts)
+        if pause is not None:
+            self._retry = asyncio.get_running_loop().call_later(pause, self._on_end)
+
+    def _retire_served(self) -> None:
+        if self.served is not None:
+            self._unloading += 1
+            self._context.publisher.retire(self.served, self._unload_ended)
+        self.served = None
+        self._served_content = None
+
+    def _unload_ended(self) -> None:
+        self._unloading -= 1
+
+    def _newer_content(self) -> str:
+        if self.failure is not None:
+            return f"newer content failed to load: {self.failure.text}"
+        return "newer content is being loaded" if self.is_loading else ""

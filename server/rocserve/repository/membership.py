@@ -1,0 +1,49 @@
+"""Whether an ensemble fits the members that are served now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from rocserve.config.ensemble_checks import check_ensemble, check_no_cycle
+from rocserve.core.errors import ServeError
+from rocserve.core.model_config import EnsembleStep, ModelConfig
+from rocserve.core.serving import ServedModel, ServedVersion
+
+Served = Mapping[str, ServedModel]
+
+
+def find_member(step: EnsembleStep, served: Served) -> ServedVersion | None:
+    """The version that a step would run."""
+    model = served.get(step.model_name)
+    if model is None:
+        return None
+    return model.latest if step.model_version < 0 else model.versions.get(step.model_version)
+
+
+def members_of(config: ModelConfig) -> tuple[str, ...]:
+    """The names of an ensemble's members, each once."""
+    return tuple(dict.fromkeys(step.model_name for step in config.ensemble_steps))
+
+
+def missing_members(config: ModelConfig, served: Served) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(step.model_name for step in config.ensemble_steps if find_member(step, served) is None))
+
+
+def membership_error(config: ModelConfig, served: Served, ensembles: Mapping[str, ModelConfig]) -> ServeError | None:
+    """Why the ensemble cannot run with what is served, `ensembles` being all that there are."""
+    found = ((step.model_name, find_member(step, served)) for step in config.ensemble_steps)
+    members = {name: None if member is None else member.config for name, member in found}
+    try:
+        if None in members.values():
+            check_no_cycle(config.name, ensembles)
+        check_ensemble(config, members)
+    except ServeError as error:
+        return error
+    return None
+
+
+def outermost(ensembles: Iterable[tuple[str, ModelConfig]]) -> tuple[str, ...]:
+    """The ensembles that are no member of another of them; all of them when each is (a circle)."""
+    configs = dict(ensembles)
+    inner = {member for config in configs.values() for member in members_of(config)}
+    return tuple(name for name in configs if name not in inner) or tuple(configs)

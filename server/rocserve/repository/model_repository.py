@@ -1,0 +1,238 @@
+"""The face of the repository for the rest of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+
+from rocserve.backends.registry import BackendRegistry
+from rocserve.core.errors import ServeError, StatusCode, unavailable
+from rocserve.core.serving import IndexEntry, ServingTableHolder
+from rocserve.repository.background import BackgroundTasks
+from rocserve.repository.catalogue import ModelCatalogue
+from rocserve.repository.context import LifecycleContext
+from rocserve.repository.explicit_control import ALL_MODELS, ExplicitControl
+from rocserve.repository.folder_follower import FolderFollower
+from rocserve.repository.layout import RepositoryLook, RepositoryScanner
+from rocserve.repository.loader import VersionLoader
+from rocserve.repository.look_loop import LookLoop
+from rocserve.repository.looks import Looks
+from rocserve.repository.managed_model import ManagedModel, wait_for_loads
+from rocserve.repository.managed_version import VersionState
+from rocserve.repository.membership import outermost
+from rocserve.repository.poll_control import PollControl
+from rocserve.repository.publication import Publication
+from rocserve.repository.reading import ContentReader
+from rocserve.repository.retry import RetryPolicy
+from rocserve.repository.scan import ModelLook
+from rocserve.repository.settings import ControlMode, RepositorySettings
+from rocserve.repository.watch import RepositoryWatch
+
+_TIMER_SLACK_SECONDS = 0.01
+"""Timers may fire a moment early."""
+_NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"
+
+
+class ModelRepository:
+    """What is in the repositories and what of it is loaded. What only tells may be called from any thread."""
+
+    def __init__(
+        self,
+        settings: RepositorySettings,
+        registry: BackendRegistry,
+        loader: VersionLoader,
+        table: ServingTableHolder,
+        log: logging.Logger,
+    ) -> None:
+        self._settings = settings
+        self._table = table
+        self._log = log
+        self._background = BackgroundTasks(log)
+        self._publication = Publication(table, self._background, log)
+        is_polling = settings.control_mode is ControlMode.POLL
+        self._retry = RetryPolicy(settings.retry_seconds, settings.longest_retry_seconds, enabled=is_polling)
+        self._context = LifecycleContext(
+            loader=loader,
+            publisher=self._publication,
+            files=self,
+            load_slots=asyncio.Semaphore(settings.concurrent_loads),
+            retry=self._retry,
+            background=self._background,
+            log=log,
+        )
+        scanner = RepositoryScanner(settings.roots, registry)
+        reader = ContentReader(registry, settings)
+        self._looks = Looks(scanner, log)
+        self._catalogue = ModelCatalogue(self._publication.models, self._make_model, log)
+        self._follower = FolderFollower(reader, self._catalogue, self._retry, self._background)
+        self._poll = PollControl(self._follower, settings.settle_seconds)
+        self._explicit = ExplicitControl(
+            self._looks,
+            reader,
+            self._catalogue,
+            self._publication.models,
+            self._background,
+            settings.settle_seconds,
+            log,
+        )
+        self._watch = RepositoryWatch(scanner.roots, settings.poll_seconds, log)
+        self._loop = LookLoop(self._looks, self._watch, self._poll.on_look if is_polling else _only_look, log)
+        self._looking: asyncio.Task[None] | None = None
+        self._not_found: dict[str, str] = {}
+        self._is_started = False
+        self._is_stopping = False
+
+    async def start(self) -> None:
+        """Begin to follow the repositories; returns when each model that is there has become ready or has failed."""
+        self._publication.publish()
+        mode = self._settings.control_mode
+        if mode is ControlMode.POLL:
+            await self._begin_polling()
+        else:
+            names = self._settings.load_models if mode is ControlMode.EXPLICIT else (ALL_MODELS,)
+            self._not_found = await self._explicit.load_at_start(names)
+        if mode is ControlMode.EXPLICIT:
+            self._begin_looking()
+        self._is_started = True
+        self._publication.publish()
+
+    async def stop(self) -> None:
+        """Unload everything: ensembles first, since their requests still need the members; drains all of it."""
+        self._is_stopping = True
+        if self._looking is not None:
+            self._looking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._looking
+        await self._watch.close()
+        self._follower.stop()
+        self._catalogue.close()
+        models = self._publication.models
+        for model in models.values():
+            model.stop_loading()
+        while ensembles := [(model.name, model.config) for model in models.values() if model.is_ensemble]:
+            for name in outermost((name, config) for name, config in ensembles if config is not None):
+                models[name].remove(is_gone=False)
+            await self._background.wait()
+        for model in models.values():
+            model.remove(is_gone=False)
+        await self._background.wait()
+
+    def index(self, ready_only: bool) -> list[IndexEntry]:
+        """The rows of the repository index, by name and version."""
+        rows = [row for _, model in sorted(self._publication.models.copy().items()) for row in model.entries()]
+        if ready_only:
+            return [row for row in rows if row.state == VersionState.READY.value]
+        named = {row.name for row in rows}
+        others = [row for row in self._rows_of_folders() if row.name not in named]
+        return sorted(rows + others, key=lambda row: row.name)
+
+    async def load(self, name: str, parameters: Mapping[str, bool | int | str | bytes]) -> None:
+        """Load or reload a model; in explicit mode only.
+
+        Raises:
+            ServeError: with Triton's codes and words.
+        """
+        self._check_explicit()
+        await self._explicit.load(name, parameters)
+
+    async def unload(self, name: str, unload_dependents: bool) -> None:
+        """Take a model out of service at once and unload it behind; in explicit mode only. Unknown names are fine.
+
+        Raises:
+            ServeError: UNAVAILABLE in another mode.
+        """
+        self._check_explicit()
+        self._explicit.unload(name, unload_dependents)
+
+    def is_ready(self) -> bool:
+        """Whether the server as a whole may be sent requests."""
+        if not self._is_started or self._is_stopping:
+            return False
+        if not self._settings.strict_readiness:
+            return True
+        return not self._not_found and all(model.is_ready() for model in self._publication.models.copy().values())
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        """Whether this version, or the highest ready one for "", can answer now.
+
+        Raises:
+            ServeError: INVALID_ARGUMENT when `version` is no version.
+        """
+        try:
+            number = self._table.table.find(name, version).version
+        except ServeError as error:
+            if error.code is StatusCode.INVALID_ARGUMENT:
+                raise
+            return False
+        model = self._publication.models.get(name)
+        return model is not None and model.is_version_ready(number)
+
+    def failed_models(self) -> dict[str, str]:
+        """The models of which nothing is served because it failed, with the reason."""
+        models = sorted(self._publication.models.copy().items())
+        failed = {name: text for name, model in models if (text := model.failure_text())}
+        return {**self._not_found, **failed}
+
+    def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back on the loop's thread whenever readiness may have changed, until the returned function is called."""
+        return self._publication.subscribe(callback)
+
+    async def is_unchanged(self, look: ModelLook, version: int) -> bool:
+        """See context.FilesCheck."""
+        return await self._looks.is_unchanged(look, version)
+
+    def files_changed(self, look: ModelLook) -> None:
+        """See context.FilesCheck."""
+        if self._settings.control_mode is ControlMode.POLL:
+            self._poll.files_changed(look)
+            self._watch.wake()
+
+    async def _begin_polling(self) -> None:
+        """The first looks; a second one takes in what was still young at the first."""
+        await self._watch.renew()
+        due = await self._loop.look()
+        if due is not None:
+            await asyncio.sleep(due - asyncio.get_running_loop().time() + _TIMER_SLACK_SECONDS)
+            await self._loop.look()
+        self._begin_looking()
+        await self._poll.wait()
+        await wait_for_loads(tuple(self._publication.models.values()))
+
+    def _begin_looking(self) -> None:
+        if not self._is_stopping:
+            self._looking = asyncio.get_running_loop().create_task(self._loop.run(), name="repository looks")
+
+    def _make_model(self, name: str) -> ManagedModel:
+        return ManagedModel(name, self._context, is_late=self._is_started)
+
+    def _check_explicit(self) -> None:
+        if self._settings.control_mode is not ControlMode.EXPLICIT:
+            raise unavailable(_NOT_EXPLICIT)
+        if self._is_stopping:
+            raise unavailable("Server exiting")
+
+    def _rows_of_folders(self) -> list[IndexEntry]:
+        """Rows for the folders of which no model has come yet."""
+        rows = []
+        for name, look in self._looks.latest.models.items():
+            if self._catalogue.defines_models(name):
+                continue
+            if self._settings.control_mode is not ControlMode.POLL:
+                rows.append(IndexEntry(name))
+            elif not look.looks_like_model and not look.refusal:
+                rows.append(IndexEntry(name, "", VersionState.UNKNOWN.value, _no_model(look)))
+            elif name in self._poll.unsettled:
+                rows.append(IndexEntry(name, "", VersionState.UNKNOWN.value, "waiting until its files settle"))
+            elif self._follower.is_reading(name):
+                rows.append(IndexEntry(name, "", VersionState.LOADING.value))
+        return rows
+
+
+def _only_look(look: RepositoryLook, began: float, ended: float) -> None:
+    """In explicit mode looks serve the index alone."""
+
+
+def _no_model(look: ModelLook) -> str:
+    return f"'{look.folder}' has neither a configuration nor a version folder (1, 2, ...)"

@@ -1,0 +1,55 @@
+"""Poll mode: what is in the repositories is served, whenever it changes and has settled."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from rocserve.repository.folder_follower import FolderFollower
+from rocserve.repository.layout import RepositoryLook
+from rocserve.repository.scan import ModelLook
+from rocserve.repository.settling import Settling
+
+_OLD_SECONDS = 2.0
+"""Files that have not changed for this long before the server started are not being copied."""
+
+
+class PollControl:
+    """Decides which folders have settled, and lets the follower read those."""
+
+    def __init__(self, follower: FolderFollower, settle_seconds: float) -> None:
+        self._follower = follower
+        self._settle_seconds = settle_seconds
+        self._settling = Settling(settle_seconds)
+        self._is_first = True
+
+    @property
+    def unsettled(self) -> frozenset[str]:
+        """Folders that differ from what was last read."""
+        return self._settling.unsettled
+
+    def on_look(self, look: RepositoryLook, began: float, ended: float) -> float | None:
+        """Take in a look; returns when the next is due. See LookLoop."""
+        if self._is_first:
+            self._is_first = False
+            self._accept_old(look)
+        fingerprints = {name: model.fingerprint for name, model in look.models.items()}
+        for name in sorted(self._settling.observe(began, ended, fingerprints)):
+            self._follower.follow(name, look.models.get(name))
+        return self._settling.due()
+
+    def files_changed(self, look: ModelLook) -> None:
+        """What was loaded from this folder was thrown away: read it again when it has settled."""
+        self._settling.reopen([look.name])
+
+    async def wait(self) -> None:
+        """Return when all that has settled is read."""
+        await asyncio.sleep(0)
+        await self._follower.wait()
+
+    def _accept_old(self, look: RepositoryLook) -> None:
+        settled_ns = time.time_ns() - int(max(_OLD_SECONDS, self._settle_seconds) * 1e9)
+        for name, model in look.models.items():
+            if 0 < model.changed_ns < settled_ns:
+                self._settling.accept(name, model.fingerprint)
+                self._follower.follow(name, model)

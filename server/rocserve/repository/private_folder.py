@@ -1,0 +1,56 @@
+"""A folder of the server's own for a model whose files do not lie in the repository as a model's should."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from rocserve.core.errors import ServeError, internal
+from rocserve.repository.fingerprint import is_temporary
+
+
+class PrivateFolder:
+    """`folder` goes when nothing refers to this object any more."""
+
+    def __init__(self, name: str) -> None:
+        """Blocks on the disk. Raises: OSError."""
+        parent = Path(tempfile.mkdtemp(prefix="rocserve-model-"))
+        weakref.finalize(self, shutil.rmtree, parent, ignore_errors=True)
+        self.folder = parent / name
+        self.folder.mkdir()
+
+
+def write_files(name: str, files: Mapping[PurePosixPath, bytes]) -> PrivateFolder:
+    """A model's folder with the files of a load request. Raises: ServeError INTERNAL when they cannot be written."""
+    try:
+        private = PrivateFolder(name)
+        for path, data in files.items():
+            target = private.folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+    except OSError as error:
+        raise _failed(name, error) from error
+    return private
+
+
+def link_as_version(name: str, folder: Path) -> PrivateFolder:
+    """A model's folder whose version 1 is `folder`, beside links to all the files in that.
+
+    Raises: ServeError INTERNAL when it cannot be made.
+    """
+    try:
+        private = PrivateFolder(name)
+        for path in folder.iterdir():
+            if path.is_file() and not is_temporary(path.name):
+                (private.folder / path.name).symlink_to(path)
+        (private.folder / "1").symlink_to(folder)
+    except OSError as error:
+        raise _failed(name, error) from error
+    return private
+
+
+def _failed(name: str, error: OSError) -> ServeError:
+    return internal(f"failed to load '{name}', its files cannot be put into a temporary folder: {error}")

@@ -1,0 +1,99 @@
+"""Makes known what is served: the one place that replaces the serving table."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
+from rocserve.repository.background import BackgroundTasks
+from rocserve.repository.loader import LoadedVersion
+from rocserve.repository.managed_model import ManagedModel
+from rocserve.repository.membership import members_of
+
+
+class Publication:
+    """Implements context.Publisher for the models that it holds."""
+
+    def __init__(self, holder: ServingTableHolder, background: BackgroundTasks, log: logging.Logger) -> None:
+        self.models: dict[str, ManagedModel] = {}
+        self._holder = holder
+        self._background = background
+        self._log = log
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._retired: list[tuple[LoadedVersion, Callable[[], None]]] = []
+        self._subscribers: list[Callable[[], None]] = []
+
+    def publish(self) -> None:
+        """See context.Publisher. Ensembles are brought in line with their members first."""
+        self._loop = asyncio.get_running_loop()
+        served = {name: model for name, each in self.models.items() if (model := each.served_model()) is not None}
+        self._review_ensembles(served)
+        self._holder.table = ServingTable(served)
+        retired, self._retired = self._retired, []
+        for version, done in retired:
+            self._background.start(self._unload(version, done), f"unload of {version.name} {version.version}")
+        for callback in tuple(self._subscribers):
+            try:
+                callback()
+            except Exception:
+                self._log.exception("a subscriber to the serving table failed")
+
+    def publish_soon(self) -> None:
+        """See context.Publisher."""
+        # A worker's last words may come after the loop has ended.
+        if self._loop is None:
+            return
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self.publish)
+
+    def retire(self, version: LoadedVersion, done: Callable[[], None]) -> None:
+        """See context.Publisher."""
+        self._retired.append((version, done))
+
+    def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back on the loop's thread after each publication, until the returned function is called."""
+        self._subscribers.append(callback)
+
+        def unsubscribe() -> None:
+            with contextlib.suppress(ValueError):
+                self._subscribers.remove(callback)
+
+        return unsubscribe
+
+    def is_loading(self, name: str) -> bool:
+        """Whether a model is being loaded, or is an ensemble that waits for one that is."""
+        return self._is_loading(name, frozenset())
+
+    def _is_loading(self, name: str, above: frozenset[str]) -> bool:
+        model = self.models.get(name)
+        if model is None or name in above:
+            return False
+        if model.has_running_loads or model.config is None or model.is_serving:
+            return model.has_running_loads
+        return any(self._is_loading(member, above | {name}) for member in members_of(model.config))
+
+    def _review_ensembles(self, served: dict[str, ServedModel]) -> None:
+        """Until nothing changes, as ensembles may be members of ensembles."""
+        ensembles = [model for model in self.models.values() if model.is_ensemble]
+        configs = {model.name: model.config for model in ensembles if model.config is not None}
+        for _ in range(len(ensembles) + 1):
+            changed = False
+            for ensemble in ensembles:
+                if ensemble.review_members(served, configs, self.is_loading):
+                    changed = True
+                    offered = ensemble.served_model()
+                    if offered is not None:
+                        served[ensemble.name] = offered
+            if not changed:
+                return
+
+    async def _unload(self, version: LoadedVersion, done: Callable[[], None]) -> None:
+        self._log.info("unloading: %s:%d", version.name, version.version)
+        try:
+            await version.unload()
+        finally:
+            done()
+        self._log.info("successfully unloaded '%s' version %d", version.name, version.version)

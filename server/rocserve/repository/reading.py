@@ -1,0 +1,95 @@
+"""Reads what a model's folder says, outside the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rocserve.backends.registry import BackendRegistry
+from rocserve.config.definition import read_model_definitions
+from rocserve.config.sources import read_written_config
+from rocserve.core.errors import invalid_argument
+from rocserve.repository.content import ModelContent, make_content
+from rocserve.repository.load_parameters import LoadParameters
+from rocserve.repository.private_folder import PrivateFolder, link_as_version, write_files
+from rocserve.repository.scan import ModelLook, look_at_model
+from rocserve.repository.settings import RepositorySettings
+
+_AS_IN_REPOSITORY = LoadParameters()
+_CODE_BACKENDS = frozenset({"python"})
+"""Backends whose model files are programs: only who may write to the repository may bring one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContentReader:
+    registry: BackendRegistry
+    settings: RepositorySettings
+
+    async def read(
+        self, look: ModelLook, parameters: LoadParameters = _AS_IN_REPOSITORY, *, name: str | None = None
+    ) -> tuple[ModelContent, ...]:
+        """The models of a folder. `name`: the model that `parameters` are for.
+
+        Raises:
+            ServeError: the folder must not be read, or what it says is wrong.
+        """
+        return await asyncio.to_thread(self._read, look, parameters, name)
+
+    def _read(self, look: ModelLook, parameters: LoadParameters, name: str | None) -> tuple[ModelContent, ...]:
+        if look.refusal:
+            raise invalid_argument(look.refusal)
+        if parameters.files:
+            return self._read_given_files(look, parameters, name or look.name)
+        if look.is_flat:
+            private = link_as_version(self._name(look, parameters.config), look.folder)
+            moved = {1: replace(look.versions[1], folder=private.folder / "1")}
+            return self._define(replace(look, versions=moved), private.folder, look.root, parameters.config, private)
+        return self._define(look, look.folder, look.root, parameters.config, None)
+
+    def _read_given_files(self, look: ModelLook, parameters: LoadParameters, name: str) -> tuple[ModelContent, ...]:
+        private = write_files(name, parameters.files)
+        given = look_at_model(name, private.folder, private.folder, (private.folder.resolve(),))
+        contents = self._define(given, private.folder, None, parameters.config, private)
+        for content in contents:
+            backend = content.definition.config.backend
+            if backend in _CODE_BACKENDS:
+                raise invalid_argument(
+                    f"failed to load '{name}', models of backend '{backend}' are only loaded from the repository, not"
+                    " from files in a request"
+                )
+        return contents
+
+    def _define(
+        self,
+        look: ModelLook,
+        folder: Path,
+        repository: Path | None,
+        override_json: str | None,
+        private: PrivateFolder | None,
+    ) -> tuple[ModelContent, ...]:
+        definitions = read_model_definitions(
+            folder,
+            self.registry,
+            name=self._name(look, override_json),
+            config_name=self.settings.model_config_name,
+            strict=self.settings.strict_model_config,
+            override_json=override_json,
+            default_instance_kind=self.settings.default_instance_kind,
+            repository=repository,
+        )
+        return tuple(make_content(definition, look, private) for definition in definitions)
+
+    def _name(self, look: ModelLook, override_json: str | None) -> str:
+        """A repository that is itself a model is named by its configuration: how it was mounted says nothing."""
+        if not look.is_root:
+            return look.name
+        written = read_written_config(
+            look.folder,
+            look.name,
+            config_name=self.settings.model_config_name,
+            strict=self.settings.strict_model_config,
+            override_json=override_json,
+            roots=(look.folder,),
+        )
+        return written.models[0].message.name or look.name

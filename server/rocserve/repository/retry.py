@@ -1,0 +1,52 @@
+"""What failed, and when it is tried again."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from rocserve.core.errors import ServeError
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Pauses that double from `first_seconds` up to `longest_seconds`."""
+
+    first_seconds: float
+    longest_seconds: float
+    enabled: bool = True
+
+    def pause(self, attempts: int) -> float | None:
+        """Seconds until the next try after so many failed ones; None = it is not tried again by itself."""
+        if not self.enabled:
+            return None
+        return float(min(self.longest_seconds, self.first_seconds * 2.0 ** min(attempts - 1, 60)))
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    error: ServeError
+    content: str
+    """The key of the content that failed."""
+    attempts: int
+    retry_at: float | None
+    """time.monotonic() of the next try; None = only when the files change."""
+
+    @property
+    def text(self) -> str:
+        """The reason as the index tells it."""
+        if self.retry_at is None:
+            return self.error.text
+        seconds = max(0.0, self.retry_at - time.monotonic())
+        tries = "once" if self.attempts == 1 else f"{self.attempts} times"
+        return f"{self.error.text} (failed {tries}, next try in {seconds:.0f} s)"
+
+    def is_due(self) -> bool:
+        return self.retry_at is not None and time.monotonic() >= self.retry_at
+
+
+def next_failure(error: ServeError, content: str, previous: Failure | None, policy: RetryPolicy) -> Failure:
+    """Record a failure; attempts count on only while the content stays the same."""
+    attempts = previous.attempts + 1 if previous is not None and previous.content == content else 1
+    pause = policy.pause(attempts)
+    return Failure(error, content, attempts, None if pause is None else time.monotonic() + pause)

@@ -1,0 +1,121 @@
+"""One look at a model's folder: its configuration files, its versions, and the rest, told apart."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rocserve.config.sources import CONFIG_FILENAME, CONFIGS_FOLDER, TOML_FILENAME
+from rocserve.config.versions import is_version_name
+from rocserve.repository.fingerprint import FileMark, FilesLook, summarise, walk
+
+CONFIG_FILENAMES = (CONFIG_FILENAME, TOML_FILENAME)
+_CONFIG_SUFFIXES = (".pbtxt", ".toml")
+"""A configuration may have another name, if it is the only one."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionLook:
+    """The folder of one version at one moment."""
+
+    number: int
+    folder: Path
+    files: FilesLook
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLook:
+    """The folder of one model at one moment. Two looks are equal when nothing that counts has changed."""
+
+    name: str
+    folder: Path
+    root: Path
+    """The repository that it is in."""
+    config_files: str
+    """Fingerprint of the configuration files."""
+    other_files: str
+    """Fingerprint of all that is neither configuration nor version."""
+    versions: dict[int, VersionLook]
+    refusal: str = ""
+    """Why the model must not be loaded from this folder; "" = it may."""
+    is_root: bool = False
+    """The repository is itself the one model, whose name its configuration tells."""
+    is_flat: bool = False
+    """The model file lies directly in the folder, as version 1."""
+    looks_like_model: bool = True
+    """Whether there is a configuration, a version or a model file at all."""
+    ignored: tuple[str, ...] = ()
+    """Sub-folders that would be versions but for a leading zero."""
+    changed_ns: int = field(default=0, compare=False)
+    """When a file last changed, in nanoseconds since the epoch."""
+
+    @property
+    def fingerprint(self) -> tuple[object, ...]:
+        """What settling compares."""
+        versions = tuple((number, look.files.fingerprint) for number, look in sorted(self.versions.items()))
+        return (str(self.folder), self.config_files, self.other_files, versions, self.refusal)
+
+    def same_for(self, version: int, other: ModelLook | None) -> bool:
+        """Whether all that a load of `version` reads is as it is in `other`."""
+        if other is None or version not in other.versions or version not in self.versions:
+            return False
+        return (
+            self.folder == other.folder
+            and self.config_files == other.config_files
+            and self.other_files == other.other_files
+            and self.versions[version].files.fingerprint == other.versions[version].files.fingerprint
+        )
+
+
+def look_at_model(
+    name: str, folder: Path, root: Path, allowed: tuple[Path, ...], *, is_root: bool = False, flat: bool = False
+) -> ModelLook:
+    """Look at a model's folder; `flat`: the model file lies directly in it, as version 1. Blocks on the disk.
+
+    `allowed` are the resolved folders that links may lead into.
+    """
+    parts: dict[str | int, list[FileMark]] = defaultdict(list)
+    ignored = set()
+    for mark in walk(folder, allowed):
+        part = _part_of(mark.path, flat)
+        if part is None:
+            ignored.add(mark.path.split("/", 1)[0])
+        else:
+            parts[part].append(mark)
+    has_config = any(mark.path in CONFIG_FILENAMES for mark in parts["config"])
+    config = summarise(parts.pop("config"))
+    other = summarise(parts.pop("other", ()))
+    versions = {
+        part: VersionLook(part, folder if flat else folder / str(part), summarise(marks))
+        for part, marks in parts.items()
+        if isinstance(part, int)
+    }
+    return ModelLook(
+        name=name,
+        folder=folder,
+        root=root,
+        config_files=config.fingerprint,
+        other_files=other.fingerprint,
+        versions=versions,
+        refusal=config.refusal or other.refusal,
+        is_root=is_root,
+        is_flat=flat,
+        looks_like_model=bool(versions) or has_config,
+        ignored=tuple(sorted(ignored)),
+        changed_ns=max(look.changed_ns for look in (config, other, *(each.files for each in versions.values()))),
+    )
+
+
+def _part_of(path: str, flat: bool) -> str | int | None:
+    """Which part of a model a file belongs to: a version's number, "config", "other", or None (an ignored version)."""
+    top, in_folder, _ = path.partition("/")
+    if (path.endswith(_CONFIG_SUFFIXES) and not in_folder) or (in_folder and top == CONFIGS_FOLDER):
+        return "config"
+    if flat:
+        return 1
+    if in_folder and is_version_name(top):
+        return int(top)
+    if in_folder and top.isascii() and top.isdigit():
+        return None
+    return "other"

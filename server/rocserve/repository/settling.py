@@ -1,0 +1,73 @@
+"""Decides when a change of files counts: when two looks, the settle time apart, have seen the same.
+
+Times are seconds of any steady clock. What differs is the test, never what is newer: a copy may carry old times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    fingerprint: Hashable | None
+    since: float
+    """When the look that first saw it had ended."""
+
+
+class Settling:
+    """Follows the fingerprints of named things; None stands for a thing that is not there."""
+
+    def __init__(self, settle_seconds: float) -> None:
+        self._settle_seconds = settle_seconds
+        self._settled: dict[str, Hashable] = {}
+        self._candidates: dict[str, _Candidate] = {}
+
+    @property
+    def unsettled(self) -> frozenset[str]:
+        """What differs from what was last settled, and may still be changing."""
+        return frozenset(self._candidates)
+
+    def observe(self, began: float, ended: float, fingerprints: Mapping[str, Hashable]) -> frozenset[str]:
+        """Take in a look that lasted from `began` to `ended`; returns the names whose change now counts."""
+        changed = set()
+        for name in self._settled.keys() | self._candidates.keys() | fingerprints.keys():
+            fingerprint = fingerprints.get(name)
+            candidate = self._candidates.get(name)
+            if self._is_settled(name, fingerprint):
+                self._candidates.pop(name, None)
+            elif candidate is None or candidate.fingerprint != fingerprint:
+                self._candidates[name] = _Candidate(fingerprint, ended)
+            elif began - candidate.since >= self._settle_seconds:
+                changed.add(name)
+                self.accept(name, fingerprint)
+        return frozenset(changed)
+
+    def accept(self, name: str, fingerprint: Hashable | None) -> None:
+        """Count this as settled without waiting."""
+        self._candidates.pop(name, None)
+        self._settled.pop(name, None)
+        if fingerprint is not None:
+            self._settled[name] = fingerprint
+
+    def reopen(self, names: Iterable[str]) -> None:
+        """Let the next settled state of these count as a change, even if it is what it was."""
+        for name in names:
+            self._settled[name] = _REOPENED
+
+    def due(self) -> float | None:
+        """The earliest time at which a look could settle something; None while nothing is unsettled."""
+        if not self._candidates:
+            return None
+        return min(candidate.since for candidate in self._candidates.values()) + self._settle_seconds
+
+    def _is_settled(self, name: str, fingerprint: Hashable | None) -> bool:
+        return self._settled.get(name) == fingerprint
+
+
+class _Reopened:
+    """Equal to no fingerprint."""
+
+
+_REOPENED = _Reopened()

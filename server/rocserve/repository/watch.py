@@ -1,0 +1,161 @@
+"""Wakes the look at the repositories when something in them changes, and after the poll interval anyway.
+
+Notifications (inotify, through watchdog) never say what is so, only that it is time to look: they miss network file
+systems and other mounts, so the poll stays behind them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from watchdog.events import (
+    DirCreatedEvent,
+    DirDeletedEvent,
+    DirModifiedEvent,
+    DirMovedEvent,
+    FileCreatedEvent,
+    FileDeletedEvent,
+    FileModifiedEvent,
+    FileMovedEvent,
+    FileSystemEvent,
+    FileSystemEventHandler,
+)
+from watchdog.observers import Observer
+from watchdog.observers.api import BaseObserver, ObservedWatch
+
+UNWATCHED_POLL_SECONDS = 2.0
+"""How often to look, at the least, at repositories for which there are no notifications."""
+
+_END_SECONDS = 5.0
+
+# Reading a model must wake nobody, so neither opened files nor those closed after reading are asked for.
+_CHANGES: list[type[FileSystemEvent]] = [
+    DirCreatedEvent,
+    DirDeletedEvent,
+    DirModifiedEvent,
+    DirMovedEvent,
+    FileCreatedEvent,
+    FileDeletedEvent,
+    FileModifiedEvent,
+    FileMovedEvent,
+]
+
+
+class RepositoryWatch:
+    """Notifications for some folders, which may vanish and come back."""
+
+    def __init__(self, roots: Iterable[Path], poll_seconds: float, log: logging.Logger) -> None:
+        self._roots = tuple(roots)
+        self._poll_seconds = poll_seconds
+        self._log = log
+        self._changed = asyncio.Event()
+        self._observer: BaseObserver | None = None
+        self._watches: dict[Path, tuple[tuple[int, int], ObservedWatch]] = {}
+        self._failures: set[str] = set()
+        self._lock = threading.Lock()
+        """Held in the thread that renews or closes, which goes on when its caller is cancelled."""
+        self._is_closed = False
+
+    async def renew(self) -> None:
+        """Watch every folder that is there and not watched yet, or not as the folder that it is now."""
+        loop = asyncio.get_running_loop()
+        await asyncio.to_thread(self._renew, _Waker(loop, self._changed))
+
+    async def wait(self, timeout: float | None) -> bool:
+        """Return at the first change since the last call, or after `timeout` seconds, or when a poll is due.
+
+        Returns whether something changed.
+        """
+        poll = self._poll_seconds
+        if len(self._watches) < len(self._roots):
+            poll = min(poll, UNWATCHED_POLL_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), poll if timeout is None else min(poll, timeout))
+        woken = self._changed.is_set()
+        self._changed.clear()
+        return woken
+
+    def wake(self) -> None:
+        """Let the current or next `wait` return at once."""
+        self._changed.set()
+
+    async def close(self) -> None:
+        """End the notifications."""
+        await asyncio.to_thread(self._close)
+
+    def _renew(self, waker: _Waker) -> None:
+        """Blocks: watching a tree walks it."""
+        with self._lock:
+            if self._is_closed:
+                return
+            try:
+                if self._observer is None:
+                    observer = Observer()
+                    observer.start()
+                    self._observer = observer
+            except OSError as error:
+                self._fail(f"no notifications of changed files: {error}; polling instead")
+                return
+            for root in self._roots:
+                self._renew_root(root, self._observer, waker)
+
+    def _close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            if self._observer is not None:
+                self._observer.stop()
+                self._observer.join(timeout=_END_SECONDS)
+                self._observer = None
+
+    def _renew_root(self, root: Path, observer: BaseObserver, waker: _Waker) -> None:
+        try:
+            status = root.stat()
+        except OSError:
+            self._forget(root, observer)
+            return
+        identity = (status.st_dev, status.st_ino)
+        watched = self._watches.get(root)
+        alive = any(emitter.is_alive() for emitter in observer.emitters if watched and emitter.watch == watched[1])
+        if watched is not None and watched[0] == identity and alive:
+            return
+        self._forget(root, observer)
+        try:
+            watch = observer.schedule(waker, str(root.resolve()), recursive=True, event_filter=_CHANGES)
+        except OSError as error:
+            self._fail(f"no notifications of changed files in '{root}': {error}; polling instead")
+            return
+        self._watches[root] = (identity, watch)
+        # What happened before the watch stood is only found by looking.
+        waker.wake()
+
+    def _forget(self, root: Path, observer: BaseObserver) -> None:
+        watched = self._watches.pop(root, None)
+        if watched is not None:
+            with contextlib.suppress(KeyError, OSError):
+                observer.unschedule(watched[1])
+
+    def _fail(self, text: str) -> None:
+        if text not in self._failures:
+            self._failures.add(text)
+            self._log.warning(text)
+
+
+class _Waker(FileSystemEventHandler):
+    """Called in watchdog's thread; does no more than set the loop's event."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:
+        self._loop = loop
+        self._changed = changed
+
+    def on_any_event(self, event: FileSystemEvent) -> None:
+        self.wake()
+
+    def wake(self) -> None:
+        # The loop may be closed already while the observer ends.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._changed.set)
