@@ -10,7 +10,6 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ import grpc
 import grpc.aio
 
 from rocserve.core.errors import StatusCode
+from rocserve.frontends.grpc.stream_flow import StreamFlow
 from rocserve.frontends.grpc.transport import (
     CLIENT_DOES_NOT_READ,
     Metadata,
@@ -255,10 +255,8 @@ class _StreamCall(_Call):
     def __init__(self, transport: AioTransport, method: str, context: _Context) -> None:
         super().__init__(transport, method, context)
         self._lock = threading.Lock()
-        self._backlog: deque[bytes] = deque()
-        self._backlog_bytes = 0
+        self._flow = StreamFlow(transport.options)
         self._status: tuple[StatusCode, str, Metadata] | None = None
-        self._unanswered = 0
         self._to_send = asyncio.Event()
         self._may_read = asyncio.Event()
 
@@ -290,7 +288,7 @@ class _StreamCall(_Call):
         with self._lock:
             ended = self._status is not None
             self._status = self._status or (StatusCode.CANCELLED, "", ())
-            self._backlog.clear()
+            self._flow.drop()
         if ended:
             return
         try:
@@ -302,19 +300,15 @@ class _StreamCall(_Call):
 
     def request_next(self) -> None:
         with self._lock:
-            self._unanswered = max(0, self._unanswered - 1)
+            self._flow.answered()
         self._transport.call_soon(self._may_read.set)
-
-    def _has_room(self) -> bool:
-        options = self._transport.options
-        return self._unanswered < options.stream_unanswered_limit and self._backlog_bytes < options.stream_backlog_bytes
 
     async def _read(self, receiver: StreamReceiver) -> None:
         try:
             while self._status is None:
-                if not self._has_room():
+                if not self._flow.may_read():
                     self._may_read.clear()
-                    if not self._has_room():
+                    if not self._flow.may_read():
                         await self._may_read.wait()
                     continue
                 message = await self._context.read()
@@ -324,7 +318,7 @@ class _StreamCall(_Call):
                     receiver.on_half_close()
                     return
                 with self._lock:
-                    self._unanswered += 1
+                    self._flow.received()
                 receiver.on_message(message)
         except grpc.aio.BaseError:
             # The call has failed below us; run() hears of it too.
@@ -340,12 +334,8 @@ class _StreamCall(_Call):
         with self._lock:
             if self._status is not None:
                 return
-            self._backlog.append(message)
-            self._backlog_bytes += len(message)
-            if self._backlog_bytes >= self._transport.options.stream_backlog_limit_bytes:
+            if not self._flow.queue(message):
                 # grpc.aio cannot cancel with a status, so the client learns it when it reads again.
-                self._backlog.clear()
-                self._backlog_bytes = 0
                 self._status = (StatusCode.RESOURCE_EXHAUSTED, CLIENT_DOES_NOT_READ, ())
         self._transport.call_soon(self._to_send.set)
 
@@ -358,9 +348,7 @@ class _StreamCall(_Call):
     async def _write(self) -> None:
         while True:
             with self._lock:
-                message = self._backlog.popleft() if self._backlog else None
-                if message is not None:
-                    self._backlog_bytes -= len(message)
+                message = self._flow.next()
                 status = self._status
             if message is not None:
                 self._may_read.set()
@@ -371,5 +359,5 @@ class _StreamCall(_Call):
             else:
                 self._to_send.clear()
                 # Looked at again: another thread may have queued between the look and the clearing.
-                if not self._backlog and self._status is None:
+                if self._flow.is_empty() and self._status is None:
                     await self._to_send.wait()

@@ -11,13 +11,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from grpc._cython import cygrpc
 
 from rocserve.core.errors import StatusCode
+from rocserve.frontends.grpc.stream_flow import StreamFlow
 from rocserve.frontends.grpc.transport import (
     CLIENT_DOES_NOT_READ,
     NO_MESSAGE,
@@ -37,6 +37,9 @@ from rocserve.frontends.grpc.transport import (
 
 OUTSTANDING_REQUESTS = 64
 """How many calls the core may hand over before it is asked for more."""
+
+LAST_EVENTS_SECONDS = 0.05
+"""How long the thread listens on after the server has shut down."""
 
 NO_DEADLINE_SECONDS = 1e9
 """The core's "never" is a date far ahead; nobody waits 30 years."""
@@ -68,7 +71,8 @@ class ReactorTransport:
         self._server: Any = None
         self._queue: Any = None
         self._stopping = False
-        self._shut_down = False
+        # The wall-clock time at which the thread stops waiting for events.
+        self._poll_until: float | None = None
         # Guards the server's end: cancelling the calls of a destroyed server would crash the process.
         self._end_lock = threading.Lock()
         self._ended = threading.Event()
@@ -117,40 +121,32 @@ class ReactorTransport:
 
     def _run(self) -> None:
         poll = self._queue.poll
-        while not self._shut_down:
+        while True:
             try:
-                event = poll()
+                event = poll(self._poll_until)
             except Exception:
                 # The event is lost; it may have been a call's arrival, so ask for one more.
                 self.log.exception("an event of the gRPC completion queue could not be read")
                 self._request_call()
                 continue
+            tag = event.tag
+            if tag is None:
+                break
             try:
-                event.tag(event)
+                tag(event)
             except Exception:
                 self.log.exception("an event of the gRPC completion queue could not be handled")
             # An event keeps its call alive; it must not while the thread waits for the next.
-            del event
-        self._finish_events()
+            del event, tag
         with self._end_lock:
             self.closed = True
             self.live.clear()
             self._server.destroy()
             self._ended.set()
 
-    def _finish_events(self) -> None:
-        """What the cancelled calls have left in the queue: watchers and streams still hear of their end."""
-        while True:
-            event = self._queue.poll(time.time())
-            if event.completion_type == cygrpc.CompletionType.queue_timeout:
-                return
-            try:
-                event.tag(event)
-            except Exception:
-                self.log.exception("an event of the gRPC completion queue could not be handled")
-
     def _on_shut_down(self, event: _Event) -> None:
-        self._shut_down = True
+        # The ends of cancelled calls may still be on their way, and watchers and streams shall hear of them.
+        self._poll_until = time.time() + LAST_EVENTS_SECONDS
 
     def _request_call(self) -> None:
         try:
@@ -312,9 +308,8 @@ class _UnaryCall(_Call):
 
 class _StreamCall(_Call):
     __slots__ = (
-        "_backlog",
-        "_backlog_bytes",
         "_finished",
+        "_flow",
         "_input_open",
         "_lock",
         "_metadata_sent",
@@ -322,22 +317,19 @@ class _StreamCall(_Call):
         "_receiver",
         "_sending",
         "_status",
-        "_unanswered",
     )
 
     def __init__(self, transport: ReactorTransport, event: _Event) -> None:
         super().__init__(transport, event)
         self._lock = threading.Lock()
         self._receiver: StreamReceiver | None = None
-        self._backlog: deque[bytes] = deque()
-        self._backlog_bytes = 0
+        self._flow = StreamFlow(transport.options)
         self._sending = False
         self._metadata_sent = False
         self._status: Any = None
         self._finished = False
         self._reading = False
         self._input_open = True
-        self._unanswered = 0
 
     def open(self, route: StreamRoute) -> None:
         self._transport.live.add(self)
@@ -353,18 +345,15 @@ class _StreamCall(_Call):
 
     def request_next(self) -> None:
         with self._lock:
-            self._unanswered = max(0, self._unanswered - 1)
+            self._flow.answered()
         self._read()
 
     def _read(self) -> None:
         """Ask for the next message, if there is room for it and it has not been asked for yet."""
-        options = self._transport.options
         with self._lock:
             if self._reading or self._finished or not self._input_open or self._transport.closed:
                 return
-            if self._unanswered >= options.stream_unanswered_limit:
-                return
-            if self._backlog_bytes >= options.stream_backlog_bytes:
+            if not self._flow.may_read():
                 return
             self._reading = True
         self._call.start_server_batch((_ReceiveMessage(0),), self._on_message)
@@ -377,7 +366,7 @@ class _StreamCall(_Call):
             if message is None:
                 self._input_open = False
             else:
-                self._unanswered += 1
+                self._flow.received()
             if self._finished or receiver is None:
                 return
         try:
@@ -393,7 +382,7 @@ class _StreamCall(_Call):
         with self._lock:
             self._transport.live.discard(self)
             ended, self._finished = self._finished, True
-            self._drop_backlog()
+            self._flow.drop()
             # Receiver and call know each other; this lets both go without the garbage collector.
             receiver, self._receiver = self._receiver, None
         if ended or receiver is None:
@@ -411,15 +400,11 @@ class _StreamCall(_Call):
         with self._lock:
             if self._finished or self._transport.closed:
                 return
-            if self._sending:
-                self._backlog.append(message)
-                self._backlog_bytes += len(message)
-                if self._backlog_bytes < self._transport.options.stream_backlog_limit_bytes:
-                    return
-                self._drop_backlog()
-            else:
+            if not self._sending:
                 self._sending = True
                 self._start_sending(message, None)
+                return
+            if self._flow.queue(message):
                 return
         # The client takes nothing, so a status in its turn would not reach it either.
         self._call.cancel(int(StatusCode.RESOURCE_EXHAUSTED), CLIENT_DOES_NOT_READ)
@@ -456,24 +441,19 @@ class _StreamCall(_Call):
         if error:
             self._transport.log.error("%s: gRPC refused to send (%s); the call is cancelled", self.method, error)
             self._finished = True
-            self._drop_backlog()
+            self._flow.drop()
             self._call.cancel(int(StatusCode.INTERNAL), "the answer could not be sent")
 
     def _on_sent(self, event: _Event) -> None:
         with self._lock:
             if not event.success:
-                self._drop_backlog()
+                self._flow.drop()
                 return
-            if self._backlog:
-                message = self._backlog.popleft()
-                self._backlog_bytes -= len(message)
-                self._start_sending(message, None if self._backlog else self._status)
+            message = self._flow.next()
+            if message is not None:
+                self._start_sending(message, self._status if self._flow.is_empty() else None)
             elif self._status is not None:
                 self._start_sending(None, self._status)
             else:
                 self._sending = False
         self._read()
-
-    def _drop_backlog(self) -> None:
-        self._backlog.clear()
-        self._backlog_bytes = 0

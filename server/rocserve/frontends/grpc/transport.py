@@ -75,7 +75,11 @@ class StreamReceiver(Protocol):
     def on_message(self, message: bytes) -> None: ...
 
     def on_half_close(self) -> None:
-        """The client sends no more; it still reads."""
+        """The client sends no more; it still reads.
+
+        gRPC shows a cancelled stream as half-closed a moment before it shows it as cancelled, so `on_cancel` may
+        follow at once, unless the stream has been finished here.
+        """
 
     def on_cancel(self) -> None:
         """The client cancelled, vanished or let its deadline pass before the stream had ended. Nothing follows."""
@@ -124,8 +128,8 @@ class Transport(Protocol):
         """Bind and serve; the port that was bound.
 
         Raises:
-            OSError: the address cannot be bound (in use, not permitted, unknown), or a certificate cannot be read.
-            ValueError: the certificates are not usable.
+            OSError: the address cannot be bound (in use, not permitted, unknown), or a certificate cannot be read or
+                used.
         """
 
     def stop(self, grace_seconds: float) -> None:
@@ -249,6 +253,9 @@ def binding_error(options: TransportOptions) -> OSError:
     except OSError as error:
         number, reason = error.errno or errno.EADDRNOTAVAIL, error.strerror or str(error)
     else:
+        if options.secure:
+            used = [str(path) for path in (options.server_cert, options.server_key, options.root_cert) if path]
+            return OSError(errno.EINVAL, f"cannot serve gRPC with TLS: expected PEM files that belong together: {used}")
         number, reason = errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)
     return OSError(number, f"cannot serve gRPC at {where}: {reason}; choose another address or port")
 

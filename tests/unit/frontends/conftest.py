@@ -1,0 +1,94 @@
+"""Real servers on loopback for the transports' tests, which all run over both transports."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+
+from rocserve.frontends.grpc.aio import AioTransport
+from rocserve.frontends.grpc.reactor import ReactorTransport
+from rocserve.frontends.grpc.transport import Routes, TransportOptions
+
+KINDS = {"reactor": ReactorTransport, "aio": AioTransport}
+CHANNEL_OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+@dataclass
+class Served:
+    """A running transport and the client channels opened to it."""
+
+    transport: ReactorTransport | AioTransport
+    port: int
+    channels: list[grpc.Channel] = field(default_factory=list)
+
+    def channel(self) -> grpc.Channel:
+        channel = grpc.insecure_channel(f"127.0.0.1:{self.port}", CHANNEL_OPTIONS)
+        self.channels.append(channel)
+        return channel
+
+    def unary(self, method: str = "/test.Service/Unary") -> Any:
+        return self.channel().unary_unary(method)
+
+    def stream(self, method: str = "/test.Service/Stream") -> Any:
+        return self.channel().stream_stream(method)
+
+    def calls_alive(self) -> int:
+        """Call objects of the transport that still exist, in flight or not."""
+        module = type(self.transport).__module__
+        return sum(
+            type(thing).__module__ == module and type(thing).__name__ in ("_UnaryCall", "_StreamCall")
+            for thing in gc.get_objects()
+        )
+
+
+Serve = Callable[..., Served]
+
+
+@pytest.fixture(params=sorted(KINDS))
+def transport_kind(request: pytest.FixtureRequest) -> str:
+    kind: str = request.param
+    return kind
+
+
+@pytest.fixture
+def serve(transport_kind: str) -> Iterator[Serve]:
+    """`serve(routes, **options)` starts a transport on a free port of 127.0.0.1; all are stopped at the end."""
+    running: list[Served] = []
+
+    def start(routes: Routes, **options: Any) -> Served:
+        settings = TransportOptions(**{"address": "127.0.0.1", "port": 0, **options})
+        transport = KINDS[transport_kind](settings, routes, logging.getLogger("test.grpc"))
+        served = Served(transport, transport.start())
+        running.append(served)
+        return served
+
+    yield start
+    for served in running:
+        for channel in served.channels:
+            channel.close()
+        served.transport.stop(0)
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], bool]], None]:
+    """Waits until a condition holds; fails after 10 s."""
+
+    def wait(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 10
+        while not condition():
+            assert time.monotonic() < deadline, "the condition did not come true within 10 s"
+            time.sleep(0.01)
+
+    return wait

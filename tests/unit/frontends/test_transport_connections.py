@@ -1,0 +1,401 @@
+"""Connections over both transports: many at once, broken ones, compression, shutdown, nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from rocserve.core.errors import StatusCode
+from rocserve.frontends.grpc.transport import StreamCall, StreamRoute, UnaryCall, UnaryRoute
+
+UNARY = "/test.Service/Unary"
+STREAM = "/test.Service/Stream"
+Eventually = Callable[[Callable[[], bool]], None]
+
+
+def one(handler: Callable[[UnaryCall], None]) -> dict[str, UnaryRoute]:
+    return {UNARY: UnaryRoute(handler)}
+
+
+def echo(call: UnaryCall) -> None:
+    call.reply(call.message)
+
+
+def open_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+# Many
+
+
+CROWD = """
+import asyncio, sys
+import grpc.aio
+
+async def main(port, count):
+    options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
+    channels = [grpc.aio.insecure_channel(f"127.0.0.1:{port}", options) for _ in range(count)]
+    calls = [channel.unary_unary("/test.Service/Unary") for channel in channels]
+    for _ in range(2):
+        answers = await asyncio.gather(*(call(b"%d" % n, timeout=60) for n, call in enumerate(calls)))
+        assert answers == [b"%d" % n for n in range(count)]
+    print("answered", len(channels))
+
+asyncio.run(main(int(sys.argv[1]), int(sys.argv[2])))
+"""
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard < 8192 and hard > 0 else max(soft, 8192), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_thousand_connections_at_once(serve: Any, many_descriptors: None) -> None:
+    peers: set[str] = set()
+
+    def handle(call: UnaryCall) -> None:
+        peers.add(call.peer)
+        call.reply(call.message)
+
+    served = serve(one(handle))
+    command = [sys.executable, "-c", CROWD, str(served.port), "1000"]
+    client = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
+    assert client.stdout == "answered 1000\n", client.stderr[-2000:]
+    # Each connection served both of its calls, so all were open together.
+    assert len(peers) == 1000
+    assert not served.transport.live
+
+
+# Broken
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes, length: int | None = None) -> bytes:
+    """An HTTP/2 frame (RFC 9113, section 4.1); `length` is what the header claims."""
+    size = len(payload) if length is None else length
+    return struct.pack(">I", size)[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + payload
+
+
+def headers(path: str) -> bytes:
+    """A HEADERS block of literal fields without indexing (RFC 7541, section 6.2.2)."""
+    fields = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": path,
+        ":authority": "test",
+        "te": "trailers",
+        "content-type": "application/grpc",
+    }
+    return b"".join(
+        b"\x00" + bytes((len(name),)) + name.encode() + bytes((len(value),)) + value.encode()
+        for name, value in fields.items()
+    )
+
+
+def half_a_message(path: str) -> bytes:
+    """What a client has sent that dies in the middle of a DATA frame, which is itself the middle of a message."""
+    body = b"\x00" + struct.pack(">I", 5000) + bytes(700)
+    return (
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+        + frame(4, 0, 0, b"")
+        + frame(1, 4, 1, headers(path))
+        + frame(0, 0, 1, body, length=2000)
+    )
+
+
+@pytest.mark.parametrize("how", ["reset", "close"])
+@pytest.mark.parametrize("path", [UNARY, STREAM])
+def test_a_client_that_vanishes_in_mid_message_leaves_nothing(
+    serve: Any, eventually: Eventually, how: str, path: str
+) -> None:
+    events: list[str] = []
+
+    class Receiver:
+        def on_message(self, message: bytes) -> None:
+            events.append("message")
+
+        def on_half_close(self) -> None:
+            pass
+
+        def on_cancel(self) -> None:
+            events.append("cancel")
+
+    def open_stream(call: StreamCall) -> Receiver:
+        events.append("open")
+        return Receiver()
+
+    def handle(call: UnaryCall) -> None:
+        events.append("message") if call.message != b"well" else None
+        call.reply(call.message)
+
+    served = serve({UNARY: UnaryRoute(handle), STREAM: StreamRoute(open_stream)})
+    unary = served.unary()
+    assert unary(b"well", timeout=10) == b"well"
+    gc.collect()
+    descriptors = open_descriptors()
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", served.port)) as client:
+            client.sendall(half_a_message(path))
+            # The answer to our SETTINGS shows that the server has taken the connection up.
+            client.settimeout(10)
+            assert client.recv(1000)
+            if path == STREAM:
+                eventually(lambda: events[-1:] == ["open"])
+            if how == "reset":
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if path == STREAM:
+            eventually(lambda: events[-1:] == ["cancel"])
+    eventually(lambda: not served.transport.live)
+    eventually(lambda: open_descriptors() <= descriptors)
+    eventually(lambda: bool(gc.collect()) or served.calls_alive() == 0)
+    assert "message" not in events
+    assert unary(b"well", timeout=10) == b"well"
+
+
+def test_a_client_that_speaks_no_http2_harms_nobody(serve: Any) -> None:
+    served = serve(one(echo))
+    with socket.create_connection(("127.0.0.1", served.port)) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(1000))
+    assert served.unary()(b"well", timeout=10) == b"well"
+
+
+# Compression
+
+
+@contextmanager
+def counting_proxy(port: int) -> Iterator[tuple[int, dict[str, int]]]:
+    """Passes one connection on and counts its bytes each way."""
+    counts = {"up": 0, "down": 0}
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def pump(source: socket.socket, sink: socket.socket, way: str) -> None:
+        try:
+            while data := source.recv(65536):
+                counts[way] += len(data)
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def serve_one() -> None:
+        client, _ = listener.accept()
+        with client, socket.create_connection(("127.0.0.1", port)) as server:
+            down = threading.Thread(target=pump, args=(server, client, "down"), daemon=True)
+            down.start()
+            pump(client, server, "up")
+            down.join(10)
+
+    thread = threading.Thread(target=serve_one, daemon=True)
+    thread.start()
+    yield listener.getsockname()[1], counts
+    thread.join(10)
+    listener.close()
+
+
+@pytest.mark.parametrize("level", ["none", "low", "medium", "high"])
+@pytest.mark.parametrize("request_compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
+def test_messages_are_compressed_as_asked(serve: Any, level: str, request_compression: grpc.Compression) -> None:
+    message = bytes(500_000)
+    served = serve(one(echo), response_compression_level=level)
+    with (
+        counting_proxy(served.port) as (port, counts),
+        grpc.insecure_channel(f"127.0.0.1:{port}", (("grpc.use_local_subchannel_pool", 1),)) as channel,
+    ):
+        assert channel.unary_unary(UNARY)(message, timeout=20, compression=request_compression) == message
+    assert (counts["up"] < 50_000) is (request_compression is grpc.Compression.Gzip)
+    assert (counts["down"] < 50_000) is (level != "none")
+
+
+def test_a_small_message_that_unpacks_to_a_large_one_is_refused(serve: Any) -> None:
+    unary = serve(one(echo), max_receive_message_bytes=1_000_000).unary()
+    with pytest.raises(grpc.RpcError) as raised:
+        unary(bytes(1_000_001), timeout=10, compression=grpc.Compression.Gzip)
+    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+# The end
+
+
+def test_calls_in_flight_finish_within_the_grace_and_new_ones_are_refused(serve: Any, eventually: Eventually) -> None:
+    held: list[UnaryCall] = []
+    served = serve(one(held.append))
+    unary, other = served.unary(), served.unary()
+    future = unary.future(b"work", timeout=30)
+    eventually(lambda: len(held) == 1)
+    stopping = threading.Thread(target=served.transport.stop, args=(20,))
+    stopping.start()
+
+    def refused() -> bool:
+        try:
+            other(b"new", timeout=0.2)
+        except grpc.RpcError as error:
+            return error.code() is grpc.StatusCode.UNAVAILABLE
+        return False
+
+    eventually(refused)
+    assert stopping.is_alive()
+    assert not future.done()
+    held[0].reply(b"done")
+    assert future.result() == b"done"
+    stopping.join(10)
+    assert not stopping.is_alive()
+
+
+def test_what_is_left_after_the_grace_is_cancelled_and_late_answers_are_dropped(
+    serve: Any, eventually: Eventually
+) -> None:
+    held: list[UnaryCall] = []
+    streams: list[StreamCall] = []
+    told: list[str] = []
+
+    class Receiver:
+        def on_message(self, message: bytes) -> None:
+            pass
+
+        def on_half_close(self) -> None:
+            pass
+
+        def on_cancel(self) -> None:
+            told.append("stream")
+
+    def handle(call: UnaryCall) -> None:
+        if call.message == b"watched":
+            call.watch_cancellation(lambda: told.append("unary"))
+        held.append(call)
+
+    def open_stream(call: StreamCall) -> Receiver:
+        streams.append(call)
+        return Receiver()
+
+    served = serve({UNARY: UnaryRoute(handle), STREAM: StreamRoute(open_stream)})
+    unary = served.unary()
+    futures = [unary.future(message, timeout=30) for message in (b"watched", b"unwatched")]
+    stream = served.stream()(iter([]), timeout=30)
+    eventually(lambda: len(held) == 2 and len(streams) == 1)
+    served.transport.stop(0.3)
+    for future in [*futures, stream]:
+        eventually(future.done)
+        assert future.code() in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
+    assert sorted(told) == ["stream", "unary"]
+    for call in held:
+        call.reply(b"late")
+        call.fail(StatusCode.INTERNAL, "late")
+    streams[0].send(b"late")
+    streams[0].request_next()
+    streams[0].finish(StatusCode.OK, "late")
+    assert not served.transport.live
+
+
+def test_an_idle_server_with_open_connections_stops_at_once_and_twice(serve: Any) -> None:
+    served = serve(one(echo))
+    assert served.unary()(b"", timeout=10) == b""
+    began = time.monotonic()
+    served.transport.stop(30)
+    served.transport.stop(30)
+    assert time.monotonic() - began < 10
+
+
+def test_a_port_in_use_is_said(serve: Any) -> None:
+    port = serve(one(echo)).port
+    with pytest.raises(OSError, match=rf"127\.0\.0\.1:{port}.*in use"):
+        serve(one(echo), port=port)
+
+
+def test_a_port_may_be_shared_when_asked(serve: Any) -> None:
+    port = serve(one(echo), reuse_port=True).port
+    assert serve(one(echo), reuse_port=True, port=port).port == port
+
+
+def test_an_address_that_is_not_ours_is_said(serve: Any) -> None:
+    with pytest.raises(OSError, match=r"192\.0\.2\.1:0"):
+        serve(one(echo), address="192.0.2.1")
+
+
+def test_an_ipv6_address_is_served(serve: Any) -> None:
+    if not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
+    served = serve(one(echo), address="::1")
+    with grpc.insecure_channel(f"[::1]:{served.port}") as channel:
+        assert channel.unary_unary(UNARY)(b"six", timeout=10) == b"six"
+
+
+# Nothing left behind
+
+
+def test_two_thousand_calls_leave_nothing(serve: Any, eventually: Eventually) -> None:
+    class Receiver:
+        def __init__(self, call: StreamCall) -> None:
+            self.call = call
+
+        def on_message(self, message: bytes) -> None:
+            self.call.send(message)
+            self.call.request_next()
+
+        def on_half_close(self) -> None:
+            self.call.finish(StatusCode.OK, "")
+
+        def on_cancel(self) -> None:
+            pass
+
+    def handle(call: UnaryCall) -> None:
+        if call.message == b"wait":
+            call.watch_cancellation(lambda: None)
+            return
+        call.reply(call.message)
+
+    served = serve({UNARY: UnaryRoute(handle), STREAM: StreamRoute(Receiver)})
+    unary, stream = served.unary(), served.stream()
+
+    def use() -> None:
+        for number in range(1000):
+            assert unary(b"x", timeout=10) == b"x"
+            if number % 10 == 0:
+                unary.future(b"wait", timeout=10).cancel()
+                with pytest.raises(grpc.RpcError):
+                    unary(b"wait", timeout=0.005)
+                assert list(stream(iter([b"1", b"2"]), timeout=10)) == [b"1", b"2"]
+
+    def nothing_left() -> bool:
+        gc.collect()
+        return served.calls_alive() == 0 and not served.transport.live
+
+    use()
+    eventually(nothing_left)
+    descriptors, objects = open_descriptors(), len(gc.get_objects())
+    use()
+    eventually(nothing_left)
+    assert open_descriptors() <= descriptors
+    assert len(gc.get_objects()) < objects + 200
+
+
+def test_a_stopped_transport_leaves_no_descriptor_and_no_thread(serve: Any, eventually: Eventually) -> None:
+    def cycle() -> None:
+        served = serve(one(echo))
+        assert served.unary()(b"", timeout=10) == b""
+        served.channels.pop().close()
+        served.transport.stop(1)
+
+    cycle()
+    gc.collect()
+    descriptors, threads = open_descriptors(), threading.active_count()
+    for _ in range(5):
+        cycle()
+    gc.collect()
+    eventually(lambda: threading.active_count() <= threads)
+    # Those of the client's own threads come and go.
+    eventually(lambda: open_descriptors() <= descriptors + 2)

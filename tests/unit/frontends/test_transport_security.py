@@ -1,0 +1,113 @@
+"""TLS and mutual TLS over both transports, with certificates made for the occasion by the openssl command."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from rocserve.frontends.grpc.transport import UnaryCall, UnaryRoute
+
+UNARY = "/test.Service/Unary"
+
+
+@dataclass(frozen=True)
+class Authority:
+    """A certificate authority and one certificate for localhost that it has signed."""
+
+    root: Path
+    certificate: Path
+    key: Path
+
+
+def openssl(*arguments: str | Path) -> None:
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=60)
+
+
+def make_authority(folder: Path) -> Authority:
+    folder.mkdir()
+    root, root_key = folder / "root.pem", folder / "root.key"
+    certificate, key, request, extension = (folder / name for name in ("cert.pem", "cert.key", "request", "extension"))
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    openssl("req", "-x509", *curve, "-keyout", root_key, "-out", root, "-days", "2", "-subj", f"/CN={folder.name}")
+    openssl("req", *curve, "-keyout", key, "-out", request, "-subj", "/CN=localhost")
+    extension.write_text("subjectAltName=DNS:localhost\n")
+    signing = ("-CA", root, "-CAkey", root_key, "-CAcreateserial", "-days", "2", "-extfile", extension)
+    openssl("x509", "-req", "-in", request, *signing, "-out", certificate)
+    return Authority(root, certificate, key)
+
+
+@pytest.fixture(scope="module")
+def authorities(tmp_path_factory: pytest.TempPathFactory) -> tuple[Authority, Authority]:
+    if shutil.which("openssl") is None:
+        pytest.skip("the openssl command is missing")
+    folder = tmp_path_factory.mktemp("certificates")
+    return make_authority(folder / "ours"), make_authority(folder / "theirs")
+
+
+def echo(call: UnaryCall) -> None:
+    call.reply(call.message)
+
+
+def answer(port: int, trusted: Authority, shown: Authority | None = None) -> bytes:
+    credentials = grpc.ssl_channel_credentials(
+        trusted.root.read_bytes(),
+        shown.key.read_bytes() if shown else None,
+        shown.certificate.read_bytes() if shown else None,
+    )
+    options = (
+        ("grpc.ssl_target_name_override", "localhost"),
+        ("grpc.use_local_subchannel_pool", 1),
+    )
+    with grpc.secure_channel(f"127.0.0.1:{port}", credentials, options) as channel:
+        result: bytes = channel.unary_unary(UNARY)(b"secret", timeout=10)
+        return result
+
+
+def tls(authority: Authority, **more: Any) -> dict[str, Any]:
+    return {"use_ssl": True, "server_cert": authority.certificate, "server_key": authority.key, **more}
+
+
+def test_tls_serves_who_trusts_the_certificate_and_nobody_else(
+    serve: Any, authorities: tuple[Authority, Authority]
+) -> None:
+    ours, theirs = authorities
+    served = serve({UNARY: UnaryRoute(echo)}, **tls(ours))
+    assert answer(served.port, ours) == b"secret"
+    with pytest.raises(grpc.RpcError) as raised:
+        answer(served.port, theirs)
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+    with pytest.raises(grpc.RpcError) as raised:
+        served.unary()(b"plain", timeout=10)
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert answer(served.port, ours) == b"secret"
+
+
+def test_mutual_tls_serves_only_clients_with_a_certificate_that_is_vouched_for(
+    serve: Any, authorities: tuple[Authority, Authority]
+) -> None:
+    ours, theirs = authorities
+    served = serve({UNARY: UnaryRoute(echo)}, **tls(ours, use_ssl_mutual=True, root_cert=ours.root))
+    assert answer(served.port, ours, shown=ours) == b"secret"
+    for shown in (None, theirs):
+        with pytest.raises(grpc.RpcError) as raised:
+            answer(served.port, ours, shown)
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_certificate_that_is_not_there_is_said(serve: Any, tmp_path: Path) -> None:
+    missing = tmp_path / "missing.pem"
+    with pytest.raises(FileNotFoundError, match=r"missing\.pem"):
+        serve({UNARY: UnaryRoute(echo)}, use_ssl=True, server_cert=missing, server_key=missing)
+
+
+def test_a_certificate_that_is_none_is_said(serve: Any, tmp_path: Path) -> None:
+    nonsense = tmp_path / "nonsense.pem"
+    nonsense.write_text("no certificate")
+    with pytest.raises(OSError, match=r"PEM.*nonsense\.pem"):
+        serve({UNARY: UnaryRoute(echo)}, use_ssl=True, server_cert=nonsense, server_key=nonsense)

@@ -1,0 +1,277 @@
+"""Streams over both transports: order, ends, flow control."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from rocserve.core.errors import StatusCode
+from rocserve.frontends.grpc.transport import StreamCall, StreamRoute
+
+STREAM = "/test.Service/Stream"
+Eventually = Callable[[Callable[[], bool]], None]
+
+
+class Receiver:
+    """Notes what it is given; echoes messages at once unless told not to."""
+
+    def __init__(self, call: StreamCall, answers: bool = True) -> None:
+        self.call = call
+        self.answers = answers
+        self.messages: list[bytes] = []
+        self.events: list[str] = []
+
+    def on_message(self, message: bytes) -> None:
+        self.messages.append(message)
+        if self.answers:
+            self.call.send(message)
+            self.call.request_next()
+
+    def on_half_close(self) -> None:
+        self.events.append("half-close")
+        self.call.finish(StatusCode.OK, "", (("count", str(len(self.messages))),))
+
+    def on_cancel(self) -> None:
+        self.events.append("cancel")
+
+
+class Patient(Receiver):
+    """Leaves the stream open at the half-close, as one with unanswered messages does."""
+
+    def on_half_close(self) -> None:
+        self.events.append("half-close")
+
+
+class Receivers:
+    """A handler that keeps the receivers it makes."""
+
+    def __init__(self, answers: bool = True, kind: type[Receiver] = Receiver) -> None:
+        self.all: list[Receiver] = []
+        self._answers = answers
+        self._kind = kind
+
+    def __call__(self, call: StreamCall) -> Receiver:
+        self.all.append(self._kind(call, self._answers))
+        return self.all[-1]
+
+
+def one(handler: Callable[[StreamCall], Any]) -> dict[str, StreamRoute]:
+    return {STREAM: StreamRoute(handler)}
+
+
+def held_open(messages: list[bytes], until: threading.Event) -> Iterator[bytes]:
+    yield from messages
+    until.wait(30)
+
+
+def test_messages_are_answered_in_order_and_the_end_carries_metadata(serve: Any) -> None:
+    receivers = Receivers()
+    messages = [str(number).encode() for number in range(500)]
+    rpc = serve(one(receivers)).stream()(iter(messages), timeout=30)
+    assert list(rpc) == messages
+    assert rpc.code() is grpc.StatusCode.OK
+    assert ("count", "500") in [tuple(entry) for entry in rpc.trailing_metadata()]
+    assert receivers.all[0].events == ["half-close"]
+
+
+async def test_the_asyncio_client_streams_both_ways(serve: Any) -> None:
+    served = serve(one(Receivers()))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{served.port}") as channel:
+        rpc = channel.stream_stream(STREAM)(timeout=20)
+        for number in range(20):
+            await rpc.write(str(number).encode())
+            assert await rpc.read() == str(number).encode()
+        await rpc.done_writing()
+        assert await rpc.read() is grpc.aio.EOF
+
+
+def test_an_answer_comes_before_the_next_message_is_sent(serve: Any) -> None:
+    answered = threading.Semaphore(1)
+
+    def alternating() -> Iterator[bytes]:
+        for number in range(10):
+            assert answered.acquire(timeout=10)
+            yield str(number).encode()
+
+    seen = []
+    for message in serve(one(Receivers())).stream()(alternating(), timeout=30):
+        seen.append(int(message))
+        answered.release()
+    assert seen == list(range(10))
+
+
+def test_one_message_in_many_out(serve: Any) -> None:
+    class Counter(Receiver):
+        def on_message(self, message: bytes) -> None:
+            for number in range(int(message)):
+                self.call.send(str(number).encode())
+            self.call.finish(StatusCode.OK, "")
+
+        def on_half_close(self) -> None:
+            pass
+
+    rpc = serve(one(Counter)).channel().unary_stream(STREAM)(b"300", timeout=30)
+    assert [int(message) for message in rpc] == list(range(300))
+
+
+def test_a_stream_without_any_message_ends(serve: Any) -> None:
+    assert list(serve(one(Receivers())).stream()(iter([]), timeout=10)) == []
+
+
+def test_messages_and_the_end_may_come_from_other_threads(serve: Any) -> None:
+    with ThreadPoolExecutor(1) as pool:
+
+        class Elsewhere(Receiver):
+            def on_message(self, message: bytes) -> None:
+                pool.submit(super().on_message, message)
+
+            def on_half_close(self) -> None:
+                pool.submit(super().on_half_close)
+
+        messages = [str(number).encode() for number in range(300)]
+        assert list(serve(one(Elsewhere)).stream()(iter(messages), timeout=30)) == messages
+
+
+def test_an_error_comes_after_what_was_queued_and_ends_the_stream(serve: Any) -> None:
+    class Failing(Receiver):
+        def on_message(self, message: bytes) -> None:
+            for _ in range(50):
+                self.call.send(bytes(10_000))
+            self.call.finish(StatusCode.NOT_FOUND, "nothing more", (("why", "end"),))
+            self.call.finish(StatusCode.INTERNAL, "second end")
+            self.call.send(b"after the end")
+
+    rpc = serve(one(Failing)).stream()(iter([b"go"]), timeout=30)
+    received = []
+    with pytest.raises(grpc.RpcError) as raised:
+        for message in rpc:
+            received.append(message)
+    assert received == [bytes(10_000)] * 50
+    assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+    assert raised.value.details() == "nothing more"
+    assert ("why", "end") in [tuple(entry) for entry in rpc.trailing_metadata()]
+
+
+@pytest.mark.parametrize("place", ["open", "message", "half-close"])
+def test_a_handler_that_raises_ends_its_own_stream_only(serve: Any, place: str, eventually: Eventually) -> None:
+    class Raising(Receiver):
+        def on_message(self, message: bytes) -> None:
+            if place == "message" and message == b"bad":
+                raise LookupError("message")
+            super().on_message(message)
+
+        def on_half_close(self) -> None:
+            if place == "half-close" and self.messages == [b"bad"]:
+                raise LookupError("half-close")
+            super().on_half_close()
+
+    opened = 0
+
+    def handle(call: StreamCall) -> Receiver:
+        nonlocal opened
+        opened += 1
+        if place == "open" and opened == 1:
+            raise LookupError("open")
+        return Raising(call)
+
+    served = serve(one(handle))
+    with pytest.raises(grpc.RpcError) as raised:
+        list(served.stream()(iter([b"bad"]), timeout=10))
+    assert raised.value.code() is grpc.StatusCode.INTERNAL
+    assert raised.value.details() == f"LookupError: {place}"
+    assert list(served.stream()(iter([b"good"]), timeout=10)) == [b"good"]
+    eventually(lambda: not served.transport.live)
+
+
+def test_a_cancelled_stream_is_told_once_and_drops_what_is_sent(serve: Any, eventually: Eventually) -> None:
+    receivers = Receivers(kind=Patient)
+    done = threading.Event()
+    served = serve(one(receivers))
+    rpc = served.stream()(held_open([b"one"], done), timeout=30)
+    assert next(rpc) == b"one"
+    rpc.cancel()
+    receiver = receivers.all[0]
+    eventually(lambda: "cancel" in receiver.events)
+    receiver.call.send(b"too late")
+    receiver.call.request_next()
+    receiver.call.finish(StatusCode.OK, "")
+    done.set()
+    eventually(lambda: not served.transport.live)
+    time.sleep(0.1)
+    assert receiver.events.count("cancel") == 1
+
+
+def test_the_deadline_of_a_stream_is_known_and_its_passing_is_told(serve: Any, eventually: Eventually) -> None:
+    remaining: list[float | None] = []
+    receivers = Receivers(kind=Patient)
+
+    def handle(call: StreamCall) -> Receiver:
+        remaining.append(None if call.deadline is None else call.deadline - time.monotonic())
+        return receivers(call)
+
+    done = threading.Event()
+    rpc = serve(one(handle)).stream()(held_open([b"one"], done), timeout=0.8)
+    with pytest.raises(grpc.RpcError) as raised:
+        list(rpc)
+    done.set()
+    assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert remaining[0] is not None and 0.1 < remaining[0] <= 0.9
+    eventually(lambda: "cancel" in receivers.all[0].events)
+
+
+def test_no_more_is_read_than_may_be_unanswered(serve: Any, eventually: Eventually) -> None:
+    receivers = Receivers(answers=False)
+    messages = [str(number).encode() for number in range(12)]
+    rpc = serve(one(receivers), stream_unanswered_limit=4).stream()(iter(messages), timeout=30)
+    eventually(lambda: len(receivers.all) == 1 and len(receivers.all[0].messages) == 4)
+    receiver = receivers.all[0]
+    time.sleep(0.3)
+    assert len(receiver.messages) == 4
+    receiver.call.request_next()
+    receiver.call.request_next()
+    eventually(lambda: len(receiver.messages) == 6)
+    time.sleep(0.2)
+    assert len(receiver.messages) == 6
+    for answered in range(2, len(messages)):
+        eventually(lambda count=answered: len(receiver.messages) > count)
+        receiver.call.request_next()
+    eventually(lambda: receiver.messages == messages and receiver.events == ["half-close"])
+    assert list(rpc) == []
+
+
+def test_a_flood_from_a_client_that_does_not_read_is_bounded(serve: Any, eventually: Eventually) -> None:
+    message, count, backlog = bytes(65_536), 1500, 1 << 20
+    receivers = Receivers()
+    rpc = serve(one(receivers), stream_backlog_bytes=backlog).stream()(iter([message] * count), timeout=100)
+    eventually(lambda: len(receivers.all) == 1 and len(receivers.all[0].messages) > 10)
+    received, before = receivers.all[0].messages, -1
+    while len(received) != before:
+        before = len(received)
+        time.sleep(0.5)
+    # What the server holds, and what the client's own windows took of the answers.
+    assert len(received) * len(message) < backlog + (32 << 20)
+    assert sum(map(len, rpc)) == count * len(message)
+    assert len(received) == count
+
+
+def test_a_client_that_never_reads_a_flood_of_answers_loses_its_stream(serve: Any, eventually: Eventually) -> None:
+    done = threading.Event()
+    receivers = Receivers(answers=False)
+    served = serve(one(receivers), stream_backlog_limit_bytes=1 << 20)
+    rpc = served.stream()(held_open([b"go"], done), timeout=60)
+    eventually(lambda: len(receivers.all) == 1 and len(receivers.all[0].messages) == 1)
+    for _ in range(2000):
+        receivers.all[0].call.send(bytes(65_536))
+    with pytest.raises(grpc.RpcError) as raised:
+        list(rpc)
+    done.set()
+    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "does not read" in raised.value.details()
+    eventually(lambda: not served.transport.live)

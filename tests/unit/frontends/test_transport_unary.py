@@ -1,0 +1,286 @@
+"""Unary calls over both transports."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from rocserve.core.errors import StatusCode
+from rocserve.frontends.grpc.transport import UnaryCall, UnaryRoute
+
+UNARY = "/test.Service/Unary"
+Eventually = Callable[[Callable[[], bool]], None]
+
+
+def one(handler: Callable[[UnaryCall], None]) -> dict[str, UnaryRoute]:
+    return {UNARY: UnaryRoute(handler)}
+
+
+def echo(call: UnaryCall) -> None:
+    call.reply(call.message)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 100_000, 20_000_000])
+def test_a_message_comes_back_whole(serve: Any, size: int) -> None:
+    message = (bytes(range(256)) * (size // 256 + 1))[:size]
+    assert serve(one(echo)).unary()(message, timeout=30) == message
+
+
+async def test_the_asyncio_client_is_served(serve: Any) -> None:
+    served = serve(one(echo))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{served.port}") as channel:
+        assert await channel.unary_unary(UNARY)(b"hello", timeout=10) == b"hello"
+
+
+def test_many_calls_at_once_get_their_own_answers(serve: Any) -> None:
+    unary = serve(one(echo)).unary()
+    messages = [str(number).encode() for number in range(500)]
+    futures = [unary.future(message, timeout=30) for message in messages]
+    assert [future.result() for future in futures] == messages
+
+
+def test_method_and_peer_are_known(serve: Any) -> None:
+    served = serve(one(lambda call: call.reply(f"{call.method} {call.peer}".encode())))
+    method, peer = served.unary()(b"", timeout=10).decode().split(" ")
+    assert method == UNARY
+    assert peer.startswith("ipv4:127.0.0.1:")
+
+
+def test_metadata_goes_in_and_trailing_metadata_comes_out(serve: Any) -> None:
+    seen: list[tuple[str, str | bytes]] = []
+
+    def handle(call: UnaryCall) -> None:
+        seen.extend((key, value) for key, value in call.metadata)
+        call.reply(b"", (("answer", "yes"), ("answer-bin", b"\x00\xff")))
+
+    _, rpc = (
+        serve(one(handle))
+        .unary()
+        .with_call(b"", timeout=10, metadata=(("question", "text"), ("question-bin", b"\xff\x00\x01")))
+    )
+    assert ("question", "text") in seen
+    assert ("question-bin", b"\xff\x00\x01") in seen
+    trailing = dict(rpc.trailing_metadata())
+    assert trailing["answer"] == "yes"
+    assert trailing["answer-bin"] == b"\x00\xff"
+
+
+@pytest.mark.parametrize("code", [code for code in StatusCode if code is not StatusCode.OK])
+def test_an_error_reaches_the_client_with_code_text_and_metadata(serve: Any, code: StatusCode) -> None:
+    unary = serve(one(lambda call: call.fail(code, "so nicht: 50 % ä\n", (("why", "because"),)))).unary()
+    with pytest.raises(grpc.RpcError) as raised:
+        unary(b"", timeout=10)
+    assert raised.value.code().value[0] == code
+    assert raised.value.details() == "so nicht: 50 % ä\n"
+    assert ("why", "because") in [tuple(entry) for entry in raised.value.trailing_metadata()]
+
+
+def test_an_endless_error_text_is_cut_to_what_clients_accept(serve: Any) -> None:
+    unary = serve(one(lambda call: call.fail(StatusCode.NOT_FOUND, "ä" * 100_000))).unary()
+    with pytest.raises(grpc.RpcError) as raised:
+        unary(b"", timeout=10)
+    assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+    assert raised.value.details().startswith("ääää")
+    assert raised.value.details().endswith(" ...")
+
+
+def test_a_method_that_is_not_there_is_unimplemented(serve: Any) -> None:
+    served = serve(one(echo))
+    with pytest.raises(grpc.RpcError) as raised:
+        served.unary("/test.Service/Missing")(b"", timeout=10)
+    assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert "/test.Service/Missing" in raised.value.details()
+    with pytest.raises(grpc.RpcError) as raised:
+        list(served.stream("/test.Service/Missing")(iter([b"x"]), timeout=10))
+    assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_a_handler_that_raises_is_internal_and_logged_and_the_server_goes_on(
+    serve: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def handle(call: UnaryCall) -> None:
+        if call.message == b"bad":
+            raise LookupError("the drawer is empty")
+        call.reply(b"fine")
+
+    unary = serve(one(handle)).unary()
+    with caplog.at_level(logging.ERROR), pytest.raises(grpc.RpcError) as raised:
+        unary(b"bad", timeout=10)
+    assert raised.value.code() is grpc.StatusCode.INTERNAL
+    assert raised.value.details() == "LookupError: the drawer is empty"
+    assert any(record.exc_info and UNARY in record.getMessage() for record in caplog.records)
+    assert unary(b"good", timeout=10) == b"fine"
+
+
+def test_an_answer_that_is_not_bytes_is_an_error_of_the_handler(serve: Any) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        serve(one(lambda call: call.reply("text"))).unary()(b"", timeout=10)  # type: ignore[arg-type]
+    assert raised.value.code() is grpc.StatusCode.INTERNAL
+    assert "TypeError" in raised.value.details()
+
+
+def test_answers_come_from_other_threads(serve: Any) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        unary = serve(one(lambda call: pool.submit(echo, call) and None)).unary()
+        futures = [unary.future(str(number).encode(), timeout=30) for number in range(300)]
+        assert [int(future.result()) for future in futures] == list(range(300))
+
+
+def test_only_the_first_of_several_answers_counts(serve: Any) -> None:
+    def handle(call: UnaryCall) -> None:
+        call.reply(b"first")
+        call.reply(b"second")
+        call.fail(StatusCode.INTERNAL, "third")
+
+    unary = serve(one(handle)).unary()
+    assert [unary(b"", timeout=10) for _ in range(20)] == [b"first"] * 20
+
+
+def test_two_threads_that_answer_at_once_do_no_harm(serve: Any) -> None:
+    with ThreadPoolExecutor(4) as pool:
+
+        def handle(call: UnaryCall) -> None:
+            for answer in (b"a", b"b", b"c"):
+                pool.submit(call.reply, answer)
+
+        unary = serve(one(handle)).unary()
+        futures = [unary.future(b"", timeout=30) for _ in range(300)]
+        assert {future.result() for future in futures} <= {b"a", b"b", b"c"}
+
+
+def test_without_a_timeout_there_is_no_deadline(serve: Any) -> None:
+    assert serve(one(lambda call: call.reply(str(call.deadline).encode()))).unary()(b"") == b"None"
+
+
+def test_the_deadline_is_the_clients_and_its_passing_is_told(serve: Any, eventually: Eventually) -> None:
+    remaining: list[float] = []
+    passed = threading.Event()
+
+    def handle(call: UnaryCall) -> None:
+        assert call.deadline is not None
+        remaining.append(call.deadline - time.monotonic())
+        call.watch_cancellation(passed.set)
+
+    served = serve(one(handle))
+    with pytest.raises(grpc.RpcError) as raised:
+        served.unary()(b"", timeout=0.8)
+    assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert 0.1 < remaining[0] <= 0.9
+    assert passed.wait(10)
+    eventually(lambda: not served.transport.live)
+
+
+def test_a_cancelled_call_is_told_to_every_watcher_and_its_answer_is_dropped(
+    serve: Any, eventually: Eventually
+) -> None:
+    calls: list[UnaryCall] = []
+    told: list[str] = []
+
+    def handle(call: UnaryCall) -> None:
+        call.watch_cancellation(lambda: told.append("first"))
+        call.watch_cancellation(lambda: told.append("second"))
+        calls.append(call)
+
+    served = serve(one(handle))
+    future = served.unary().future(b"", timeout=30)
+    eventually(lambda: len(calls) == 1)
+    future.cancel()
+    eventually(lambda: told == ["first", "second"])
+    calls[0].watch_cancellation(lambda: told.append("late"))
+    assert told == ["first", "second", "late"]
+    calls[0].reply(b"too late")
+    calls[0].fail(StatusCode.INTERNAL, "too late")
+    assert not served.transport.live
+
+
+def test_a_watcher_may_be_added_from_another_thread(serve: Any, eventually: Eventually) -> None:
+    calls: list[UnaryCall] = []
+    told = threading.Event()
+    served = serve(one(calls.append))
+    future = served.unary().future(b"", timeout=30)
+    eventually(lambda: len(calls) == 1)
+    calls[0].watch_cancellation(told.set)
+    future.cancel()
+    assert told.wait(10)
+
+
+def test_a_call_that_is_answered_was_not_cancelled(serve: Any) -> None:
+    told: list[str] = []
+
+    def handle(call: UnaryCall) -> None:
+        call.watch_cancellation(lambda: told.append("cancelled"))
+        call.reply(b"done")
+        call.watch_cancellation(lambda: told.append("after the end"))
+
+    served = serve(one(handle))
+    unary = served.unary()
+    assert [unary(b"", timeout=10) for _ in range(50)] == [b"done"] * 50
+    for channel in served.channels:
+        channel.close()
+    served.transport.stop(5)
+    assert told == []
+
+
+def test_a_watcher_that_raises_harms_nobody(serve: Any, eventually: Eventually) -> None:
+    told = threading.Event()
+
+    def fault() -> None:
+        raise RuntimeError("watcher")
+
+    def handle(call: UnaryCall) -> None:
+        if call.message:
+            call.reply(call.message)
+            return
+        call.watch_cancellation(fault)
+        call.watch_cancellation(told.set)
+
+    unary = serve(one(handle)).unary()
+    with pytest.raises(grpc.RpcError):
+        unary(b"", timeout=0.2)
+    assert told.wait(10)
+    assert unary(b"on", timeout=10) == b"on"
+
+
+def test_a_message_over_the_limit_is_refused_and_the_server_goes_on(serve: Any, eventually: Eventually) -> None:
+    served = serve(one(echo), max_receive_message_bytes=1000)
+    unary = served.unary()
+    with pytest.raises(grpc.RpcError) as raised:
+        unary(bytes(1001), timeout=10)
+    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert unary(bytes(1000), timeout=10) == bytes(1000)
+    eventually(lambda: not served.transport.live)
+
+
+def test_an_answer_over_the_limit_is_refused_and_the_server_goes_on(serve: Any) -> None:
+    unary = serve(one(lambda call: call.reply(bytes(int(call.message)))), max_send_message_bytes=1000).unary()
+    with pytest.raises(grpc.RpcError) as raised:
+        unary(b"1001", timeout=10)
+    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert unary(b"1000", timeout=10) == bytes(1000)
+
+
+def test_calls_above_the_bound_are_refused_at_once(serve: Any, eventually: Eventually) -> None:
+    held: list[UnaryCall] = []
+    served = serve(one(held.append), max_concurrent_calls=2)
+    unary = served.unary()
+    futures = [unary.future(b"", timeout=30) for _ in range(2)]
+    eventually(lambda: len(held) == 2)
+    with pytest.raises(grpc.RpcError) as raised:
+        unary(b"", timeout=10)
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "2 calls in flight" in raised.value.details()
+    for call in held:
+        call.reply(b"")
+    assert [future.result() for future in futures] == [b"", b""]
+    third = unary.future(b"", timeout=30)
+    eventually(lambda: len(held) == 3)
+    held[2].reply(b"third")
+    assert third.result() == b"third"
