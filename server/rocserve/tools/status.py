@@ -90,7 +90,7 @@ def status_table(title: str, rows: Sequence[StatusRow]) -> Table:
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for name in ("model", "version", "state"):
         table.add_column(name)
-    for name in ("ok", "failed", "req/s", "batch", "queue ms", "compute ms"):
+    for name in ("ok", "failed", "req/s", "batch", "total ms", "queue ms", "compute ms"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("reason", overflow="fold")
     for row in rows:
@@ -102,6 +102,7 @@ def status_table(title: str, rows: Sequence[StatusRow]) -> Table:
             Text(_count(row.failed), style="red" if row.failed else ""),
             _figure(row.rate, 1),
             _figure(row.mean_batch, 2),
+            _figure(row.request_ms, 3),
             _figure(row.queue_ms, 3),
             _figure(row.compute_ms, 3),
             Text(row.reason),

@@ -23,6 +23,8 @@ class StatusRow:
     failed: int | None = None
     mean_batch: float | None = None
     """Batch elements an execution."""
+    request_ms: float | None = None
+    """Mean time of a request that succeeded, from its arrival to its answer."""
     queue_ms: float | None = None
     """Mean time of a request in the queue."""
     compute_ms: float | None = None
@@ -60,6 +62,7 @@ class StatusRows:
             succeeded=stats.success.count,
             failed=stats.fail.count,
             mean_batch=_mean(stats.inference_count, stats.execution_count),
+            request_ms=_mean(stats.success.ns / 1e6, stats.success.count),
             queue_ms=_mean(stats.queue.ns / 1e6, stats.queue.count),
             compute_ms=_mean(compute_ns / 1e6, stats.compute_infer.count),
             rate=self._rate(stats, elapsed),

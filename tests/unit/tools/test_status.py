@@ -48,7 +48,7 @@ def test_rows_join_index_and_statistics() -> None:
     assert rows[1].reason == "its file is empty"
     busy = rows[2]
     assert (busy.succeeded, busy.failed, busy.mean_batch) == (4, 1, 3.0)
-    assert (busy.queue_ms, busy.compute_ms) == (2.0, 5.5)
+    assert (busy.request_ms, busy.queue_ms, busy.compute_ms) == (9.0, 2.0, 5.5)
     assert busy.rate is None
 
 
