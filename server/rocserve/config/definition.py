@@ -94,7 +94,11 @@ def read_model_definitions(
     written = read_written_config(
         folder, name, config_name=config_name, strict=strict, override_json=override_json, roots=reading.roots
     )
-    return tuple(reading.define(model, written) for model in written.models)
+    first, *others = written.models
+    return (
+        reading.define(first, written, written.warnings),
+        *(reading.define(model, written, ()) for model in others),
+    )
 
 
 def complete_definition(
@@ -171,7 +175,7 @@ class _Reading:
     def roots(self) -> tuple[Path, ...]:
         return _roots(self.folder, self.repository)
 
-    def define(self, model: WrittenModel, written: WrittenConfig) -> ModelDefinition:
+    def define(self, model: WrittenModel, written: WrittenConfig, warnings: tuple[str, ...]) -> ModelDefinition:
         message = self._named(model, written.dialect)
         backend = self._backend(message)
         filenames = model.model_filenames or (model_filenames(message, backend) if backend else ())
@@ -179,7 +183,7 @@ class _Reading:
             fill_backend_fields(message, backend, self.folder, filenames)
         normalise(message, backend, self.default_kind)
         check_model_config(message)
-        warnings = written.warnings + check_supported(message)
+        warnings += check_supported(message)
         check_warmup(message, self.folder, self.roots)
         return ModelDefinition(
             name=message.name,

@@ -88,7 +88,7 @@ def test_text_that_is_not_utf8_tells_where(tmp_path: Path) -> None:
 
 
 def test_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ServeError, match="failed to open text file for read .*: No such file or directory"):
+    with pytest.raises(ServeError, match=r"failed to open text file for read .*: No such file or directory"):
         read_text(tmp_path / "config.pbtxt")
 
 

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rocserve.backends.registry import BackendRegistry
+from rocserve.config.definition import ModelDefinition, read_model_definitions
+from rocserve.core.errors import ServeError, StatusCode
+
+Read = Callable[..., ModelDefinition]
+
+
+@pytest.fixture
+def read(make_folder: Callable[..., Path], registry: BackendRegistry) -> Read:
+    def read_files(text: str | None, *files: str) -> ModelDefinition:
+        written = {} if text is None else {"config.pbtxt": text}
+        (definition,) = read_model_definitions(make_folder("m", written | dict.fromkeys(files, "")), registry)
+        return definition
+
+    return read_files
+
+
+def _fault(read: Read, text: str | None, *files: str) -> str:
+    with pytest.raises(ServeError) as raised:
+        read(text, *files)
+    assert raised.value.code is StatusCode.INVALID_ARGUMENT
+    return raised.value.text
+
+
+@pytest.mark.parametrize(
+    ("text", "backend"),
+    [
+        ('platform: "onnxruntime_onnx"', "onnx"),
+        ('platform: "onnx_onnxv1"', "onnx"),
+        ('backend: "onnxruntime"', "onnx"),
+        ('platform: "onnxruntime_onnx" backend: "onnxruntime"', "onnx"),
+        ('backend: "python"', "python"),
+        ('platform: "rocal_json"', "rocal"),
+        ('default_model_filename: "net.onnx"', "onnx"),
+        ('default_model_filename: "net.mxr"', "migraphx"),
+    ],
+)
+def test_named_backend(read: Read, text: str, backend: str) -> None:
+    definition = read(text)
+    assert definition.config.backend == backend
+    assert definition.backend is not None
+    assert definition.backend.name == backend
+
+
+@pytest.mark.parametrize(
+    ("file", "backend"),
+    [
+        ("1/model.onnx", "onnx"),
+        ("1/model.mxr", "migraphx"),
+        ("1/model.pb", "migraphx"),
+        ("1/pipeline.json", "rocal"),
+        ("1/other.json", "rocal"),
+        ("1/model.py", "python"),
+        ("model.onnx", "onnx"),
+    ],
+)
+def test_backend_of_the_file(read: Read, file: str, backend: str) -> None:
+    assert read(None, file).config.backend == backend
+
+
+def test_exact_names_go_before_patterns(read: Read) -> None:
+    assert read(None, "1/model.onnx", "1/notes.json").config.backend == "onnx"
+
+
+def test_highest_version_decides(read: Read) -> None:
+    assert read(None, "1/model.py", "2/model.onnx").config.backend == "onnx"
+
+
+def test_files_of_two_backends(read: Read) -> None:
+    assert _fault(read, None, "1/model.onnx", "1/model.py") == (
+        "must specify 'platform' or 'backend' for 'm': the files in 1/ (model.onnx, model.py) fit several backends:"
+        " onnx, python"
+    )
+
+
+def test_files_of_no_backend(read: Read) -> None:
+    fault = _fault(read, None, "1/weights.bin")
+    assert fault.startswith(
+        "must specify 'platform' or 'backend' for 'm': the files in 1/ (weights.bin) fit no backend (known model files:"
+        " onnx: model.onnx; "
+    )
+
+
+def test_unknown_backend(read: Read) -> None:
+    assert _fault(read, 'backend: "onnxruntimes"') == (
+        "unable to find backend library for backend 'onnxruntimes', try specifying runtime on the model configuration."
+        " Model 'm'; did you mean 'onnxruntime'?"
+    )
+
+
+def test_unknown_platform(read: Read) -> None:
+    assert _fault(read, 'platform: "onnx_onnxv2"') == (
+        "unexpected platform type 'onnx_onnxv2' for m; did you mean 'onnx_onnxv1'?"
+    )
+
+
+@pytest.mark.parametrize("platform", ["vitis_xmodel", "amdinfer_cpp", "pytorch_torchscript", "tensorrt_plan"])
+def test_platforms_of_others_tell_the_way_out(read: Read, platform: str) -> None:
+    fault = _fault(read, f'platform: "{platform}"')
+    assert fault.startswith(f"unexpected platform type '{platform}' for m; ")
+    assert "did you mean" not in fault
+
+
+@pytest.mark.parametrize("platform", ["rocal_json", "nothing"])
+def test_platform_and_backend_disagree(read: Read, platform: str) -> None:
+    assert _fault(read, f'platform: "{platform}" backend: "onnxruntime"') == (
+        f"unexpected 'platform' and 'backend' pair, got:{platform}, onnxruntime (model 'm'); remove one of them"
+    )

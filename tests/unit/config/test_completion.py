@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rocserve.backends.registry import BackendRegistry
+from rocserve.config.definition import ModelDefinition, complete_definition, read_model_definitions
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.model_config import InputConfig, InstanceGroup, InstanceKind, OutputConfig
+from rocserve.core.requests import Signature
+
+MakeSignature = Callable[..., Signature]
+Read = Callable[..., ModelDefinition]
+
+
+@pytest.fixture
+def read(make_folder: Callable[..., Path], registry: BackendRegistry) -> Read:
+    """The definition of a model "m" with this config.pbtxt and an ONNX file."""
+
+    def read_text(text: str, *, strict: bool = False) -> ModelDefinition:
+        folder = make_folder("m", {"config.pbtxt": text, "1/model.onnx": ""})
+        (definition,) = read_model_definitions(folder, registry, strict=strict)
+        return definition
+
+    return read_text
+
+
+@pytest.fixture
+def batching(make_signature: MakeSignature) -> Signature:
+    return make_signature({"x": ("FP32", (-1, 4))}, {"y": ("BYTES", (-1, -1)), "z": ("INT64", (-1,))})
+
+
+@pytest.fixture
+def single(make_signature: MakeSignature) -> Signature:
+    return make_signature({"x": ("FP32", (1, 4))}, {"y": ("FP32", ())})
+
+
+def test_all_is_filled_from_a_model_that_batches(read: Read, batching: Signature) -> None:
+    config = complete_definition(read('backend: "onnxruntime"'), batching).config
+    assert config.max_batch_size == 4
+    assert config.inputs == (InputConfig("x", DataType.FP32, (4,)),)
+    assert config.outputs == (
+        OutputConfig("y", DataType.BYTES, (-1,)),
+        OutputConfig("z", DataType.INT64, (1,), reshape=()),
+    )
+    assert config.dynamic_batching is not None
+    assert config.dynamic_batching.preferred_batch_sizes == (4,)
+
+
+def test_the_message_tells_the_same(read: Read, batching: Signature) -> None:
+    definition = complete_definition(read('backend: "onnxruntime"'), batching)
+    message = definition.message
+    assert (message.platform, message.backend) == ("onnx_onnxv1", "onnxruntime")
+    assert message.default_model_filename == "model.onnx"
+    assert message.version_policy.latest.num_versions == 1
+    assert list(message.dynamic_batching.preferred_batch_size) == [4]
+    assert definition.serialized == message.SerializeToString(deterministic=True)
+
+
+def test_the_user_is_told_of_the_filled_batch_size(read: Read, batching: Signature) -> None:
+    assert complete_definition(read('backend: "onnxruntime"'), batching).warnings == (
+        "autofilled max_batch_size to 4 for model 'm' since batching is supported but no max_batch_size is specified in"
+        " model configuration; specify max_batch_size for larger batches",
+    )
+
+
+def test_a_model_that_cannot_batch_keeps_its_shapes(read: Read, single: Signature) -> None:
+    config = complete_definition(read('backend: "onnxruntime"'), single).config
+    assert config.max_batch_size == 0
+    assert config.inputs[0].dims == (1, 4)
+    assert config.outputs == (OutputConfig("y", DataType.FP32, (1,)),)
+    assert config.dynamic_batching is None
+
+
+def test_batch_size_on_a_model_that_cannot_batch(read: Read, single: Signature) -> None:
+    with pytest.raises(ServeError) as raised:
+        complete_definition(read('backend: "onnxruntime" max_batch_size: 8'), single)
+    assert raised.value.code is StatusCode.INVALID_ARGUMENT
+    assert raised.value.text == (
+        "autofill failed for model 'm': model does not support batching while non-zero max_batch_size is specified"
+    )
+
+
+def test_a_given_batch_size_is_kept(read: Read, batching: Signature) -> None:
+    definition = complete_definition(read('backend: "onnxruntime" max_batch_size: 1'), batching)
+    assert definition.config.max_batch_size == 1
+    assert definition.config.dynamic_batching is None
+    assert definition.warnings == ()
+    assert complete_definition(definition, batching) == definition
+
+
+def test_a_given_dynamic_batching_is_kept(read: Read, batching: Signature) -> None:
+    text = 'backend: "onnxruntime" max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 5 }'
+    config = complete_definition(read(text), batching).config
+    assert config.dynamic_batching is not None
+    assert config.dynamic_batching.max_queue_delay_microseconds == 5
+    assert config.dynamic_batching.preferred_batch_sizes == (8,)
+
+
+_OUTPUTS = """
+output { name: "y" data_type: TYPE_STRING dims: -1 }
+output { name: "z" data_type: TYPE_INT64 dims: 1 reshape { } }
+"""
+
+
+def test_given_outputs_stay_when_inputs_are_filled(read: Read, batching: Signature) -> None:
+    text = 'backend: "onnxruntime" max_batch_size: 2 output { name: "y" data_type: TYPE_STRING dims: 7 }'
+    config = complete_definition(read(text), batching).config
+    assert [tensor.name for tensor in config.inputs] == ["x"]
+    assert config.outputs == (OutputConfig("y", DataType.BYTES, (7,)),)
+
+
+def test_nothing_is_filled_when_both_are_given(read: Read, batching: Signature) -> None:
+    text = f'backend: "onnxruntime" max_batch_size: 8 input {{ name: "x" data_type: TYPE_FP32 dims: 4 }} {_OUTPUTS}'
+    config = complete_definition(read(text), batching).config
+    assert config.max_batch_size == 8
+    assert config.dynamic_batching is None
+
+
+def test_optional_inputs_are_told(read: Read, make_signature: MakeSignature) -> None:
+    signature = make_signature({"x": ("FP32", (2,)), "bias": ("FP32", (2,))}, {"y": ("FP32", (2,))}, optional=("bias",))
+    config = complete_definition(read('backend: "onnxruntime"'), signature).config
+    assert {tensor.name: tensor.optional for tensor in config.inputs} == {"x": False, "bias": True}
+
+
+def test_strict_fills_nothing(read: Read, batching: Signature) -> None:
+    with pytest.raises(ServeError, match="configuration expects 0 inputs, model provides 1; missing: x"):
+        complete_definition(read('backend: "onnxruntime"', strict=True), batching, strict=True)
+
+
+def test_strict_needs_outputs(read: Read, batching: Signature) -> None:
+    text = 'backend: "onnxruntime" max_batch_size: 2 input { name: "x" data_type: TYPE_FP32 dims: 4 }'
+    with pytest.raises(ServeError, match="must specify at least one 'output'; the model provides: y, z"):
+        complete_definition(read(text, strict=True), batching, strict=True)
+
+
+def test_strict_accepts_what_is_complete(read: Read, batching: Signature) -> None:
+    text = f'backend: "onnxruntime" max_batch_size: 2 input {{ name: "x" data_type: TYPE_FP32 dims: 4 }} {_OUTPUTS}'
+    assert complete_definition(read(text, strict=True), batching, strict=True).config.max_batch_size == 2
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ("", InstanceGroup("m", InstanceKind.AUTO, 1)),
+        ("instance_group { }", InstanceGroup("m_0", InstanceKind.AUTO, 1)),
+        ("instance_group { kind: KIND_CPU }", InstanceGroup("m_0", InstanceKind.CPU, 2)),
+        ("instance_group { kind: KIND_CPU count: 1 }", InstanceGroup("m_0", InstanceKind.CPU, 1)),
+        (
+            'instance_group { name: "g" kind: KIND_GPU count: 3 gpus: [1, 0] }',
+            InstanceGroup("g", InstanceKind.GPU, 3, (1, 0)),
+        ),
+    ],
+)
+def test_instance_groups(read: Read, groups: str, expected: InstanceGroup) -> None:
+    assert read(f'backend: "onnxruntime" {groups}').config.instance_groups == (expected,)
+
+
+def test_default_kind_of_instances(make_folder: Callable[..., Path], registry: BackendRegistry) -> None:
+    folder = make_folder("m", {"1/model.py": ""})
+    (definition,) = read_model_definitions(folder, registry, default_instance_kind=InstanceKind.CPU)
+    assert definition.config.instance_groups == (InstanceGroup("m", InstanceKind.CPU, 1),)

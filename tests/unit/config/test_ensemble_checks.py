@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rocserve.config.ensemble_checks import check_ensemble, check_no_cycle
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.model_config import EnsembleStep, InputConfig, ModelConfig, OutputConfig
+
+
+def _model(name: str, dims: tuple[int, ...] = (4,), max_batch_size: int = 8) -> ModelConfig:
+    return ModelConfig(
+        name,
+        max_batch_size=max_batch_size,
+        inputs=(InputConfig("x", DataType.FP32, dims),),
+        outputs=(OutputConfig("y", DataType.FP32, dims),),
+    )
+
+
+_ENSEMBLE = ModelConfig(
+    "e",
+    platform="ensemble",
+    backend="ensemble",
+    max_batch_size=8,
+    inputs=(InputConfig("in", DataType.FP32, (4,)),),
+    outputs=(OutputConfig("out", DataType.FP32, (4,)),),
+    ensemble_steps=(
+        EnsembleStep("a", -1, {"x": "in"}, {"y": "mid"}),
+        EnsembleStep("b", -1, {"x": "mid"}, {"y": "out"}),
+    ),
+)
+
+
+def _fault(ensemble: ModelConfig = _ENSEMBLE, **members: ModelConfig | None) -> str:
+    with pytest.raises(ServeError) as raised:
+        check_ensemble(ensemble, {"a": _model("a"), "b": _model("b")} | members)
+    assert raised.value.code is StatusCode.INVALID_ARGUMENT
+    return raised.value.text
+
+
+def test_all_agrees() -> None:
+    check_ensemble(_ENSEMBLE, {"a": _model("a"), "b": _model("b", (-1,), 16)})
+
+
+def test_members_that_are_not_there() -> None:
+    assert _fault(b=None) == "ensemble e contains models that are not available or ambiguous: b"
+    with pytest.raises(ServeError, match=r"not available or ambiguous: a, b$"):
+        check_ensemble(_ENSEMBLE, {})
+
+
+def test_smaller_batch() -> None:
+    assert _fault(b=_model("b", max_batch_size=4)) == (
+        "ensemble e allows maximum batch size 8, but it contains model b which only allows maximum batch size to be 4"
+    )
+
+
+def test_map_to_an_unknown_input() -> None:
+    member = replace(_model("a"), inputs=(InputConfig("z", DataType.FP32, (4,)),))
+    assert _fault(a=member) == "in ensemble e, ensemble tensor in is mapping to non-existing input x in model a"
+
+
+def test_map_from_an_unknown_output() -> None:
+    member = replace(_model("a"), outputs=(OutputConfig("z", DataType.FP32, (4,)),))
+    assert _fault(a=member) == "in ensemble e, ensemble tensor mid is mapped from non-existing output y in model a"
+
+
+def test_input_without_a_map() -> None:
+    extra = InputConfig("w", DataType.FP32, (4,))
+    member = replace(_model("a"), inputs=(*_model("a").inputs, extra))
+    assert _fault(a=member) == "in ensemble e, input w in model a is not mapped to any ensemble tensors"
+    optional = replace(member, inputs=(*_model("a").inputs, replace(extra, optional=True)))
+    check_ensemble(_ENSEMBLE, {"a": optional, "b": _model("b")})
+
+
+def test_datatypes() -> None:
+    member = replace(_model("b"), inputs=(InputConfig("x", DataType.BYTES, (4,)),))
+    assert _fault(b=member) == (
+        "in ensemble e, ensemble tensor mid: inconsistent data type: TYPE_FP32 is inferred from model a while"
+        " TYPE_STRING is inferred from model b"
+    )
+
+
+def test_datatype_of_the_ensembles_own_output() -> None:
+    member = replace(_model("b"), outputs=(OutputConfig("y", DataType.FP16, (4,)),))
+    assert _fault(b=member) == (
+        "in ensemble e, ensemble tensor out: inconsistent data type: TYPE_FP32 is inferred from model e while"
+        " TYPE_FP16 is inferred from model b"
+    )
+
+
+def test_shapes() -> None:
+    assert _fault(b=replace(_model("b"), inputs=(InputConfig("x", DataType.FP32, (5,)),))) == (
+        "in ensemble e, ensemble tensor mid: inconsistent shape: [-1,4] is inferred from model a while [-1,5] is"
+        " inferred from model b"
+    )
+
+
+def test_member_without_batching() -> None:
+    check_ensemble(_ENSEMBLE, {"a": _model("a"), "b": _model("b", (-1, 4), 0)})
+    check_ensemble(_ENSEMBLE, {"a": _model("a"), "b": _model("b", (1, 4), 0)})
+    assert "inconsistent shape" in _fault(b=_model("b", (1, 5), 0))
+
+
+def test_reshape_of_the_ensembles_ends() -> None:
+    ensemble = replace(_ENSEMBLE, inputs=(InputConfig("in", DataType.FP32, (2, 2), reshape=(4,)),))
+    check_ensemble(ensemble, {"a": _model("a"), "b": _model("b")})
+
+
+def _containing(name: str, *members: str) -> ModelConfig:
+    return ModelConfig(name, ensemble_steps=tuple(EnsembleStep(member, -1, {}, {}) for member in members))
+
+
+def test_circle_of_ensembles() -> None:
+    ensembles = {"a": _containing("a", "m", "b"), "b": _containing("b", "c", "c"), "c": _containing("c", "a")}
+    with pytest.raises(ServeError) as raised:
+        check_no_cycle("a", ensembles)
+    assert raised.value.text == "circular dependency between ensembles: a -> b -> c -> a"
+
+
+def test_ensemble_of_itself() -> None:
+    with pytest.raises(ServeError, match="circular dependency between ensembles: a -> a"):
+        check_no_cycle("a", {"a": _containing("a", "a")})
+
+
+def test_shared_members_and_circles_elsewhere_are_no_circle() -> None:
+    ensembles = {
+        "a": _containing("a", "b", "c"),
+        "b": _containing("b", "d"),
+        "c": _containing("c", "d", "x"),
+        "d": _containing("d", "m"),
+        "x": _containing("x", "y"),
+        "y": _containing("y", "x"),
+    }
+    check_no_cycle("a", ensembles)

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rocserve.backends.base import BackendSpec
+from rocserve.backends.registry import BackendRegistry
+from rocserve.config.definition import ModelDefinition
+from rocserve.config.pbtxt import parse_model_config
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import invalid_argument
+from rocserve.core.requests import Signature, TensorSpec
+from rocserve.tools.config import run
+
+_REGISTRY = BackendRegistry(
+    [
+        BackendSpec(
+            name="onnx",
+            platforms=("onnx_onnxv1", "onnxruntime"),
+            engine="none",
+            model_filenames=("model.onnx",),
+            thread_safe=True,
+            forks_from_zygote=True,
+        )
+    ]
+)
+_SIGNATURE = Signature(
+    (TensorSpec("x", DataType.FP32, (-1, 4)),), (TensorSpec("y", DataType.FP32, (-1, 2)),), supports_batching=True
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "m"
+    for version in ("1", "3"):
+        (folder / version).mkdir(parents=True)
+        (folder / version / "model.onnx").touch()
+    return folder
+
+
+def _run(
+    folder: Path, describe: Callable[[ModelDefinition, int], Signature] = lambda *_: _SIGNATURE, strict: bool = False
+) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    status = run(folder, registry=_REGISTRY, describe=describe, strict=strict, out=out, err=err)
+    return status, out.getvalue(), err.getvalue()
+
+
+def test_prints_what_can_be_read_back(folder: Path) -> None:
+    (folder / "config.pbtxt").write_text('backend: "onnxruntime" max_batch_size: 2')
+    status, text, err = _run(folder)
+    assert (status, err) == (0, "")
+    assert text.startswith(
+        "# The effective configuration of model 'm', from config.pbtxt.\n"
+        "# Completed: name, platform, version_policy, input, output, instance_group, default_model_filename,"
+        " dynamic_batching.\n"
+    )
+    message = parse_model_config(text, "printed")
+    assert (message.backend, message.max_batch_size, list(message.input[0].dims)) == ("onnxruntime", 2, [4])
+    (folder / "config.pbtxt").write_text(text)
+    assert _run(folder) == (0, text.replace(text.splitlines()[1] + "\n", ""), "")
+
+
+def test_warnings_are_comments(folder: Path) -> None:
+    (folder / "config.pbtxt").write_text('backend: "onnxruntime" response_cache { enable: true }')
+    _, text, _ = _run(folder)
+    assert "# Warning: model 'm': settings without effect in this version of rocserve: response_cache\n" in text
+    assert "# Warning: autofilled max_batch_size to 4 for model 'm'" in text
+
+
+def test_highest_served_version_is_described(folder: Path) -> None:
+    described: list[int] = []
+
+    def describe(definition: ModelDefinition, version: int) -> Signature:
+        described.append(version)
+        return _SIGNATURE
+
+    _run(folder, describe)
+    (folder / "config.pbtxt").write_text('backend: "onnxruntime" version_policy { specific { versions: 1 } }')
+    _run(folder, describe)
+    assert described == [3, 1]
+
+
+def test_bad_configuration(folder: Path) -> None:
+    (folder / "config.pbtxt").write_text("\nmax_batch_sise: 2")
+    status, text, err = _run(folder)
+    assert (status, text) == (1, "")
+    assert err == (
+        f"{folder}: config.pbtxt:2:1: unknown field 'max_batch_sise' of ModelConfig; did you mean 'max_batch_size'?\n"
+    )
+
+
+def test_model_that_does_not_load(folder: Path) -> None:
+    def describe(definition: ModelDefinition, version: int) -> Signature:
+        raise invalid_argument("broken graph")
+
+    assert _run(folder, describe) == (1, "", f"{folder}: broken graph\n")
+
+
+def test_strict(folder: Path) -> None:
+    status, _, err = _run(folder, strict=True)
+    assert status == 1
+    assert "without auto-complete every model needs it" in err
+
+
+def test_no_folder_and_no_version(tmp_path: Path) -> None:
+    assert _run(tmp_path / "absent")[0] == 1
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.pbtxt").write_text('backend: "onnxruntime"')
+    status, _, err = _run(tmp_path / "m")
+    assert status == 1
+    assert "at least one version must be available under the version policy of model 'm'" in err
+
+
+def test_ensemble_needs_no_engine(tmp_path: Path) -> None:
+    text = """
+    platform: "ensemble"
+    input { name: "in" data_type: TYPE_FP32 dims: 2 }
+    output { name: "out" data_type: TYPE_FP32 dims: 2 }
+    ensemble_scheduling { step { model_name: "a" model_version: -1
+      input_map { key: "x" value: "in" } output_map { key: "y" value: "out" } } }
+    """
+    (tmp_path / "e").mkdir()
+    (tmp_path / "e" / "config.pbtxt").write_text(text)
+    status, printed, _ = _run(tmp_path / "e")
+    assert status == 0
+    assert parse_model_config(printed, "printed").ensemble_scheduling.step[0].model_name == "a"
