@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
-from rocserve_client import Client, RocserveError
 
 from rocserve.tools.status_rows import StatusRow, StatusRows
+from rocserve_client import Client, RocserveError
 
 _CALL_TIMEOUT_S = 5.0
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve_client import AsyncClient, Client
 

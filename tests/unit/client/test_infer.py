@@ -5,6 +5,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve_client import Classification, Input, InvalidArgument, Output
 from rocserve_client.messages import decode_infer_response, encode_infer_request

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from rocserve_client import AsyncClient, Cancelled, Client, DeadlineExceeded, RocserveError, StatusCode, Unavailable
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+
 from rocserve_client import Tls, Unavailable
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve_client import Internal
 from rocserve_client.messages import decode_infer_response

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from rich.console import Console
+
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.tools import status
 from rocserve.tools.status_rows import StatusRows
