@@ -24,6 +24,8 @@ class Quantity(enum.Enum):
     """rocserve's rate over the peer's."""
     P50 = "p50"
     """The peer's median latency over rocserve's."""
+    CPU = "cpu"
+    """The peer's CPU time a request over rocserve's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.cases import Case
 from benchmarks.contenders import Contender
@@ -34,6 +34,7 @@ def compare(
     idle_share = dict.fromkeys(measurements, 0.0)
     for index in range(rounds):
         for contender in turn(contenders, index):
+            own_before = contender.cpu_seconds()
             idle = [other for other in contenders if other is not contender]
             cpu_before = [other.cpu_seconds() for other in idle]
             begin = time.monotonic()
@@ -42,7 +43,9 @@ def compare(
             for other, before in zip(idle, cpu_before, strict=True):
                 share = (other.cpu_seconds() - before) / elapsed
                 idle_share[other.name] = max(idle_share[other.name], share)
-            measurements[contender.name].append(measurement)
+            requests = measurement.rate / case.units_per_request * seconds
+            own = (contender.cpu_seconds() - own_before) / requests
+            measurements[contender.name].append(replace(measurement, cpu=own))
             report(f"{case.title}, round {index + 1}: {contender.name} {measurement.rate:,.1f} {case.unit}")
     return Comparison(case, measurements, idle_share)
 

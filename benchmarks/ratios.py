@@ -17,6 +17,8 @@ class Measurement:
     """In the case's unit."""
     p50: float | None = None
     p99: float | None = None
+    cpu: float | None = None
+    """CPU seconds of the contender a request, user and system: what is left of it when others disturb the clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,13 @@ def ratio(quantity: Quantity, ours: Sequence[Measurement], peer: Sequence[Measur
     pairs = list(zip(ours, peer, strict=True))
     if quantity is Quantity.RATE:
         return Spread.of([mine.rate / theirs.rate for mine, theirs in pairs])
-    latencies = [(mine.p50, theirs.p50) for mine, theirs in pairs]
-    known = [(mine, theirs) for mine, theirs in latencies if mine is not None and theirs is not None]
+    costs = [(cost(quantity, mine), cost(quantity, theirs)) for mine, theirs in pairs]
+    known = [(mine, theirs) for mine, theirs in costs if mine and theirs]
     if len(known) < len(pairs):
         return None
     return Spread.of([theirs / mine for mine, theirs in known])
+
+
+def cost(quantity: Quantity, measurement: Measurement) -> float | None:
+    """The quantity of which less is better."""
+    return measurement.p50 if quantity is Quantity.P50 else measurement.cpu

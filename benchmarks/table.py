@@ -18,6 +18,7 @@ def render(comparisons: Sequence[Comparison], subject: str, title: str, facts: S
     sections = [f"# {title}", "\n".join(f"- {fact}" for fact in facts)]
     sections += ["## Rates", rate_table(comparisons, subject)]
     sections += ["## Latencies, milliseconds", latency_table(comparisons, subject)]
+    sections += ["## CPU time of the server, microseconds a request", cpu_table(comparisons, subject)]
     sections.append(idle_note(comparisons))
     return "\n\n".join(sections) + "\n"
 
@@ -43,13 +44,13 @@ def latency_table(comparisons: Sequence[Comparison], subject: str) -> str:
     for comparison in comparisons:
         case = comparison.case
         ours = comparison.measurements[subject]
-        mine = [milliseconds([m.p50 for m in ours]), milliseconds([m.p99 for m in ours])]
+        mine = [scaled([m.p50 for m in ours], 1e3, 3), scaled([m.p99 for m in ours], 1e3, 3)]
         for peer in peers(comparison, subject):
             theirs = comparison.measurements[peer]
             spread = ratio(Quantity.P50, ours, theirs)
             if spread is None:
                 continue
-            cells = [milliseconds([m.p50 for m in theirs]), milliseconds([m.p99 for m in theirs])]
+            cells = [scaled([m.p50 for m in theirs], 1e3, 3), scaled([m.p99 for m in theirs], 1e3, 3)]
             rows.append([case.title, *mine, peer, *cells, *ratio_cells(case, Quantity.P50, peer, spread)])
         if len(comparison.measurements) == 1:
             rows.append([case.title, *mine, "-", "-", "-", "-", "-", "-"])
@@ -65,6 +66,20 @@ def latency_table(comparisons: Sequence[Comparison], subject: str) -> str:
         "target",
     ]
     return markdown_table(header, rows)
+
+
+def cpu_table(comparisons: Sequence[Comparison], subject: str) -> str:
+    rows = []
+    for comparison in comparisons:
+        ours = comparison.measurements[subject]
+        mine = scaled([m.cpu for m in ours], 1e6, 0)
+        for peer in peers(comparison, subject):
+            theirs = comparison.measurements[peer]
+            cells = ratio_cells(comparison.case, Quantity.CPU, peer, ratio(Quantity.CPU, ours, theirs))
+            rows.append([comparison.case.title, mine, peer, scaled([m.cpu for m in theirs], 1e6, 0), *cells[:2]])
+        if len(comparison.measurements) == 1:
+            rows.append([comparison.case.title, mine, "-", "-", "-", "-"])
+    return markdown_table(["what", subject, "peer", "peer's", "ratio (peer / ours)", "least to most"], rows)
 
 
 def peers(comparison: Comparison, subject: str) -> list[str]:
@@ -83,10 +98,10 @@ def ratio_cells(case: Case, quantity: Quantity, peer: str, spread: Spread | None
     return [*cells, "-"]
 
 
-def milliseconds(values: Sequence[float | None]) -> str:
-    """The median of seconds as milliseconds; "-" where nothing was timed."""
+def scaled(values: Sequence[float | None], factor: float, digits: int) -> str:
+    """The median times `factor`; "-" where nothing was measured."""
     known = [value for value in values if value is not None]
-    return f"{median(known) * 1e3:.3f}" if known else "-"
+    return f"{median(known) * factor:,.{digits}f}" if known else "-"
 
 
 def idle_note(comparisons: Sequence[Comparison]) -> str:

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.cases import Quantity, Target, add_sub_cases
-from benchmarks.comparison import Comparison, turn
+from benchmarks.cases import Case, Quantity, Target, add_sub_cases, identity_cases
+from benchmarks.comparison import Comparison, compare, turn
 from benchmarks.ratios import Measurement, Spread, ratio
-from benchmarks.table import IDLE_SHARE_LIMIT, idle_note, markdown_table, rate_table, ratio_cells
+from benchmarks.table import IDLE_SHARE_LIMIT, cpu_table, idle_note, markdown_table, rate_table, ratio_cells
 
 
 def rounds(*rates: float, p50: float | None = 0.001) -> list[Measurement]:
@@ -25,6 +25,47 @@ def test_a_shorter_latency_is_a_ratio_above_one() -> None:
 
 def test_no_latency_ratio_where_one_side_times_no_requests() -> None:
     assert ratio(Quantity.P50, rounds(1, 2), rounds(1, 2, p50=None)) is None
+
+
+def test_less_cpu_time_is_a_ratio_above_one() -> None:
+    ours, peer = [Measurement(1, cpu=100e-6)], [Measurement(1, cpu=150e-6)]
+    assert ratio(Quantity.CPU, ours, peer) == Spread(pytest.approx(1.5), pytest.approx(1.5), pytest.approx(1.5))
+    # Shorter than the clock's tick: no ratio, and no division by zero.
+    assert ratio(Quantity.CPU, [Measurement(1, cpu=0.0)], peer) is None
+
+
+def test_cpu_times_are_shown_in_microseconds() -> None:
+    measurements = {"rocserve": [Measurement(1, cpu=100e-6)], "triton": [Measurement(1, cpu=150e-6)]}
+    row = cpu_table([Comparison(add_sub_cases()[0], measurements, {})], "rocserve").splitlines()[2]
+    assert [cell.strip() for cell in row.strip("|").split("|")][1:] == ["100", "triton", "150", "1.50", "1.50 to 1.50"]
+
+
+def test_cpu_time_is_taken_from_the_contender_that_is_measured() -> None:
+    class Worker:
+        """Uses 2 ms of CPU time a request when it is measured, and 0.5 s while others are."""
+
+        def __init__(self, name: str, idle: float) -> None:
+            self.name = name
+            self._cpu = 0.0
+            self._idle = idle
+
+        def prepare(self, case: Case) -> None: ...
+
+        def measure(self, case: Case, seconds: float) -> Measurement:
+            self._cpu += 2e-3 * 100 * seconds
+            return Measurement(rate=100 * case.units_per_request)
+
+        def cpu_seconds(self) -> float:
+            self._cpu += self._idle
+            return self._cpu
+
+    lines: list[str] = []
+    contenders = [Worker("calm", 0.0), Worker("restless", 0.5)]
+    comparison = compare(identity_cases()[0], contenders, rounds=2, seconds=3.0, report=lines.append)
+    assert [one.cpu for one in comparison.measurements["calm"]] == pytest.approx([2e-3, 2e-3])
+    assert comparison.idle_share["calm"] == 0.0
+    assert comparison.idle_share["restless"] > IDLE_SHARE_LIMIT
+    assert len(lines) == 4
 
 
 def test_unequal_rounds_are_an_error() -> None:
