@@ -92,7 +92,7 @@ class Resize(_Resizing):
 
 @dataclass(frozen=True)
 class ResizeMirrorNormalize(_Resizing):
-    """Stretch, mirror left to right, then (level - mean) / std_dev for each channel."""
+    """Stretch, mirror left to right, then (level - mean) / std_dev, of which there is one for each channel."""
 
     dest_width: int
     dest_height: int

@@ -1,0 +1,64 @@
+"""Models and images as a worker would be given them."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rocserve.backends.base import ModelSource
+from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig, OutputConfig
+
+JpegMaker = Callable[..., bytes]
+SourceMaker = Callable[..., ModelSource]
+
+
+@pytest.fixture
+def jpeg() -> JpegMaker:
+    """Makes a smooth, colourful JPEG of a given width and height."""
+
+    def make(width: int = 60, height: int = 40, mode: str = "RGB", **options: Any) -> bytes:
+        rows, columns = np.mgrid[0:height, 0:width]
+        pixels = np.stack([columns * 255 / width, rows * 255 / height, (columns + rows) * 255 / (width + height)], -1)
+        encoded = io.BytesIO()
+        Image.fromarray(pixels.astype(np.uint8)).convert(mode).save(encoded, "JPEG", quality=95, **options)
+        return encoded.getvalue()
+
+    return make
+
+
+@pytest.fixture
+def model_source(tmp_path: Path) -> SourceMaker:
+    """Writes a version folder with one file and describes it."""
+
+    def make(
+        filename: str,
+        content: bytes | Mapping[str, Any],
+        *,
+        inputs: Sequence[InputConfig] = (),
+        outputs: Sequence[OutputConfig] = (),
+        max_batch_size: int = 0,
+        parameters: Mapping[str, str] | None = None,
+        kind: InstanceKind = InstanceKind.AUTO,
+        instance_count: int = 1,
+    ) -> ModelSource:
+        folder = tmp_path / "model" / "1"
+        folder.mkdir(parents=True, exist_ok=True)
+        model_file = folder / filename
+        model_file.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+        config = ModelConfig(
+            name="model",
+            max_batch_size=max_batch_size,
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            parameters=dict(parameters or {}),
+        )
+        return ModelSource("model", 1, folder.parent, folder, model_file, config, kind, None, instance_count)
+
+    return make

@@ -1,0 +1,318 @@
+"""The onnx backend on real ONNX Runtime sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from support.models import add_sub, graph, identity
+
+from rocserve.backends.base import Batch, LoadedModel, ModelSource
+from rocserve.backends.onnx.backend import load
+from rocserve.backends.onnx.session import session_options
+from rocserve.backends.parameters import usable_cpus
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig, OutputConfig
+from rocserve.core.requests import TensorSpec
+from rocserve.core.tensors import Tensor, tensor_from_numpy
+
+SourceMaker = Callable[..., ModelSource]
+
+FLOAT = TensorProto.FLOAT
+
+
+def batch_of(*wanted: str, **inputs: np.ndarray[Any, Any]) -> Batch:
+    tensors = {name: tensor_from_numpy(name, array) for name, array in inputs.items()}
+    return Batch(tensors, wanted, (next(iter(inputs.values())).shape[0],))
+
+
+def run_one(model: LoadedModel, name: str, array: np.ndarray[Any, Any]) -> Any:
+    return model.execute(batch_of("OUTPUT0", **{name: array})).outputs["OUTPUT0"]
+
+
+def test_add_sub(model_source: SourceMaker) -> None:
+    model = load(model_source("model.onnx", add_sub()))
+    spec = (DataType.INT32, (-1, 16))
+    assert model.signature.inputs == (TensorSpec("INPUT0", *spec), TensorSpec("INPUT1", *spec))
+    assert model.signature.outputs == (TensorSpec("OUTPUT0", *spec), TensorSpec("OUTPUT1", *spec))
+    assert model.signature.supports_batching
+    left = np.arange(48, dtype=np.int32).reshape(3, 16)
+    right = left[::-1].copy()
+    outputs = model.execute(batch_of("OUTPUT1", "OUTPUT0", INPUT0=left, INPUT1=right)).outputs
+    np.testing.assert_array_equal(outputs["OUTPUT0"], left + right)
+    np.testing.assert_array_equal(outputs["OUTPUT1"], left - right)
+    assert set(model.execute(batch_of("OUTPUT1", INPUT0=left, INPUT1=right)).outputs) == {"OUTPUT1"}
+
+
+@pytest.mark.parametrize(
+    ("element_type", "datatype"),
+    [
+        (TensorProto.BOOL, DataType.BOOL),
+        (TensorProto.UINT8, DataType.UINT8),
+        (TensorProto.UINT16, DataType.UINT16),
+        (TensorProto.UINT32, DataType.UINT32),
+        (TensorProto.UINT64, DataType.UINT64),
+        (TensorProto.INT8, DataType.INT8),
+        (TensorProto.INT16, DataType.INT16),
+        (TensorProto.INT32, DataType.INT32),
+        (TensorProto.INT64, DataType.INT64),
+        (TensorProto.FLOAT16, DataType.FP16),
+        (TensorProto.BFLOAT16, DataType.BF16),
+        (TensorProto.FLOAT, DataType.FP32),
+        (TensorProto.DOUBLE, DataType.FP64),
+    ],
+)
+def test_every_datatype_goes_through(model_source: SourceMaker, element_type: int, datatype: DataType) -> None:
+    model = load(model_source("model.onnx", identity(element_type, ["batch", 3])))
+    assert model.signature.outputs == (TensorSpec("OUTPUT0", datatype, (-1, 3)),)
+    array = np.array([[0, 1, 1], [1, 0, 1]]).astype(datatype.numpy_dtype)
+    for rows in (array, array[:0]):
+        given = Tensor("INPUT0", datatype, rows.shape, rows.tobytes())
+        result = model.execute(Batch({"INPUT0": given}, ("OUTPUT0",), (len(rows),))).outputs["OUTPUT0"]
+        tensor = result if isinstance(result, Tensor) else tensor_from_numpy("OUTPUT0", result)
+        assert (tensor.datatype, tensor.shape) == (datatype, rows.shape)
+        np.testing.assert_array_equal(tensor.numpy(), rows)
+
+
+def test_memory_that_is_read_only_and_not_aligned(model_source: SourceMaker) -> None:
+    model = load(model_source("model.onnx", identity(FLOAT, ["batch", 2])))
+    array = np.array([[1.5, -2.5]], np.float32)
+    data = memoryview(b"x" + array.tobytes())[1:]
+    result = model.execute(Batch({"INPUT0": Tensor("INPUT0", DataType.FP32, (1, 2), data)}, ("OUTPUT0",), (1,)))
+    np.testing.assert_array_equal(result.outputs["OUTPUT0"], array)
+
+
+def test_strings(model_source: SourceMaker) -> None:
+    model = load(model_source("model.onnx", identity(TensorProto.STRING, ["batch", 2])))
+    result = run_one(model, "INPUT0", np.array([["grün".encode(), b""]], dtype=object))
+    assert tensor_from_numpy("OUTPUT0", result).numpy().tolist() == [["grün".encode(), b""]]
+    with pytest.raises(ServeError, match="element 1 of input 'INPUT0' is not valid UTF-8") as caught:
+        run_one(model, "INPUT0", np.array([[b"good", b"\xff\xfe"]], dtype=object))
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("shape", "declared", "expected", "batching"),
+    [
+        (["batch", 4], (4,), (-1, 4), True),
+        ([None, "length"], (4,), (-1, -1), True),
+        ([4, "length"], (4,), (4, -1), False),
+        ([], (), (), False),
+    ],
+)
+def test_dimensions(
+    model_source: SourceMaker, shape: list[Any], declared: tuple[int, ...], expected: tuple[int, ...], batching: bool
+) -> None:
+    signature = load(model_source("model.onnx", identity(FLOAT, shape))).signature
+    assert signature.inputs[0].shape == expected
+    assert signature.supports_batching is batching
+
+
+def test_an_output_without_a_shape_takes_the_declared_one(model_source: SourceMaker) -> None:
+    model = helper.make_model(
+        helper.make_graph(
+            [helper.make_node("Identity", ["X"], ["Y"])],
+            "graph",
+            [helper.make_tensor_value_info("X", FLOAT, None)],
+            [helper.make_tensor_value_info("Y", FLOAT, None)],
+        ),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    ).SerializeToString()
+    signature = load(
+        model_source(
+            "model.onnx",
+            model,
+            inputs=[InputConfig("X", DataType.FP32, (-1, 2))],
+            outputs=[OutputConfig("Y", DataType.FP32, (-1, 2))],
+        )
+    ).signature
+    assert (signature.inputs[0].shape, signature.outputs[0].shape) == ((-1, 2), (-1, 2))
+
+
+def test_sequences_are_refused(model_source: SourceMaker) -> None:
+    value = helper.make_tensor_value_info("X", FLOAT, ["batch"])
+    sequence = helper.make_tensor_sequence_value_info("Y", FLOAT, None)
+    model = helper.make_model(
+        helper.make_graph([helper.make_node("SequenceConstruct", ["X"], ["Y"])], "graph", [value], [sequence]),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    with pytest.raises(ServeError, match=r"output 'Y' has ONNX type seq\(tensor\(float\)\), but only dense tensors"):
+        load(model_source("model.onnx", model.SerializeToString()))
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"", "model.onnx is empty; expected an ONNX model"),
+        (b"not a model at all", "ONNX Runtime cannot load model.onnx: .*Protobuf parsing failed"),
+        (add_sub()[:-40], "ONNX Runtime cannot load model.onnx: "),
+    ],
+)
+def test_a_broken_file_is_told_in_the_engines_words(model_source: SourceMaker, content: bytes, text: str) -> None:
+    with pytest.raises(ServeError, match=text):
+        load(model_source("model.onnx", content))
+
+
+def test_an_operator_that_the_engine_lacks(model_source: SourceMaker) -> None:
+    model = helper.make_model(
+        helper.make_graph(
+            [helper.make_node("MyFancyOp", ["X"], ["Y"])],
+            "graph",
+            [helper.make_tensor_value_info("X", FLOAT, [1])],
+            [helper.make_tensor_value_info("Y", FLOAT, [1])],
+        ),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    with pytest.raises(ServeError, match=r"cannot load model.onnx: .*MyFancyOp"):
+        load(model_source("model.onnx", model.SerializeToString()))
+
+
+def test_a_missing_file(model_source: SourceMaker) -> None:
+    source = model_source("model.onnx", add_sub())
+    with pytest.raises(ServeError, match=r"other.onnx does not exist or is no file"):
+        load(replace(source, model_file=source.version_folder / "other.onnx"))
+
+
+def test_inputs_that_the_model_refuses(model_source: SourceMaker) -> None:
+    model = load(model_source("model.onnx", add_sub()))
+    good = np.zeros((1, 16), np.int32)
+    for bad in (np.zeros((1, 15), np.int32), np.zeros((1, 16), np.int64)):
+        with pytest.raises(ServeError, match="onnx runtime error: ") as caught:
+            model.execute(batch_of("OUTPUT0", INPUT0=good, INPUT1=bad))
+        assert caught.value.code is StatusCode.INVALID_ARGUMENT
+    with pytest.raises(ServeError, match=r"onnx runtime error: .*2 by 3") as caught:
+        model.execute(batch_of("OUTPUT0", INPUT0=np.zeros((2, 16), np.int32), INPUT1=np.zeros((3, 16), np.int32)))
+    assert caught.value.code is StatusCode.INTERNAL
+    np.testing.assert_array_equal(model.execute(batch_of("OUTPUT0", INPUT0=good, INPUT1=good)).outputs["OUTPUT0"], good)
+
+
+def test_threads_share_one_session(model_source: SourceMaker) -> None:
+    model = load(model_source("model.onnx", add_sub(), instance_count=4))
+
+    def ask(number: int) -> bool:
+        left = np.full((1 + number % 3, 16), number, np.int32)
+        outputs = model.execute(batch_of("OUTPUT0", "OUTPUT1", INPUT0=left, INPUT1=left)).outputs
+        return bool(np.all(outputs["OUTPUT0"] == 2 * number) and not np.any(outputs["OUTPUT1"]))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(ask, range(400)))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"parameters": {"engine": "migraphx"}}, '"migraphx", which is not available in this version'),
+        ({"parameters": {"engine": "tensorrt"}}, "'engine' .* must be one of .*onnxruntime"),
+        ({"kind": InstanceKind.GPU}, "asks for KIND_GPU, but this version runs it on the CPU only"),
+        ({"kind": InstanceKind.GPU, "parameters": {"engine": "cpu"}}, "asks for KIND_GPU"),
+        ({"parameters": {"intra_op_thread_count": "many"}}, "'intra_op_thread_count' .* whole number of 1 or more"),
+        ({"parameters": {"inter_op_thread_count": "0"}}, "'inter_op_thread_count' .* whole number of 1 or more"),
+        ({"parameters": {"graph_optimization_level": "99"}}, "'graph_optimization_level' .* must be one of disable"),
+    ],
+)
+def test_parameters_that_cannot_be_followed(model_source: SourceMaker, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ServeError, match=text) as caught:
+        load(model_source("model.onnx", add_sub(), **options))
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("engine", ["auto", "cpu", "onnxruntime"])
+def test_engines_of_this_version(model_source: SourceMaker, engine: str) -> None:
+    load(model_source("model.onnx", add_sub(), kind=InstanceKind.CPU, parameters={"engine": engine}))
+
+
+def test_session_options_follow_the_parameters() -> None:
+    defaults = session_options(ModelConfig("m"), instance_count=1)
+    assert defaults.intra_op_num_threads == usable_cpus()
+    assert defaults.get_session_config_entry("session.force_spinning_stop") == "1"
+    assert session_options(ModelConfig("m"), instance_count=2).intra_op_num_threads == 1
+    chosen = session_options(
+        ModelConfig(
+            "m",
+            parameters={
+                "intra_op_thread_count": "3",
+                "inter_op_thread_count": "2",
+                "graph_optimization_level": "basic",
+                "enable_mem_arena": "0",
+                "enable_mem_pattern": "0",
+                "session.force_spinning_stop": "0",
+                "session.intra_op.allow_spinning": "0",
+                "something_of_the_users_own": "ignored",
+            },
+        ),
+        instance_count=1,
+    )
+    assert (chosen.intra_op_num_threads, chosen.inter_op_num_threads) == (3, 2)
+    assert chosen.execution_mode.name == "ORT_PARALLEL"
+    assert chosen.graph_optimization_level.name == "ORT_ENABLE_BASIC"
+    assert not chosen.enable_cpu_mem_arena
+    assert not chosen.enable_mem_pattern
+    assert chosen.get_session_config_entry("session.force_spinning_stop") == "0"
+    assert chosen.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+
+
+def square_of_four() -> bytes:
+    """Y = matmul(X, constant 4 x 4), X FP32 [batch, length]: only a length of 4 suits it."""
+    weights = helper.make_tensor("weights", FLOAT, [4, 4], np.eye(4, dtype=np.float32).tobytes(), raw=True)
+    constant = helper.make_node("Constant", [], ["W"], value=weights)
+    return graph(
+        [constant, helper.make_node("MatMul", ["X", "W"], ["Y"])],
+        {"X": (FLOAT, ["batch", "length"])},
+        {"Y": (FLOAT, ["batch", 4])},
+    )
+
+
+def test_an_automatic_warm_up_that_does_not_suit_the_model_is_no_fault(model_source: SourceMaker) -> None:
+    model = load(model_source("model.onnx", square_of_four()))
+    model.warm_up([])
+    bad = batch_of("Y", X=np.zeros((1, 3), np.float32))
+    with pytest.raises(ServeError):
+        model.warm_up([bad])
+    model.warm_up([batch_of("Y", X=np.zeros((1, 4), np.float32))])
+
+
+def test_an_automatic_warm_up_takes_declared_dims(model_source: SourceMaker, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    inputs = [InputConfig("X", DataType.FP32, (4,))]
+    outputs = [OutputConfig("Y", DataType.FP32, (4,))]
+    load(model_source("model.onnx", square_of_four())).warm_up([])
+    assert "could not be warmed up" in caplog.text
+    caplog.clear()
+    load(model_source("model.onnx", square_of_four(), inputs=inputs, outputs=outputs, max_batch_size=2)).warm_up([])
+    assert not caplog.text
+
+
+def test_strings_are_warmed_up(model_source: SourceMaker, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    load(model_source("model.onnx", identity(TensorProto.STRING, ["batch", 2]))).warm_up([])
+    assert not caplog.text
+
+
+def test_weights_beside_the_model(model_source: SourceMaker) -> None:
+    weights = helper.make_tensor("weights", FLOAT, [1000], np.arange(1000, dtype=np.float32).tobytes(), raw=True)
+    model = helper.make_model(
+        helper.make_graph(
+            [helper.make_node("Add", ["X", "weights"], ["OUTPUT0"])],
+            "graph",
+            [helper.make_tensor_value_info("X", FLOAT, ["batch", 1000])],
+            [helper.make_tensor_value_info("OUTPUT0", FLOAT, ["batch", 1000])],
+            [weights],
+        ),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    source = model_source("model.onnx", b"placeholder")
+    onnx.save_model(model, source.model_file, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    assert (source.version_folder / "weights.bin").is_file()
+    result = run_one(load(source), "X", np.ones((1, 1000), np.float32))
+    np.testing.assert_array_equal(result[0], np.arange(1000) + 1)

@@ -1,0 +1,290 @@
+"""The rocal backend as a worker drives it: forms of the input, batches with bad images, declared outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rocserve.backends.base import Batch, LoadedModel, ModelSource
+from rocserve.backends.rocal.backend import load
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.model_config import InputConfig, InstanceKind, OutputConfig
+from rocserve.core.requests import TensorSpec
+from rocserve.core.tensors import Tensor, encode_bytes_elements
+
+JpegMaker = Callable[..., bytes]
+SourceMaker = Callable[..., ModelSource]
+
+RESIZE = {"pipeline": [{"operation": "Resize", "dest_width": 16, "dest_height": 8, "is_output": True}]}
+CROP = {
+    "decoder": {"max_width": 0, "max_height": 0},
+    "pipeline": [
+        {
+            "operation": "CropFixed",
+            "crop_width": 30,
+            "crop_height": 30,
+            "crop_pos_x": 0,
+            "crop_pos_y": 0,
+            "is_output": True,
+        }
+    ],
+}
+ENCODED = InputConfig("ENCODED", DataType.BYTES, (1,))
+IMAGE = OutputConfig("IMAGE", DataType.UINT8, (8, 16, 3))
+
+
+def bytes_batch(images: Sequence[bytes], sizes: Sequence[int], shape: tuple[int, ...] | None = None) -> Batch:
+    shape = shape or (len(images), 1)
+    return Batch(
+        {"ENCODED": Tensor("ENCODED", DataType.BYTES, shape, encode_bytes_elements(images))}, ("IMAGE",), tuple(sizes)
+    )
+
+
+def batching_model(model_source: SourceMaker, **options: Any) -> LoadedModel:
+    return load(model_source("pipeline.json", RESIZE, inputs=[ENCODED], outputs=[IMAGE], max_batch_size=8, **options))
+
+
+def output(model: LoadedModel, batch: Batch, name: str = "IMAGE") -> np.ndarray[Any, Any]:
+    result = model.execute(batch)
+    assert not result.failures
+    array = result.outputs[name]
+    assert isinstance(array, np.ndarray)
+    return array
+
+
+def test_signature_without_a_configuration(model_source: SourceMaker) -> None:
+    two_outputs = {"pipeline": [RESIZE["pipeline"][0], {**RESIZE["pipeline"][0], "dest_width": 4, "layout": "NCHW"}]}
+    signature = load(model_source("pipeline.json", two_outputs)).signature
+    assert signature.inputs == (TensorSpec("encoded", DataType.BYTES, (-1, 1)),)
+    assert signature.outputs == (
+        TensorSpec("image", DataType.UINT8, (-1, 8, 16, 3)),
+        TensorSpec("image_1", DataType.UINT8, (-1, 3, 8, 4)),
+    )
+    assert signature.supports_batching
+
+
+def test_images_of_their_own_size_are_not_batched(model_source: SourceMaker, jpeg: JpegMaker) -> None:
+    model = load(model_source("pipeline.json", CROP))
+    assert model.signature.inputs == (TensorSpec("encoded", DataType.BYTES, (1,)),)
+    assert model.signature.outputs == (TensorSpec("image", DataType.UINT8, (-1, -1, 3)),)
+    assert not model.signature.supports_batching
+    for width, expected in ((20, (30, 20, 3)), (50, (30, 30, 3))):
+        tensor = Tensor("encoded", DataType.BYTES, (1,), encode_bytes_elements([jpeg(width, 40)]))
+        assert output(model, Batch({"encoded": tensor}, ("image",), (1,)), "image").shape == expected
+
+
+def test_mean_and_deviation_for_unit_range_give_floats_by_default(model_source: SourceMaker) -> None:
+    pipeline = {
+        "pipeline": [
+            RESIZE["pipeline"][0] | {"is_output": False},
+            {
+                "operation": "CropMirrorNormalize",
+                "crop_width": 8,
+                "crop_height": 8,
+                "mean": [0.485, 0.456, 0.406],
+                "std_dev": [0.229, 0.224, 0.225],
+                "is_output": True,
+            },
+        ]
+    }
+    (spec,) = load(model_source("pipeline.json", pipeline)).signature.outputs
+    assert (spec.datatype, spec.shape) == (DataType.FP32, (-1, 8, 8, 3))
+
+
+@pytest.mark.parametrize("threads", ["1", "3"])
+def test_every_form_of_input_gives_the_same_image(model_source: SourceMaker, jpeg: JpegMaker, threads: str) -> None:
+    images = [jpeg(40 + index, 30) for index in range(5)]
+    parameters = {"threads": threads}
+    batched = batching_model(model_source, parameters=parameters)
+    rows = output(batched, bytes_batch(images, [5]))
+    assert rows.shape == (5, 8, 16, 3)
+    np.testing.assert_array_equal(output(batched, bytes_batch(images, [2, 3])), rows)
+
+    longest = max(map(len, images))
+    padded = np.stack([np.frombuffer(image.ljust(longest, b"\0"), np.uint8) for image in images])
+    tensor = Tensor("ENCODED", DataType.UINT8, padded.shape, padded.tobytes())
+    inputs = [InputConfig("ENCODED", DataType.UINT8, (-1,))]
+    model = load(
+        model_source("pipeline.json", RESIZE, inputs=inputs, outputs=[IMAGE], max_batch_size=8, parameters=parameters)
+    )
+    np.testing.assert_array_equal(output(model, Batch({"ENCODED": tensor}, ("IMAGE",), (5,))), rows)
+
+    single = load(model_source("pipeline.json", RESIZE, inputs=inputs, outputs=[IMAGE], parameters=parameters))
+    assert single.signature.outputs == (TensorSpec("IMAGE", DataType.UINT8, (8, 16, 3)),)
+    assert not single.signature.supports_batching
+    for image, expected in zip(images, rows, strict=True):
+        tensor = Tensor("ENCODED", DataType.UINT8, (len(image),), image)
+        np.testing.assert_array_equal(output(single, Batch({"ENCODED": tensor}, ("IMAGE",), (1,))), expected)
+
+    several = load(
+        model_source(
+            "pipeline.json", RESIZE, inputs=[InputConfig("ENCODED", DataType.BYTES, (-1,))], parameters=parameters
+        )
+    )
+    (name,) = (spec.name for spec in several.signature.outputs)
+    batch = bytes_batch(images, [1], shape=(5,))
+    np.testing.assert_array_equal(output(several, Batch(batch.inputs, (name,), (1,)), name), rows)
+    for model in (batched, single, several):
+        model.close()
+
+
+@pytest.mark.parametrize("threads", ["1", "4"])
+def test_a_bad_image_fails_its_own_request_only(model_source: SourceMaker, jpeg: JpegMaker, threads: str) -> None:
+    images = [jpeg(40 + index, 30) for index in range(32)]
+    model = batching_model(model_source, parameters={"threads": threads})
+    expected = output(model, bytes_batch(images, [32]))
+    images[17] = images[17][:-100]
+    result = model.execute(bytes_batch(images, [1] * 32))
+    assert list(result.failures) == [17]
+    assert result.failures[17].code is StatusCode.INVALID_ARGUMENT
+    assert result.failures[17].text == (
+        "the image in input 'ENCODED' cannot be decoded as a JPEG: Premature end of JPEG file"
+    )
+    good = [index for index in range(32) if index != 17]
+    array = result.outputs["IMAGE"]
+    assert isinstance(array, np.ndarray)
+    np.testing.assert_array_equal(array[good], expected[good])
+
+
+def test_the_index_is_named_when_a_request_has_several_images(model_source: SourceMaker, jpeg: JpegMaker) -> None:
+    model = batching_model(model_source)
+    result = model.execute(bytes_batch([jpeg(), jpeg(), b"GIF89a", b"", jpeg()], [1, 3, 1]))
+    assert list(result.failures) == [1]
+    assert result.failures[1].text.startswith("image 1 of input 'ENCODED' cannot be decoded as a JPEG: Not a JPEG file")
+
+
+def test_a_bad_image_on_its_own(model_source: SourceMaker, jpeg: JpegMaker) -> None:
+    model = load(model_source("pipeline.json", RESIZE, inputs=[ENCODED], outputs=[IMAGE]))
+    with pytest.raises(ServeError, match="cannot be decoded as a JPEG: it is empty") as caught:
+        model.execute(bytes_batch([b""], [1], shape=(1,)))
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("datatype", "dims", "layout", "tolerance"),
+    [
+        (DataType.FP32, (8, 16, 3), "NHWC", 0.51),
+        (DataType.FP16, (8, 16, 3), "NHWC", 0.6),
+        (DataType.FP32, (3, 8, 16), "NCHW", 0.51),
+        (DataType.UINT8, (3, 8, 16), "NCHW", 0),
+        (DataType.UINT8, (-1, -1, -1), "NHWC", 0),
+    ],
+)
+def test_the_output_follows_the_declared_one(
+    model_source: SourceMaker,
+    jpeg: JpegMaker,
+    datatype: DataType,
+    dims: tuple[int, ...],
+    layout: str,
+    tolerance: float,
+) -> None:
+    encoded = bytes_batch([jpeg(300, 200)], [1])
+    plain = output(batching_model(model_source), encoded).astype(float)
+    declared = OutputConfig("IMAGE", datatype, dims)
+    model = load(model_source("pipeline.json", RESIZE, inputs=[ENCODED], outputs=[declared], max_batch_size=8))
+    array = output(model, encoded)
+    assert array.dtype == datatype.numpy_dtype
+    assert model.signature.outputs[0].shape == (-1, *array.shape[1:])
+    if layout == "NCHW":
+        array = array.transpose(0, 2, 3, 1)
+    # The UINT8 kernel does not read the last row and column.
+    np.testing.assert_allclose(array[:, :-1, :-1], plain[:, :-1, :-1], atol=tolerance)
+
+
+def test_only_wanted_outputs_are_given(model_source: SourceMaker, jpeg: JpegMaker) -> None:
+    step = RESIZE["pipeline"][0]
+    outputs = [IMAGE, OutputConfig("SMALL", DataType.FP32, (4, 4, 3))]
+    pipeline = {"pipeline": [step, {**step, "dest_width": 4, "dest_height": 4}]}
+    model = load(model_source("model.json", pipeline, inputs=[ENCODED], outputs=outputs, max_batch_size=4))
+    batch = bytes_batch([jpeg()], [1])
+    assert set(model.execute(Batch(batch.inputs, ("SMALL",), (1,))).outputs) == {"SMALL"}
+    assert set(model.execute(Batch(batch.inputs, ("IMAGE", "SMALL"), (1,))).outputs) == {"IMAGE", "SMALL"}
+
+
+def test_an_output_amid_the_pipeline_does_not_change_what_follows(model_source: SourceMaker, jpeg: JpegMaker) -> None:
+    resize = {**RESIZE["pipeline"][0], "is_output": False}
+    crop = {
+        "operation": "CropFixed",
+        "crop_width": 4,
+        "crop_height": 4,
+        "crop_pos_x": 2,
+        "crop_pos_y": 2,
+        "is_output": True,
+    }
+    tensor = Tensor("encoded", DataType.BYTES, (1, 1), encode_bytes_elements([jpeg()]))
+    alone = load(model_source("pipeline.json", {"pipeline": [resize, crop]}))
+    expected = output(alone, Batch({"encoded": tensor}, ("image",), (1,)), "image")
+    both = load(model_source("pipeline.json", {"pipeline": [{**resize, "is_output": True, "dtype": "FP32"}, crop]}))
+    result = both.execute(Batch({"encoded": tensor}, ("image", "image_1"), (1,)))
+    np.testing.assert_array_equal(result.outputs["image_1"], expected)
+    assert result.outputs["image"].dtype == np.float32
+
+
+def test_color_format(model_source: SourceMaker, jpeg: JpegMaker) -> None:
+    tensor = Tensor("encoded", DataType.BYTES, (1, 1), encode_bytes_elements([jpeg()]))
+    batch = Batch({"encoded": tensor}, ("image",), (1,))
+    images = {
+        name: output(load(model_source("pipeline.json", RESIZE, parameters={"color_format": name})), batch, "image")
+        for name in ("RGB24", "BGR24", "U8")
+    }
+    np.testing.assert_array_equal(images["RGB24"][..., ::-1], images["BGR24"])
+    assert images["U8"].shape == (1, 8, 16, 1)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "options", "text"),
+    [
+        ({"pipeline": []}, {}, r"pipeline.json: pipeline file: key 'pipeline' must be a list of operations"),
+        (RESIZE, {"parameters": {"threads": "0"}}, "parameter 'threads' .* must be a whole number of 1 or more"),
+        (RESIZE, {"parameters": {"color_format": "RGB"}}, "'color_format' .* one of RGB24, BGR24, U8, not \"RGB\""),
+        (RESIZE, {"parameters": {"engine": "rocal"}}, '"rocal", which is not available in this version'),
+        (RESIZE, {"kind": InstanceKind.GPU}, "asks for KIND_GPU, but this version runs it on the CPU only"),
+        (RESIZE, {"inputs": [ENCODED, ENCODED]}, "a pipeline has one input, but 2 are configured"),
+        (RESIZE, {"inputs": [InputConfig("X", DataType.FP32, (1,))]}, "input 'X' must be TYPE_STRING or TYPE_UINT8"),
+        (RESIZE, {"inputs": [InputConfig("X", DataType.BYTES, (1, 2, 3))]}, r"dims of input 'X' must be \[ 1 \]"),
+        (RESIZE, {"outputs": [IMAGE, IMAGE]}, "2 outputs are configured, but the pipeline has 1"),
+        (
+            RESIZE,
+            {"outputs": [OutputConfig("IMAGE", DataType.UINT8, (16, 8, 3))]},
+            r"output 'IMAGE' is configured with dims \[16, 8, 3\], but the pipeline gives \[8, 16, 3\]",
+        ),
+        (RESIZE, {"outputs": [OutputConfig("IMAGE", DataType.INT32, (8, 16, 3))]}, "must be TYPE_UINT8, TYPE_FP32"),
+        (RESIZE, {"outputs": [OutputConfig("IMAGE", DataType.UINT8, (16, 8))]}, "must have the three dims of an image"),
+        (
+            {"pipeline": [{**RESIZE["pipeline"][0], "dtype": "FP16"}]},
+            {"outputs": [IMAGE]},
+            'configured as UINT8, but the pipeline\'s "dtype" says FP16',
+        ),
+        (CROP, {"max_batch_size": 4}, "the size of output 'image' differs from image to image"),
+    ],
+)
+def test_what_cannot_be_loaded_is_told_why(
+    model_source: SourceMaker, pipeline: Mapping[str, Any], options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ServeError, match=text) as caught:
+        load(model_source("pipeline.json", pipeline, **options))
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+
+
+def test_a_gpu_instance_may_run_on_the_cpu_when_auto_is_written(model_source: SourceMaker) -> None:
+    load(model_source("pipeline.json", RESIZE, kind=InstanceKind.GPU, parameters={"engine": "auto"}))
+
+
+def test_warm_up(model_source: SourceMaker, jpeg: JpegMaker) -> None:
+    model = batching_model(model_source)
+    model.warm_up([])
+    model.warm_up([bytes_batch([jpeg()], [1])])
+    with pytest.raises(ServeError, match="cannot be decoded"):
+        model.warm_up([bytes_batch([b"no image"], [1])])
+
+
+def test_an_image_that_misses_the_declared_size_is_refused(model_source: SourceMaker, jpeg: JpegMaker) -> None:
+    declared = OutputConfig("IMAGE", DataType.UINT8, (30, 30, 3))
+    model = load(model_source("pipeline.json", CROP, inputs=[ENCODED], outputs=[declared]))
+    assert output(model, bytes_batch([jpeg(50, 50)], [1], shape=(1,))).shape == (30, 30, 3)
+    with pytest.raises(ServeError, match=r"must have shape \[30, 30, 3\], but this image gives \[30, 20, 3\]"):
+        model.execute(bytes_batch([jpeg(20, 50)], [1], shape=(1,)))

@@ -1,0 +1,163 @@
+"""What a pipeline file may say, and what it is told when it says something else."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from rocserve.backends.rocal.decoder import DecoderLimits
+from rocserve.backends.rocal.operations import OPERATIONS, CropMirrorNormalize, Resize
+from rocserve.backends.rocal.pipeline import Layout, Pipeline, parse_pipeline
+from rocserve.backends.rocal.schema import PipelineError
+from rocserve.core.datatypes import DataType
+
+RESIZE = {"operation": "Resize", "dest_width": 8, "dest_height": 6, "is_output": True}
+NORMALIZE = {
+    "operation": "CropMirrorNormalize",
+    "crop_width": 4,
+    "crop_height": 4,
+    "mean": [100, 110, 120],
+    "std_dev": [50, 51, 52],
+    "is_output": True,
+}
+
+
+def parse(*operations: Any, channels: int = 3, **top_level: Any) -> Pipeline:
+    return parse_pipeline(json.dumps({"pipeline": list(operations), **top_level}), channels)
+
+
+def test_operations_become_typed_steps() -> None:
+    pipeline = parse({**RESIZE, "is_output": False}, NORMALIZE)
+    assert pipeline.steps[0].operation == Resize(8, 6)
+    assert pipeline.steps[1].operation == CropMirrorNormalize(
+        4, 4, 0.5, 0.5, (100.0, 110.0, 120.0), (50.0, 51.0, 52.0), False
+    )
+    assert [step.is_output for step in pipeline.steps] == [False, True]
+    assert pipeline.limits == DecoderLimits(1000, 1000)
+    assert pipeline.notes == ()
+
+
+def test_decoder_limits_are_read() -> None:
+    assert parse(RESIZE, decoder={"max_width": 0, "max_height": 640}).limits == DecoderLimits(0, 640)
+
+
+def test_output_datatype_and_layout_are_read() -> None:
+    (step,) = parse({**RESIZE, "dtype": "FLOAT", "layout": "NCHW"}).steps
+    assert (step.datatype, step.layout) == (DataType.FP32, Layout.NCHW)
+
+
+def test_keys_for_volumes_are_taken_and_ignored() -> None:
+    volume = {**NORMALIZE, "crop_depth": 224, "start_z": 0}
+    assert parse(volume).steps == parse(NORMALIZE).steps
+
+
+@pytest.mark.parametrize(
+    ("mean", "deviation", "said", "expected_mean", "noted"),
+    [
+        ([0.5, 0.4, 0.3], [0.2, 0.2, 0.2], "auto", 127.5, True),
+        ([0.5, 0.4, 0.3], [0.2, 0.2, 0.2], "unit", 127.5, False),
+        ([0.5, 0.4, 0.3], [0.2, 0.2, 0.2], "pixel", 0.5, False),
+        ([0, 0, 0], [1, 1, 1], "auto", 0, False),
+        ([100, 0.5, 0.5], [0.5, 0.5, 0.5], "auto", 100, False),
+        ([0.5, 0.5, 0.5], [0.5, 0.5, 1], "auto", 0.5, False),
+        ([0, 0, 0], [1, 1, 1], "unit", 0, False),
+    ],
+)
+def test_range_of_mean_and_deviation(
+    mean: list[float], deviation: list[float], said: str, expected_mean: float, noted: bool
+) -> None:
+    operation = {**NORMALIZE, "mean": mean, "std_dev": deviation, "mean_std_range": said}
+    pipeline = parse(operation)
+    step = pipeline.steps[0]
+    assert isinstance(step.operation, CropMirrorNormalize)
+    assert step.operation.mean[0] == pytest.approx(expected_mean)
+    scaled = said == "unit" or noted
+    assert step.operation.std_dev[0] == pytest.approx(deviation[0] * (255 if scaled else 1))
+    assert step.default_datatype is (DataType.FP32 if scaled else DataType.UINT8)
+    assert bool(pipeline.notes) is noted
+
+
+def test_range_for_the_whole_file_is_overridden_by_an_operations_own() -> None:
+    unit = {**NORMALIZE, "mean": [0.5] * 3, "std_dev": [0.5] * 3}
+    pipeline = parse(unit, {**unit, "mean_std_range": "unit"}, mean_std_range="pixel")
+    assert [step.operation.mean[0] for step in pipeline.steps] == [0.5, 127.5]
+
+
+def test_one_mean_stands_for_all_channels() -> None:
+    (step,) = parse({**NORMALIZE, "mean": [7], "std_dev": [9]}).steps
+    assert (step.operation.mean, step.operation.std_dev) == ((7.0,) * 3, (9.0,) * 3)
+
+
+def test_three_means_do_not_fit_grey_images() -> None:
+    with pytest.raises(PipelineError, match=r"pipeline\[0\] \(CropMirrorNormalize\).*'mean' has 3 values.*1 channel"):
+        parse(NORMALIZE, channels=1)
+
+
+@pytest.mark.parametrize(
+    ("operation", "text"),
+    [
+        ({}, r"pipeline\[1\]: key 'operation' is missing"),
+        ({"operation": "Rotate"}, r"pipeline\[1\]: key 'operation' must be one of .*\"CropFixed\".*, not 'Rotate'"),
+        ([], r"pipeline\[1\] must be an object, not \[\]"),
+        ({**RESIZE, "width": 3}, r"pipeline\[1\] \(Resize\): unknown key 'width'; allowed are dest_height, dest_width"),
+        ({**RESIZE, "mean": [1]}, "unknown key 'mean'"),
+        ({**RESIZE, "mean_std_range": "unit"}, "unknown key 'mean_std_range'"),
+        ({"operation": "Resize", "dest_width": 8}, r"pipeline\[1\] \(Resize\): key 'dest_height' is missing"),
+        ({**RESIZE, "dest_width": -1}, "'dest_width' must be a size in pixels, a whole number of 0 or more, not -1"),
+        ({**RESIZE, "dest_width": 1.5}, "'dest_width' must be a size"),
+        ({**RESIZE, "dest_width": True}, "'dest_width' must be a size"),
+        ({**RESIZE, "dest_width": "8"}, "'dest_width' must be a size in pixels.*, not '8'"),
+        ({**RESIZE, "is_output": 1}, "'is_output' must be true or false, not 1"),
+        ({**RESIZE, "dtype": "INT8"}, "'dtype' must be one of \"UINT8\", \"FP32\".*, not 'INT8'"),
+        ({**RESIZE, "is_output": False, "layout": "NCHW"}, "'dtype' and 'layout' belong to an output"),
+        ({**NORMALIZE, "std_dev": [1, 0, 1]}, "'std_dev' must be a list of 1 or 3 numbers, none of them 0"),
+        ({**NORMALIZE, "mean": [1, 2]}, "'mean' must be a list of 1 or 3 numbers"),
+        ({**NORMALIZE, "mean": 1}, "'mean' must be a list of 1 or 3 numbers, not 1"),
+        ({**NORMALIZE, "mean": [1, 2, None]}, "'mean' must be a list of 1 or 3 numbers"),
+        ({**NORMALIZE, "crop_width": 0}, "'crop_width' must be a size in pixels, a whole number of 1 or more"),
+        ({**NORMALIZE, "start_x": 30}, "'start_x' must be a fraction from 0 to 1, not 30"),
+        (
+            {
+                "operation": "CropFixed",
+                "crop_width": 2,
+                "crop_height": 2,
+                "crop_pos_x": 0,
+                "crop_pos_y": 0,
+                "crop_depth": 0,
+            },
+            "'crop_depth' must be a size in pixels, a whole number of 1 or more, not 0",
+        ),
+    ],
+)
+def test_a_wrong_operation_is_told_where_and_why(operation: Any, text: str) -> None:
+    with pytest.raises(PipelineError, match=text):
+        parse(RESIZE, operation)
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        ("{", "not valid JSON: .*line 1"),
+        ("\xff", "not valid JSON"),
+        ("[]", "expected an object"),
+        ("{}", "pipeline file: key 'pipeline' is missing"),
+        ('{"pipeline": []}', "key 'pipeline' must be a list of operations"),
+        ('{"pipeline": [], "batch": 3}', "pipeline file: unknown key 'batch'; allowed are decoder"),
+        (json.dumps({"pipeline": [RESIZE], "decoder": {"width": 3}}), "decoder: unknown key 'width'"),
+        (json.dumps({"pipeline": [RESIZE], "decoder": {"max_width": -3}}), "decoder: key 'max_width' must be"),
+        (json.dumps({"pipeline": [RESIZE], "mean_std_range": "byte"}), "'mean_std_range' must be one of"),
+        (json.dumps({"pipeline": [{**RESIZE, "is_output": False}]}), "no operation is an output"),
+    ],
+)
+def test_a_wrong_file_is_told_why(document: str, text: str) -> None:
+    with pytest.raises(PipelineError, match=text):
+        parse_pipeline(document.encode("latin-1"), channels=3)
+
+
+def test_every_operation_is_made_of_its_own_keys() -> None:
+    for name, operation in OPERATIONS.items():
+        assert set(operation.keys).isdisjoint(operation.ignored_keys), name
+        assert {field.name for field in dataclasses.fields(operation)} == set(operation.keys), name
