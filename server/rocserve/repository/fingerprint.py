@@ -6,7 +6,7 @@ import fnmatch
 import hashlib
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 _TEMPORARY_NAMES = (".*", "*~", "*.tmp", "*.part", "*.swp", "__pycache__")
@@ -39,7 +39,7 @@ class FilesLook:
     fingerprint: str
     refusal: str
     """Why the files must not be read; "" = they may."""
-    changed_ns: int
+    changed_ns: int = field(compare=False)
     """When one of the files last changed, in nanoseconds since the epoch; 0 without files."""
 
 

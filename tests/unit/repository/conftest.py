@@ -1,0 +1,258 @@
+"""A loader whose loads the tests hold, fail and count, and model folders as users write them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocserve.backends.base import BackendSpec
+from rocserve.backends.registry import BackendRegistry
+from rocserve.config.definition import ModelDefinition
+from rocserve.core.errors import ServeError, internal
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.serving import IndexEntry, ServingTableHolder
+from rocserve.core.statistics import ModelStatistics
+from rocserve.repository.model_repository import ModelRepository
+from rocserve.repository.settings import ControlMode, RepositorySettings
+
+SETTLE_SECONDS = 0.2
+PATIENCE_SECONDS = 10.0
+
+REGISTRY = BackendRegistry(
+    [
+        BackendSpec("onnx", ("onnx_onnxv1", "onnxruntime"), "tests.engine", ("model.onnx",), True, True),
+        BackendSpec("python", ("python",), "tests.engine", ("model.py",), False, False),
+    ]
+)
+
+CONFIG = """
+platform: "onnx_onnxv1"
+max_batch_size: 8
+input {{ name: "{input}" data_type: TYPE_INT32 dims: 4 }}
+output {{ name: "OUT" data_type: TYPE_INT32 dims: 4 }}
+{more}
+"""
+
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 8
+input { name: "E_IN" data_type: TYPE_INT32 dims: 4 }
+output { name: "E_OUT" data_type: TYPE_INT32 dims: 4 }
+ensemble_scheduling {
+  step { model_name: "%s" model_version: -1
+         input_map { key: "IN" value: "E_IN" } output_map { key: "OUT" value: "E_OUT" } }
+}
+"""
+
+
+class FakeVersion:
+    """Implements repository.loader.LoadedVersion."""
+
+    def __init__(self, definition: ModelDefinition, version: int, data: bytes, on_change: Callable[[], None]) -> None:
+        self.name = definition.name
+        self.version = version
+        self.config: ModelConfig = definition.config
+        self.config_message = definition.serialized
+        self.statistics = ModelStatistics()
+        self.data = data
+        """What the version's file held when it was loaded."""
+        self.available = True
+        self.status_reason = ""
+        self.on_change = on_change
+        self.is_unloaded = False
+        self.may_unload = asyncio.Event()
+        self.may_unload.set()
+
+    def infer(self, request: Any, responder: Any) -> None:
+        raise NotImplementedError
+
+    async def unload(self) -> None:
+        await self.may_unload.wait()
+        self.is_unloaded = True
+
+
+@dataclass
+class FakeLoader:
+    """Implements repository.loader.VersionLoader. A version whose file starts with "broken" fails to load."""
+
+    loads: list[tuple[str, int]] = field(default_factory=list)
+    loaded: list[FakeVersion] = field(default_factory=list)
+    cancelled: list[tuple[str, int]] = field(default_factory=list)
+    held: dict[str, asyncio.Event] = field(default_factory=dict)
+    failing: dict[str, Exception] = field(default_factory=dict)
+    running: int = 0
+    most_running: int = 0
+
+    def hold(self, name: str) -> asyncio.Event:
+        """Loads of this model begin, read their file, and end when the event is set."""
+        self.held[name] = asyncio.Event()
+        return self.held[name]
+
+    async def load(
+        self, definition: ModelDefinition, version: int, version_folder: Path, on_change: Callable[[], None]
+    ) -> FakeVersion:
+        name = definition.name
+        self.loads.append((name, version))
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            data = b""
+            if not definition.is_ensemble:
+                data = (version_folder / "model.onnx").read_bytes()
+            await asyncio.sleep(0)
+            if name in self.held:
+                await self.held[name].wait()
+            if name in self.failing:
+                raise self.failing[name]
+        except asyncio.CancelledError:
+            self.cancelled.append((name, version))
+            raise
+        except FileNotFoundError as error:
+            raise internal(f"no model file: {error.filename}") from error
+        finally:
+            self.running -= 1
+        if data.startswith(b"broken"):
+            raise ServeError(internal("").code, f"cannot parse the model of version {version}")
+        self.loaded.append(FakeVersion(definition, version, data, on_change))
+        return self.loaded[-1]
+
+    def alive(self, name: str) -> list[FakeVersion]:
+        return [version for version in self.loaded if version.name == name and not version.is_unloaded]
+
+
+class Folders:
+    """Writes model folders."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def model(self, name: str, *versions: int, data: str = "good", more: str = "", tensor: str = "IN") -> Path:
+        folder = self.root / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for version in versions:
+            self.version(name, version, data)
+        self.config(name, more, tensor)
+        return folder
+
+    def config(self, name: str, more: str = "", tensor: str = "IN") -> None:
+        (self.root / name / "config.pbtxt").write_text(CONFIG.format(input=tensor, more=more))
+
+    def version(self, name: str, version: int, data: str = "good") -> Path:
+        folder = self.root / name / str(version)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "model.onnx").write_text(data)
+        return folder
+
+    def ensemble(self, name: str, member: str) -> Path:
+        folder = self.root / name
+        (folder / "1").mkdir(parents=True, exist_ok=True)
+        (folder / "config.pbtxt").write_text(ENSEMBLE % member)
+        return folder
+
+
+class Served:
+    """A repository under test, and what its table and index say."""
+
+    def __init__(self, repository: ModelRepository, table: ServingTableHolder, loader: FakeLoader) -> None:
+        self.repository = repository
+        self.table = table
+        self.loader = loader
+
+    def data(self, name: str, version: str = "") -> str:
+        """What the file held that the version served was loaded from; the error's text when none is served."""
+        try:
+            found = self.table.table.find(name, version)
+        except ServeError as error:
+            return error.text
+        assert isinstance(found, FakeVersion)
+        assert not found.is_unloaded, "the table offers what is unloaded"
+        return found.data.decode()
+
+    def rows(self, name: str) -> dict[str, tuple[str, str]]:
+        return {row.version: (row.state, row.reason) for row in self.index() if row.name == name}
+
+    def state(self, name: str, version: str = "1") -> str:
+        return self.rows(name).get(version, ("", ""))[0]
+
+    def reason(self, name: str, version: str = "1") -> str:
+        return self.rows(name).get(version, ("", ""))[1]
+
+    def index(self) -> list[IndexEntry]:
+        return self.repository.index(ready_only=False)
+
+    async def until(self, condition: Callable[[], bool], what: str = "") -> None:
+        """Wait until the condition holds; the index is in the failure."""
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while not condition():
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            pytest.fail(f"{what or 'it'} did not come; index: {self.index()}; loads: {self.loader.loads}")
+
+    async def settle(self) -> None:
+        """Long enough that every change has been seen and acted on."""
+        await asyncio.sleep(SETTLE_SECONDS * 3 + 0.3)
+
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def folders(root: Path) -> Folders:
+    return Folders(root)
+
+
+@pytest.fixture
+def loader() -> FakeLoader:
+    return FakeLoader()
+
+
+@pytest.fixture
+async def make(root: Path, loader: FakeLoader) -> AsyncIterator[Callable[..., Served]]:
+    """Makes repositories that are stopped after the test."""
+    made: list[ModelRepository] = []
+
+    def build(*roots: Path, **changes: Any) -> Served:
+        settings: dict[str, Any] = {
+            "control_mode": ControlMode.POLL,
+            "settle_seconds": SETTLE_SECONDS,
+            "retry_seconds": 0.3,
+            **changes,
+        }
+        table = ServingTableHolder()
+        repository = ModelRepository(
+            RepositorySettings(roots or (root,), **settings), REGISTRY, loader, table, logging.getLogger("test")
+        )
+        made.append(repository)
+        return Served(repository, table, loader)
+
+    yield build
+    for event in loader.held.values():
+        event.set()
+    for repository in made:
+        await asyncio.wait_for(repository.stop(), PATIENCE_SECONDS)
+
+
+@pytest.fixture
+async def start(make: Callable[..., Served]) -> Callable[..., Any]:
+    """Makes a repository and waits until it has started."""
+
+    async def build(*roots: Path, **changes: Any) -> Served:
+        served = make(*roots, **changes)
+        await asyncio.wait_for(served.repository.start(), PATIENCE_SECONDS)
+        return served
+
+    return build

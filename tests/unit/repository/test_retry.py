@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import time
+
+from rocserve.core.errors import internal
+from rocserve.repository.retry import RetryPolicy, next_failure
+
+
+def test_pauses_double_up_to_the_longest() -> None:
+    policy = RetryPolicy(1.0, 10.0)
+    assert [policy.pause(attempts) for attempts in range(1, 7)] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+    assert policy.pause(10_000) == 10.0
+
+
+def test_a_disabled_policy_never_tries_again() -> None:
+    failure = next_failure(internal("bad"), "a", None, RetryPolicy(1.0, 10.0, enabled=False))
+    assert failure.retry_at is None
+    assert failure.text == "bad"
+    assert not failure.is_due()
+
+
+def test_attempts_count_on_for_the_same_content_only() -> None:
+    policy = RetryPolicy(100.0, 1000.0)
+    first = next_failure(internal("bad"), "a", None, policy)
+    second = next_failure(internal("bad"), "a", first, policy)
+    other = next_failure(internal("bad"), "b", second, policy)
+    assert [first.attempts, second.attempts, other.attempts] == [1, 2, 1]
+    assert first.text == "bad (failed once, next try in 100 s)"
+    assert second.text == "bad (failed 2 times, next try in 200 s)"
+    assert second.retry_at is not None
+    assert second.retry_at > time.monotonic() + 150

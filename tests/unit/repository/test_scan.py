@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rocserve.repository.layout import RepositoryScanner
+from rocserve.repository.scan import ModelLook
+
+from .conftest import REGISTRY, Folders
+
+
+def scan(*roots: Path) -> dict[str, ModelLook]:
+    return RepositoryScanner(roots, REGISTRY).look().models
+
+
+@pytest.mark.parametrize("name", [".hidden", "model.onnx~", "model.tmp", "model.onnx.part", ".model.onnx.swp"])
+def test_temporary_files_are_no_part_of_a_model(root: Path, folders: Folders, name: str) -> None:
+    folders.model("m", 1)
+    before = scan(root)["m"]
+    (root / "m" / "1" / name).write_text("x")
+    (root / "m" / name).write_text("x")
+    assert scan(root)["m"] == before
+
+
+def test_what_python_leaves_behind_is_no_part_of_a_model(root: Path, folders: Folders) -> None:
+    folders.model("m", 1)
+    before = scan(root)["m"]
+    (root / "m" / "1" / "__pycache__").mkdir()
+    (root / "m" / "1" / "__pycache__" / "model.pyc").write_text("x")
+    assert scan(root)["m"] == before
+
+
+def test_a_new_version_leaves_the_others_as_they_are(root: Path, folders: Folders) -> None:
+    folders.model("m", 1)
+    before = scan(root)["m"]
+    folders.version("m", 2)
+    after = scan(root)["m"]
+    assert after.fingerprint != before.fingerprint
+    assert before.same_for(1, after)
+    assert sorted(after.versions) == [1, 2]
+
+
+def test_parts_are_told_apart(root: Path, folders: Folders) -> None:
+    folders.model("m", 1, 2)
+    before = scan(root)["m"]
+    folders.config("m", "# a comment")
+    after = scan(root)["m"]
+    assert after.config_files != before.config_files
+    assert (after.other_files, after.versions) == (before.other_files, before.versions)
+    (root / "m" / "labels.txt").write_text("cat")
+    last = scan(root)["m"]
+    assert last.other_files != after.other_files
+    assert last.config_files == after.config_files
+    assert not after.same_for(1, last)
+
+
+def test_an_older_time_or_another_file_of_the_same_time_and_size_is_a_change(root: Path, folders: Folders) -> None:
+    folders.model("m", 1)
+    path = root / "m" / "1" / "model.onnx"
+    before = scan(root)["m"]
+    os.utime(path, (1_000_000, 1_000_000))
+    older = scan(root)["m"]
+    assert older.fingerprint != before.fingerprint
+    (root / "m" / "1" / "new.tmp").write_text("evil")
+    os.utime(root / "m" / "1" / "new.tmp", (1_000_000, 1_000_000))
+    (root / "m" / "1" / "new.tmp").rename(path)
+    assert scan(root)["m"].fingerprint != older.fingerprint, "same size and time, another inode"
+
+
+def test_version_folders_with_leading_zeros_are_ignored_and_zero_is_valid(root: Path, folders: Folders) -> None:
+    folders.model("m", 0)
+    before = scan(root)["m"]
+    (root / "m" / "01").mkdir()
+    (root / "m" / "01" / "model.onnx").write_text("x")
+    look = scan(root)["m"]
+    assert sorted(look.versions) == [0]
+    assert look.ignored == ("01",)
+    assert look.fingerprint == before.fingerprint
+
+
+def test_a_file_that_is_a_link_out_of_the_repository_is_refused(root: Path, folders: Folders, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("s")
+    folders.model("m", 1, 2)
+    (root / "m" / "2" / "weights.bin").symlink_to(tmp_path / "secret")
+    look = scan(root)["m"]
+    assert "leads out of the model repository" in look.versions[2].files.refusal
+    assert look.versions[1].files.refusal == ""
+    assert look.refusal == ""
+    (root / "m" / "labels.txt").symlink_to("/etc/passwd")
+    assert "/etc/passwd" in scan(root)["m"].refusal
+
+
+def test_a_model_folder_that_is_a_link_out_of_the_repository_is_refused(root: Path, tmp_path: Path) -> None:
+    Folders(tmp_path / "elsewhere").model("m", 1)
+    (root / "m").symlink_to(tmp_path / "elsewhere" / "m")
+    look = scan(root)["m"]
+    assert "leads out of the model repository" in look.refusal
+    assert not look.versions
+
+
+def test_links_from_one_repository_into_another_are_followed(root: Path, tmp_path: Path) -> None:
+    Folders(tmp_path / "second").model("m", 1)
+    (root / "n").symlink_to(tmp_path / "second" / "m")
+    models = scan(root, tmp_path / "second")
+    assert models["n"].refusal == ""
+    assert sorted(models["n"].versions) == [1]
+
+
+def test_circles_of_links_and_pipes_end_the_walk_with_a_reason(root: Path, folders: Folders) -> None:
+    folders.model("m", 1, 2)
+    (root / "m" / "1" / "loop").symlink_to(root / "m")
+    os.mkfifo(root / "m" / "2" / "pipe")
+    look = scan(root)["m"]
+    assert "link to a folder that it is in" in look.versions[1].files.refusal
+    assert "not a regular file" in look.versions[2].files.refusal
+
+
+def test_the_swap_of_a_mounted_config_map_is_a_change(root: Path, tmp_path: Path) -> None:
+    for stamp, data in (("..2024_1", "old"), ("..2024_2", "new!")):
+        Folders(root / stamp).model("m", 1, data=data)
+    (root / "..data").symlink_to("..2024_1")
+    (root / "m").symlink_to("..data/m")
+    before = scan(root)
+    assert list(before) == ["m"]
+    assert before["m"].refusal == ""
+    (root / "..data_tmp").symlink_to("..2024_2")
+    (root / "..data_tmp").rename(root / "..data")
+    assert scan(root)["m"].fingerprint != before["m"].fingerprint
+
+
+def test_a_root_that_is_a_link_works_and_notices_its_swap(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        Folders(tmp_path / name).model("m", 1)
+    (tmp_path / "root").symlink_to("one")
+    before = scan(tmp_path / "root")["m"]
+    assert before.refusal == ""
+    (tmp_path / "root").unlink()
+    (tmp_path / "root").symlink_to("two")
+    assert scan(tmp_path / "root")["m"].fingerprint != before.fingerprint
+
+
+def test_the_same_name_in_two_repositories_is_refused(root: Path, folders: Folders, tmp_path: Path) -> None:
+    folders.model("m", 1)
+    Folders(tmp_path / "second").model("m", 1)
+    Folders(tmp_path / "second").model("n", 1)
+    models = scan(root, tmp_path / "second")
+    assert "more than one repository" in models["m"].refusal
+    assert models["n"].refusal == ""
+
+
+def test_a_repository_that_is_itself_one_model(tmp_path: Path) -> None:
+    folder = Folders(tmp_path).model("models", 1, 2)
+    look = scan(folder)["models"]
+    assert look.is_root
+    assert look.folder == folder
+    assert sorted(look.versions) == [1, 2]
+    (folder / "config.pbtxt").unlink()
+    assert scan(folder)["models"].is_root, "version folders alone are enough"
+
+
+def test_a_model_file_directly_in_the_repository_is_version_1(root: Path) -> None:
+    (root / "model.onnx").write_text("good")
+    look = scan(root)[root.name]
+    assert look.is_flat
+    assert look.versions[1].folder == root
+
+
+def test_a_stray_file_beside_models_makes_no_model_of_the_repository(root: Path, folders: Folders) -> None:
+    folders.model("m", 1)
+    (root / "model.onnx").write_text("stray")
+    (root / "config.pbtxt").write_text("stray")
+    assert list(scan(root)) == ["m"]
+
+
+def test_a_model_in_a_folder_of_its_own_name(root: Path) -> None:
+    Folders(root / "m").model("m", 1)
+    look = scan(root)["m"]
+    assert look.folder == root / "m" / "m"
+    assert sorted(look.versions) == [1]
+
+
+def test_a_folder_without_anything_of_a_model(root: Path) -> None:
+    (root / "docs").mkdir()
+    (root / "docs" / "readme.md").write_text("x")
+    assert not scan(root)["docs"].looks_like_model
+
+
+def test_a_repository_that_vanishes_keeps_its_models_as_they_were(root: Path, folders: Folders) -> None:
+    folders.model("m", 1)
+    scanner = RepositoryScanner([root], REGISTRY)
+    before = scanner.look().models
+    root.rename(root.with_name("away"))
+    look = scanner.look()
+    assert look.models == before
+    assert root in look.unreadable
+    root.with_name("away").rename(root)
+    assert scanner.look().unreadable == {}
+
+
+def test_looking_again_tells_whether_a_loads_files_changed(root: Path, folders: Folders) -> None:
+    folders.model("m", 1, 2)
+    scanner = RepositoryScanner([root], REGISTRY)
+    look = scanner.look().models["m"]
+    folders.version("m", 2, "changed")
+    assert look.same_for(1, scanner.look_again(look))
+    assert not look.same_for(2, scanner.look_again(look))
+    (root / "m").rename(root / ".gone")
+    assert not look.same_for(1, scanner.look_again(look))
