@@ -1,4 +1,4 @@
-"""The command `rocserve`. Each verb imports what it needs when it runs, so that the zygote starts before gRPC is there."""
+"""The command `rocserve`. Each verb imports what it needs when it runs, so that the zygote starts before gRPC does."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.grpc.select import create_transport
 from rocserve.frontends.grpc.service import GrpcService
 from rocserve.frontends.grpc.transport import Transport, TransportOptions
-from rocserve.repository.model_repository import ModelRepository, RepositorySettings
+from rocserve.repository.model_repository import ModelRepository
+from rocserve.repository.settings import RepositorySettings
 from rocserve.repository.version_loader import WorkerVersionLoader
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.settings import GrpcSettings, ServerSettings

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rocserve.repository.settings import ControlMode
+
+class ControlMode(enum.Enum):
+    """Who says which models are loaded (--model-control-mode)."""
+
+    NONE = "none"
+    """All that is in the repository when the server starts."""
+    POLL = "poll"
+    """All that is in the repository, whenever it changes."""
+    EXPLICIT = "explicit"
+    """What --load-model and clients name."""
 
 
 @dataclass(frozen=True, slots=True)

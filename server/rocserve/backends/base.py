@@ -93,7 +93,7 @@ class LoadedModel(Protocol):
     def signature(self) -> Signature: ...
 
     def warm_up(self, samples: Sequence[Batch]) -> None:
-        """Run the samples (without any: what the engine chooses), so that the first request is as fast as later ones."""
+        """Run the samples (without any: what the engine chooses), so that the first request is as fast as the next."""
 
     def execute(self, batch: Batch) -> BatchResult: ...
 

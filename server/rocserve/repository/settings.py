@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from pathlib import Path
 
 from rocserve.core.model_config import InstanceKind
+from rocserve.settings import ControlMode
 
-
-class ControlMode(enum.Enum):
-    """Who says which models are loaded (tritonserver's --model-control-mode)."""
-
-    NONE = "none"
-    """All that is in the repository when the server starts."""
-    POLL = "poll"
-    """All that is in the repository, whenever it changes."""
-    EXPLICIT = "explicit"
-    """What `load_models` and clients name."""
+__all__ = ["ControlMode", "RepositorySettings"]
 
 
 @dataclass(frozen=True, slots=True)

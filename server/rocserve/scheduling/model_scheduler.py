@@ -89,7 +89,7 @@ class ModelScheduler:
             self._queue.push(entry)
             if self._order is not None:
                 entry.responder = OrderedResponder(responder, self._order.take_turn())
-            work = self._next_work(now_ns)
+            work = self._next_work()
             if entry.waiting:
                 self._arm_timers(entry)
         if work is not None:
@@ -145,10 +145,11 @@ class ModelScheduler:
 
     # Work
 
-    def _next_work(self, now_ns: int) -> tuple[Channel, FormedBatch] | None:
+    def _next_work(self) -> tuple[Channel, FormedBatch] | None:
         """Under the lock: a batch and the instance to run it, or None."""
         if not self._idle or not self._queue:
             return None
+        now_ns = time.monotonic_ns()
         decision = self._policy.decide(self._queue, now_ns)
         if decision.request_count == 0:
             self._arm_delay(decision.look_again_at_ns)
@@ -161,7 +162,7 @@ class ModelScheduler:
         """Start all that can run now."""
         while True:
             with self._lock:
-                work = self._next_work(time.monotonic_ns())
+                work = self._next_work()
             if work is None:
                 return
             self._run(*work)
@@ -201,7 +202,7 @@ class ModelScheduler:
         with self._lock:
             if not channel.closed:
                 self._idle.append(channel)
-            work = self._next_work(time.monotonic_ns())
+            work = self._next_work()
         if work is not None:
             self._run(*work)
         try:
