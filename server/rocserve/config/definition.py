@@ -20,7 +20,7 @@ from rocserve.config.backend_choice import (
 from rocserve.config.completion import adopt, autofill, normalise
 from rocserve.config.labels import read_labels
 from rocserve.config.paths import resolve_within
-from rocserve.config.plain import to_plain
+from rocserve.config.plain import to_plain, with_scalars
 from rocserve.config.signature_checks import check_signature
 from rocserve.config.sources import Dialect, WrittenConfig, WrittenModel, read_written_config
 from rocserve.config.unsupported import check_supported
@@ -128,10 +128,11 @@ def complete_definition(
         raise invalid_argument(f"must specify at least one '{missing}' for {message.name}")
     check_warmup_fits(message)
     labels = {output.name: output.labels for output in definition.config.outputs}
+    config = to_plain(message, definition.config.backend, labels)
     return replace(
         definition,
         message=message,
-        config=to_plain(message, definition.config.backend, labels),
+        config=config if signature is None else with_scalars(config, signature),
         warnings=definition.warnings + warnings,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from rocserve.config.datatypes import datatype_of_number
 from rocserve.core.model_config import (
@@ -20,6 +21,7 @@ from rocserve.core.model_config import (
     WarmupInput,
     WarmupSample,
 )
+from rocserve.core.requests import Signature
 from rocserve.protocol import model_config_pb2 as messages
 
 Labels = Mapping[str, tuple[str, ...]]
@@ -49,6 +51,21 @@ def to_plain(message: messages.ModelConfig, backend: str, labels: Labels) -> Mod
         model_warmup=tuple(_warmup(sample) for sample in message.model_warmup if sample.batch_size > 0),
         default_model_filename=message.default_model_filename,
         parameters={key: value.string_value for key, value in sorted(message.parameters.items())},
+    )
+
+
+def with_scalars(config: ModelConfig, signature: Signature) -> ModelConfig:
+    """The configuration with single values reshaped to the rank 0 that the model has for them.
+
+    config.pbtxt has no word for this outside a batch: such a tensor stands there as dims of ones.
+    """
+    if config.max_batch_size > 0:
+        return config
+    scalars = {spec.name for spec in (*signature.inputs, *signature.outputs) if not spec.shape}
+    return replace(
+        config,
+        inputs=tuple(replace(tensor, reshape=()) if tensor.name in scalars else tensor for tensor in config.inputs),
+        outputs=tuple(replace(tensor, reshape=()) if tensor.name in scalars else tensor for tensor in config.outputs),
     )
 
 

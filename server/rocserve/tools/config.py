@@ -84,7 +84,7 @@ def _check_chain(definitions: list[ModelDefinition]) -> None:
 
 
 def _header(definition: ModelDefinition, written: messages.ModelConfig) -> str:
-    lines = [f"The effective configuration of model '{definition.name}', from {definition.source}."]
+    lines = [f"The effective configuration of model '{definition.name}' ({definition.source})."]
     completed = _completed_fields(definition.message, written)
     if completed:
         lines.append(f"Completed: {', '.join(completed)}.")

@@ -71,8 +71,14 @@ def test_a_model_that_cannot_batch_keeps_its_shapes(read: Read, single: Signatur
     config = complete_definition(read('backend: "onnxruntime"'), single).config
     assert config.max_batch_size == 0
     assert config.inputs[0].dims == (1, 4)
-    assert config.outputs == (OutputConfig("y", DataType.FP32, (1,)),)
     assert config.dynamic_batching is None
+
+
+def test_single_values_are_reshaped_for_the_model(read: Read, single: Signature) -> None:
+    definition = complete_definition(read('backend: "onnxruntime"'), single)
+    assert definition.config.inputs[0].reshape is None
+    assert definition.config.outputs == (OutputConfig("y", DataType.FP32, (1,), reshape=()),)
+    assert not definition.message.output[0].HasField("reshape")
 
 
 def test_batch_size_on_a_model_that_cannot_batch(read: Read, single: Signature) -> None:

@@ -54,7 +54,7 @@ def test_prints_what_can_be_read_back(folder: Path) -> None:
     status, text, err = _run(folder)
     assert (status, err) == (0, "")
     assert text.startswith(
-        "# The effective configuration of model 'm', from config.pbtxt.\n"
+        "# The effective configuration of model 'm' (config.pbtxt).\n"
         "# Completed: name, platform, version_policy, input, output, instance_group, default_model_filename,"
         " dynamic_batching.\n"
     )
