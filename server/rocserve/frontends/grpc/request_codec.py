@@ -67,8 +67,7 @@ class RequestDecoder:
                 if length > 0x7F:
                     length, start = read_varint(data, position + 1)
                 if tag == _ID_TAG:
-                    if id_end:
-                        return self._decode_by_protobuf(data)
+                    # The last one counts; an earlier one stays in the head and does no harm there.
                     id_field, id_start, id_end = position, start, start + length
                 elif tag & 0x87 != LENGTH_DELIMITED:
                     return self._decode_by_protobuf(data)

@@ -99,8 +99,7 @@ def _spans(data: bytes) -> Iterator[FieldSpan]:
             raise WireError(f"the message ends within the field that begins at byte {start}") from None
         if position > end:
             raise WireError(
-                f"field {number} at byte {start} ends {position - end} bytes behind the end of the message, which has"
-                f" {end} bytes"
+                f"field {number} at byte {start} runs {position - end} bytes past the end of the message ({end} bytes)"
             )
         yield FieldSpan(number, start, position)
 

@@ -1,0 +1,326 @@
+"""Decoding of requests: what each kind of message means, and the texts of what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2 as tritons
+
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.requests import InferRequest, InputHead, RequestedOutput
+from rocserve.core.tensors import bytes_elements, encode_bytes_elements
+from rocserve.frontends.grpc.codec import InferCodec
+from rocserve.frontends.grpc.request_codec import LONGEST_REMEMBERED_HEAD, REMEMBERED_HEADS, RequestDecoder
+from rocserve.protocol.grpc_service_pb2 import InferParameter, InferTensorContents, ModelInferRequest
+
+Tensor = ModelInferRequest.InferInputTensor
+FIRST = np.arange(16, dtype="<i4")
+SECOND = FIRST * 3
+
+
+def _add_sub(**fields: object) -> ModelInferRequest:
+    inputs = [Tensor(name=name, datatype="INT32", shape=[1, 16]) for name in ("INPUT0", "INPUT1")]
+    return ModelInferRequest(**{
+        "model_name": "m",
+        "id": "17",
+        "inputs": inputs,
+        "raw_input_contents": [FIRST.tobytes(), SECOND.tobytes()],
+        **fields,
+    })  # fmt: skip
+
+
+def _typed(datatype: str, count: int, **contents: object) -> ModelInferRequest:
+    tensor = Tensor(name="X", datatype=datatype, shape=[count], contents=InferTensorContents(**contents))
+    return ModelInferRequest(model_name="m", inputs=[tensor])
+
+
+def _decode(message: ModelInferRequest) -> InferRequest:
+    return InferCodec().decode_request(message.SerializeToString())
+
+
+def _refusal(data: bytes) -> str:
+    with pytest.raises(ServeError) as caught:
+        InferCodec().decode_request(data)
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+    return caught.value.text
+
+
+def test_raw_contents_are_views_on_the_message() -> None:
+    data = _add_sub(
+        model_version="3",
+        parameters={"priority": InferParameter(int64_param=2)},
+        outputs=[ModelInferRequest.InferRequestedOutputTensor(name="OUTPUT0")],
+    ).SerializeToString()
+    request = InferCodec().decode_request(data)
+    assert (request.head.model_name, request.head.model_version, request.id) == ("m", "3", "17")
+    assert request.head.inputs == (InputHead("INPUT0", "INT32", (1, 16)), InputHead("INPUT1", "INT32", (1, 16)))
+    assert request.head.outputs == (RequestedOutput("OUTPUT0"),)
+    assert request.head.parameters == {"priority": 2}
+    assert request.deadline is None
+    for view, expected in zip(request.data, (FIRST, SECOND), strict=True):
+        assert isinstance(view, memoryview)
+        assert view.obj is data
+        np.testing.assert_array_equal(np.frombuffer(view, "<i4"), expected)
+
+
+def test_equal_heads_are_one_object_whatever_id_and_data() -> None:
+    codec = InferCodec()
+    first = codec.decode_request(_add_sub(id="a").SerializeToString())
+    second = codec.decode_request(_add_sub(id="", raw_input_contents=[b"", b"x" * 300]).SerializeToString())
+    other = codec.decode_request(_add_sub(model_version="1").SerializeToString())
+    assert first.head is second.head
+    assert other.head is not first.head
+    assert (first.id, second.id) == ("a", "")
+    assert [bytes(view) for view in second.data] == [b"", b"x" * 300]
+
+
+def test_remembered_heads_are_bounded() -> None:
+    decoder = RequestDecoder()
+    for number in range(2 * REMEMBERED_HEADS + 10):
+        decoder.decode_request(_add_sub(model_name=f"m{number}").SerializeToString())
+        assert len(decoder._heads) <= REMEMBERED_HEADS
+    decoder = RequestDecoder()
+    decoder.decode_request(_add_sub(model_name="m" * (LONGEST_REMEMBERED_HEAD + 1)).SerializeToString())
+    decoder.decode_request(_typed("BOOL", 1, bool_contents=[True]).SerializeToString())
+    assert not decoder._heads
+
+
+def test_an_id_longer_than_a_one_byte_length() -> None:
+    assert _decode(_add_sub(id="é" * 200)).id == "é" * 200
+
+
+def test_parameters_of_every_kind() -> None:
+    kinds = {
+        "flag": InferParameter(bool_param=False),
+        "low": InferParameter(int64_param=-(1 << 63)),
+        "high": InferParameter(uint64_param=(1 << 64) - 1),
+        "text": InferParameter(string_param="ü"),
+        "ratio": InferParameter(double_param=0.25),
+    }
+    message = _add_sub(parameters=kinds)
+    message.inputs[1].parameters["here"].string_param = "there"
+    message.outputs.add(name="O").parameters["classification"].int64_param = 5
+    head = _decode(message).head
+    expected = {"flag": False, "low": -(1 << 63), "high": (1 << 64) - 1, "text": "ü", "ratio": 0.25}
+    assert head.parameters == expected
+    assert {name: type(value) for name, value in head.parameters.items()} == {
+        name: type(value) for name, value in expected.items()
+    }
+    assert head.inputs[1].parameters == {"here": "there"}
+    assert head.outputs[0].classification == 5
+
+
+def test_a_parameter_without_value() -> None:
+    text = _refusal(_add_sub(parameters={"x": InferParameter()}).SerializeToString())
+    assert text == "invalid value type for 'x' parameter, expected int64_param, bool_param, or string_param."
+
+
+@pytest.mark.parametrize(
+    ("datatype", "field", "values", "array_type"),
+    [
+        ("BOOL", "bool_contents", [True, False], "?"),
+        ("INT8", "int_contents", [-128, 127], "<i1"),
+        ("INT16", "int_contents", [-32768, 32767], "<i2"),
+        ("INT32", "int_contents", [-(1 << 31), (1 << 31) - 1], "<i4"),
+        ("INT64", "int64_contents", [-(1 << 63), (1 << 63) - 1], "<i8"),
+        ("UINT8", "uint_contents", [0, 255], "<u1"),
+        ("UINT16", "uint_contents", [0, 65535], "<u2"),
+        ("UINT32", "uint_contents", [0, (1 << 32) - 1], "<u4"),
+        ("UINT64", "uint64_contents", [0, (1 << 64) - 1], "<u8"),
+        ("FP32", "fp32_contents", [0.5, float("-inf")], "<f4"),
+        ("FP64", "fp64_contents", [1e300, float("nan")], "<f8"),
+    ],
+)
+def test_typed_contents(datatype: str, field: str, values: list[float], array_type: str) -> None:
+    request = _decode(_typed(datatype, 2, **{field: values}))
+    np.testing.assert_array_equal(np.frombuffer(request.data[0], array_type), np.array(values, array_type))
+
+
+def test_typed_integers_keep_their_low_bytes() -> None:
+    assert bytes(_decode(_typed("INT8", 2, int_contents=[300, -129])).data[0]) == bytes([300 - 256, 127])
+    assert bytes(_decode(_typed("UINT16", 1, uint_contents=[65537])).data[0]) == b"\x01\x00"
+
+
+def test_typed_bytes() -> None:
+    data = _decode(_typed("BYTES", 3, bytes_contents=[b"ab", b"", b"\xff\x00"])).data[0]
+    assert bytes(data) == b"\x02\0\0\0ab" + b"\0\0\0\0" + b"\x02\0\0\0\xff\x00"
+
+
+def test_two_typed_requests_with_one_head_keep_their_own_data() -> None:
+    codec = InferCodec()
+    first, second = (
+        codec.decode_request(_typed("INT32", 1, int_contents=[value]).SerializeToString()) for value in (1, 2)
+    )
+    assert [bytes(request.data[0]) for request in (first, second)] == [b"\1\0\0\0", b"\2\0\0\0"]
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
+def test_half_floats_come_raw(datatype: str) -> None:
+    tensor = Tensor(name="X", datatype=datatype, shape=[2])
+    request = _decode(ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[b"\x00\x3c\x00\xc0"]))
+    assert request.head.inputs[0].datatype == datatype
+    assert bytes(request.data[0]) == b"\x00\x3c\x00\xc0"
+
+
+def test_raw_bytes_elements() -> None:
+    raw = encode_bytes_elements([b"one", b"", b"three"])
+    tensor = Tensor(name="X", datatype="BYTES", shape=[3])
+    request = _decode(ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[raw]))
+    assert [bytes(element) for element in bytes_elements(request.data[0], 3, "X")] == [b"one", b"", b"three"]
+
+
+def test_tensors_without_elements() -> None:
+    tensor = Tensor(name="X", datatype="FP32", shape=[0, 4])
+    raw = _decode(ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[b""]))
+    assert (raw.head.inputs[0].shape, bytes(raw.data[0])) == ((0, 4), b"")
+    tensor.contents.SetInParent()
+    assert bytes(_decode(ModelInferRequest(model_name="m", inputs=[tensor])).data[0]) == b""
+
+
+def test_a_request_without_inputs() -> None:
+    request = InferCodec().decode_request(b"")
+    assert (request.head.model_name, request.head.inputs, request.id, request.data) == ("", (), "", [])
+
+
+def test_more_raw_entries_than_inputs_are_accepted() -> None:
+    request = _decode(_add_sub(raw_input_contents=[b"a", b"b", b"c"]))
+    assert [bytes(view) for view in request.data] == [b"a", b"b"]
+
+
+def test_an_input_in_shared_memory_takes_no_raw_entry() -> None:
+    message = _add_sub(raw_input_contents=[b"for INPUT1"])
+    message.inputs[0].parameters["shared_memory_region"].string_param = "r"
+    message.inputs[0].parameters["shared_memory_byte_size"].int64_param = 64
+    data = message.SerializeToString()
+    codec = InferCodec()
+    for _ in range(2):
+        request = codec.decode_request(data)
+        assert request.head.inputs[0].parameters == {"shared_memory_region": "r", "shared_memory_byte_size": 64}
+        assert [bytes(view) for view in request.data] == [b"", b"for INPUT1"]
+
+
+def test_fewer_raw_entries_than_inputs() -> None:
+    data = _add_sub(raw_input_contents=[b"a"]).SerializeToString()
+    assert _refusal(data) == "unable to find data for input tensor 'INPUT1' for model 'm' in request."
+
+
+def test_missing_data_is_noticed_with_a_remembered_head_too() -> None:
+    codec = InferCodec()
+    codec.decode_request(_add_sub().SerializeToString())
+    with pytest.raises(ServeError, match="unable to find data for input tensor 'INPUT0'"):
+        codec.decode_request(_add_sub(raw_input_contents=[]).SerializeToString())
+
+
+def test_contents_and_raw_contents_together() -> None:
+    message = _add_sub()
+    message.inputs[0].contents.int_contents.extend(range(16))
+    assert _refusal(message.SerializeToString()) == (
+        "contents field must not be specified when using raw_input_contents for 'INPUT0' for model 'm'"
+    )
+
+
+def test_contents_and_shared_memory_together() -> None:
+    message = _typed("INT32", 1, int_contents=[1])
+    message.inputs[0].parameters["shared_memory_region"].string_param = "r"
+    assert _refusal(message.SerializeToString()) == (
+        "unexpected 'content' provided when using shared memory for input tensor 'X' for model 'm'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "held", "declared"),
+    [
+        (_typed("INT32", 1, fp32_contents=[1.0]), "FP32", "INT32"),
+        (_typed("INT64", 1, int_contents=[1]), "INT32", "INT64"),
+        (_typed("FP16", 1, fp32_contents=[1.0]), "FP32", "FP16"),
+        (_typed("BYTES", 1, uint_contents=[1]), "UINT32", "BYTES"),
+    ],
+)
+def test_wrong_typed_field(message: ModelInferRequest, held: str, declared: str) -> None:
+    assert _refusal(message.SerializeToString()) == (
+        f"unexpected explicit tensor data for input tensor 'X' for model 'm' of type '{held}', expected datatype"
+        f" '{declared}'"
+    )
+
+
+def test_two_typed_fields() -> None:
+    message = _typed("INT32", 1, int_contents=[1], fp32_contents=[1.0])
+    assert _refusal(message.SerializeToString()) == (
+        "unexpected explicit tensor data for input tensor 'X' for model 'm', binary data was already supplied."
+    )
+
+
+PREFIX = "the request is not a valid inference.ModelInferRequest: "
+
+
+@pytest.mark.parametrize(
+    ("data", "fault"),
+    [
+        (b"\x0a\x05abc", "field 1 at byte 0 runs 2 bytes past the end of the message (5 bytes)"),
+        (b"\x0a\x01m\x3a\x80\x80\x01abc", "field 7 at byte 3 runs 16381 bytes past the end of the message (10 bytes)"),
+        (b"\x0a\x01m\x3a", "the message ends within the field that begins at byte 3"),
+        (b"\x0a\x01m\x3a\x80", "the message ends within the field that begins at byte 3"),
+        (b"\x0a\x01\xff", "field 'model_name' at byte 0 has a value that is not valid"),
+        (b"\x0a\x01m\x1a\x02\xc3\x28", "field 'id' at byte 3 has a value that is not valid"),
+        (b"\x0a\x01m\x2a\x02\x0a\x05", "field 'inputs' at byte 3 has a value that is not valid"),
+        (b"\x02\x00", "byte 0 begins no field (number 0, wire type 2)"),
+        (b"\x0a\x01m\x0c", "byte 3 begins no field (number 1, wire type 4)"),
+        (b"\x0a\x01m\x0f", "byte 3 begins no field (number 1, wire type 7)"),
+        (b"\x0b\x0a\x01m", "the fields do not form a message"),
+        (b"not protobuf at all", "byte 0 begins no field (number 13, wire type 6)"),
+    ],
+)
+def test_malformed_messages_say_where(data: bytes, fault: str) -> None:
+    assert _refusal(data).startswith(PREFIX + fault)
+
+
+def test_the_last_of_several_ids_counts() -> None:
+    codec = InferCodec()
+    data = _add_sub(id="1").SerializeToString()
+    for extra, expected in ((b"\x1a\x012", "2"), (b"\x1a\x00", "")):
+        assert codec.decode_request(extra + data).id == "1"
+        assert codec.decode_request(data + extra).id == expected
+        assert codec.decode_request(b"\x1a\x019" + extra).id == expected
+    assert "'id'" in _refusal(b"\x1a\x01\xff\x1a\x01a")
+
+
+def test_any_order_of_fields() -> None:
+    raw_first = b"".join(
+        part.SerializeToString()
+        for part in (
+            ModelInferRequest(raw_input_contents=[b"one"]),
+            ModelInferRequest(id="early"),
+            ModelInferRequest(inputs=[Tensor(name="A", datatype="BYTES", shape=[1])]),
+            ModelInferRequest(raw_input_contents=[b"two"]),
+            ModelInferRequest(model_name="first"),
+            ModelInferRequest(inputs=[Tensor(name="B", datatype="BYTES", shape=[1])], id="late"),
+            ModelInferRequest(model_name="last"),
+        )
+    )
+    request = InferCodec().decode_request(raw_first)
+    assert (request.head.model_name, request.id) == ("last", "late")
+    assert [entry.name for entry in request.head.inputs] == ["A", "B"]
+    assert [bytes(view) for view in request.data] == [b"one", b"two"]
+
+
+def test_unknown_fields_are_skipped() -> None:
+    known = _add_sub().SerializeToString()
+    unknown = [
+        b"\xf8\x07\x05",  # 127, varint
+        b"\x7d\0\0\0\0",  # 15, fixed32
+        b"\x79\0\0\0\0\0\0\0\0",  # 15, fixed64
+        b"\x7a\x03abc",  # 15, length-delimited
+        b"\x7b\x08\x01\x7c",  # 15, a group
+        b"\xba\x80\x00\x05three",  # 7 (raw_input_contents) with a tag longer than need be
+    ]
+    for field in unknown:
+        for data in (known + field, field + known):
+            request = InferCodec().decode_request(data)
+            assert (request.head.model_name, request.id, len(request.head.inputs)) == ("m", "17", 2)
+            expected = tritons.ModelInferRequest.FromString(data).raw_input_contents[:2]
+            assert [bytes(view) for view in request.data] == list(expected)
+
+
+def test_a_value_that_looks_like_an_id() -> None:
+    field_16 = b"\x82\x01\x03\x1a\x01x"
+    assert InferCodec().decode_request(field_16 + _add_sub(id="").SerializeToString()).id == ""

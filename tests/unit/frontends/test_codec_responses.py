@@ -1,0 +1,127 @@
+"""Encoding of responses, read back with protobuf and with tritonclient."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tritonclient.grpc import InferResult
+from tritonclient.grpc import service_pb2 as tritons
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.requests import InferResponse
+from rocserve.core.tensors import Tensor, encode_bytes_elements, tensor_from_numpy
+from rocserve.frontends.grpc.codec import InferCodec
+from rocserve.frontends.grpc.response_codec import REMEMBERED_HEADS, ResponseEncoder
+from rocserve.protocol.grpc_service_pb2 import ModelInferResponse, ModelStreamInferResponse
+
+VALUES = np.arange(16, dtype="<i4").reshape(1, 16)
+
+
+def _response(**fields: object) -> InferResponse:
+    outputs = [tensor_from_numpy("SUM", VALUES), tensor_from_numpy("DIFFERENCE", -VALUES)]
+    return InferResponse(**{"model_name": "m", "model_version": "1", "id": "17", "outputs": outputs, **fields})
+
+
+def _read(response: InferResponse) -> ModelInferResponse:
+    return ModelInferResponse.FromString(InferCodec().encode_response(response))
+
+
+def test_the_bytes_are_those_of_protobuf() -> None:
+    expected = ModelInferResponse(model_name="m", model_version="1", id="17")
+    expected.parameters["done"].bool_param = True
+    for name, values in (("SUM", VALUES), ("DIFFERENCE", -VALUES)):
+        expected.outputs.add(name=name, datatype="INT32", shape=[1, 16])
+        expected.raw_output_contents.append(values.tobytes())
+    codec = InferCodec()
+    for _ in range(2):
+        assert codec.encode_response(_response(parameters={"done": True})) == expected.SerializeToString()
+        stream = ModelStreamInferResponse(infer_response=expected)
+        assert codec.encode_stream_response(_response(parameters={"done": True})) == stream.SerializeToString()
+
+
+def test_tritonclient_reads_the_arrays() -> None:
+    texts = np.array([b"one", b"", b"\xff"], dtype=object)
+    halves = np.array([0.5, -2.0], dtype=np.float16)
+    empty = np.zeros((0, 3), dtype=np.float64)
+    outputs = [tensor_from_numpy(name, array) for name, array in (("T", texts), ("H", halves), ("E", empty))]
+    data = InferCodec().encode_response(_response(outputs=outputs))
+    result = InferResult(tritons.ModelInferResponse.FromString(data))
+    for name, array in (("T", texts), ("H", halves), ("E", empty)):
+        np.testing.assert_array_equal(result.as_numpy(name), array)
+
+
+def test_a_remembered_head_takes_other_ids_data_and_lengths() -> None:
+    codec = InferCodec()
+    for request_id, texts in (("a", [b"x"]), ("", [b"y" * 1000]), ("é" * 100, [b""])):
+        raw = encode_bytes_elements(texts)
+        response = _response(id=request_id, outputs=[Tensor("T", DataType.BYTES, (1,), raw)])
+        message = ModelInferResponse.FromString(codec.encode_response(response))
+        assert (message.id, list(message.raw_output_contents)) == (request_id, [raw])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model_name": "n"},
+        {"model_version": "2"},
+        {"outputs": []},
+        {"outputs": [tensor_from_numpy("SUM", VALUES)]},
+        {"outputs": [tensor_from_numpy("SUM", VALUES.reshape(16)), tensor_from_numpy("DIFFERENCE", VALUES)]},
+        {"outputs": [tensor_from_numpy("SUM", VALUES.view("<u4")), tensor_from_numpy("DIFFERENCE", VALUES)]},
+    ],
+)
+def test_other_heads_are_told_apart(change: dict[str, object]) -> None:
+    codec = InferCodec()
+    codec.encode_response(_response())
+    response = _response(**change)
+    message = ModelInferResponse.FromString(codec.encode_response(response))
+    assert (message.model_name, message.model_version) == (response.model_name, response.model_version)
+    assert [(output.name, output.datatype, tuple(output.shape)) for output in message.outputs] == [
+        (tensor.name, tensor.datatype.value, tensor.shape) for tensor in response.outputs
+    ]
+
+
+def test_buffers_of_every_kind() -> None:
+    wide = memoryview(VALUES.copy()).cast("B").cast("i")
+    for data in (VALUES.tobytes(), bytearray(VALUES.tobytes()), memoryview(VALUES.tobytes()), wide):
+        message = _read(_response(outputs=[Tensor("X", DataType.INT32, (1, 16), data)]))
+        assert list(message.raw_output_contents) == [VALUES.tobytes()]
+
+
+def test_the_bytes_outlive_the_tensors_memory() -> None:
+    memory = bytearray(VALUES.tobytes())
+    data = InferCodec().encode_response(_response(outputs=[Tensor("X", DataType.INT32, (1, 16), memoryview(memory))]))
+    memory[:] = bytes(len(memory))
+    assert ModelInferResponse.FromString(data).raw_output_contents[0] == VALUES.tobytes()
+
+
+def test_parameters_of_every_kind() -> None:
+    values = {"flag": False, "low": -(1 << 63), "high": (1 << 64) - 1, "text": "ü", "ratio": 0.25}
+    message = _read(_response(parameters=values))
+    read = {name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in message.parameters.items()}
+    assert read == values
+    assert message.parameters["flag"].WhichOneof("parameter_choice") == "bool_param"
+    assert message.parameters["high"].WhichOneof("parameter_choice") == "uint64_param"
+
+
+@pytest.mark.parametrize(("value", "text"), [(1 << 64, "64 bits"), (b"raw", "of type bytes")])
+def test_parameters_without_a_form_on_the_wire(value: object, text: str) -> None:
+    with pytest.raises(ServeError, match=text) as caught:
+        InferCodec().encode_response(_response(parameters={"x": value}))
+    assert caught.value.code is StatusCode.INTERNAL
+
+
+def test_stream_errors() -> None:
+    codec = InferCodec()
+    message = ModelStreamInferResponse.FromString(codec.encode_stream_error("no \udcff luck", "17"))
+    assert (message.error_message, message.infer_response.id) == ("no ? luck", "17")
+    assert message.infer_response == ModelInferResponse(id="17")
+    assert ModelStreamInferResponse.FromString(codec.encode_stream_error("no")).error_message == "no"
+
+
+def test_remembered_heads_are_bounded() -> None:
+    encoder = ResponseEncoder()
+    for number in range(2 * REMEMBERED_HEADS + 10):
+        encoder.encode_response(_response(model_version=str(number)))
+        assert len(encoder._heads) <= REMEMBERED_HEADS
