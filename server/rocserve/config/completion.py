@@ -76,7 +76,10 @@ def adopt(message: ModelConfig, signature: Signature) -> tuple[str, ...]:
         warnings.append(f"model '{message.name}' cannot batch: each request is run by itself")
         message.max_batch_size = 0
         message.ClearField("dynamic_batching")
-    if not _all_fit(message.input, signature.inputs, message):
+    required = {spec.name for spec in signature.inputs} - signature.optional_inputs
+    if not required <= {tensor.name for tensor in message.input} or not _all_fit(
+        message.input, signature.inputs, message
+    ):
         warnings.append(_replaced(message, "inputs", signature.inputs))
         message.ClearField("input")
     if not _all_fit(message.output, signature.outputs, message):
@@ -126,10 +129,7 @@ def _fill_tensor(tensor: ModelInput | ModelOutput, spec: TensorSpec, batches: bo
 
 def _all_fit(tensors: Iterable[ModelInput | ModelOutput], specs: Sequence[TensorSpec], message: ModelConfig) -> bool:
     by_name = {spec.name: spec for spec in specs}
-    declared = list(tensors)
-    return {tensor.name for tensor in declared} == set(by_name) and all(
-        tensor_fits(tensor, by_name[tensor.name], message) for tensor in declared
-    )
+    return all(tensor.name in by_name and tensor_fits(tensor, by_name[tensor.name], message) for tensor in tensors)
 
 
 def _replaced(message: ModelConfig, what: str, specs: Sequence[TensorSpec]) -> str:

@@ -142,6 +142,20 @@ def test_the_models_own_tensors_are_taken_where_they_differ(
     )
 
 
+def test_outputs_may_be_left_out_but_not_inputs(
+    make_folder: MakeFolder, registry: BackendRegistry, make_signature: MakeSignature
+) -> None:
+    folder = make_folder("flowers", {"config.toml": _TOML, "1/a.onnx": ""})
+    signature = make_signature(
+        {"pixels": ("FP32", (-1, 3, 16, 16)), "mask": ("BOOL", (-1, 16))},
+        {"scores": ("FP32", (-1, 5)), "features": ("FP32", (-1, 9))},
+    )
+    complete = complete_definition(_one(folder, registry), signature)
+    assert [tensor.name for tensor in complete.config.inputs] == ["pixels", "mask"]
+    assert [tensor.name for tensor in complete.config.outputs] == ["scores"]
+    assert len(complete.warnings) == 1
+
+
 def test_a_model_that_cannot_batch(
     make_folder: MakeFolder, registry: BackendRegistry, make_signature: MakeSignature
 ) -> None:
