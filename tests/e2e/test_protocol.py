@@ -243,10 +243,3 @@ def test_a_message_that_is_none(server):
             with pytest.raises(grpc.RpcError) as caught:
                 channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(b"\xff\xff\xff")
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-
-def test_a_client_deadline_ends_the_wait(server, client):
-    with pytest.raises(InferenceServerException) as caught:
-        client.infer("add_sub", inputs(LEFT, RIGHT), client_timeout=0.000001)
-    assert "DEADLINE_EXCEEDED" in str(caught.value.status())
-    assert client.is_server_ready()

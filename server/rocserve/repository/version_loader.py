@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rocserve.config.definition import ModelDefinition, complete_definition, find_model_file
@@ -64,10 +64,13 @@ class WorkerVersionLoader:
             completion=self._completion,
             events=wiring,
             log=self._log.getChild("workers"),
+            forked=definition.backend.forks_from_zygote,
         )
         try:
             signature = await group.load()
             complete = complete_definition(definition, signature, strict=self._strict)
+            for warning in complete.warnings[len(definition.warnings) :]:
+                self._log.getChild("config").warning("model '%s': %s", definition.name, warning)
             statistics = ModelStatistics()
             scheduler = ModelScheduler(
                 complete.config, version, statistics, self._completion, self._limits, self._log.getChild("scheduler")
@@ -118,7 +121,7 @@ class _Wiring:
     def available(self) -> bool:
         return bool(self._open)
 
-    def connect(self, scheduler: ModelScheduler, channels: tuple[Channel, ...]) -> None:
+    def connect(self, scheduler: ModelScheduler, channels: Sequence[Channel]) -> None:
         """From now on the scheduler gets the channels."""
         self._scheduler = scheduler
         self._open.update(channels)

@@ -254,8 +254,13 @@ class ModelScheduler:
             following = self._queue.next_expiry()
             if following is not None:
                 self._arm_expiry(following)
+        now = time.monotonic()
         for entry in expired:
-            self._reject(entry, unavailable("Request timeout expired"))
+            deadline = entry.request.deadline
+            if deadline is not None and deadline <= now:
+                self._reject(entry, ServeError(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"))
+            else:
+                self._reject(entry, unavailable("Request timeout expired"))
         if expired:
             self._pump()
             self._report_drained()

@@ -166,6 +166,7 @@ def test_a_client_deadline_drops_the_request_before_it_runs(make_bench):
     bench.submit(0.0)
     doomed = bench.submit(1.0, deadline=time.monotonic() + 0.02)
     assert doomed.done.wait(5)
+    assert doomed.error.code is StatusCode.DEADLINE_EXCEEDED
     bench.executions[0].finish()
     assert len(bench.executions) == 1
 

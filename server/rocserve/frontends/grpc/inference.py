@@ -179,7 +179,7 @@ class _StreamResponder:
 
     def send(self, response: InferResponse, final: bool = True) -> None:
         request = self.request
-        if request is not None and request.head.parameters.get("enable_empty_final_response") is True:
+        if request is not None and request.head.parameters.get("triton_enable_empty_final_response") is True:
             response.parameters = {**response.parameters, "triton_final_response": final}
         self._answer(self._stream.codec.encode_stream_response(response))
 

@@ -1,0 +1,154 @@
+"""Requests that wait: for their time-out, their client, their turn."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from support.models import drop, slow_sum
+from support.server import RocserveProcess, wait_until
+from tritonclient.utils import InferenceServerException
+
+CONFIG = """
+max_batch_size: 64
+input { name: "X" data_type: TYPE_FP32 dims: [ 256 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 256 ] }
+"""
+
+
+@pytest.fixture(scope="module", params=["reactor", "aio"])
+def server(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("waiting")
+    repository: Path = folder / "repository"
+    drop(repository, "slow", slow_sum(4000), CONFIG)
+    drop(
+        repository,
+        "ranked",
+        slow_sum(4000),
+        CONFIG + "dynamic_batching { priority_levels: 2 default_priority_level: 2 }",
+    )
+    drop(
+        repository,
+        "narrow",
+        slow_sum(4000),
+        CONFIG + "dynamic_batching { preferred_batch_size: [ 1 ] default_queue_policy { max_queue_size: 2 } }",
+    )
+    with RocserveProcess([repository], f"--grpc-transport={request.param}", log=folder / "log") as process:
+        process.wait_until_ready(60)
+        yield process
+
+
+def rows(count: int = 64) -> triton.InferInput:
+    entry = triton.InferInput("X", [count, 256], "FP32")
+    entry.set_data_from_numpy(np.ones((count, 256), np.float32))
+    return entry
+
+
+def executed(server: RocserveProcess, model: str) -> int:
+    return server.client().get_inference_statistics(model).model_stats[0].execution_count
+
+
+class Busy:
+    """Keeps a model at work with requests one behind the other until the block ends."""
+
+    def __init__(self, server: RocserveProcess, model: str) -> None:
+        self._client = server.client()
+        self._model = model
+        self._stopping = threading.Event()
+        self._running = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.answered = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._running.wait(10)
+        time.sleep(0.02)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._running.set()
+            self._client.infer(self._model, [rows()])
+            self.answered += 1
+
+
+def test_the_timeout_parameter(server):
+    client = server.client()
+    client.is_server_live()
+    with Busy(server, "slow"), pytest.raises(InferenceServerException) as caught:
+        client.infer("slow", [rows()], timeout=1000)
+    assert caught.value.status() == "StatusCode.UNAVAILABLE"
+    assert caught.value.message() == "Request timeout expired"
+
+
+def test_a_request_whose_client_no_longer_waits_never_runs(server):
+    client = server.client()
+    client.is_server_live()
+    before = executed(server, "slow")
+    with pytest.raises(InferenceServerException) as caught, Busy(server, "slow") as busy:
+        client.infer("slow", [rows()], client_timeout=0.01)
+    assert caught.value.status() == "StatusCode.DEADLINE_EXCEEDED"
+    time.sleep(0.5)
+    assert executed(server, "slow") - before == busy.answered
+
+
+def test_cancelled_requests_never_run(server):
+    client = server.client()
+    client.is_server_live()
+    before = executed(server, "slow")
+    cancelled = 20
+    with Busy(server, "slow") as busy:
+        waiting = [client.async_infer("slow", [rows()], lambda result, error: None) for _ in range(cancelled)]
+        time.sleep(0.05)
+        for call in waiting:
+            call.cancel()
+    time.sleep(0.5)
+    # One or two may have begun before they were cancelled.
+    assert executed(server, "slow") - before - busy.answered < cancelled / 2
+
+
+def test_an_urgent_request_overtakes(server):
+    finished: list[str] = []
+    client = server.client()
+    client.is_server_live()
+    everything = threading.Semaphore(0)
+
+    def note(name: str):
+        def done(result, error) -> None:
+            assert error is None, error
+            finished.append(name)
+            everything.release()
+
+        return done
+
+    with Busy(server, "ranked"):
+        for number in range(4):
+            client.async_infer("ranked", [rows()], note(f"patient {number}"))
+        client.async_infer("ranked", [rows()], note("urgent"), priority=1)
+        for _ in range(5):
+            assert everything.acquire(timeout=20)
+    assert finished.index("urgent") <= 1
+
+
+def test_a_full_queue_refuses_at_once(server):
+    client = server.client()
+    client.is_server_live()
+    answers: list = []
+    for _ in range(12):
+        client.async_infer("narrow", [rows()], lambda result, error: answers.append(error))
+    wait_until(lambda: len(answers) == 12, 20, "twelve answers")
+    refused = [error for error in answers if error is not None]
+    assert refused
+    assert len(refused) < 12
+    for error in refused:
+        assert error.status() == "StatusCode.UNAVAILABLE"
+        assert error.message() == "Exceeds maximum queue size"
