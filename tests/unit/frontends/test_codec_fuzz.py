@@ -16,8 +16,8 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.requests import InferResponse
 from rocserve.core.tensors import Tensor
 from rocserve.frontends.grpc.codec import InferCodec
-from rocserve.frontends.grpc.wire import describe_fault, length_prefix, varint
 from rocserve.protocol import grpc_service_pb2 as ours
+from rocserve.protocol.wire import describe_fault, length_prefix, varint
 
 CODEC = InferCodec()
 """One for all examples, so that remembered heads meet requests that are nearly theirs."""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pytest
-from rocserve.workers.completion import CompletionThread
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
@@ -21,6 +20,7 @@ from rocserve.core.validation import RequestValidator
 from rocserve.scheduling.model_scheduler import ModelScheduler
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.workers.channel import BatchInput, WorkerGone
+from rocserve.workers.completion import CompletionThread
 
 
 class Outcome:
