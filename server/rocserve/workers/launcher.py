@@ -18,9 +18,9 @@ from rocserve.core.errors import internal
 from rocserve.workers.channel import Channel
 from rocserve.workers.messages import Exited, Spawn, Spawned, SpawnFailed
 from rocserve.workers.process import WorkerProcess
+from rocserve.workers.spawner import MOST_DESCRIPTORS
 from rocserve.workers.wire import decode_message, encode_message
 from rocserve.workers.worker_output import WorkerOutput
-from rocserve.workers.zygote import MOST_DESCRIPTORS
 
 _MESSAGE_BYTES = 64 * 1024
 _SEND_BUFFER_BYTES = 1024 * 1024

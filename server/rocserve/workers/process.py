@@ -41,6 +41,7 @@ class WorkerProcess:
         self._asking = False
         self._end = ""
         self._broken = ""
+        self._kill_timer: asyncio.TimerHandle | None = None
 
     # Conversation
 
@@ -141,13 +142,12 @@ class WorkerProcess:
 
     def channel_broken(self, reason: str) -> None:
         """A channel has ended without the worker's end being known (yet)."""
-        if not self._exited.is_set():
-            self._loop.call_later(_STATUS_WAIT_SECONDS, self._kill_broken, reason)
+        if not self._exited.is_set() and self._kill_timer is None:
+            self._kill_timer = self._loop.call_later(_STATUS_WAIT_SECONDS, self._kill_broken, reason)
 
     def _kill_broken(self, reason: str) -> None:
-        if not self._exited.is_set():
-            self._broken = reason
-            self.kill()
+        self._broken = reason
+        self.kill()
 
     def zygote_gone(self) -> None:
         """Nobody will tell of its end any more: watch for it."""
@@ -164,6 +164,8 @@ class WorkerProcess:
         if self._exited.is_set():
             return
         self._end = _describe(wait_status)
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
         if self._pidfd is not None:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)

@@ -1,0 +1,181 @@
+"""Groups of real workers for the tests, and batches for them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError
+from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig, OutputConfig
+from rocserve.core.tensors import tensor_from_numpy
+from rocserve.workers.channel import BatchInput, BatchOutcome, Channel
+from rocserve.workers.completion import CompletionThread
+from rocserve.workers.group import WorkerGroup, WorkerPlan
+from rocserve.workers.launcher import WorkerLauncher
+from rocserve.workers.messages import Load
+
+LOG = logging.getLogger("rocserve.test.workers")
+
+
+@dataclass
+class Events:
+    """What a group has told."""
+
+    opened: list[Channel] = field(default_factory=list)
+    lost: list[tuple[Channel, ServeError]] = field(default_factory=list)
+    restarts: list[tuple[str, float]] = field(default_factory=list)
+    recoveries: int = 0
+
+    def channel_opened(self, channel: Channel) -> None:
+        self.opened.append(channel)
+
+    def channel_lost(self, channel: Channel, reason: ServeError) -> None:
+        self.lost.append((channel, reason))
+
+    def restarting(self, reason: str, delay_seconds: float) -> None:
+        self.restarts.append((reason, delay_seconds))
+
+    def recovered(self) -> None:
+        self.recoveries += 1
+
+
+@dataclass
+class Answer:
+    """A batch's outcome, kept beyond its release."""
+
+    error: ServeError | None
+    failures: dict[int, ServeError]
+    outputs: list[dict[str, np.ndarray]]
+    times: tuple[int, int, int]
+
+    @property
+    def facts(self) -> dict[str, str]:
+        return dict(entry.decode().split("=", 1) for entry in self.outputs[0]["SUM"])
+
+
+def batch_input(name: str, *arrays: np.ndarray) -> BatchInput:
+    """The arrays of several requests as one input."""
+    tensors = [tensor_from_numpy(name, array) for array in arrays]
+    shape = (sum(array.shape[0] for array in arrays), *arrays[0].shape[1:]) if arrays[0].ndim else ()
+    return BatchInput(name, tensors[0].datatype, shape, [tensor.data for tensor in tensors])
+
+
+def submit(
+    channel: Channel, inputs: Sequence[BatchInput], requested: Sequence[str], sizes: Sequence[int]
+) -> asyncio.Future[Answer]:
+    """Run a batch; the answer in the test's loop."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Answer] = loop.create_future()
+
+    def on_outcome(outcome: BatchOutcome) -> None:
+        outputs = []
+        if outcome.error is None:
+            outputs = [
+                {tensor.name: np.array(tensor.numpy()) for tensor in outcome.outputs_of(index)}
+                for index in range(len(sizes))
+            ]
+        times = (outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)
+        answer = Answer(outcome.error, dict(outcome.failures), outputs, times)
+        outcome.release()
+        # An outcome that came twice would raise InvalidStateError in the loop.
+        loop.call_soon_threadsafe(future.set_result, answer)
+
+    channel.execute(inputs, tuple(requested), tuple(sizes), on_outcome)
+    return future
+
+
+def add_sub_inputs(rows: int = 1, value: int = 0) -> list[BatchInput]:
+    a = np.arange(rows * 16, dtype=np.int32).reshape(rows, 16) + value
+    return [batch_input("A", a), batch_input("B", np.full((rows, 16), 3, np.int32))]
+
+
+def run_add_sub(channel: Channel, rows: int = 1, value: int = 0) -> asyncio.Future[Answer]:
+    return submit(channel, add_sub_inputs(rows, value), ("SUM", "DIFFERENCE"), (rows,))
+
+
+def config_of(behaviour: str, **changes: object) -> ModelConfig:
+    settings: dict[str, object] = {
+        "name": "m",
+        "max_batch_size": 64,
+        "inputs": tuple(InputConfig(name, DataType.INT32, (16,)) for name in ("A", "B")),
+        "outputs": tuple(OutputConfig(name, DataType.INT32, (16,)) for name in ("SUM", "DIFFERENCE")),
+        "parameters": {"behaviour": behaviour},
+    }
+    return ModelConfig(**{**settings, **changes})  # type: ignore[arg-type]
+
+
+class Workshop:
+    """Makes groups, and ends what is left of them."""
+
+    def __init__(self, completion: CompletionThread, launcher: WorkerLauncher, folder: Path) -> None:
+        self.completion = completion
+        self.launcher = launcher
+        self.folder = folder
+        self.events = Events()
+        self._groups: list[WorkerGroup] = []
+
+    def group(
+        self,
+        behaviour: str = "add_sub",
+        *,
+        plans: Sequence[WorkerPlan] = (WorkerPlan(InstanceKind.CPU, None, 1),),
+        config: ModelConfig | None = None,
+        engine: str = "rocserve_test_engine",
+        forked: bool = True,
+        **changes: object,
+    ) -> WorkerGroup:
+        config = config or config_of(behaviour)
+        folder = str(self.folder)
+        model_file = str(self.folder / "model.onnx")
+        load = Load(config.name, 1, folder, folder, model_file, engine, config, InstanceKind.CPU, None, 1)
+        group = WorkerGroup(
+            load=load,
+            plans=plans,
+            launcher=self.launcher,
+            completion=self.completion,
+            events=self.events,
+            log=LOG,
+            forked=forked,
+            **changes,  # type: ignore[arg-type]
+        )
+        self._groups.append(group)
+        return group
+
+    async def serving(self, behaviour: str = "add_sub", **changes: object) -> WorkerGroup:
+        """A group that is loaded and warmed up."""
+        group = self.group(behaviour, **changes)  # type: ignore[arg-type]
+        await group.load()
+        config = changes.get("config") or config_of(behaviour)
+        await group.warm_up(config)  # type: ignore[arg-type]
+        return group
+
+    async def close(self) -> None:
+        for group in self._groups:
+            await group.stop(0.0)
+
+
+async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        await asyncio.sleep(0.005)
+
+
+def running(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))

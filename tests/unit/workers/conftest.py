@@ -1,0 +1,40 @@
+"""Real workers for the tests: a zygote, a completion thread, groups of the engines in `engines`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from support.workers import LOG, Workshop
+
+from rocserve.workers.completion import CompletionThread
+from rocserve.workers.launcher import WorkerLauncher
+
+
+@pytest.fixture(autouse=True)
+def _engines_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).with_name("engines")))
+
+
+@pytest.fixture
+def completion() -> Iterator[CompletionThread]:
+    thread = CompletionThread(LOG)
+    thread.start()
+    yield thread
+    thread.stop()
+
+
+@pytest.fixture
+async def launcher() -> AsyncIterator[WorkerLauncher]:
+    launcher = WorkerLauncher(("numpy",), LOG)
+    launcher.start()
+    yield launcher
+    await launcher.close()
+
+
+@pytest.fixture
+async def workshop(completion: CompletionThread, launcher: WorkerLauncher, tmp_path: Path) -> AsyncIterator[Workshop]:
+    workshop = Workshop(completion, launcher, tmp_path)
+    yield workshop
+    await workshop.close()

@@ -1,0 +1,177 @@
+"""An engine for tests; the config's parameter `behaviour` says what it does."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from rocserve.backends.base import Batch, BatchResult, ModelSource
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, StatusCode, invalid_argument
+from rocserve.core.requests import Signature, TensorSpec
+from rocserve.core.tensors import Tensor
+
+SIGNATURE = Signature(
+    (TensorSpec("A", DataType.INT32, (-1, 16)), TensorSpec("B", DataType.INT32, (-1, 16))),
+    (TensorSpec("SUM", DataType.INT32, (-1, 16)), TensorSpec("DIFFERENCE", DataType.INT32, (-1, 16))),
+    True,
+)
+
+
+def load(model: ModelSource) -> Model:
+    behaviour = model.config.parameters.get("behaviour", "add_sub")
+    if behaviour == "load_fails":
+        raise RuntimeError("the file makes no sense at byte 7")
+    if behaviour == "load_refuses":
+        raise ServeError(StatusCode.FAILED_PRECONDITION, "no such device")
+    if behaviour == "load_crashes":
+        print("about to fall over", flush=True)
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if behaviour == "load_exits":
+        os._exit(3)
+    if behaviour == "load_slow":
+        time.sleep(60)
+    if behaviour == "load_holds_gil":
+        ctypes.PyDLL(None).sleep(60)
+    return Model(behaviour, model)
+
+
+class Model:
+    def __init__(self, behaviour: str, source: ModelSource) -> None:
+        self.signature = SIGNATURE
+        self._behaviour = behaviour
+        self._source = source
+        self._warm_ups: list[tuple[object, ...]] = []
+
+    def warm_up(self, samples: list[Batch]) -> None:
+        if self._behaviour == "warm_up_fails":
+            raise ValueError("too cold")
+        if self._behaviour == "crash_at_restart":
+            marker = self._source.model_folder / "crashed"
+            if marker.exists():
+                marker.write_text(str(int(marker.read_text() or "0") + 1))
+                os._exit(9)
+        self._warm_ups = [(batch.request_sizes, {n: t.numpy() for n, t in batch.inputs.items()}) for batch in samples]
+
+    def execute(self, batch: Batch) -> BatchResult:
+        return getattr(self, f"_{self._behaviour}")(batch)
+
+    def close(self) -> None:
+        print("closed")
+
+    def _add_sub(self, batch: Batch) -> BatchResult:
+        a, b = batch.inputs["A"].numpy(), batch.inputs["B"].numpy()
+        return BatchResult({"SUM": a + b, "DIFFERENCE": a - b})
+
+    def _crash_at_restart(self, batch: Batch) -> BatchResult:
+        (self._source.model_folder / "crashed").write_text("0")
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+    def _identity(self, batch: Batch) -> BatchResult:
+        return BatchResult({f"OUT_{name}": tensor.numpy() for name, tensor in batch.inputs.items()})
+
+    def _identity_tensor(self, batch: Batch) -> BatchResult:
+        return BatchResult({f"OUT_{name}": Tensor("", t.datatype, t.shape, t.data) for name, t in batch.inputs.items()})
+
+    def _slow(self, batch: Batch) -> BatchResult:
+        time.sleep(0.2)
+        return self._add_sub(batch)
+
+    def _stuck(self, batch: Batch) -> BatchResult:
+        time.sleep(60)
+        return self._add_sub(batch)
+
+    def _crash(self, batch: Batch) -> BatchResult:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return self._add_sub(batch)
+
+    def _raise(self, batch: Batch) -> BatchResult:
+        raise RuntimeError("the engine's own words")
+
+    def _refuse(self, batch: Batch) -> BatchResult:
+        raise invalid_argument("that will not do")
+
+    def _sys_exit(self, batch: Batch) -> BatchResult:
+        sys.exit("enough")
+
+    def _bad_rows(self, batch: Batch) -> BatchResult:
+        result = self._add_sub(batch)
+        return BatchResult({"SUM": result.outputs["SUM"][1:], "DIFFERENCE": result.outputs["DIFFERENCE"]})
+
+    def _missing(self, batch: Batch) -> BatchResult:
+        return BatchResult({"OTHER": np.zeros(1)})
+
+    def _failures(self, batch: Batch) -> BatchResult:
+        """Requests whose first element is negative fail."""
+        result = self._add_sub(batch)
+        rows = batch.inputs["A"].numpy()
+        failures, start = {}, 0
+        for index, size in enumerate(batch.request_sizes):
+            if (rows[start : start + size] < 0).any():
+                failures[index] = invalid_argument(f"request {index} is negative " + "x" * 1000)
+            start += size
+        return BatchResult(result.outputs, failures)
+
+    def _large(self, batch: Batch) -> BatchResult:
+        """As many bytes as the first element says."""
+        size = int(batch.inputs["A"].numpy().flat[0])
+        return BatchResult({"SUM": np.full((1, size), 7, np.uint8), "DIFFERENCE": np.zeros((1, 1), np.uint8)})
+
+    def _close_channel(self, batch: Batch) -> BatchResult:
+        """As a fault in the worker would."""
+        for descriptor in range(3, 64):
+            try:
+                if str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("socket:"):
+                    os.close(descriptor)
+            except OSError:
+                continue
+        time.sleep(60)
+        return self._add_sub(batch)
+
+    def _facts(self, batch: Batch) -> BatchResult:
+        """About the worker itself, as strings."""
+        facts = [
+            f"pid={os.getpid()}",
+            f"comm={Path('/proc/self/comm').read_text().strip()}",
+            f"grpc={'grpc' in sys.modules or 'google.protobuf' in sys.modules}",
+            f"engine_forked={'rocserve.workers.zygote' in sys.modules}",
+            f"thread={threading.current_thread().name}",
+            f"device={self._source.device}",
+            f"hip={os.environ.get('HIP_VISIBLE_DEVICES')}",
+            f"count={self._source.instance_count}",
+            f"random={random.random()}",
+            f"numpy_random={np.random.random()}",
+            f"sigint={signal.getsignal(signal.SIGINT).name}",
+            f"sigterm={signal.getsignal(signal.SIGTERM).name}",
+            f"oom={Path('/proc/self/oom_score_adj').read_text().strip()}",
+            f"rocserve_on_path={any((Path(p) / 'rocserve').exists() for p in sys.path if p)}",
+            f"warm_ups={self._warm_ups}",
+        ]
+        return BatchResult({"SUM": np.array(facts, dtype=object), "DIFFERENCE": np.zeros(1, np.int32)})
+
+    def _print(self, batch: Batch) -> BatchResult:
+        libc = ctypes.CDLL(None)
+        print("from print")
+        print("to stderr", file=sys.stderr)
+        os.write(1, b"from C\n")
+        libc.puts(b"from puts")
+        libc.fflush(None)
+        os.write(2, b"\xff\xfe\x00junk\x1b[2J\n")
+        os.write(1, b"x" * 100_000 + b"\n")
+        os.write(1, b"after the long line\n")
+        return self._add_sub(batch)
+
+    def _flood(self, batch: Batch) -> BatchResult:
+        for _ in range(200):
+            os.write(1, b"line of a flood\n" * 100)
+        os.write(1, b"last of the flood\n")
+        return self._add_sub(batch)

@@ -1,0 +1,261 @@
+"""The life of a model's workers: loading, failing, crashing, restarting, ending."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import re
+import signal
+import time
+
+import numpy as np
+import psutil
+import pytest
+from support.workers import Workshop, config_of, open_descriptors, run_add_sub, running, until
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.model_config import InstanceKind, WarmupInput, WarmupSample
+from rocserve.workers.channel import WorkerGone
+from rocserve.workers.group import RestartPolicy, WorkerPlan
+
+
+async def test_load_reports_the_signature(workshop: Workshop) -> None:
+    group = workshop.group()
+    signature = await group.load()
+    assert [spec.name for spec in signature.inputs] == ["A", "B"]
+    assert signature.outputs[0].shape == (-1, 16) and signature.supports_batching
+    await group.warm_up(config_of("add_sub"))
+    assert workshop.events.opened == list(group.channels)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "code", "text"),
+    [
+        ("load_fails", StatusCode.INTERNAL, "the file makes no sense at byte 7"),
+        ("load_refuses", StatusCode.FAILED_PRECONDITION, "no such device"),
+        (
+            "load_crashes",
+            StatusCode.INTERNAL,
+            "worker ended while loading (killed by signal 11); it last wrote: about to fall over",
+        ),
+        ("load_exits", StatusCode.INTERNAL, "worker ended while loading (exited with status 3)"),
+        ("warm_up_fails", StatusCode.INTERNAL, "too cold"),
+    ],
+)
+async def test_why_it_cannot_be_loaded(workshop: Workshop, behaviour: str, code: StatusCode, text: str) -> None:
+    plans = [WorkerPlan(InstanceKind.CPU, None, 1)] * 2
+    group = workshop.group(behaviour, plans=plans)
+    with pytest.raises(ServeError) as caught:
+        await group.load()
+        await group.warm_up(config_of(behaviour))
+    assert (caught.value.code, caught.value.text) == (code, text)
+    assert not group.channels and not group.pids
+    # Only the zygote is left, though both workers were started.
+    await until(lambda: len(psutil.Process().children(recursive=True)) == 1)
+    assert not workshop.events.restarts
+
+
+async def test_an_engine_that_is_not_there(workshop: Workshop) -> None:
+    group = workshop.group(engine="rocserve_no_such_engine")
+    with pytest.raises(ServeError, match="No module named 'rocserve_no_such_engine'"):
+        await group.load()
+
+
+@pytest.mark.parametrize("behaviour", ["load_slow", "load_holds_gil"])
+async def test_a_cancelled_load_ends_its_worker(workshop: Workshop, behaviour: str) -> None:
+    group = workshop.group(behaviour)
+    task = asyncio.create_task(group.load())
+    await until(lambda: group.pids)
+    (pid,) = group.pids
+    await asyncio.sleep(0.2)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(lambda: not running(pid))
+
+
+async def test_warm_up_gets_the_samples_of_the_config(workshop: Workshop) -> None:
+    (workshop.folder / "warmup").mkdir()
+    (workshop.folder / "warmup" / "a").write_bytes(np.arange(16, dtype=np.int32).tobytes())
+    inputs = {
+        "A": WarmupInput(DataType.INT32, (16,), "file:a"),
+        "B": WarmupInput(DataType.INT32, (16,), "zero"),
+    }
+    config = config_of("facts", model_warmup=(WarmupSample("w", 2, inputs, count=3),), max_batch_size=0)
+    group = workshop.group(config=config)
+    await group.load()
+    batching = config_of("facts", model_warmup=config.model_warmup)
+    await group.warm_up(batching)
+    answer = await run_add_sub(group.channels[0])
+    assert answer.error is not None  # The facts are no rows of a batch.
+    group = await workshop.serving(config=config)
+    facts = (await run_add_sub(group.channels[0])).facts
+    assert facts["warm_ups"].count("array([ 0,  1,  2,") == 3 and facts["warm_ups"].count("array([0, 0,") == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("missing", "cannot be read: No such file"), ("../model.onnx", "is outside the model's folder"), ("short", "64")],
+)
+async def test_a_warm_up_file_that_will_not_do(workshop: Workshop, name: str, text: str) -> None:
+    (workshop.folder / "warmup").mkdir()
+    (workshop.folder / "warmup" / "short").write_bytes(b"123")
+    inputs = {"A": WarmupInput(DataType.INT32, (16,), f"file:{name}")}
+    config = config_of("add_sub", model_warmup=(WarmupSample("w", 1, inputs),))
+    group = workshop.group(config=config)
+    await group.load()
+    with pytest.raises(ServeError, match=text) as caught:
+        await group.warm_up(config)
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_killed_worker_fails_what_is_in_it_and_comes_back(workshop: Workshop) -> None:
+    group = await workshop.serving("stuck", plans=[WorkerPlan(InstanceKind.CPU, None, 2)])
+    (pid,) = group.pids
+    first, second = group.channels
+    answers = [run_add_sub(first), run_add_sub(first), run_add_sub(second)]
+    await asyncio.sleep(0.1)
+    os.kill(pid, signal.SIGKILL)
+    killed_at = time.monotonic()
+    for answer in await asyncio.gather(*answers):
+        assert answer.error is not None and answer.error.code is StatusCode.UNAVAILABLE
+        assert answer.error.text == (
+            "worker of model 'm' version 1 ended unexpectedly (killed by signal 9); the request was in it;"
+            " the model is being restarted"
+        )
+    assert first.closed and first.free_slots == 0
+    with pytest.raises(WorkerGone):
+        run_add_sub(first)
+    await until(lambda: workshop.events.recoveries)
+    assert time.monotonic() - killed_at < 2.0
+    assert [channel for channel, _ in workshop.events.lost] == [first, second]
+    assert workshop.events.restarts == [("worker ended unexpectedly (killed by signal 9)", 0.0)]
+    assert workshop.events.opened == [first, second, *group.channels]
+    assert group.pids != [pid]
+
+
+async def test_a_batch_that_crashes_its_worker(workshop: Workshop) -> None:
+    group = await workshop.serving("crash")
+    for round_number in range(3):
+        await until(lambda count=round_number: len(group.channels) == 1 and workshop.events.recoveries == count)
+        answer = await run_add_sub(group.channels[0])
+        assert answer.error is not None and "killed by signal 9" in answer.error.text
+    delays = [delay for _, delay in workshop.events.restarts]
+    assert delays[:2] == [0.0, 0.1]
+
+
+async def test_two_workers_only_one_crashes(workshop: Workshop) -> None:
+    group = await workshop.serving(plans=[WorkerPlan(InstanceKind.CPU, None, 1)] * 2)
+    survivor, victim = group.pids
+    os.kill(victim, signal.SIGKILL)
+    await until(lambda: workshop.events.lost)
+    (channel,) = [channel for channel in workshop.events.opened if not channel.closed]
+    assert (await run_add_sub(channel)).error is None
+    await until(lambda: workshop.events.recoveries == 1)
+    assert group.pids[0] == survivor and len(group.channels) == 2
+
+
+async def test_restarts_wait_longer_each_time(workshop: Workshop) -> None:
+    policy = RestartPolicy(first_delay_seconds=0.05)
+    group = await workshop.serving("crash_at_restart", policy=policy)
+    await run_add_sub(group.channels[0])
+    await until(lambda: len(workshop.events.restarts) >= 4)
+    assert [delay for _, delay in workshop.events.restarts[:4]] == [0.0, 0.05, 0.1, 0.2]
+    assert workshop.events.restarts[1][0] == "worker ended while warming up (exited with status 9)"
+    (workshop.folder / "crashed").unlink()
+    await until(lambda: workshop.events.recoveries == 1)
+    assert len(group.channels) == 1
+
+
+def test_the_delays_are_bounded() -> None:
+    policy = RestartPolicy()
+    assert [policy.delay(count) for count in (1, 2, 3, 11, 10_000)] == [0.0, 0.1, 0.2, 30.0, 30.0]
+
+
+async def test_a_worker_that_closes_its_channel_is_replaced(workshop: Workshop) -> None:
+    group = await workshop.serving("close_channel")
+    answer = await run_add_sub(group.channels[0])
+    assert answer.error is not None
+    assert re.search(r"ended unexpectedly \(.*channel; killed by signal 9\)", answer.error.text)
+    await until(lambda: workshop.events.recoveries)
+
+
+async def test_stop_lets_the_batch_in_hand_finish(workshop: Workshop) -> None:
+    group = await workshop.serving("slow")
+    (channel,), (pid,) = group.channels, group.pids
+    answers = [run_add_sub(channel), run_add_sub(channel)]
+    await group.stop(10.0)
+    for answer in await asyncio.gather(*answers):
+        assert answer.error is None
+    assert not running(pid) and not group.channels and not group.pids
+    with pytest.raises(WorkerGone):
+        run_add_sub(channel)
+    assert not workshop.events.lost and not workshop.events.restarts
+
+
+async def test_stop_does_not_wait_for_ever(workshop: Workshop) -> None:
+    group = await workshop.serving("stuck")
+    (channel,), (pid,) = group.channels, group.pids
+    answer = run_add_sub(channel)
+    await asyncio.sleep(0.1)
+    started = time.monotonic()
+    await group.stop(0.3)
+    assert time.monotonic() - started < 2.0 and not running(pid)
+    error = (await answer).error
+    assert error is not None and error.text == "the worker of model 'm' version 1 was stopped; the request was in it"
+
+
+async def test_stop_between_two_restarts(workshop: Workshop) -> None:
+    group = await workshop.serving("crash_at_restart", policy=RestartPolicy(first_delay_seconds=20.0))
+    await run_add_sub(group.channels[0])
+    await until(lambda: len(workshop.events.restarts) >= 2)
+    await group.stop(5.0)
+    await until(lambda: len(psutil.Process().children(recursive=True)) == 1)
+
+
+async def test_nothing_is_left_of_fifty_killed_workers(workshop: Workshop) -> None:
+    group = await workshop.serving(policy=RestartPolicy(healthy_seconds=0.0))
+
+    async def kill_one() -> None:
+        recoveries = workshop.events.recoveries
+        channel, pid = group.channels[0], group.pids[0]
+        answers = [run_add_sub(channel, 64, 5) for _ in range(2)]
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.gather(*answers)
+        await until(lambda: workshop.events.recoveries > recoveries)
+        workshop.events.opened.clear()
+        workshop.events.lost.clear()
+
+    process = psutil.Process()
+    for _ in range(10):
+        await kill_one()
+        mappings = len(process.memory_maps(grouped=False))
+    gc.collect()
+    descriptors, memory, threads = open_descriptors(), process.memory_info().rss, process.num_threads()
+    for _ in range(50):
+        await kill_one()
+    gc.collect()
+    assert (await run_add_sub(group.channels[0])).error is None
+    assert open_descriptors() == descriptors
+    assert process.num_threads() == threads
+    assert len(process.memory_maps(grouped=False)) <= mappings + 10
+    assert process.memory_info().rss < memory + 4 * 1024 * 1024
+    assert len(process.children(recursive=True)) == 2
+
+
+async def test_nothing_is_left_of_loads_and_unloads(workshop: Workshop) -> None:
+    async def cycle() -> None:
+        group = await workshop.serving(plans=[WorkerPlan(InstanceKind.CPU, None, 2)])
+        await run_add_sub(group.channels[0])
+        await group.stop(5.0)
+
+    await cycle()
+    workshop.events.opened.clear()
+    await asyncio.sleep(0.1)
+    before = open_descriptors()
+    for _ in range(5):
+        await cycle()
+    await asyncio.sleep(0.1)
+    assert open_descriptors() == before
