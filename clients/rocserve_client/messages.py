@@ -6,17 +6,25 @@ They are ModelInferRequest, ModelInferResponse and ModelStreamInferResponse of K
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import TypedDict
+from typing import TypedDict, TypeVar
 
+from google.protobuf.message import DecodeError, Message
+
+from rocserve.core.errors import ServeError
+from rocserve.core.requests import ParameterValue
 from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve.protocol.parameters import read_parameters, write_parameters
+from rocserve.protocol.wire import Buffer, WireError
 from rocserve_client.errors import Internal, InvalidArgument, RocserveError
 from rocserve_client.results import InferResult
-from rocserve_client.tensors import Array, Input, Output, ParameterValue, decode_array, encode_array
-from rocserve_client.wire import Buffer, join, split
+from rocserve_client.tensors import Array, Input, Output, decode_array, encode_array
+from rocserve_client.wire import join, split
 
-_RAW_INPUT_CONTENTS = 7
-_RAW_OUTPUT_CONTENTS = 6
-_STREAM_INFER_RESPONSE = 2
+Head = TypeVar("Head", bound=Message)
+
+_RAW_INPUT_CONTENTS = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
+_RAW_OUTPUT_CONTENTS = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
+_STREAM_INFER_RESPONSE = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
 
 Inputs = Mapping[str, Array | Input]
 Outputs = Sequence[str | Output] | None
@@ -44,7 +52,7 @@ def encode_infer_request(model: str, inputs: Inputs, outputs: Outputs, options: 
     head = pb.ModelInferRequest(
         model_name=model, model_version=options.get("version", ""), id=options.get("request_id", "")
     )
-    _set_parameters(head.parameters, options.get("parameters", {}))
+    _write(options.get("parameters", {}), head.parameters)
     if priority := options.get("priority", 0):
         head.parameters["priority"].uint64_param = priority
     contents: list[Buffer] = []
@@ -52,7 +60,7 @@ def encode_infer_request(model: str, inputs: Inputs, outputs: Outputs, options: 
         tensor = encode_array(name, value)
         entry = head.inputs.add(name=name, datatype=tensor.datatype.value, shape=tensor.shape)
         if isinstance(value, Input):
-            _set_parameters(entry.parameters, value.parameters)
+            _write(value.parameters, entry.parameters)
         contents.append(memoryview(tensor.data))
     for output in outputs or ():
         if isinstance(output, str):
@@ -70,11 +78,7 @@ def decode_infer_response(message: Buffer) -> InferResult:
     Raises:
         Internal: the message is none, or its tensors do not fit what it says of them.
     """
-    try:
-        head_bytes, contents = split(message, _RAW_OUTPUT_CONTENTS)
-    except ValueError as error:
-        raise Internal(f"the server's answer is no ModelInferResponse: {error}") from error
-    head = pb.ModelInferResponse.FromString(head_bytes)
+    head, contents = _take_apart(message, pb.ModelInferResponse, _RAW_OUTPUT_CONTENTS)
     if len(contents) != len(head.outputs):
         raise Internal(
             f"the server's answer has {len(head.outputs)} outputs but raw_output_contents for {len(contents)}"
@@ -83,7 +87,7 @@ def decode_infer_response(message: Buffer) -> InferResult:
         model_name=head.model_name,
         model_version=head.model_version,
         request_id=head.id,
-        parameters={name: _parameter_value(parameter) for name, parameter in head.parameters.items()},
+        parameters=_read(head.parameters),
         outputs={
             output.name: decode_array(output.name, output.datatype, tuple(output.shape), content)
             for output, content in zip(head.outputs, contents, strict=True)
@@ -97,36 +101,32 @@ def decode_stream_response(message: bytes) -> InferResult:
     Raises:
         RocserveError: the request failed, alone; the message carries a text instead of an answer.
     """
-    head_bytes, responses = split(message, _STREAM_INFER_RESPONSE)
+    head, responses = _take_apart(message, pb.ModelStreamInferResponse, _STREAM_INFER_RESPONSE)
     response = responses[0] if responses else b""
-    text = pb.ModelStreamInferResponse.FromString(head_bytes).error_message
-    if text:
-        head_bytes, _ = split(response, _RAW_OUTPUT_CONTENTS)
-        failed = pb.ModelInferResponse.FromString(head_bytes)
-        raise RocserveError(text, request_id=failed.id)
+    if head.error_message:
+        failed, _ = _take_apart(response, pb.ModelInferResponse, _RAW_OUTPUT_CONTENTS)
+        raise RocserveError(head.error_message, request_id=failed.id)
     return decode_infer_response(response)
 
 
-def _set_parameters(target: MutableMapping[str, pb.InferParameter], parameters: Mapping[str, ParameterValue]) -> None:
-    for name, value in parameters.items():
-        _set_parameter(target[name], name, value)
+def _take_apart(message: Buffer, kind: type[Head], bulk_field: int) -> tuple[Head, list[memoryview]]:
+    """The message without its bulk field, and the contents of that."""
+    try:
+        head, contents = split(message, bulk_field)
+        return kind.FromString(head), contents
+    except (DecodeError, WireError) as error:
+        raise Internal(f"the server's answer is no {kind.DESCRIPTOR.name}: {error}") from error
 
 
-def _set_parameter(parameter: pb.InferParameter, name: str, value: ParameterValue) -> None:
-    if isinstance(value, bool):
-        parameter.bool_param = value
-    elif isinstance(value, int):
-        # Sequence ids may need all 64 bits.
-        field = "int64_param" if value < 1 << 63 else "uint64_param"
-        setattr(parameter, field, value)
-    elif isinstance(value, float):
-        parameter.double_param = value
-    elif isinstance(value, str):
-        parameter.string_param = value
-    else:
-        raise InvalidArgument(f"parameter '{name}' is a {type(value).__name__}, expected bool, int, float or str")
+def _read(parameters: Mapping[str, pb.InferParameter]) -> Mapping[str, ParameterValue]:
+    try:
+        return read_parameters(parameters)
+    except ServeError as error:
+        raise Internal(f"the server's answer has a parameter without a value: {error.text}") from error
 
 
-def _parameter_value(parameter: pb.InferParameter) -> ParameterValue:
-    value: ParameterValue = getattr(parameter, parameter.WhichOneof("parameter_choice") or "string_param")
-    return value
+def _write(values: Mapping[str, ParameterValue], parameters: MutableMapping[str, pb.InferParameter]) -> None:
+    try:
+        write_parameters(values, parameters)
+    except ServeError as error:
+        raise InvalidArgument(error.text) from error

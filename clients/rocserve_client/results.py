@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rocserve_client.tensors import Array, Classification, ParameterValue, parse_classes
+from rocserve.core.requests import ParameterValue
+from rocserve_client.tensors import Array, Classification, parse_classes
 
 
 @dataclass(frozen=True, slots=True, eq=False)

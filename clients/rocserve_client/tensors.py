@@ -10,6 +10,7 @@ import numpy as np
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
+from rocserve.core.requests import ParameterValue
 from rocserve.core.tensors import Tensor, tensor_from_numpy
 from rocserve_client.errors import Internal, InvalidArgument
 
@@ -21,7 +22,6 @@ except ImportError:
     _BF16 = None
 
 Array = np.ndarray[Any, Any]
-ParameterValue = bool | int | float | str
 
 
 @dataclass(frozen=True, slots=True, eq=False)

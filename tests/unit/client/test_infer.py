@@ -136,7 +136,7 @@ def test_inputs_that_cannot_be_sent(value: Any, text: str) -> None:
 
 
 def test_a_parameter_of_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="parameter 'p' is a list"):
+    with pytest.raises(InvalidArgument, match="parameter 'p' is of type list"):
         encode_infer_request("m", {}, None, {"parameters": {"p": [1]}})  # type: ignore[dict-item]
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve_client import Internal
-from rocserve_client.messages import decode_infer_response
+from rocserve_client.messages import decode_infer_response, decode_stream_response
 from rocserve_client.wire import join, split
 
 CONTENTS = st.lists(st.one_of(st.binary(max_size=300), st.integers(0, 40_000).map(bytes)), max_size=5)
@@ -52,11 +52,12 @@ def test_no_bytes_do_worse_than_a_clear_error(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("message", "text"),
     [
-        (b"\x32\x05ab", "ends 3 bytes before"),
-        (b"\x32", "inside a number"),
-        (b"\x33", "wire type 3"),
-        (b"\x80" * 11, "inside a number"),
+        (b"\x32\x05ab", "3 bytes past the end"),
+        (b"\x32", "ends within the field"),
+        (b"\x33", "no ModelInferResponse"),
+        (b"\x80" * 11, "varint of more than 5 bytes"),
         (join(b"", 6, [b"data"]), "0 outputs but raw_output_contents for 1"),
+        (pb.ModelInferResponse(parameters={"p": pb.InferParameter()}).SerializeToString(), "parameter without a value"),
         (pb.ModelInferResponse(outputs=[{"name": "A", "datatype": "FP32", "shape": [1]}]).SerializeToString(), "for 0"),
     ],
 )
@@ -71,3 +72,10 @@ def test_an_output_that_does_not_fit_its_head(datatype: str, raw: bytes) -> None
     answer.outputs.add(name="A", datatype=datatype, shape=[1])
     with pytest.raises(Internal, match=rf"output 'A' cannot be read as {datatype} of shape \[1\]"):
         decode_infer_response(answer.SerializeToString())
+
+
+def test_a_stream_answer_that_makes_no_sense() -> None:
+    with pytest.raises(Internal, match="no ModelStreamInferResponse"):
+        decode_stream_response(b"\x12\x05ab")
+    with pytest.raises(Internal, match="no ModelInferResponse"):
+        decode_stream_response(b"\x12\x02\x32\x05")

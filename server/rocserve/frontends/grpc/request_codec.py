@@ -15,10 +15,10 @@ from google.protobuf.message import DecodeError
 from rocserve.core.errors import invalid_argument
 from rocserve.core.requests import InferRequest, InputHead, RequestedOutput, RequestHead
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.grpc.parameters import read_parameters
 from rocserve.frontends.grpc.typed_contents import raw_contents
-from rocserve.frontends.grpc.wire import LENGTH_DELIMITED, describe_fault, read_varint
 from rocserve.protocol.grpc_service_pb2 import ModelInferRequest
+from rocserve.protocol.parameters import read_parameters
+from rocserve.protocol.wire import LENGTH_DELIMITED, describe_fault, read_varint
 
 REMEMBERED_HEADS = 1024
 LONGEST_REMEMBERED_HEAD = 4096

@@ -1,4 +1,4 @@
-"""Protobuf's wire format, as far as the codec reads and writes it by hand.
+"""Protobuf's wire format, as far as it is read and written by hand.
 
 Source: https://protobuf.dev/programming-guides/encoding/
 """
@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError, Message
+
+Buffer = bytes | memoryview
 
 VARINT, FIXED64, LENGTH_DELIMITED, START_GROUP, END_GROUP, FIXED32 = range(6)
 
@@ -31,7 +33,7 @@ class FieldSpan:
     end: int
 
 
-def read_varint(data: bytes, position: int, longest: int = _LONGEST_LENGTH) -> tuple[int, int]:
+def read_varint(data: Buffer, position: int, longest: int = _LONGEST_LENGTH) -> tuple[int, int]:
     """A varint and the position behind it.
 
     Raises:
@@ -67,7 +69,7 @@ def describe_fault(data: bytes, message: type[Message]) -> str:
     """What is wrong with bytes that do not parse as `message`, for the client to read."""
     fields = message.DESCRIPTOR.fields_by_number
     try:
-        for span in _spans(data):
+        for span in field_spans(data):
             try:
                 message.FromString(data[span.start : span.end])
             except DecodeError:
@@ -78,7 +80,7 @@ def describe_fault(data: bytes, message: type[Message]) -> str:
     return "the fields do not form a message"
 
 
-def _spans(data: bytes) -> Iterator[FieldSpan]:
+def field_spans(data: Buffer) -> Iterator[FieldSpan]:
     """The top-level fields of a serialised message, up to the first group.
 
     Raises:
@@ -104,7 +106,7 @@ def _spans(data: bytes) -> Iterator[FieldSpan]:
         yield FieldSpan(number, start, position)
 
 
-def _skip(data: bytes, position: int, wire_type: int) -> int:
+def _skip(data: Buffer, position: int, wire_type: int) -> int:
     """The position behind a value."""
     if wire_type == VARINT:
         return read_varint(data, position, _LONGEST_VARINT)[1]
