@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Mapping
 
@@ -103,8 +102,7 @@ class ModelRepository:
         self._is_stopping = True
         if self._looking is not None:
             self._looking.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._looking
+            await asyncio.wait([self._looking])
         await self._watch.close()
         self._follower.stop()
         self._catalogue.close()

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -75,7 +76,9 @@ class RepositoryWatch:
         if len(self._watches) < len(self._roots):
             poll = min(poll, UNWATCHED_POLL_SECONDS)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), poll if timeout is None else min(poll, timeout))
+            # Not wait_for: it may lose a cancellation that comes together with a change.
+            async with asyncio.timeout(poll if timeout is None else min(poll, timeout)):
+                await self._changed.wait()
         woken = self._changed.is_set()
         self._changed.clear()
         return woken
@@ -95,9 +98,7 @@ class RepositoryWatch:
                 return
             try:
                 if self._observer is None:
-                    observer = Observer()
-                    observer.start()
-                    self._observer = observer
+                    self._observer = _start_observer()
             except OSError as error:
                 self._fail(f"no notifications of changed files: {error}; polling instead")
                 return
@@ -143,6 +144,17 @@ class RepositoryWatch:
         if text not in self._failures:
             self._failures.add(text)
             self._log.warning(text)
+
+
+def _start_observer() -> BaseObserver:
+    """Raises: OSError."""
+    # watchdog 7 writes to standard error of folders that it sees twice while they fill, and of its own ending. What it
+    # really misses is found by the poll.
+    warnings.filterwarnings("ignore", message="Callback with id", category=RuntimeWarning)
+    logging.getLogger("watchdog").addHandler(logging.NullHandler())
+    observer = Observer()
+    observer.start()
+    return observer
 
 
 class _Waker(FileSystemEventHandler):

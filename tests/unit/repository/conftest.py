@@ -190,7 +190,7 @@ class Served:
         """Wait until the condition holds; the index is in the failure."""
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                while not condition():
+                while not condition():  # noqa: ASYNC110 - what is waited for has no event
                     await asyncio.sleep(0.01)
         except TimeoutError:
             pytest.fail(f"{what or 'it'} did not come; index: {self.index()}; loads: {self.loader.loads}")

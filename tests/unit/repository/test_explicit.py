@@ -1,0 +1,371 @@
+"""Explicit mode: loads and unloads by request; and mode none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.repository.settings import ControlMode
+
+from .conftest import FakeLoader, Folders, Served
+
+Start = Callable[..., Any]
+
+CONFIG_JSON = json.dumps(
+    {
+        "platform": "onnx_onnxv1",
+        "max_batch_size": 4,
+        "input": [{"name": "IN", "data_type": "TYPE_INT32", "dims": [4]}],
+        "output": [{"name": "OUT", "data_type": "TYPE_INT32", "dims": [4]}],
+    }
+)
+
+
+@pytest.fixture
+def explicit(start: Start) -> Start:
+    async def build(*names: str, **changes: Any) -> Served:
+        served: Served = await start(control_mode=ControlMode.EXPLICIT, load_models=names, **changes)
+        return served
+
+    return build
+
+
+async def error_of(call: Awaitable[None]) -> tuple[StatusCode, str]:
+    with pytest.raises(ServeError) as caught:
+        await call
+    return caught.value.code, caught.value.text
+
+
+async def test_only_what_is_named_is_loaded_at_the_start(explicit: Start, folders: Folders) -> None:
+    folders.model("m", 1)
+    folders.model("n", 1)
+    served: Served = await explicit("m")
+    assert served.data("m") == "good"
+    assert served.rows("n") == {"": ("", "")}
+    assert served.data("n") == "Request for unknown model: 'n' is not found"
+    assert [row.name for row in served.repository.index(ready_only=True)] == ["m"]
+    assert served.repository.is_ready()
+
+
+async def test_a_star_loads_all(explicit: Start, folders: Folders) -> None:
+    folders.model("m", 1)
+    folders.model("n", 1)
+    served: Served = await explicit("*")
+    assert (served.data("m"), served.data("n")) == ("good", "good")
+
+
+async def test_a_name_that_is_not_there_at_the_start_is_a_failed_model(explicit: Start) -> None:
+    served: Served = await explicit("absent")
+    assert served.repository.failed_models() == {
+        "absent": "failed to load 'absent', failed to poll from model repository"
+    }
+    assert not served.repository.is_ready()
+
+
+async def test_load_reload_and_unload(explicit: Start, folders: Folders, loader: FakeLoader) -> None:
+    served: Served = await explicit()
+    folders.model("m", 1)
+    await served.repository.load("m", {})
+    assert served.data("m") == "good"
+    folders.version("m", 1, "new")
+    await served.settle()
+    assert served.data("m") == "good", "nothing is loaded unasked"
+    await served.repository.load("m", {})
+    assert served.data("m") == "new"
+    await served.repository.load("m", {})
+    assert loader.loads == [("m", 1), ("m", 1)], "the third found nothing new"
+    await served.repository.unload("m", False)
+    assert served.data("m") == "Request for unknown model: 'm' has no available versions"
+    await served.until(lambda: served.rows("m") == {"1": ("UNAVAILABLE", "unloaded")})
+    assert loader.alive("m") == []
+    assert served.repository.is_ready()
+    await served.repository.load("m", {})
+    assert served.data("m") == "new"
+
+
+async def test_unloading_what_is_unknown_or_unloaded_is_fine(explicit: Start, folders: Folders) -> None:
+    folders.model("m", 1)
+    served: Served = await explicit()
+    await served.repository.unload("absent", True)
+    await served.repository.unload("m", False)
+
+
+async def test_new_folders_are_listed_without_being_loaded(explicit: Start, folders: Folders) -> None:
+    served: Served = await explicit()
+    folders.model("m", 1)
+    await served.until(lambda: served.rows("m") == {"": ("", "")})
+
+
+async def test_what_cannot_be_found_or_read_is_answered_in_tritons_words(explicit: Start, folders: Folders) -> None:
+    served: Served = await explicit()
+    polled = "failed to load '{}', failed to poll from model repository"
+    assert await error_of(served.repository.load("absent", {})) == (StatusCode.INTERNAL, polled.format("absent"))
+    folders.model("typo", 1, more="max_bach_size: 8")
+    assert await error_of(served.repository.load("typo", {})) == (StatusCode.INTERNAL, polled.format("typo"))
+    assert "max_bach_size" in served.reason("typo", ""), "the index tells the reason"
+    folders.model("named", 1, more='name: "other"')
+    assert await error_of(served.repository.load("named", {})) == (StatusCode.INTERNAL, polled.format("named"))
+    folders.model("empty")
+    assert await error_of(served.repository.load("empty", {})) == (
+        StatusCode.INVALID_ARGUMENT,
+        "load failed for model 'empty': at least one version must be available under the version policy of model"
+        " 'empty'",
+    )
+    folders.model("broken", 1, data="broken")
+    assert await error_of(served.repository.load("broken", {})) == (
+        StatusCode.INVALID_ARGUMENT,
+        "load failed for model 'broken': version 1 is at UNAVAILABLE state: Internal: cannot parse the model of"
+        " version 1;\n",
+    )
+    assert served.state("broken") == "UNAVAILABLE"
+    folder = folders.model("foreign", 1)
+    (folder / "config.pbtxt").write_text('backend: "b"')
+    code, text = await error_of(served.repository.load("foreign", {}))
+    assert code is StatusCode.INVALID_ARGUMENT
+    assert text.startswith(
+        "load failed for model 'foreign': version 1 is at UNAVAILABLE state: Invalid argument: unable to find backend"
+        " library for backend 'b', try specifying runtime on the model configuration."
+    )
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../m", "a/b", "m\0"])
+async def test_names_that_are_paths_are_not_found(explicit: Start, name: str) -> None:
+    served: Served = await explicit()
+    code, _ = await error_of(served.repository.load(name, {"config": CONFIG_JSON, "file:1/model.onnx": b"x"}))
+    assert code is StatusCode.INTERNAL
+
+
+async def test_a_reload_that_fails_keeps_what_serves_and_may_be_tried_again(
+    explicit: Start, folders: Folders, loader: FakeLoader
+) -> None:
+    folders.model("m", 1)
+    served: Served = await explicit("m")
+    folders.version("m", 1, "broken")
+    for _ in range(2):
+        await error_of(served.repository.load("m", {}))
+    assert loader.loads == [("m", 1)] * 3
+    assert served.data("m") == "good"
+    assert served.state("m") == "READY"
+    assert served.reason("m") == "newer content failed to load: cannot parse the model of version 1"
+
+
+async def test_a_config_in_the_request_takes_the_place_of_the_file(explicit: Start, folders: Folders) -> None:
+    folders.model("m", 1)
+    served: Served = await explicit("m")
+    assert served.table.table.find("m", "").config.max_batch_size == 8
+    await served.repository.load("m", {"config": CONFIG_JSON})
+    assert served.table.table.find("m", "").config.max_batch_size == 4
+    await served.repository.load("m", {})
+    assert served.table.table.find("m", "").config.max_batch_size == 8
+
+
+async def test_files_in_the_request_take_the_place_of_the_folder_and_go_with_the_model(
+    explicit: Start, folders: Folders, loader: FakeLoader
+) -> None:
+    folders.model("m", 1)
+    served: Served = await explicit("m")
+    await served.repository.load("m", {"config": CONFIG_JSON, "file:7/model.onnx": b"given"})
+    assert served.data("m", "7") == "given"
+    await served.until(lambda: served.rows("m")["1"] == ("UNAVAILABLE", "unloaded"))
+    await served.repository.load("new", {"config": CONFIG_JSON, "file:1/model.onnx": b"no folder at all"})
+    assert served.data("new") == "no folder at all"
+
+
+async def test_private_files_are_deleted_when_the_model_is_unloaded(
+    explicit: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "private").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "private"))
+    served: Served = await explicit()
+    await served.repository.load("m", {"config": CONFIG_JSON, "file:1/model.onnx": b"given"})
+    assert len(list((tmp_path / "private").iterdir())) == 1
+    await served.repository.unload("m", False)
+    await served.until(lambda: not list((tmp_path / "private").iterdir()))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "file:../1/model.onnx",
+        "file:1/../../model.onnx",
+        "file:/etc/passwd",
+        "file:1//model.onnx",
+        "file:model.onnx",
+        "file:x/model.onnx",
+        "file:01/model.onnx",
+        "file:1/",
+        "file:1/a\\..\\b",
+        "file:",
+    ],
+)
+async def test_paths_that_leave_the_versions_folder_are_refused(explicit: Start, key: str, tmp_path: Path) -> None:
+    served: Served = await explicit()
+    code, text = await error_of(served.repository.load("m", {"config": CONFIG_JSON, key: b"x"}))
+    assert code is StatusCode.INVALID_ARGUMENT
+    assert "'file:<version>/<path>'" in text
+
+
+async def test_wrong_parameters_are_refused(explicit: Start, folders: Folders) -> None:
+    folders.model("m", 1)
+    served: Served = await explicit()
+    load = served.repository.load
+    invalid = StatusCode.INVALID_ARGUMENT
+    assert await error_of(load("m", {"foo": "x"})) == (invalid, "unrecognized load parameter 'foo'.")
+    assert (await error_of(load("m", {"config": 3})))[0] is invalid
+    assert (await error_of(load("m", {"config": CONFIG_JSON, "file:1/model.onnx": "text"})))[0] is invalid
+    code, text = await error_of(load("m", {"file:1/model.onnx": b"x"}))
+    assert code is invalid
+    assert "no 'config'" in text
+    assert await error_of(load("m", {"config": "{"})) == (
+        StatusCode.INTERNAL,
+        "failed to load 'm', failed to poll from model repository",
+    )
+
+
+async def test_programs_are_not_taken_from_a_request(explicit: Start) -> None:
+    served: Served = await explicit()
+    config = json.dumps({**json.loads(CONFIG_JSON), "platform": "", "backend": "python"})
+    await error_of(served.repository.load("m", {"config": config, "file:1/model.py": b"evil"}))
+    assert "only loaded from the repository" in served.reason("m", "")
+
+
+async def test_loading_an_ensemble_loads_its_members(explicit: Start, folders: Folders, loader: FakeLoader) -> None:
+    folders.ensemble("e", "m")
+    folders.model("m", 1)
+    served: Served = await explicit()
+    await served.repository.load("e", {})
+    assert loader.loads == [("m", 1), ("e", 1)]
+    assert served.state("e") == "READY"
+    await served.repository.load("e", {})
+    assert loader.loads == [("m", 1), ("e", 1)]
+
+
+async def test_an_ensemble_whose_member_is_missing_or_does_not_fit_is_answered_in_tritons_words(
+    explicit: Start, folders: Folders
+) -> None:
+    folders.ensemble("e", "m")
+    served: Served = await explicit()
+    assert await error_of(served.repository.load("e", {})) == (
+        StatusCode.INVALID_ARGUMENT,
+        "load failed for model 'e': ensemble e contains models that are not available or ambiguous: m",
+    )
+    folders.model("m", 1, tensor="X")
+    assert await error_of(served.repository.load("e", {})) == (
+        StatusCode.INVALID_ARGUMENT,
+        "load failed for model 'e': in ensemble e, ensemble tensor E_IN is mapping to non-existing input IN in model m",
+    )
+    assert served.state("m") == "READY"
+
+
+async def test_a_circle_of_ensembles_ends_with_an_error(explicit: Start, folders: Folders) -> None:
+    folders.ensemble("e", "f")
+    folders.ensemble("f", "e")
+    served: Served = await explicit()
+    code, _ = await asyncio.wait_for(error_of(served.repository.load("e", {})), 5.0)
+    assert code is StatusCode.INVALID_ARGUMENT
+
+
+async def test_unloading_the_dependents_leaves_members_that_others_need(
+    explicit: Start, folders: Folders, loader: FakeLoader
+) -> None:
+    folders.ensemble("e", "m")
+    folders.ensemble("f", "m")
+    folders.model("m", 1)
+    served: Served = await explicit("e", "f")
+    await served.repository.unload("e", True)
+    assert served.state("f") == "READY"
+    assert served.data("m") == "good"
+    await served.repository.unload("f", True)
+    await served.until(lambda: loader.alive("m") == [])
+
+
+async def test_unloading_a_member_suspends_the_ensemble_until_it_is_loaded_again(
+    explicit: Start, folders: Folders
+) -> None:
+    folders.ensemble("e", "m")
+    folders.model("m", 1)
+    served: Served = await explicit("e")
+    await served.repository.unload("m", False)
+    assert served.state("e") == "UNAVAILABLE"
+    await served.repository.load("m", {})
+    assert served.state("e") == "READY"
+
+
+async def test_a_load_goes_on_when_the_client_gives_up(explicit: Start, folders: Folders, loader: FakeLoader) -> None:
+    folders.model("m", 1)
+    served: Served = await explicit()
+    held = loader.hold("m")
+    asking = asyncio.create_task(served.repository.load("m", {}))
+    await served.until(lambda: loader.loads == [("m", 1)])
+    asking.cancel()
+    held.set()
+    await served.until(lambda: served.data("m") == "good")
+
+
+async def test_an_unload_calls_off_a_load(explicit: Start, folders: Folders, loader: FakeLoader) -> None:
+    folders.model("m", 1)
+    served: Served = await explicit()
+    loader.hold("m")
+    asking = asyncio.create_task(error_of(served.repository.load("m", {})))
+    await served.until(lambda: served.state("m") == "LOADING")
+    await served.repository.unload("m", False)
+    code, text = await asyncio.wait_for(asking, 5.0)
+    assert code is StatusCode.UNAVAILABLE
+    assert "unloaded before" in text
+    assert loader.cancelled == [("m", 1)]
+
+
+async def test_many_clients_may_load_the_same_model_at_once(
+    explicit: Start, folders: Folders, loader: FakeLoader
+) -> None:
+    folders.model("m", 1)
+    served: Served = await explicit()
+    await asyncio.gather(*(served.repository.load("m", {}) for _ in range(10)))
+    assert loader.loads == [("m", 1)]
+
+
+async def test_files_that_change_during_a_load_are_loaded_anew(
+    explicit: Start, folders: Folders, loader: FakeLoader
+) -> None:
+    folders.model("m", 1, data="half")
+    served: Served = await explicit()
+    held = loader.hold("m")
+    asking = asyncio.create_task(served.repository.load("m", {}))
+    await served.until(lambda: loader.loads == [("m", 1)])
+    folders.version("m", 1, "whole")
+    held.set()
+    await asyncio.wait_for(asking, 5.0)
+    assert served.data("m") == "whole"
+    assert [version.data for version in loader.alive("m")] == [b"whole"]
+
+
+async def test_a_mounted_model_is_loaded_by_its_configurations_name(start: Start, tmp_path: Path) -> None:
+    folder = Folders(tmp_path).model("models", 1, more='name: "resnet"')
+    served: Served = await start(folder, control_mode=ControlMode.EXPLICIT, load_models=("resnet",))
+    assert served.data("resnet") == "good"
+
+
+async def test_mode_none_loads_all_once_and_follows_nothing(start: Start, folders: Folders, loader: FakeLoader) -> None:
+    folders.ensemble("e", "m")
+    folders.model("m", 1)
+    folders.model("bad", 1, data="broken")
+    served: Served = await start(control_mode=ControlMode.NONE)
+    assert served.state("e") == "READY"
+    assert served.rows("bad") == {"1": ("UNAVAILABLE", "cannot parse the model of version 1")}
+    assert list(served.repository.failed_models()) == ["bad"]
+    folders.version("m", 2)
+    shutil.rmtree(folders.root / "bad")
+    await served.settle()
+    assert sorted(loader.loads) == [("bad", 1), ("e", 1), ("m", 1)]
+    code, text = await error_of(served.repository.load("m", {}))
+    assert (code, text) == (
+        StatusCode.UNAVAILABLE,
+        "explicit model load / unload is not allowed if polling is enabled",
+    )

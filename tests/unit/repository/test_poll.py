@@ -1,0 +1,576 @@
+"""Poll mode on real folders, with real notifications and the real clock; only the loading itself is played."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rocserve.core.errors import ServeError
+from rocserve.repository import watch
+
+from .conftest import SETTLE_SECONDS, FakeLoader, Folders, Served
+
+Start = Callable[..., Any]
+
+
+async def test_what_is_there_at_the_start_is_ready_when_start_returns(
+    start: Start, folders: Folders, loader: FakeLoader
+) -> None:
+    folders.model("m", 1, 2)
+    folders.model("bad", 1, data="broken")
+    served: Served = await start()
+    assert served.data("m") == "good"
+    assert served.rows("m") == {"2": ("READY", "")}, "the default policy serves the latest version"
+    assert served.state("bad") == "UNAVAILABLE"
+    assert "cannot parse the model of version 1" in served.reason("bad")
+    assert list(served.repository.failed_models()) == ["bad"]
+    assert not served.repository.is_ready()
+    assert served.data("bad", "1") == "Request for unknown model: 'bad' version 1 is not at ready state"
+    assert served.data("bad") == "Request for unknown model: 'bad' has no available versions"
+
+
+async def test_not_ready_before_the_first_loads_have_ended(
+    make: Callable[..., Served], folders: Folders, loader: FakeLoader
+) -> None:
+    folders.model("m", 1)
+    held = loader.hold("m")
+    served = make()
+    starting = asyncio.create_task(served.repository.start())
+    await served.until(lambda: served.state("m") == "LOADING")
+    assert not served.repository.is_ready()
+    assert not starting.done()
+    held.set()
+    await starting
+    assert served.repository.is_ready()
+    assert served.repository.is_model_ready("m", "")
+    assert not served.repository.is_model_ready("m", "7")
+
+
+async def test_a_folder_dropped_in_is_served_soon_after_its_last_byte(start: Start, folders: Folders) -> None:
+    served: Served = await start()
+    folders.model("m", 1)
+    last_byte = time.monotonic()
+    await served.until(lambda: served.state("m") == "READY")
+    assert time.monotonic() - last_byte < SETTLE_SECONDS + 0.5
+    assert served.repository.is_ready()
+
+
+async def test_a_version_copied_byte_by_byte_is_loaded_once_and_whole(
+    start: Start, folders: Folders, loader: FakeLoader
+) -> None:
+    folders.model("m", 1)
+    served: Served = await start()
+    folder = folders.root / "m" / "2"
+    folder.mkdir()
+    with (folder / "model.onnx").open("wb", buffering=0) as file:
+        for byte in b"a version that takes a while":
+            file.write(bytes([byte]))
+            await asyncio.sleep(0.05)
+            assert served.data("m") == "good"
+            assert loader.loads == [("m", 1)]
+    await served.until(lambda: served.data("m") == "a version that takes a while")
+    assert loader.loads == [("m", 1), ("m", 2)]
+
+
+async def test_the_old_version_serves_until_the_new_one_is_warm_and_is_then_unloaded(
+    start: Start, folders: Folders, loader: FakeLoader
+) -> None:
+    folders.model("m", 1)
+    served: Served = await start()
+    old = loader.loaded[0]
+    old.may_unload.clear()
+    held = loader.hold("m")
+    folders.version("m", 2, "new")
+    await served.until(lambda: served.state("m", "2") == "LOADING")
+    assert served.data("m") == "good"
+    assert served.repository.is_ready(), "a version on its way makes nothing unready"
+    held.set()
+    await served.until(lambda: served.data("m") == "new")
+    await served.until(lambda: served.state("m", "1") == "UNLOADING")
+    old.may_unload.set()
+    await served.until(lambda: served.rows("m")["1"] == ("UNAVAILABLE", "unloaded"))
+    assert old.is_unloaded
+    assert served.repository.is_ready()
+
+
+async def test_editors_and_downloads_reload_nothing(start: Start, folders: Folders, loader: FakeLoader) -> None:
+    folder = folders.model("m", 1)
+    served: Served = await start()
+    for name in (".config.pbtxt.swp", "config.pbtxt~", "1/.model.onnx.AbC123", "1/model.onnx.part", "1/x.tmp"):
+        (folder / name).write_text("x")
+    await served.settle()
+    assert loader.loads == [("m", 1)]
+    assert served.rows("m") == {"1": ("READY", "")}
+
+
+async def test_a_folder_renamed_out_and_in_within_the_settle_time_is_no_change(
+    start: Start, folders: Folders, loader: FakeLoader, tmp_path: Path
+) -> None:
+    folder = folders.model("m", 1)
+    served: Served = await start()
+    for _ in range(3):
+        folder.rename(tmp_path / "away")
+        await asyncio.sleep(SETTLE_SECONDS / 4)
+        assert served.data("m") == "good"
+        (tmp_path / "away").rename(folder)
+        await asyncio.sleep(SETTLE_SECONDS / 4)
+    await served.settle()
+    assert loader.loads == [("m", 1)]
+    assert served.data("m") == "good"
+
+
+async def test_a_folder_renamed_out_is_unloaded_and_comes_back_when_renamed_in(
+    start: Start, folders: Folders, loader: FakeLoader, tmp_path: Path
+) -> None:
+    folder = folders.model("m", 1)
+    served: Served = await start()
+    folder.rename(tmp_path / "away")
+    await served.until(lambda: served.rows("m") == {"1": ("UNAVAILABLE", "unloaded")})
+    assert served.data("m") == "Request for unknown model: 'm' is not found"
+    assert served.repository.is_ready()
+    (tmp_path / "away").rename(folder)
+    await served.until(lambda: served.state("m") == "READY")
+    assert len(loader.alive("m")) == 1
+
+
+async def test_a_version_with_an_older_time_than_before_is_taken(
+    start: Start, folders: Folders, tmp_path: Path
+) -> None:
+    folders.model("m", 1, data="first")
+    served: Served = await start()
+    (tmp_path / "old.onnx").write_text("other")
+    os.utime(tmp_path / "old.onnx", (1_000_000_000, 1_000_000_000))
+    (tmp_path / "old.onnx").rename(folders.root / "m" / "1" / "model.onnx")
+    await served.until(lambda: served.data("m") == "other")
+
+
+async def test_a_typo_in_the_config_keeps_what_serves_and_is_told(
+    start: Start, folders: Folders, loader: FakeLoader
+) -> None:
+    folders.model("m", 1)
+    served: Served = await start()
+    folders.config("m", "max_bach_size: 8")
+    await served.until(lambda: "max_bach_size" in served.reason("m"))
+    assert served.state("m") == "READY"
+    assert served.reason("m").startswith("newer content failed to load: ")
+    assert "config.pbtxt" in served.reason("m")
+    assert served.data("m") == "good"
+    assert served.repository.is_ready()
+    assert served.repository.failed_models() == {}
+    folders.config("m")
+    await served.until(lambda: served.rows("m") == {"1": ("READY", "")})
+    assert loader.loads == [("m", 1)], "the config is what it was, so nothing need be loaded"
+
+
+async def test_a_typo_in_the_config_of_a_new_model_is_told(start: Start, folders: Folders) -> None:
+    served: Served = await start()
+    folders.model("m", 1, more="max_bach_size: 8")
+    await served.until(lambda: served.state("m", "") == "UNAVAILABLE")
+    assert "max_bach_size" in served.reason("m", "")
+    assert not served.repository.is_ready()
+    folders.config("m")
+    await served.until(lambda: served.rows("m") == {"1": ("READY", "")})
+    assert served.repository.is_ready()
+
+
+async def test_a_broken_version_leaves_the_good_one_and_is_retried_when_its_files_change(
+    start: Start, folders: Folders, loader: FakeLoader
+) -> None:
+    folders.model("m", 1)
+    served: Served = await start(retry_seconds=1000.0, longest_retry_seconds=1000.0)
+    folders.version("m", 2, "broken")
+    await served.until(lambda: served.state("m", "2") == "UNAVAILABLE")
+    assert "cannot parse the model of version 2 (failed once, next try in 1000 s)" in served.reason("m", "2")
+    assert served.data("m") == "good"
+    assert served.data("m", "2") == "Request for unknown model: 'm' version 2 is not at ready state"
+    assert served.repository.is_ready(), "what serves goes on, so nothing is unready"
+    folders.version("m", 2, "mended")
+    await served.until(lambda: served.data("m") == "mended")
+    assert loader.loads == [("m", 1), ("m", 2), ("m", 2)]
+
+
+async def test_a_broken_version_that_is_taken_away_again_leaves_no_trace(start: Start, folders: Folders) -> None:
+    folders.model("m", 1)
+    served: Served = await start()
+    folder = folders.version("m", 2, "broken")
+    await served.until(lambda: served.state("m", "2") == "UNAVAILABLE")
+    shutil.rmtree(folder)
+    await served.until(lambda: served.rows("m") == {"1": ("READY", "")})
+
+
+async def test_a_served_version_overwritten_with_something_broken_goes_on_serving(
+    start: Start, folders: Folders
+) -> None:
+    folders.model("m", 1)
+    served: Served = await start()
+    folders.version("m", 1, "broken")
+    await served.until(lambda: "newer content failed to load: cannot parse" in served.reason("m"))
+    assert served.state("m") == "READY"
+    assert served.data("m") == "good"
+    assert served.repository.is_ready()
+
+
+async def test_failures_are_retried_later_and_later_with_the_reason(
+    start: Start, folders: Folders, loader: FakeLoader
+) -> None:
+    folders.model("m", 1)
+    loader.failing["m"] = ServeError(14, "the device is lost")  # type: ignore[arg-type]
+    served: Served = await start(retry_seconds=0.1)
+    await served.until(lambda: len(loader.loads) >= 4)
+    assert "the device is lost" in served.reason("m")
+    await served.until(lambda: "times, next try in" in served.reason("m"))
+    del loader.failing["m"]
+    await served.until(lambda: served.state("m") == "READY")
+    assert served.reason("m") == ""
+
+
+async def test_an_exception_that_nobody_foresaw_is_a_failure_with_its_text(
+    start: Start, folders: Folders, loader: FakeLoader
+) -> None:
+    folders.model("m", 1)
+    loader.failing["m"] = ZeroDivisionError("oh")
+    served: Served = await start()
+    assert "ZeroDivisionError: oh" in served.reason("m")
+
+
+async def test_removing_a_version_loads_the_one_before_it_first(
+    start: Start, folders: Folders, loader: FakeLoader
+) -> None:
+    folders.model("m", 1, data="one")
+    folders.version("m", 2, "two")
+    served: Served = await start()
+    held = loader.hold("m")
+    shutil.rmtree(folders.root / "m" / "2")
+    await served.until(lambda: served.state("m", "1") == "LOADING")
+    assert served.data("m") == "two"
+    held.set()
+    await served.until(lambda: served.data("m") == "one")
+    await served.until(lambda: served.rows("m")["2"] == ("UNAVAILABLE", "unloaded"))
+
+
+async def test_removing_all_versions_unloads_them(start: Start, folders: Folders) -> None:
+    folders.model("m", 1)
+    served: Served = await start()
+    shutil.rmtree(folders.root / "m" / "1")
+    await served.until(lambda: served.rows("m").get("1") == ("UNAVAILABLE", "unloaded"))
+    assert "at least one version must be available under the version policy of model 'm'" in served.reason("m", "")
+
+
+async def test_a_new_version_under_the_policy_all_loads_only_itself(
+    start: Start, folders: Folders, loader: FakeLoader
+) -> None:
+    folders.model("m", 1, 2, more="version_policy { all {} }")
+    served: Served = await start()
+    folders.version("m", 3)
+    await served.until(lambda: served.state("m", "3") == "READY")
+    assert sorted(loader.loads) == [("m", 1), ("m", 2), ("m", 3)]
+    assert len(loader.alive("m")) == 3
+
+
+async def test_a_changed_version_policy_alone_reloads_nothing(
+    start: Start, folders: Folders, loader: FakeLoader
+) -> None:
+    folders.model("m", 1, 2)
+    served: Served = await start()
+    folders.config("m", "version_policy { all {} }")
+    await served.until(lambda: served.state("m", "1") == "READY")
+    assert loader.loads == [("m", 2), ("m", 1)]
+    folders.config("m", "version_policy { specific { versions: 1 } }")
+    await served.until(lambda: served.rows("m") == {"1": ("READY", ""), "2": ("UNAVAILABLE", "unloaded")})
+    assert loader.loads == [("m", 2), ("m", 1)]
+
+
+async def test_a_policy_that_no_version_fits_keeps_what_serves(start: Start, folders: Folders) -> None:
+    folders.model("m", 1)
+    served: Served = await start()
+    folders.config("m", "version_policy { specific { versions: 9 } }")
+    await served.until(lambda: "at least one version must be available" in served.reason("m"))
+    assert served.state("m") == "READY"
+    assert served.data("m") == "good"
+
+
+async def test_a_changed_config_reloads_every_served_version_beside_the_old(
+    start: Start, folders: Folders, loader: FakeLoader
+) -> None:
+    folders.model("m", 1, 2, more="version_policy { all {} }")
+    served: Served = await start()
+    held = loader.hold("m")
+    folders.config("m", 'version_policy { all {} } parameters { key: "a" value { string_value: "b" } }')
+    await served.until(lambda: len(loader.loads) == 4)
+    assert served.data("m", "1") == "good"
+    assert served.rows("m")["1"] == ("READY", "newer content is being loaded")
+    held.set()
+    await served.until(lambda: served.table.table.find("m", "1").config.parameters == {"a": "b"})
+    await served.until(lambda: len(loader.alive("m")) == 2)
+    assert served.repository.is_ready()
+
+
+async def test_a_comment_in_the_config_reloads_nothing(start: Start, folders: Folders, loader: FakeLoader) -> None:
+    folders.model("m", 1)
+    served: Served = await start()
+    folders.config("m", "# nothing new")
+    await served.settle()
+    assert loader.loads == [("m", 1)]
+
+
+async def test_files_that_change_during_a_load_are_never_served_mixed(
+    start: Start, folders: Folders, loader: FakeLoader
+) -> None:
+    served: Served = await start()
+    held = loader.hold("m")
+    folders.model("m", 1, data="half")
+    await served.until(lambda: served.state("m") == "LOADING")
+    folders.version("m", 1, "whole")
+    held.set()
+    seen = set()
+
+    def is_whole() -> bool:
+        seen.add(served.data("m"))
+        return served.data("m") == "whole"
+
+    await served.until(is_whole)
+    assert "half" not in seen
+    assert [version.data for version in loader.alive("m")] == [b"whole"]
+
+
+async def test_a_load_is_called_off_when_newer_content_has_settled(
+    start: Start, folders: Folders, loader: FakeLoader
+) -> None:
+    served: Served = await start()
+    loader.hold("m")
+    folders.model("m", 1, data="old")
+    await served.until(lambda: loader.loads == [("m", 1)])
+    folders.version("m", 1, "new")
+    await served.until(lambda: loader.cancelled == [("m", 1)])
+    loader.held["m"].set()
+    await served.until(lambda: served.data("m") == "new")
+
+
+async def test_files_that_change_and_change_back_during_a_load_are_loaded_all_the_same(
+    start: Start, folders: Folders, loader: FakeLoader, tmp_path: Path
+) -> None:
+    served: Served = await start()
+    held = loader.hold("m")
+    folder = folders.model("m", 1)
+    await served.until(lambda: served.state("m") == "LOADING")
+    folder.rename(tmp_path / "away")
+    held.set()
+    await served.until(lambda: "changed while it was loading" in served.reason("m"))
+    (tmp_path / "away").rename(folder)
+    await served.until(lambda: served.state("m") == "READY")
+
+
+async def test_a_folder_deleted_while_it_loads_is_called_off(
+    start: Start, folders: Folders, loader: FakeLoader
+) -> None:
+    served: Served = await start()
+    loader.hold("m")
+    folder = folders.model("m", 1)
+    await served.until(lambda: served.state("m") == "LOADING")
+    shutil.rmtree(folder)
+    await served.until(lambda: served.rows("m") == {})
+    assert loader.cancelled == [("m", 1)]
+    assert loader.alive("m") == []
+    assert served.data("m") == "Request for unknown model: 'm' is not found"
+
+
+async def test_many_models_load_beside_each_other_but_not_too_many(
+    start: Start, folders: Folders, loader: FakeLoader
+) -> None:
+    served: Served = await start(concurrent_loads=3)
+    held = [loader.hold(f"m{number}") for number in range(12)]
+    for number in range(12):
+        folders.model(f"m{number}", 1)
+    await served.until(lambda: loader.running == 3)
+    await served.settle()
+    assert loader.running == 3
+    for event in held:
+        event.set()
+    await served.until(lambda: all(served.state(f"m{number}") == "READY" for number in range(12)))
+    assert loader.most_running == 3
+
+
+async def test_a_slow_load_keeps_no_other_model_waiting(start: Start, folders: Folders, loader: FakeLoader) -> None:
+    served: Served = await start()
+    loader.hold("slow")
+    folders.model("slow", 1)
+    await served.until(lambda: served.state("slow") == "LOADING")
+    folders.model("quick", 1)
+    await served.until(lambda: served.state("quick") == "READY")
+    assert served.state("slow") == "LOADING"
+    assert served.repository.is_ready(), "a model on its way makes nothing unready"
+
+
+async def test_a_name_that_turns_up_in_a_second_repository_is_an_error_and_what_serves_goes_on(
+    start: Start, folders: Folders, tmp_path: Path, loader: FakeLoader
+) -> None:
+    (tmp_path / "second").mkdir()
+    second = Folders(tmp_path / "second")
+    folders.model("m", 1, data="first")
+    second.model("n", 1)
+    served: Served = await start(folders.root, second.root)
+    assert served.state("n") == "READY"
+    folder = second.model("m", 1, data="second")
+    await served.until(lambda: "more than one repository" in served.reason("m"))
+    assert served.data("m") == "first"
+    shutil.rmtree(folder)
+    await served.until(lambda: served.rows("m") == {"1": ("READY", "")})
+
+
+async def test_a_name_in_two_repositories_from_the_start_is_not_served(
+    start: Start, folders: Folders, tmp_path: Path
+) -> None:
+    folders.model("m", 1)
+    second = Folders(tmp_path / "second")
+    second.model("m", 1)
+    served: Served = await start(folders.root, second.root)
+    assert served.state("m", "") == "UNAVAILABLE"
+    assert "more than one repository" in served.repository.failed_models()["m"]
+
+
+async def test_the_swap_of_a_mounted_config_map_loads_the_new_files(start: Start, root: Path) -> None:
+    Folders(root / "..2024_1").model("m", 1, data="old")
+    (root / "..data").symlink_to("..2024_1")
+    (root / "m").symlink_to("..data/m")
+    served: Served = await start()
+    assert served.data("m") == "old"
+    Folders(root / "..2024_2").model("m", 1, data="new")
+    (root / "..data_tmp").symlink_to("..2024_2")
+    (root / "..data_tmp").rename(root / "..data")
+    shutil.rmtree(root / "..2024_1")
+    await served.until(lambda: served.data("m") == "new")
+
+
+async def test_a_link_out_of_the_repository_is_not_read(start: Start, folders: Folders, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    folder = folders.model("m", 1)
+    served: Served = await start()
+    (folder / "2").mkdir()
+    (folder / "2" / "model.onnx").symlink_to(tmp_path / "secret")
+    await served.until(lambda: "leads out of the model repository" in served.reason("m", "2"))
+    assert served.data("m") == "good"
+
+
+async def test_a_repository_that_vanishes_and_comes_back_keeps_serving_and_is_followed_again(
+    start: Start, folders: Folders, loader: FakeLoader
+) -> None:
+    folders.model("m", 1)
+    served: Served = await start()
+    away = folders.root.with_name("away")
+    folders.root.rename(away)
+    await served.settle()
+    assert served.data("m") == "good"
+    away.rename(folders.root)
+    await asyncio.sleep(watch.UNWATCHED_POLL_SECONDS + 0.5)
+    folders.version("m", 2, "after")
+    await served.until(lambda: served.data("m") == "after")
+    assert loader.loads == [("m", 1), ("m", 2)]
+
+
+async def test_a_repository_that_is_not_there_at_the_start_is_served_when_it_comes(
+    start: Start, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(watch, "UNWATCHED_POLL_SECONDS", 0.1)
+    served: Served = await start(tmp_path / "later")
+    Folders(tmp_path / "later").model("m", 1)
+    await served.until(lambda: served.data("m") == "good")
+
+
+async def test_without_notifications_polling_finds_the_change(start: Start, folders: Folders, monkeypatch: Any) -> None:
+    def refuse() -> None:
+        raise OSError(24, "inotify instance limit reached")
+
+    monkeypatch.setattr(watch, "Observer", refuse)
+    monkeypatch.setattr(watch, "UNWATCHED_POLL_SECONDS", 0.1)
+    served: Served = await start()
+    folders.model("m", 1)
+    await served.until(lambda: served.data("m") == "good")
+
+
+async def test_a_crashed_worker_shows_and_the_version_stays_in_the_table(
+    start: Start, folders: Folders, loader: FakeLoader
+) -> None:
+    folders.model("m", 1)
+    served: Served = await start()
+    calls: list[bool] = []
+    unsubscribe = served.repository.subscribe(lambda: calls.append(served.repository.is_ready()))
+    version = loader.loaded[0]
+    version.available = False
+    version.status_reason = "restarting: worker killed by signal 9"
+    await asyncio.to_thread(version.on_change)
+    await served.until(lambda: calls == [False])
+    assert served.rows("m") == {"1": ("UNAVAILABLE", "restarting: worker killed by signal 9")}
+    assert served.data("m") == "good", "its scheduler says what becomes of requests"
+    assert not served.repository.is_model_ready("m", "1")
+    version.available, version.status_reason = True, ""
+    version.on_change()
+    await served.until(lambda: calls == [False, True])
+    unsubscribe()
+    version.on_change()
+    await asyncio.sleep(0.05)
+    assert calls == [False, True]
+
+
+async def test_a_folder_that_is_no_model_is_shown_and_makes_nothing_unready(start: Start, root: Path) -> None:
+    (root / "docs").mkdir()
+    served: Served = await start()
+    assert served.state("docs", "") == "UNKNOWN"
+    assert served.repository.is_ready()
+    assert served.repository.failed_models() == {}
+
+
+async def test_without_strict_readiness_failures_do_not_count(start: Start, folders: Folders) -> None:
+    folders.model("bad", 1, data="broken")
+    served: Served = await start(strict_readiness=False)
+    assert served.repository.is_ready()
+
+
+async def test_loading_and_unloading_by_request_is_refused(start: Start, folders: Folders) -> None:
+    folders.model("m", 1)
+    served: Served = await start()
+    for call in (served.repository.load("m", {}), served.repository.unload("m", False)):
+        try:
+            await call
+        except ServeError as error:
+            assert error.code.name == "UNAVAILABLE"
+            assert error.text == "explicit model load / unload is not allowed if polling is enabled"
+        else:
+            raise AssertionError("it was not refused")
+
+
+async def test_a_model_folder_of_a_mount_is_named_by_its_configuration(start: Start, tmp_path: Path) -> None:
+    folder = Folders(tmp_path).model("models", 1, more='name: "resnet"')
+    served: Served = await start(folder)
+    assert served.data("resnet") == "good"
+
+
+async def test_a_bare_model_file_at_the_root_is_served(start: Start, root: Path) -> None:
+    (root / "model.onnx").write_text("good")
+    served: Served = await start()
+    assert served.data(root.name) == "good"
+    (root / "model.onnx").write_text("newer")
+    await served.until(lambda: served.data(root.name) == "newer")
+
+
+async def test_stopping_calls_off_loads_and_unloads_everything(
+    make: Callable[..., Served], folders: Folders, loader: FakeLoader
+) -> None:
+    folders.model("m", 1)
+    folders.model("slow", 1)
+    loader.hold("slow")
+    served = make()
+    starting = asyncio.create_task(served.repository.start())
+    await served.until(lambda: served.state("m") == "READY" and served.state("slow") == "LOADING")
+    await asyncio.wait_for(served.repository.stop(), 5.0)
+    assert loader.cancelled == [("slow", 1)]
+    assert loader.alive("m") == []
+    assert served.data("m") != "good"
+    assert not served.repository.is_ready()
+    await asyncio.wait_for(starting, 5.0)
+    await served.settle()
+    assert sorted(loader.loads) == [("m", 1), ("slow", 1)], "nothing is loaded after the stop"
