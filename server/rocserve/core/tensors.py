@@ -65,7 +65,8 @@ def encode_bytes_elements(elements: Iterable[bytes | str | memoryview]) -> bytes
     for element in elements:
         raw = element.encode() if isinstance(element, str) else element
         if not isinstance(raw, bytes | memoryview):
-            raw = bytes(raw)
+            # bytes(3) would be three zeros.
+            raise TypeError(f"elements of BYTES must be bytes or str, got {type(raw).__name__}")
         parts.append(_LENGTH.pack(len(raw)))
         parts.append(raw)
     return b"".join(parts)

@@ -16,6 +16,8 @@ class BatchDecision:
     request_count: int
     look_again_at_ns: int = 0
     """time.monotonic_ns() at which the oldest request has waited long enough; 0 = no need."""
+    is_full: bool = False
+    """No request that comes later could join them."""
 
 
 class BatchPolicy(Protocol):
@@ -23,7 +25,7 @@ class BatchPolicy(Protocol):
         """The queue is not empty and an instance is free."""
 
 
-_ONE = BatchDecision(1)
+_ONE = BatchDecision(1, is_full=True)
 
 
 class NoBatching:
@@ -69,11 +71,11 @@ class DynamicBatcher:
                 can_grow = False
                 break
         if self._delay_ns == 0 or oldest_ns + self._delay_ns <= now_ns:
-            return BatchDecision(count)
+            return BatchDecision(count, is_full=not can_grow)
         if preferred_count:
             return BatchDecision(preferred_count)
         if not can_grow:
-            return BatchDecision(count)
+            return BatchDecision(count, is_full=True)
         return BatchDecision(0, oldest_ns + self._delay_ns)
 
 

@@ -17,6 +17,7 @@ from rocserve.core.validation import RequestPlan
 from rocserve.scheduling.batch import BatchAnswerer, FormedBatch
 from rocserve.scheduling.batch_policy import batch_policy
 from rocserve.scheduling.entry import QueuedRequest
+from rocserve.scheduling.instances import InstancePool
 from rocserve.scheduling.ordering import AnswerOrder, OrderedResponder
 from rocserve.scheduling.queue import QueueLimits, RequestQueue
 from rocserve.workers.channel import BatchOutcome, Channel, WorkerGone
@@ -60,7 +61,7 @@ class ModelScheduler:
         self._order = AnswerOrder() if batching is not None and batching.preserve_ordering else None
         self._lock = threading.Lock()
         self._queue = RequestQueue(batching, limits)
-        self._idle: list[Channel] = []
+        self._instances = InstancePool()
         self._running = 0
         self._closed = False
         self._outage: ServeError | None = None
@@ -109,14 +110,13 @@ class ModelScheduler:
         """An instance is ready to run batches."""
         with self._lock:
             self._outage = None
-            self._idle.append(channel)
+            self._instances.attach(channel)
         self._pump()
 
     def detach(self, channel: Channel) -> None:
         """An instance's worker has ended; what waits in the queue waits for another or for its successor."""
         with self._lock:
-            if channel in self._idle:
-                self._idle.remove(channel)
+            self._instances.detach(channel)
 
     def fail_queue(self, outage: ServeError) -> None:
         """No instance is left and none comes back soon: answer what waits, and what comes, with the reason."""
@@ -146,17 +146,27 @@ class ModelScheduler:
     # Work
 
     def _next_work(self) -> tuple[Channel, FormedBatch] | None:
-        """Under the lock: a batch and the instance to run it, or None."""
-        if not self._idle or not self._queue:
+        """Under the lock: a batch and the instance to run it, or None.
+
+        A busy instance is sent a batch ahead only when that could not grow by waiting.
+        """
+        if not self._queue:
+            return None
+        idle = self._instances.idle()
+        channel = idle or self._instances.ahead()
+        if channel is None:
             return None
         now_ns = time.monotonic_ns()
         decision = self._policy.decide(self._queue, now_ns)
+        if idle is None and not decision.is_full:
+            return None
         if decision.request_count == 0:
             self._arm_delay(decision.look_again_at_ns)
             return None
         entries = self._queue.take(decision.request_count)
         self._running += 1
-        return self._idle.pop(), FormedBatch(entries, now_ns)
+        self._instances.begin(channel)
+        return channel, FormedBatch(entries, now_ns)
 
     def _pump(self) -> None:
         """Start all that can run now."""
@@ -176,32 +186,39 @@ class ModelScheduler:
                 lambda outcome: self._finish(channel, batch, outcome),
             )
         except WorkerGone:
-            # Nothing of it ran: its requests keep their place and wait for another instance.
-            with self._lock:
-                self._running -= 1
-                outage = self._outage
-                if outage is None:
-                    self._queue.push_back(batch.entries)
-            if outage is not None:
-                for entry in batch.entries:
-                    self._reject(entry, outage)
-                self._report_drained()
-            self._pump()
+            self._take_back(channel, batch)
         except Exception as error:
             self._log.exception("a batch of model '%s' could not be handed to its worker", self._config.name)
             with self._lock:
                 self._running -= 1
-                self._idle.append(channel)
+                self._instances.end(channel, 0)
             failure = ServeError(StatusCode.INTERNAL, f"the batch could not be handed to the worker: {error}")
             for entry in batch.entries:
                 self._reject(entry, failure)
             self._report_drained()
 
+    def _take_back(self, channel: Channel, batch: FormedBatch) -> None:
+        """The worker is gone and nothing of the batch ran: its requests keep their place for another instance."""
+        with self._lock:
+            self._running -= 1
+            self._instances.detach(channel)
+            outage = self._outage
+            if outage is None:
+                self._queue.push_back(batch.entries)
+        if outage is not None:
+            for entry in batch.entries:
+                self._reject(entry, outage)
+            self._report_drained()
+        self._pump()
+
     def _finish(self, channel: Channel, batch: FormedBatch, outcome: BatchOutcome) -> None:
         """On the completion thread. The next batch is started before this one's answers are written."""
+        if isinstance(outcome.error, WorkerGone):
+            outcome.release()
+            self._take_back(channel, batch)
+            return
         with self._lock:
-            if not channel.closed:
-                self._idle.append(channel)
+            self._instances.end(channel, outcome.output_start_ns - outcome.input_end_ns)
             work = self._next_work()
         if work is not None:
             self._run(*work)

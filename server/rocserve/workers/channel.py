@@ -29,8 +29,8 @@ from rocserve.workers.wire import (
 
 __all__ = ["BatchInput", "BatchOutcome", "Channel", "WorkerGone"]
 
-SLOTS = 2
-"""Batches that a channel holds: one in the engine, one whose outputs are still being read."""
+SLOTS = 4
+"""Batches that a channel holds: one in the engine, one whose outputs are still being read, the others ahead of time."""
 
 _KEPT_BYTES = 1024 * 1024
 """Of each slot's memory, never trimmed."""
@@ -138,6 +138,8 @@ class Channel:
         self._lock = threading.Lock()
         """Guards `closed`, which slots hold a batch, and the socket; held for no longer than one send."""
         self.closed = False
+        self.has_answered = False
+        """Whether a batch of it has come back."""
         self._gone_text = f"the worker of model '{model_name}' has ended"
         self._slots = [_Slot(index, f"rocserve:{model_name}") for index in range(SLOTS)]
         self._free = list(self._slots)
@@ -264,6 +266,7 @@ class Channel:
             outcome = BatchOutcome(self, slot, ServeError(status_code(failure.code), failure.text), times)
         else:
             raise ValueError(f"a message of kind {kind}")
+        self.has_answered = True
         on_outcome, slot.on_outcome = slot.on_outcome, None
         return outcome, on_outcome
 
@@ -295,17 +298,21 @@ class Channel:
 
     def end(self, error: ServeError) -> None:
         """On the completion thread, once the worker has ended: the batches that it had answered are reported as
-        they are, the others with `error`. All that the channel holds is given back as its outcomes are released."""
+        they are, the one that was in the engine with `error`, those behind it with WorkerGone. All that the channel
+        holds is given back as its outcomes are released."""
         self._drain()
         self._stop_listening()
         with self._lock:
             self.closed = True
             self._socket.close()
-        for slot in self._slots:
+        # The worker runs batches in their order and answers one before it begins the next, so only the first that is
+        # left can have been in the engine.
+        for slot in sorted(self._slots, key=lambda slot: slot.batch_id):
             on_outcome, slot.on_outcome = slot.on_outcome, None
             if on_outcome is not None:
                 now = time.monotonic_ns()
                 self._report(on_outcome, BatchOutcome(self, slot, error, (now, now, now)))
+                error = WorkerGone(self._gone_text)
         if self._trim_timer is not None:
             self._trim_timer.cancel()
         self._ended = True

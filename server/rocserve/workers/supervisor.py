@@ -40,7 +40,7 @@ class RestartPolicy:
     """Before the second restart in a row; the first is immediate, each further delay is twice the last."""
     longest_delay_seconds: float = 30.0
     healthy_seconds: float = 60.0
-    """A worker that served this long starts the count anew."""
+    """A worker that served this long, or answered a batch, starts the count anew."""
 
     def delay(self, failures: int) -> float:
         """Seconds before the restart that follows the `failures`th failure in a row."""
@@ -170,7 +170,8 @@ class WorkerSupervisor:
             assert worker is not None
             ready_at = time.monotonic()
             await worker.wait()
-            if time.monotonic() - ready_at >= self._policy.healthy_seconds:
+            has_answered = any(channel.has_answered for channel in worker.channels)
+            if has_answered or time.monotonic() - ready_at >= self._policy.healthy_seconds:
                 failures = 0
             self._lose(worker)
             failures = await self._restart(config, f"worker ended unexpectedly ({worker.reason})", failures + 1)
