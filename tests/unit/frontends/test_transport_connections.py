@@ -337,28 +337,29 @@ def test_an_ipv6_address_is_served(serve: Any) -> None:
 # Nothing left behind
 
 
+class Echo:
+    def __init__(self, call: StreamCall) -> None:
+        self.call = call
+
+    def on_message(self, message: bytes) -> None:
+        self.call.send(message)
+        self.call.request_next()
+
+    def on_half_close(self) -> None:
+        self.call.finish(StatusCode.OK, "")
+
+    def on_cancel(self) -> None:
+        pass
+
+
 def test_two_thousand_calls_leave_nothing(serve: Any, eventually: Eventually) -> None:
-    class Receiver:
-        def __init__(self, call: StreamCall) -> None:
-            self.call = call
-
-        def on_message(self, message: bytes) -> None:
-            self.call.send(message)
-            self.call.request_next()
-
-        def on_half_close(self) -> None:
-            self.call.finish(StatusCode.OK, "")
-
-        def on_cancel(self) -> None:
-            pass
-
     def handle(call: UnaryCall) -> None:
         if call.message == b"wait":
             call.watch_cancellation(lambda: None)
             return
         call.reply(call.message)
 
-    served = serve({UNARY: UnaryRoute(handle), STREAM: StreamRoute(Receiver)})
+    served = serve({UNARY: UnaryRoute(handle), STREAM: StreamRoute(Echo)})
     unary, stream = served.unary(), served.stream()
 
     def use() -> None:
@@ -399,3 +400,22 @@ def test_a_stopped_transport_leaves_no_descriptor_and_no_thread(serve: Any, even
     eventually(lambda: threading.active_count() <= threads)
     # Those of the client's own threads come and go.
     eventually(lambda: open_descriptors() <= descriptors + 2)
+
+
+@pytest.mark.parametrize("transport_kind", ["reactor"], indirect=True)
+def test_the_reactor_leaves_no_cycles_for_the_garbage_collector(serve: Any, eventually: Eventually) -> None:
+    def handle(call: UnaryCall) -> None:
+        call.watch_cancellation(lambda: None)
+        call.reply(call.message)
+
+    served = serve({UNARY: UnaryRoute(handle), STREAM: StreamRoute(Echo)})
+    unary, stream = served.unary(), served.stream()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(20):
+            assert unary(b"x", timeout=10) == b"x"
+            assert list(stream(iter([b"1", b"2"]), timeout=10)) == [b"1", b"2"]
+        eventually(lambda: served.calls_alive() == 0)
+    finally:
+        gc.enable()

@@ -291,12 +291,11 @@ class _UnaryCall(_Call):
             self._call.start_server_batch((_ReceiveClose(0),), self._on_close)
 
     def _on_close(self, event: _Event) -> None:
-        if not event.batch_operations[0].cancelled():
-            return
         with self._transport.watch_lock:
             try:
                 self._transport.live.remove(self)
             except KeyError:
+                # Answered: this is the usual end of a call.
                 return
             watchers, self._watchers = self._watchers or (), _GONE
         for callback in watchers:
