@@ -190,9 +190,8 @@ class ModelRepository:
     async def _begin_polling(self) -> None:
         """The first looks; a second one takes in what was still young at the first."""
         await self._watch.renew()
-        due = await self._loop.look()
-        if due is not None:
-            await asyncio.sleep(due - asyncio.get_running_loop().time() + _TIMER_SLACK_SECONDS)
+        if await self._loop.look() is not None:
+            await asyncio.sleep(self._settings.settle_seconds + _TIMER_SLACK_SECONDS)
             await self._loop.look()
         self._begin_looking()
         await self._poll.wait()

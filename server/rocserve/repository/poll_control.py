@@ -12,6 +12,8 @@ from rocserve.repository.settling import Settling
 
 _OLD_SECONDS = 2.0
 """Files that have not changed for this long before the server started are not being copied."""
+_LOOKS_WHILE_UNSETTLED = 5
+"""How often, within the settle time, to look at what has not settled."""
 
 
 class PollControl:
@@ -36,7 +38,10 @@ class PollControl:
         fingerprints = {name: model.fingerprint for name, model in look.models.items()}
         for name in sorted(self._settling.observe(began, ended, fingerprints)):
             self._follower.follow(name, look.models.get(name))
-        return self._settling.due()
+        due = self._settling.due()
+        # Notifications may come late (watchdog holds back half of a rename), and what goes and comes back again and
+        # again must not be taken for gone because two looks happened to miss it.
+        return None if due is None else min(due, ended + self._settle_seconds / _LOOKS_WHILE_UNSETTLED)
 
     def files_changed(self, look: ModelLook) -> None:
         """What was loaded from this folder was thrown away: read it again when it has settled."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -37,9 +38,9 @@ class Failure:
         """The reason as the index tells it."""
         if self.retry_at is None:
             return self.error.text
-        seconds = max(0.0, self.retry_at - time.monotonic())
+        seconds = math.ceil(max(0.0, self.retry_at - time.monotonic()))
         tries = "once" if self.attempts == 1 else f"{self.attempts} times"
-        return f"{self.error.text} (failed {tries}, next try in {seconds:.0f} s)"
+        return f"{self.error.text} (failed {tries}, next try in {seconds} s)"
 
     def is_due(self) -> bool:
         return self.retry_at is not None and time.monotonic() >= self.retry_at

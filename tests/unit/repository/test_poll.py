@@ -574,3 +574,41 @@ async def test_stopping_calls_off_loads_and_unloads_everything(
     await asyncio.wait_for(starting, 5.0)
     await served.settle()
     assert sorted(loader.loads) == [("m", 1), ("slow", 1)], "nothing is loaded after the stop"
+
+
+async def test_a_folder_that_comes_and_goes_without_end_is_never_taken_for_gone(
+    start: Start, folders: Folders, loader: FakeLoader, tmp_path: Path
+) -> None:
+    folder = folders.model("m", 1)
+    served: Served = await start(settle_seconds=0.5)
+    for _ in range(8):
+        folder.rename(tmp_path / "away")
+        await asyncio.sleep(0.2)
+        (tmp_path / "away").rename(folder)
+        await asyncio.sleep(0.3)
+        assert served.data("m") == "good"
+    assert loader.loads == [("m", 1)]
+
+
+async def test_a_chain_of_models_in_one_folder_is_an_ensemble_and_its_members(
+    start: Start, root: Path, loader: FakeLoader
+) -> None:
+    (root / "chain" / "1").mkdir(parents=True)
+    (root / "chain" / "1" / "model.onnx").write_text("good")
+    stages = []
+    for name, source, result in (("chain", "", "middle"), ("second", "middle", "end")):
+        ends = [("inputs", "IN", source), ("outputs", "OUT", result)]
+        tensors = "".join(
+            f'[[models.{what}]]\nname = "{tensor}"\ndatatype = "FP32"\nshape = [4]\nid = "{identity}"\n'
+            for what, tensor, identity in ends
+        )
+        stages.append(f'[[models]]\nname = "{name}"\nplatform = "onnx_onnxv1"\nid = "model.onnx"\n{tensors}')
+    (root / "chain" / "config.toml").write_text("\n".join(stages))
+    served: Served = await start()
+    names = [row.name for row in served.index()]
+    assert len(names) == 3
+    assert "chain" in names
+    assert {row.state for row in served.index()} == {"READY"}, served.index()
+    shutil.rmtree(root / "chain")
+    await served.until(lambda: {row.reason for row in served.index()} == {"unloaded"})
+    assert served.table.table.models == {}
