@@ -161,8 +161,12 @@ def test_a_client_that_vanishes_in_mid_message_leaves_nothing(
         if path == STREAM:
             eventually(lambda: events[-1:] == ["cancel"])
     eventually(lambda: not served.transport.live)
-    eventually(lambda: open_descriptors() <= descriptors)
-    eventually(lambda: bool(gc.collect()) or served.calls_alive() == 0)
+
+    def nothing_left() -> bool:
+        gc.collect()
+        return open_descriptors() <= descriptors and served.calls_alive() == 0
+
+    eventually(nothing_left)
     assert "message" not in events
     assert unary(b"well", timeout=10) == b"well"
 
@@ -293,6 +297,7 @@ def test_what_is_left_after_the_grace_is_cancelled_and_late_answers_are_dropped(
         assert future.code() in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
     assert sorted(told) == ["stream", "unary"]
     for call in held:
+        call.watch_cancellation(lambda: None)
         call.reply(b"late")
         call.fail(StatusCode.INTERNAL, "late")
     streams[0].send(b"late")

@@ -287,7 +287,7 @@ class _UnaryCall(_Call):
                 return
         if watchers is _GONE:
             callback()
-        else:
+        elif not self._transport.closed:
             self._call.start_server_batch((_ReceiveClose(0),), self._on_close)
 
     def _on_close(self, event: _Event) -> None:
