@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import sys
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ ALIGNMENT = 64
 """Bytes; tensors begin at multiples of it, for the engines' vector instructions."""
 
 _SMALLEST = 64 * 1024
+
+# Before Python 3.13 each mapping keeps a copy of the file's descriptor.
+_MAPPED_WITHOUT_A_COPY: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 
 def aligned(offset: int) -> int:
@@ -103,7 +107,7 @@ class Arena:
 
     def _map(self) -> None:
         size = os.fstat(self._descriptor).st_size
-        self.mapping = mmap.mmap(self._descriptor, size)
+        self.mapping = mmap.mmap(self._descriptor, size, **_MAPPED_WITHOUT_A_COPY)
         self.size = size
         self.view = memoryview(self.mapping)
         self.octets: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(self.mapping, dtype=np.uint8)

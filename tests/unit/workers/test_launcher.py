@@ -1,0 +1,263 @@
+"""The zygote and what it starts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from support.workers import LOG, Workshop, config_of, open_descriptors, run_add_sub, running, until
+
+from rocserve.core.errors import ServeError
+from rocserve.core.model_config import InstanceKind
+from rocserve.workers.completion import CompletionThread
+from rocserve.workers.group import WorkerPlan
+from rocserve.workers.launcher import WorkerLauncher
+
+
+async def facts_of(workshop: Workshop, **changes: object) -> dict[str, str]:
+    """What a worker says of itself."""
+    config = config_of("facts", name="facts", max_batch_size=0)
+    group = await workshop.serving(config=config, **changes)
+    return (await run_add_sub(group.channels[0])).facts
+
+
+@pytest.mark.parametrize("forked", [True, False])
+async def test_what_a_worker_is(workshop: Workshop, forked: bool) -> None:
+    facts = await facts_of(workshop, forked=forked)
+    assert facts["engine_forked"] == str(forked)
+    assert facts["grpc"] == "False"
+    assert facts["comm"] == "rocserve:facts"
+    assert (facts["sigint"], facts["sigterm"]) == ("SIG_IGN", "SIG_DFL")
+    assert facts["thread"] == "instance 0" and facts["count"] == "1"
+    assert facts["oom"] == "300"
+    assert psutil.Process(int(facts["pid"])).cmdline()
+
+
+async def test_forked_workers_do_not_share_their_random_numbers(workshop: Workshop) -> None:
+    first, second = await facts_of(workshop), await facts_of(workshop)
+    assert first["random"] != second["random"] and first["numpy_random"] != second["numpy_random"]
+
+
+async def test_a_gpu_worker_sees_its_device_only_and_is_not_forked(workshop: Workshop) -> None:
+    facts = await facts_of(workshop, plans=[WorkerPlan(InstanceKind.GPU, 3, 1)])
+    assert (facts["device"], facts["hip"], facts["engine_forked"]) == ("3", "3", "False")
+
+
+@pytest.fixture
+def interpreter(tmp_path: Path) -> str:
+    """A Python of an environment that has numpy (here simply ours) and nothing else."""
+    environment = tmp_path / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    packages = next(environment.glob("lib/*/site-packages"))
+    numpy = Path(__import__("numpy").__file__).parent
+    for part in (numpy, numpy.with_name("numpy.libs")):
+        if part.exists():
+            (packages / part.name).symlink_to(part)
+    return str(environment / "bin" / "python")
+
+
+async def test_another_interpreter_gets_rocserve_and_nothing_else_of_ours(workshop: Workshop, interpreter: str) -> None:
+    facts = await facts_of(workshop, interpreter=interpreter)
+    assert (facts["engine_forked"], facts["rocserve_on_path"]) == ("False", "False")
+
+
+async def test_an_interpreter_that_is_not_there(workshop: Workshop) -> None:
+    before = open_descriptors()
+    for _ in range(3):
+        group = workshop.group(interpreter="/nowhere/python")
+        with pytest.raises(ServeError, match="there is no Python interpreter '/nowhere/python'"):
+            await group.load()
+    await asyncio.sleep(0.1)
+    assert open_descriptors() <= before
+
+
+async def test_too_many_instances_for_one_worker(workshop: Workshop) -> None:
+    group = workshop.group(plans=[WorkerPlan(InstanceKind.CPU, None, 249)])
+    with pytest.raises(ServeError, match="a worker can have 248 instances, not 249"):
+        await group.load()
+    group = await workshop.serving(plans=[WorkerPlan(InstanceKind.CPU, None, 60)])
+    answers = await asyncio.gather(*(run_add_sub(channel) for channel in group.channels))
+    assert len(answers) == 60 and not any(answer.error for answer in answers)
+
+
+async def test_modules_that_are_not_there_or_broken_are_not_preloaded(
+    completion: CompletionThread, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rocserve_broken_module.py").write_text("raise ZeroDivisionError('oh')\n")
+    monkeypatch.setenv("PYTHONPATH", f"{os.environ['PYTHONPATH']}:{tmp_path}")
+    launcher = WorkerLauncher(("rocserve_not_there", "rocserve_broken_module", "numpy"), LOG)
+    launcher.start()
+    workshop = Workshop(completion, launcher, tmp_path)
+    assert (await facts_of(workshop))["engine_forked"] == "True"
+    await workshop.close()
+    await launcher.close()
+    error = capfd.readouterr().err
+    assert "could not import rocserve_broken_module ahead: ZeroDivisionError('oh')" in error
+    assert "not_there" not in error
+
+
+async def test_a_zygote_with_threads_does_not_fork(
+    completion: CompletionThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    (tmp_path / "rocserve_thread_starter.py").write_text(source)
+    monkeypatch.setenv("PYTHONPATH", f"{os.environ['PYTHONPATH']}:{tmp_path}")
+    launcher = WorkerLauncher(("rocserve_thread_starter",), LOG)
+    launcher.start()
+    workshop = Workshop(completion, launcher, tmp_path)
+    assert (await facts_of(workshop))["engine_forked"] == "False"
+    await workshop.close()
+    await launcher.close()
+
+
+async def test_the_cpu_engines_can_be_preloaded_without_threads(completion: CompletionThread, tmp_path: Path) -> None:
+    launcher = WorkerLauncher(("numpy", "onnxruntime", "cv2", "turbojpeg"), LOG)
+    launcher.start()
+    workshop = Workshop(completion, launcher, tmp_path)
+    assert (await facts_of(workshop))["engine_forked"] == "True"
+    await workshop.close()
+    await launcher.close()
+
+
+async def test_when_the_zygote_dies_workers_go_on_and_others_can_be_started(
+    workshop: Workshop, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = await workshop.serving()
+    (worker,) = group.pids
+    (zygote,) = psutil.Process().children()
+    zygote.kill()
+    await until(lambda: "the zygote, which starts workers, has ended" in caplog.text)
+    assert (await run_add_sub(group.channels[0])).error is None
+    second = await workshop.serving()
+    assert (await run_add_sub(second.channels[0])).error is None
+    # Of the old worker nobody but the kernel tells any more.
+    os.kill(worker, signal.SIGKILL)
+    await until(lambda: workshop.events.recoveries == 1)
+    assert "its exit status is not known" in workshop.events.restarts[0][0]
+    assert (await run_add_sub(group.channels[0])).error is None
+
+
+async def test_launches_under_way_survive_the_zygote(workshop: Workshop) -> None:
+    await workshop.serving()
+    (zygote,) = (child for child in psutil.Process().children() if "zygote" in str(child.cmdline()))
+    zygote.suspend()
+    tasks = [asyncio.create_task(workshop.serving()) for _ in range(3)]
+    await asyncio.sleep(0.2)
+    zygote.kill()
+    for group in await asyncio.gather(*tasks):
+        assert (await run_add_sub(group.channels[0])).error is None
+
+
+async def test_a_cancelled_launch_leaves_nothing(workshop: Workshop) -> None:
+    await workshop.serving()
+    (zygote,) = (child for child in psutil.Process().children() if "zygote" in str(child.cmdline()))
+    before = open_descriptors()
+    zygote.suspend()
+    task = asyncio.create_task(workshop.group().load())
+    await asyncio.sleep(0.2)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    zygote.resume()
+    await until(lambda: len(psutil.Process().children(recursive=True)) == 2)
+    await asyncio.sleep(0.2)
+    assert len(psutil.Process().children(recursive=True)) == 2
+    assert open_descriptors() == before
+
+
+_SERVER = """
+import asyncio, logging, os, sys, time
+from pathlib import Path
+from support.workers import Workshop, config_of, run_add_sub
+from rocserve.workers.completion import CompletionThread
+from rocserve.workers.launcher import WorkerLauncher
+
+launcher = WorkerLauncher(("numpy",), logging.getLogger())
+launcher.start()
+
+async def main():
+    completion = CompletionThread(logging.getLogger())
+    completion.start()
+    workshop = Workshop(completion, launcher, Path("."))
+    serving = await workshop.serving("stuck", forked=sys.argv[1] == "forked")
+    run_add_sub(serving.channels[0])
+    loading = workshop.group("load_holds_gil", forked=sys.argv[1] == "forked")
+    task = asyncio.create_task(loading.load())
+    while not loading.pids:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.5)
+    print(*serving.pids, *loading.pids, launcher._zygote.pid, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", ["forked", "spawned"])
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_all_end_with_the_server_whatever_they_do(how: str, end: signal.Signals) -> None:
+    tests = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": f"{tests}:{os.environ['PYTHONPATH']}"}
+    server = subprocess.Popen([sys.executable, "-c", _SERVER, how], stdout=subprocess.PIPE, env=environment, text=True)
+    assert server.stdout is not None
+    with server:
+        pids = [int(pid) for pid in server.stdout.readline().split()]
+        assert len(pids) == 3 and all(map(running, pids))
+        server.send_signal(end)
+        deadline = time.monotonic() + 5.0
+        while any(map(running, pids)):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_worker_code_imports_neither_grpc_nor_protobuf() -> None:
+    program = (
+        "import sys, rocserve.workers.zygote, rocserve.workers.spawner, rocserve.workers.main, rocserve.workers.group\n"
+        "bad = [name for name in sys.modules if name.split('.')[0] in ('grpc', 'google', 'asyncio_grpc')]\n"
+        "sys.exit(str(bad) if bad else 0)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_worker_processes_import_little() -> None:
+    """A model's own interpreter needs numpy only, and asyncio and the like cost a worker memory."""
+    program = (
+        "import sys, rocserve.workers.main\n"
+        "third = {name.split('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)\n"
+        "print(sorted(name for name in third if not name.startswith('_')), 'asyncio' in sys.modules)"
+    )
+    output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    assert output.strip() == "['numpy', 'rocserve'] False"
+
+
+async def test_lines_of_a_worker_go_to_the_log(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    group = await workshop.serving("print")
+    assert (await run_add_sub(group.channels[0])).error is None
+    await group.stop(5.0)
+    lines = [record.getMessage() for record in caplog.records]
+    for line in ("from print", "to stderr", "from C", "from puts", "after the long line", "closed"):
+        assert f"m:1: {line}" in lines
+    assert r"m:1: \xff\xfe\x00junk\x1b[2J" in lines
+    (long,) = (line for line in lines if "xxxx" in line)
+    assert long.endswith("x ... (cut)") and len(long) < 4200
+
+
+async def test_a_flood_is_cut_and_what_came_last_is_known(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    group = await workshop.serving("flood")
+    assert (await run_add_sub(group.channels[0])).error is None
+    await group.stop(5.0)
+    lines = [record.getMessage() for record in caplog.records]
+    logged = lines.count("m:1: line of a flood")
+    left_out = sum(int(line.split()[1]) for line in lines if "lines left out" in line)
+    assert logged < 2000
+    assert logged + left_out + lines.count("m:1: last of the flood") + lines.count("m:1: closed") == 20_002

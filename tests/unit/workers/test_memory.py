@@ -1,0 +1,77 @@
+"""Shared memory: growth, seals, and giving pages back."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rocserve.workers.memory import ALIGNMENT, Arena, aligned
+
+
+def used_bytes(arena: Arena) -> int:
+    """Memory that the file takes."""
+    return os.fstat(arena.descriptor).st_blocks * 512
+
+
+def test_the_other_end_sees_what_is_written_after_growth() -> None:
+    writer = Arena.create("test")
+    reader = Arena(os.dup(writer.descriptor))
+    early = reader.view[:4]
+    writer.reserve(10_000_000)
+    writer.mapping[9_999_996:10_000_000] = b"last"
+    writer.mapping[0:4] = b"frst"
+    with pytest.raises(ValueError, match="ends at byte 100000000 of shared memory of 16777216 bytes"):
+        reader.cover(100_000_000)
+    reader.cover(10_000_000)
+    assert bytes(reader.view[9_999_996:10_000_000]) == b"last"
+    assert bytes(early) == b"frst"  # On the earlier mapping, of the same memory.
+    writer.close()
+    reader.close()
+    assert bytes(early) == b"frst"
+
+
+def test_growing_costs_no_memory_until_it_is_used() -> None:
+    arena = Arena.create("test")
+    arena.reserve(1 << 36)
+    assert arena.size == 1 << 36 and used_bytes(arena) == 0
+    arena.close()
+
+
+def test_nobody_can_shrink_it() -> None:
+    arena = Arena.create("test")
+    with pytest.raises(PermissionError):
+        os.ftruncate(arena.descriptor, 0)
+    arena.close()
+
+
+def test_trim_keeps_what_the_last_period_used() -> None:
+    arena = Arena.create("test")
+    arena.reserve(8 << 20)
+    arena.mapping[: 8 << 20] = b"x" * (8 << 20)
+    arena.trim(1 << 20)
+    assert used_bytes(arena) == 8 << 20  # It was in use until now.
+    arena.reserve(2 << 20)
+    arena.trim(1 << 20)
+    assert used_bytes(arena) == 2 << 20
+    arena.trim(1 << 20)
+    assert used_bytes(arena) == 1 << 20
+    assert bytes(arena.view[(1 << 20) - 1 : (1 << 20) + 1]) == b"x\x00"
+    assert arena.size == 8 << 20
+    arena.close()
+
+
+def test_close_gives_everything_back() -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(10):
+        arena = Arena.create("test")
+        arena.reserve(1 << 20)
+        arena.close()
+        arena.close()
+    del arena
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_alignment() -> None:
+    assert [aligned(offset) for offset in (0, 1, 64, 65)] == [0, ALIGNMENT, ALIGNMENT, 2 * ALIGNMENT]
