@@ -9,10 +9,13 @@ from collections.abc import Mapping, Sequence
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.workers.messages import ResultLayout, TensorHead
-from rocserve.workers.wire import REMEMBERED, LayoutReader, status_code, unpack_tail
+from rocserve.workers.wire import LayoutReader, status_code, unpack_tail
 
 OutputSlice = tuple[str, DataType, tuple[int, ...], int, int]
 """Name, datatype, shape, first byte and end of one request's part of an output."""
+
+_REMEMBERED_SLICES = 8192
+"""A few hundred bytes each."""
 
 NO_FAILURES: Mapping[int, ServeError] = {}
 
@@ -38,6 +41,8 @@ class OutputLayouts:
     def __init__(self) -> None:
         self._reader = LayoutReader(ResultLayout)
         self._layouts: dict[tuple[bytes, tuple[int, ...]], OutputLayout] = {}
+        self._remembered = 0
+        """Slices of all of them."""
 
     def of(self, tail: bytes, request_sizes: tuple[int, ...]) -> OutputLayout:
         """The layout that a tail tells, for a batch of these requests.
@@ -52,8 +57,10 @@ class OutputLayouts:
             result = self._reader.read(body)
             layout = _layout(result, numbers, request_sizes)
             if not layout.failures and all(head.datatype is not DataType.BYTES for head in result.outputs):
-                if len(self._layouts) >= REMEMBERED:
+                self._remembered += len(request_sizes) * len(result.outputs)
+                if self._remembered > _REMEMBERED_SLICES:
                     self._layouts.clear()
+                    self._remembered = 0
                 self._layouts[key] = layout
         return layout
 

@@ -40,8 +40,9 @@ class CompletionThread:
 
     def stop(self) -> None:
         """End the thread after the calls that are due, and wait for it."""
-        self.call_soon(self._stop)
-        self._thread.join()
+        if self._thread.is_alive():
+            self.call_soon(self._stop)
+            self._thread.join()
         self._epoll.close()
         os.close(self._wakeup)
         self._timer.close()

@@ -138,7 +138,8 @@ class WorkerLauncher:
         """End the zygote; the workers are to have been stopped."""
         self._detach()
         if self._zygote is not None:
-            await asyncio.to_thread(self._zygote.wait)
+            self._zygote.kill()
+            self._zygote.wait()
             self._zygote = None
         os.close(self._lifeline_writer)
         os.close(self._lifeline_reader)

@@ -22,6 +22,8 @@ _SMALLEST = 64 * 1024
 # Before Python 3.13 each mapping keeps a copy of the file's descriptor.
 _MAPPED_WITHOUT_A_COPY: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
+_Octets = np.ndarray[Any, np.dtype[np.uint8]]
+
 
 def aligned(offset: int) -> int:
     return (offset + ALIGNMENT - 1) & -ALIGNMENT
@@ -43,7 +45,12 @@ class Arena:
         """The highest end of a tensor since the last `trim`; up to here neither `reserve` nor `cover` is needed."""
         self.untrimmed = 0
         """Up to here pages may be in use."""
-        self._map()
+        try:
+            self._map()
+        except BaseException:
+            os.close(descriptor)
+            self._descriptor = -1
+            raise
 
     @classmethod
     def create(cls, name: str) -> Arena:
@@ -51,10 +58,10 @@ class Arena:
         try:
             os.ftruncate(descriptor, _SMALLEST)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
-            return cls(descriptor)
         except BaseException:
             os.close(descriptor)
             raise
+        return cls(descriptor)
 
     @property
     def descriptor(self) -> int:
@@ -105,9 +112,12 @@ class Arena:
             self._descriptor = -1
             del self.mapping, self.view, self.octets
 
+    def __del__(self) -> None:
+        self.close()
+
     def _map(self) -> None:
         size = os.fstat(self._descriptor).st_size
         self.mapping = mmap.mmap(self._descriptor, size, **_MAPPED_WITHOUT_A_COPY)
         self.size = size
         self.view = memoryview(self.mapping)
-        self.octets: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(self.mapping, dtype=np.uint8)
+        self.octets: _Octets = np.frombuffer(self.mapping, dtype=np.uint8)

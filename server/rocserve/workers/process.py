@@ -72,7 +72,11 @@ class WorkerProcess:
             pass
         finally:
             self.kill()
-        await self._exited.wait()
+        try:
+            async with asyncio.timeout(_STATUS_WAIT_SECONDS):
+                await self._exited.wait()
+        except TimeoutError:
+            self.has_exited(None)  # Nothing survives SIGKILL; it is the zygote that is stuck.
 
     async def _ask(self, message: ControlMessage, doing: str) -> object:
         self._asking = True
@@ -148,6 +152,7 @@ class WorkerProcess:
     def _kill_broken(self, reason: str) -> None:
         self._broken = reason
         self.kill()
+        self._kill_timer = self._loop.call_later(_STATUS_WAIT_SECONDS, self.has_exited, None)
 
     def zygote_gone(self) -> None:
         """Nobody will tell of its end any more: watch for it."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rocserve.core.errors import ServeError, unavailable
+from rocserve.core.errors import ServeError, internal, unavailable
 from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.core.requests import Signature
 from rocserve.workers.channel import Channel
@@ -100,14 +100,17 @@ class WorkerSupervisor:
         Raises:
             ServeError: the reason why it cannot be loaded.
         """
-        count = self._load.instance_count
-        channels = [
-            Channel(self._load.model_name, self._completion, self._channel_broken, self._log) for _ in range(count)
-        ]
+        channels: list[Channel] = []
         try:
+            for _ in range(self._load.instance_count):
+                channels.append(Channel(self._load.model_name, self._completion, self._channel_broken, self._log))
             self._worker = await self._launcher.launch(self._options, channels, self._log)
-        except BaseException:
+        except BaseException as error:
+            for channel in channels:
+                channel.take_peer().close()
             self._end_channels(channels, f"the worker of {self._name} was not started")
+            if isinstance(error, OSError):
+                raise internal(f"the worker of {self._name} cannot be started: {error}") from error
             raise
         try:
             return await self._worker.load(self._load)
@@ -124,6 +127,7 @@ class WorkerSupervisor:
         await self._warm_up(config)
         self._load = dataclasses.replace(self._load, config=config)
         self._supervision = self._loop.create_task(self._supervise(config))
+        self._supervision.add_done_callback(self._supervision_ended)
 
     async def stop(self, grace_seconds: float) -> None:
         """End the worker after its batches; kill it after `grace_seconds`."""
@@ -175,6 +179,10 @@ class WorkerSupervisor:
                 failures = 0
             self._lose(worker)
             failures = await self._restart(config, f"worker ended unexpectedly ({worker.reason})", failures + 1)
+
+    def _supervision_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.critical("%s is no longer supervised", self._name, exc_info=error)
 
     def _lose(self, worker: WorkerProcess) -> None:
         text = f"worker of {self._name} ended unexpectedly ({worker.reason})"

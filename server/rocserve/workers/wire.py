@@ -39,7 +39,7 @@ MAXIMUM_DATAGRAM = 160 * 1024
 """Bytes; Linux's default socket buffers take datagrams a little over 200 KiB."""
 
 _COUNT = struct.Struct("<I")
-REMEMBERED = 1024
+REMEMBERED = 256
 """How many layouts each memory of them holds."""
 
 Layout = TypeVar("Layout")

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import re
+import resource
 import signal
 import time
 
@@ -261,3 +262,20 @@ async def test_nothing_is_left_of_loads_and_unloads(workshop: Workshop) -> None:
         await cycle()
     await asyncio.sleep(0.1)
     assert open_descriptors() == before
+
+
+async def test_when_descriptors_are_short_the_load_fails_with_that_reason(workshop: Workshop) -> None:
+    await (await workshop.serving()).stop(1.0)
+    await asyncio.sleep(0.1)  # The completion thread gives the channel's descriptors back.
+    before = open_descriptors()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 30, limits[1]))
+    try:
+        group = workshop.group(plans=[WorkerPlan(InstanceKind.CPU, None, 4)])
+        with pytest.raises(ServeError, match="Too many open files"):
+            await group.load()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    del group
+    gc.collect()  # The error's traceback holds on to the channel that was being made.
+    await until(lambda: open_descriptors() == before)
