@@ -61,6 +61,7 @@ class Server:
             _transport_options(self._settings.grpc),
             service.routes(),
             self._log.getChild("grpc"),
+            self._completion,
         )
         try:
             port = transport.start()

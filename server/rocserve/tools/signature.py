@@ -40,6 +40,7 @@ async def _describe(definition: ModelDefinition, version: int) -> Signature:
         completion=completion,
         events=_Unwatched(),
         log=log,
+        forked=definition.backend.forks_from_zygote,
     )
     try:
         return await group.load()

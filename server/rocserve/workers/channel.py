@@ -204,6 +204,7 @@ class Channel:
             if not self.closed:
                 self._last_batch_id = slot.batch_id = self._last_batch_id + 1
                 slot.on_outcome = on_outcome
+                self._completion.awaited.add(self)
                 try:
                     self._socket.send(HEADER.pack(EXECUTE, slot.index, slot.batch_id, 0, 0, 0) + tail)
                     return
@@ -268,6 +269,8 @@ class Channel:
             raise ValueError(f"a message of kind {kind}")
         self.has_answered = True
         on_outcome, slot.on_outcome = slot.on_outcome, None
+        if batch_id == self._last_batch_id:
+            self._completion.awaited.discard(self)
         return outcome, on_outcome
 
     def _cover(self, arena: Arena, nbytes: int) -> None:
@@ -278,6 +281,7 @@ class Channel:
     def _break(self, reason: str) -> None:
         with self._lock:
             self.closed = True
+        self._completion.awaited.discard(self)
         if self._stop_listening():
             self._on_broken(self, reason)
 
@@ -305,6 +309,7 @@ class Channel:
         with self._lock:
             self.closed = True
             self._socket.close()
+        self._completion.awaited.discard(self)
         # The worker runs batches in their order and answers one before it begins the next, so only the first that is
         # left can have been in the engine.
         for slot in sorted(self._slots, key=lambda slot: slot.batch_id):

@@ -6,6 +6,7 @@ config being parsed), and a wake-up of this loop costs a fraction of an asyncio 
 
 from __future__ import annotations
 
+import enum
 import logging
 import os
 import select
@@ -17,6 +18,12 @@ from collections.abc import Callable
 from rocserve.workers.timers import TimerDescriptor, TimerHandle, TimerQueue
 
 __all__ = ["CompletionThread", "TimerHandle"]
+
+
+class _Loan(enum.Enum):
+    NONE = enum.auto()
+    ASKED = enum.auto()
+    GIVEN = enum.auto()
 
 
 class CompletionThread:
@@ -31,6 +38,10 @@ class CompletionThread:
         self._timer = TimerDescriptor()
         self._timers = TimerQueue(self._timer)
         self._stopping = False
+        self.awaited: set[object] = set()
+        """The channels whose workers have a batch in hand: whose outcomes are due."""
+        self._loan = _Loan.NONE
+        self._loan_changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="completion", daemon=True)
         self.register(self._wakeup, self._run_soon)
         self.register(self._timer.descriptor, self._run_timers)
@@ -66,16 +77,58 @@ class CompletionThread:
         self._soon.append(callback)
         os.eventfd_write(self._wakeup, 1)
 
+    # Another thread may do the work of this one for a while, which saves both the way to each other
+
+    def borrow(self, patience_seconds: float) -> bool:
+        """Pause the thread, and leave its work to the caller's `wait` and `handle`; False if it is too busy to pause.
+
+        Callbacks still run one at a time, only on the borrower's thread.
+        """
+        with self._loan_changed:
+            self._loan = _Loan.ASKED
+            os.eventfd_write(self._wakeup, 1)
+            if self._loan_changed.wait_for(lambda: self._loan is _Loan.GIVEN, patience_seconds):
+                return True
+            self._loan = _Loan.NONE
+            return False
+
+    def give_back(self) -> None:
+        """Let the thread go on."""
+        with self._loan_changed:
+            self._loan = _Loan.NONE
+            self._loan_changed.notify_all()
+
+    def expects(self, seconds: float) -> bool:
+        """Whether an outcome is due, or a timer within this time."""
+        return bool(self.awaited) or self._timers.next_due <= time.monotonic() + seconds
+
+    def wait(self, seconds: float) -> list[tuple[int, int]]:
+        """What has something to read now, or within the time (in whole milliseconds)."""
+        return self._epoll.poll(seconds)
+
+    def handle(self, readable: list[tuple[int, int]]) -> None:
+        """Call those who wait for what `wait` gave."""
+        readers = self._readers
+        for descriptor, _ in readable:
+            on_readable = readers.get(descriptor)
+            if on_readable is not None:
+                try:
+                    on_readable()
+                except Exception:
+                    self._log.exception("a callback of the completion thread failed")
+
     def _run(self) -> None:
-        poll, readers = self._epoll.poll, self._readers
         while not self._stopping:
-            for descriptor, _ in poll():
-                on_readable = readers.get(descriptor)
-                if on_readable is not None:
-                    try:
-                        on_readable()
-                    except Exception:
-                        self._log.exception("a callback of the completion thread failed")
+            self.handle(self._epoll.poll())
+            if self._loan is _Loan.ASKED:
+                self._lend()
+
+    def _lend(self) -> None:
+        with self._loan_changed:
+            if self._loan is _Loan.ASKED:
+                self._loan = _Loan.GIVEN
+                self._loan_changed.notify_all()
+                self._loan_changed.wait_for(lambda: self._loan is not _Loan.GIVEN)
 
     def _run_soon(self) -> None:
         try:

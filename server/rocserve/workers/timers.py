@@ -74,6 +74,11 @@ class TimerQueue:
         self._armed = _NEVER
         self._cancelled = 0
 
+    @property
+    def next_due(self) -> float:
+        """time.monotonic() seconds; infinity when there is none."""
+        return self._armed
+
     def add(self, when: float, callback: Callable[[], None]) -> TimerHandle:
         handle = TimerHandle(self, when, callback)
         with self._lock:

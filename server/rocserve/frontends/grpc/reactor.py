@@ -18,6 +18,7 @@ from grpc._cython import cygrpc
 
 from rocserve.core.errors import StatusCode
 from rocserve.frontends.grpc.stream_flow import StreamFlow
+from rocserve.frontends.grpc.dense_traffic import Companion, DenseTraffic
 from rocserve.frontends.grpc.transport import (
     CLIENT_DOES_NOT_READ,
     NO_MESSAGE,
@@ -58,8 +59,12 @@ _GONE: list[Callable[[], None]] = []
 class ReactorTransport:
     """A gRPC server on one completion queue and one thread. See `Transport`."""
 
-    def __init__(self, options: TransportOptions, routes: Routes, log: logging.Logger) -> None:
+    def __init__(
+        self, options: TransportOptions, routes: Routes, log: logging.Logger, companion: Companion | None = None
+    ) -> None:
+        """`companion`: the thread whose work this one does as well while traffic is dense."""
         self.options = options
+        self._companion = companion
         self.log = log
         # Calls in flight. Removing a call from it is what makes an answer the first and only one: set operations on
         # objects that hash by identity are atomic.
@@ -120,29 +125,42 @@ class ReactorTransport:
         self._thread.join()
 
     def _run(self) -> None:
-        poll = self._queue.poll
+        dense = DenseTraffic(self._companion, self._next_event, self._handle) if self._companion else None
         while True:
-            try:
-                event = poll(self._poll_until)
-            except Exception:
-                # The event is lost; it may have been a call's arrival, so ask for one more.
-                self.log.exception("an event of the gRPC completion queue could not be read")
-                self._request_call()
-                continue
-            tag = event.tag
-            if tag is None:
+            event = self._next_event(self._poll_until)
+            if event is None:
                 break
-            try:
-                tag(event)
-            except Exception:
-                self.log.exception("an event of the gRPC completion queue could not be handled")
+            self._handle(event)
             # An event keeps its call alive; it must not while the thread waits for the next.
-            del event, tag
+            del event
+            if dense is not None and dense.count():
+                dense.run(self._is_over)
         with self._end_lock:
             self.closed = True
             self.live.clear()
             self._server.destroy()
             self._ended.set()
+
+    def _next_event(self, deadline: float | None) -> _Event | None:
+        """The next event, or None once `deadline` (time.time() seconds) has passed without one."""
+        while True:
+            try:
+                event = self._queue.poll(deadline)
+            except Exception:
+                # The event is lost; it may have been a call's arrival, so ask for one more.
+                self.log.exception("an event of the gRPC completion queue could not be read")
+                self._request_call()
+                continue
+            return event if event.tag is not None else None
+
+    def _handle(self, event: _Event) -> None:
+        try:
+            event.tag(event)
+        except Exception:
+            self.log.exception("an event of the gRPC completion queue could not be handled")
+
+    def _is_over(self) -> bool:
+        return self._poll_until is not None
 
     def _on_shut_down(self, event: _Event) -> None:
         # The ends of cancelled calls may still be on their way, and watchers and streams shall hear of them.

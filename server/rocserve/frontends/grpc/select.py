@@ -9,6 +9,7 @@ import time
 import grpc
 
 from rocserve.frontends.grpc.aio import AioTransport
+from rocserve.frontends.grpc.dense_traffic import Companion
 from rocserve.frontends.grpc.transport import Routes, Transport, TransportOptions, UnaryCall, UnaryRoute
 
 FIRST_TESTED_GRPCIO = (1, 62)
@@ -18,11 +19,14 @@ SELF_CHECK_METHOD = "/rocserve.SelfCheck/Echo"
 SELF_CHECK_SECONDS = 5.0
 
 
-def create_transport(kind: str, options: TransportOptions, routes: Routes, log: logging.Logger) -> Transport:
+def create_transport(
+    kind: str, options: TransportOptions, routes: Routes, log: logging.Logger, companion: Companion | None = None
+) -> Transport:
     """A transport that has not been started.
 
     Args:
         kind: "reactor", "aio", or "auto" for the reactor unless it does not suit the installed grpcio.
+        companion: the thread whose work the reactor's may do as well.
 
     Raises:
         ValueError: there is no such kind.
@@ -40,7 +44,7 @@ def create_transport(kind: str, options: TransportOptions, routes: Routes, log: 
         return AioTransport(options, routes, log)
     from rocserve.frontends.grpc.reactor import ReactorTransport
 
-    return ReactorTransport(options, routes, log)
+    return ReactorTransport(options, routes, log, companion)
 
 
 def untested_version(version: str) -> str:

@@ -1,0 +1,101 @@
+"""When the reactor does the completion thread's work itself.
+
+Two threads that both need the GIL for a few microseconds at a time spend most of a small request's cost on handing it to
+each other. While calls come thick and fast the reactor's thread therefore takes the workers' answers too: it looks at
+the completion queue without waiting, and waits for the workers only while the queue has nothing. A slow model, or a
+quiet minute, ends that at once: then a thread each is what keeps a new call from waiting behind a worker.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+Event = Any
+
+DENSE_EVENTS = 64
+DENSE_SECONDS = 0.032
+"""Traffic is dense when so many events took no longer than this: some 700 small calls a second."""
+
+WORKER_WAIT_SECONDS = 0.001
+"""How long a new call may have to wait behind a worker."""
+QUEUE_WAIT_SECONDS = 0.004
+"""How long the reactor waits for a call, when no worker has anything to do, before traffic counts as thin."""
+MOST_SLOW_WAITS = 3
+"""Waits for workers in a row that brought nothing."""
+MOST_EVENTS = 64
+"""Events that are handled before the workers are looked at again."""
+PATIENCE_SECONDS = 0.01
+
+
+class Companion(Protocol):
+    """The thread whose work can be borrowed (rocserve.workers.completion.CompletionThread)."""
+
+    def expects(self, seconds: float) -> bool:
+        """Whether an answer of a worker is due, or a timer within this time."""
+
+    def borrow(self, patience_seconds: float) -> bool: ...
+    def give_back(self) -> None: ...
+    def wait(self, seconds: float) -> list[tuple[int, int]]: ...
+    def handle(self, readable: list[tuple[int, int]]) -> None: ...
+
+
+class DenseTraffic:
+    """Watches the density of events, and runs both threads' work on the caller's while it is high."""
+
+    def __init__(
+        self, companion: Companion, poll: Callable[[float], Event | None], handle: Callable[[Event], None]
+    ) -> None:
+        """`poll` gives the next event until a time.time() deadline, or None; `handle` never raises."""
+        self._companion = companion
+        self._poll = poll
+        self._handle = handle
+        self._events = 0
+        self._since = time.monotonic()
+
+    def count(self) -> bool:
+        """One event has come; whether traffic is dense."""
+        self._events += 1
+        if self._events < DENSE_EVENTS:
+            return False
+        now = time.monotonic()
+        dense = now - self._since <= DENSE_SECONDS
+        self._events, self._since = 0, now
+        return dense
+
+    def run(self, is_over: Callable[[], bool]) -> None:
+        """Until traffic is thin, or all is over."""
+        companion = self._companion
+        if not companion.borrow(PATIENCE_SECONDS):
+            return
+        try:
+            slow_waits = 0
+            while slow_waits < MOST_SLOW_WAITS and not is_over():
+                more = self._drain()
+                if companion.expects(QUEUE_WAIT_SECONDS):
+                    readable = companion.wait(0 if more else WORKER_WAIT_SECONDS)
+                    if readable:
+                        slow_waits = 0
+                        # First the calls that have come meanwhile: they may join the batch that starts next.
+                        self._drain()
+                        companion.handle(readable)
+                    elif not more:
+                        slow_waits += 1
+                elif not more:
+                    event = self._poll(time.time() + QUEUE_WAIT_SECONDS)
+                    if event is None:
+                        return
+                    self._handle(event)
+        finally:
+            companion.give_back()
+            self._events, self._since = 0, time.monotonic()
+
+    def _drain(self) -> bool:
+        """Handle the events that are there; whether more may be."""
+        for _ in range(MOST_EVENTS):
+            event = self._poll(0.0)
+            if event is None:
+                return False
+            self._handle(event)
+        return True
