@@ -22,11 +22,12 @@ import onnx
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig, OutputConfig
-from rocserve.workers.channel import BatchInput, BatchOutcome, Channel
+from rocserve.workers.batch_inputs import InputLayout
+from rocserve.workers.channel import BatchOutcome, Channel
 from rocserve.workers.completion import CompletionThread
 from rocserve.workers.group import WorkerGroup, WorkerPlan
 from rocserve.workers.launcher import WorkerLauncher
-from rocserve.workers.messages import Load
+from rocserve.workers.messages import BatchLayout, Load, TensorHead
 
 ENGINES = Path(__file__).resolve().parent.parent / "tests" / "unit" / "workers" / "engines"
 
@@ -62,16 +63,16 @@ def model_config(names: tuple[str, ...]) -> ModelConfig:
 def round_trips(channel: Channel, names: tuple[str, ...], depth: int, rows: int, seconds: float) -> float:
     """Batches a second with `depth` of them under way; each is of `rows` requests of one row."""
     data = np.arange(16, dtype=np.int32).tobytes()
-    parts = (data,) * rows
-    shape, sizes, requested = (rows, 16), (1,) * rows, names[2:]
+    heads = tuple(TensorHead(name, DataType.INT32, (rows, 16)) for name in names[:2])
+    layout = InputLayout(BatchLayout(heads, names[2:], (1,) * rows))
+    requests = [(data, data)] * rows
     done = threading.Event()
     finished = 0
     running = depth
     end = time.monotonic() + seconds
 
     def start() -> None:
-        inputs = [BatchInput(name, DataType.INT32, shape, parts) for name in names[:2]]
-        channel.execute(inputs, requested, sizes, on_outcome)
+        channel.execute(layout, requests, on_outcome)
 
     def on_outcome(outcome: BatchOutcome) -> None:
         nonlocal finished, running

@@ -14,12 +14,13 @@ import numpy as np
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig, OutputConfig
-from rocserve.core.tensors import tensor_from_numpy
-from rocserve.workers.channel import BatchInput, BatchOutcome, Channel
+from rocserve.core.tensors import Buffer, tensor_from_numpy
+from rocserve.workers.batch_inputs import InputLayout
+from rocserve.workers.channel import BatchOutcome, Channel
 from rocserve.workers.completion import CompletionThread
 from rocserve.workers.group import WorkerGroup, WorkerPlan
 from rocserve.workers.launcher import WorkerLauncher
-from rocserve.workers.messages import Load
+from rocserve.workers.messages import BatchLayout, Load, TensorHead
 
 LOG = logging.getLogger("rocserve.test.workers")
 
@@ -60,6 +61,29 @@ class Answer:
         return dict(entry.decode().split("=", 1) for entry in self.outputs[0]["SUM"])
 
 
+@dataclass
+class BatchInput:
+    """One input of a batch: its whole shape, and each request's part."""
+
+    name: str
+    datatype: DataType
+    shape: tuple[int, ...]
+    parts: Sequence[Buffer]
+
+
+def execute(
+    channel: Channel,
+    inputs: Sequence[BatchInput],
+    requested: Sequence[str],
+    sizes: Sequence[int],
+    on_outcome: Callable[[BatchOutcome], None],
+) -> None:
+    """Channel.execute, with the batch as inputs."""
+    heads = tuple(TensorHead(entry.name, entry.datatype, entry.shape) for entry in inputs)
+    layout = InputLayout(BatchLayout(heads, tuple(requested), tuple(sizes)))
+    channel.execute(layout, list(zip(*(entry.parts for entry in inputs), strict=True)), on_outcome)
+
+
 def batch_input(name: str, *arrays: np.ndarray) -> BatchInput:
     """The arrays of several requests as one input."""
     tensors = [tensor_from_numpy(name, array) for array in arrays]
@@ -87,7 +111,7 @@ def submit(
         # An outcome that came twice would raise InvalidStateError in the loop.
         loop.call_soon_threadsafe(future.set_result, answer)
 
-    channel.execute(inputs, tuple(requested), tuple(sizes), on_outcome)
+    execute(channel, inputs, requested, sizes, on_outcome)
     return future
 
 

@@ -70,6 +70,14 @@ class Batch:
     """Only these are wanted."""
     request_sizes: tuple[int, ...]
     """How many rows of the first dimension belong to each request; (1,) without batching."""
+    _arrays: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def arrays(self) -> Mapping[str, np.ndarray[Any, Any]]:
+        """The inputs as arrays, made once; a batch of the same shapes on the same memory may be the same object."""
+        if not self._arrays:
+            self._arrays.update((name, tensor.numpy()) for name, tensor in self.inputs.items())
+        return self._arrays
 
     @property
     def row_count(self) -> int:

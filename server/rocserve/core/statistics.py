@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+_COUNTED_AT_ONCE = 256
 
 
 @dataclass(slots=True)
@@ -34,20 +37,6 @@ class BatchStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchTimes:
-    """time.monotonic_ns() at the phases of one execution."""
-
-    compute_start: int
-    """The batch was formed; its inputs begin to move to the worker."""
-    input_end: int
-    """The worker has the inputs; the engine begins."""
-    output_start: int
-    """The engine has ended."""
-    compute_end: int
-    """The outputs are where the server reads them."""
-
-
-@dataclass(frozen=True, slots=True)
 class StatisticsSnapshot:
     """A consistent copy of the counters."""
 
@@ -67,7 +56,7 @@ class StatisticsSnapshot:
 
 
 class ModelStatistics:
-    """The counters; updated once a batch under a lock of their own."""
+    """The counters; guarded by a lock of their own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -83,32 +72,70 @@ class ModelStatistics:
         self._cancel = Duration()
         self._reject = Duration()
         self._batches: dict[int, BatchStatistics] = {}
+        # A deque because its append and popleft are atomic: batches are noted without the lock.
+        self._uncounted: deque[tuple[int, int, int, int, Sequence[int], int, int]] = deque()
 
     def record_batch(
-        self, times: BatchTimes, queue_starts: Sequence[int], request_ends: Sequence[int], batch_size: int
+        self,
+        compute_start: int,
+        input_end: int,
+        output_start: int,
+        compute_end: int,
+        queue_starts: Sequence[int],
+        request_end: int,
+        batch_size: int,
     ) -> None:
-        """One execution: the requests of it that succeeded, and the rows of all that ran."""
-        now_ms = time.time_ns() // 1_000_000
-        requests = len(queue_starts)
-        compute_input = times.input_end - times.compute_start
-        compute_infer = times.output_start - times.input_end
-        compute_output = times.compute_end - times.output_start
-        with self._lock:
-            self._last_inference_ms = now_ms
+        """One execution; all times are time.monotonic_ns().
+
+        Args:
+            compute_start: the batch was formed; its inputs begin to move to the worker.
+            input_end: the worker has the inputs; the engine begins.
+            output_start: the engine has ended.
+            compute_end: the outputs are where the server reads them.
+            queue_starts: when each request that succeeded came into the queue.
+            request_end: when they are answered.
+            batch_size: the rows of all requests that ran.
+        """
+        # Counted later, many at once: this is called for every batch on the thread that answers.
+        self._uncounted.append(
+            (compute_start, input_end, output_start, compute_end, queue_starts, request_end, batch_size)
+        )
+        if len(self._uncounted) >= _COUNTED_AT_ONCE:
+            with self._lock:
+                self._count()
+
+    def _count(self) -> None:
+        """Under the lock."""
+        request_end = 0
+        while self._uncounted:
+            (
+                compute_start,
+                input_end,
+                output_start,
+                compute_end,
+                queue_starts,
+                request_end,
+                batch_size,
+            ) = self._uncounted.popleft()
+            requests = len(queue_starts)
+            phases = (input_end - compute_start, output_start - input_end, compute_end - output_start)
+            started = sum(queue_starts)
             self.execution_count += 1
             self.inference_count += batch_size
-            started = sum(queue_starts)
-            self._success.add(sum(request_ends) - started, requests)
-            self._queue.add(times.compute_start * requests - started, requests)
-            self._compute_input.add(compute_input * requests, requests)
-            self._compute_infer.add(compute_infer * requests, requests)
-            self._compute_output.add(compute_output * requests, requests)
+            self._success.add(request_end * requests - started, requests)
+            self._queue.add(compute_start * requests - started, requests)
+            self._compute_input.add(phases[0] * requests, requests)
+            self._compute_infer.add(phases[1] * requests, requests)
+            self._compute_output.add(phases[2] * requests, requests)
             batch = self._batches.get(batch_size)
             if batch is None:
                 batch = self._batches[batch_size] = BatchStatistics(Duration(), Duration(), Duration())
-            batch.compute_input.add(compute_input)
-            batch.compute_infer.add(compute_infer)
-            batch.compute_output.add(compute_output)
+            batch.compute_input.add(phases[0])
+            batch.compute_infer.add(phases[1])
+            batch.compute_output.add(phases[2])
+        if request_end:
+            age_ns = time.monotonic_ns() - request_end
+            self._last_inference_ms = (time.time_ns() - age_ns) // 1_000_000
 
     def record_ensemble(self, started_ns: int, ended_ns: int, batch_size: int) -> None:
         """A request that an ensemble answered; its members count their own phases."""
@@ -135,6 +162,7 @@ class ModelStatistics:
 
     def snapshot(self) -> StatisticsSnapshot:
         with self._lock:
+            self._count()
             return StatisticsSnapshot(
                 inference_count=self.inference_count,
                 execution_count=self.execution_count,

@@ -128,6 +128,13 @@ class _Wiring:
         for channel in channels:
             scheduler.attach(channel)
 
+    def disconnect(self) -> None:
+        """The version is gone. Its channels know the wiring, through their supervisor: were they not let go of here,
+        each would hold its buffers until the garbage collector comes by."""
+        self.stop_waiting()
+        self._scheduler = None
+        self._open.clear()
+
     def channel_opened(self, channel: Channel) -> None:
         if self._scheduler is None:
             return
@@ -192,6 +199,7 @@ class LoadedModelVersion(ScheduledVersion):
         await _drain(self._scheduler.close)
         self._wiring.stop_waiting()
         await self._group.stop(STOP_SECONDS)
+        self._wiring.disconnect()
 
 
 class LoadedEnsemble(EnsembleVersion):

@@ -1,4 +1,4 @@
-"""Requests that run together: their inputs joined, their outcome taken apart."""
+"""Requests that run together: their layout, and their outcome taken apart."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from rocserve.core.classification import classify
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferResponse
-from rocserve.core.statistics import BatchTimes, ModelStatistics
-from rocserve.core.tensors import Tensor
-from rocserve.core.validation import reshape_dims
+from rocserve.core.statistics import ModelStatistics
+from rocserve.core.tensors import Buffer, Tensor
+from rocserve.core.validation import RequestPlan, reshape_dims
 from rocserve.scheduling.entry import QueuedRequest
-from rocserve.workers.channel import BatchInput
+from rocserve.workers.batch_inputs import InputLayout
+from rocserve.workers.messages import BatchLayout, TensorHead
+
+_REMEMBERED_LAYOUTS = 1024
 
 
 class Outcome(Protocol):
@@ -37,48 +40,51 @@ class FormedBatch:
     entries: list[QueuedRequest]
     compute_start_ns: int
 
-    @property
-    def row_count(self) -> int:
-        return sum(entry.plan.batch_size for entry in self.entries)
 
-    def request_sizes(self) -> tuple[int, ...]:
-        return tuple(entry.plan.batch_size for entry in self.entries)
+class BatchLayouts:
+    """The layouts of batches, remembered for requests with equal heads, which most are."""
 
-    def inputs(self, batching: bool) -> list[BatchInput]:
-        """One joined input for each of the requests' inputs; a part a request."""
-        entries = self.entries
-        first = entries[0]
-        if len(entries) == 1:
-            return [
-                BatchInput(entry.name, entry.datatype, entry.shape, (data,))
-                for entry, data in zip(first.plan.inputs, first.request.data, strict=True)
-            ]
-        rows = self.row_count
-        plan = first.plan
-        if all(entry.plan is plan for entry in entries):
-            parts: list[Sequence[bytes | bytearray | memoryview]] = list(
-                zip(*(entry.request.data for entry in entries), strict=True)
-            )
+    def __init__(self, config: ModelConfig) -> None:
+        self._batching = config.max_batch_size > 0
+        self._output_order = tuple(output.name for output in config.outputs)
+        self._layouts: dict[tuple[RequestPlan, int], InputLayout] = {}
+
+    def of(self, entries: Sequence[QueuedRequest]) -> tuple[InputLayout, Sequence[Sequence[Buffer]]]:
+        """The layout of a batch, and each request's data in its order."""
+        plan = entries[0].plan
+        data: list[Sequence[Buffer]] = [entry.request.data for entry in entries]
+        for entry in entries:
+            if entry.plan is not plan:
+                # Clients may order the same inputs differently, or want different outputs.
+                return self._make(entries), [_in_order(entry, plan) for entry in entries]
+        key = (plan, len(entries))
+        layout = self._layouts.get(key)
+        if layout is None:
+            layout = self._make(entries)
+            if len(self._layouts) >= _REMEMBERED_LAYOUTS:
+                self._layouts.clear()
+            self._layouts[key] = layout
+        return layout, data
+
+    def _make(self, entries: Sequence[QueuedRequest]) -> InputLayout:
+        plan = entries[0].plan
+        sizes = tuple(entry.plan.batch_size for entry in entries)
+        rows = sum(sizes)
+        heads = tuple(
+            TensorHead(spec.name, spec.datatype, (rows, *spec.shape[1:]) if self._batching else spec.shape)
+            for spec in plan.inputs
+        )
+        wanted = {name for entry in entries for name in entry.plan.outputs}
+        if len(wanted) == len(plan.outputs):
+            requested = plan.outputs
         else:
-            # Clients may order the same inputs differently.
-            by_name = [_data_by_name(entry) for entry in entries]
-            parts = [[data[spec.name] for data in by_name] for spec in plan.inputs]
-        return [
-            BatchInput(spec.name, spec.datatype, (rows, *spec.shape[1:]) if batching else spec.shape, part)
-            for spec, part in zip(plan.inputs, parts, strict=True)
-        ]
-
-    def requested_outputs(self, order: Sequence[str]) -> tuple[str, ...]:
-        """What any of the requests wants, in the order of the configuration where they differ."""
-        first = self.entries[0].plan.outputs
-        if all(entry.plan.outputs == first for entry in self.entries):
-            return first
-        wanted = {name for entry in self.entries for name in entry.plan.outputs}
-        return tuple(name for name in order if name in wanted)
+            requested = tuple(name for name in self._output_order if name in wanted)
+        return InputLayout(BatchLayout(heads, requested, sizes))
 
 
-def _data_by_name(entry: QueuedRequest) -> dict[str, bytes | bytearray | memoryview]:
-    return {spec.name: data for spec, data in zip(entry.plan.inputs, entry.request.data, strict=True)}
+def _in_order(entry: QueuedRequest, plan: RequestPlan) -> Sequence[Buffer]:
+    by_name = {spec.name: data for spec, data in zip(entry.plan.inputs, entry.request.data, strict=True)}
+    return [by_name[spec.name] for spec in plan.inputs]
 
 
 class BatchAnswerer:
@@ -94,27 +100,48 @@ class BatchAnswerer:
 
     def answer(self, batch: FormedBatch, outcome: Outcome) -> None:
         """Every request gets a response or an error, and the statistics their share; never raises."""
-        times = BatchTimes(
-            batch.compute_start_ns, outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns
-        )
-        queue_starts: list[int] = []
-        request_ends: list[int] = []
-        for index, entry in enumerate(batch.entries):
-            error = outcome.error or outcome.failures.get(index)
-            if error is None:
-                try:
-                    entry.responder.send(self._response(entry, outcome.outputs_of(index)))
-                except ServeError as caught:
-                    error = caught
-            now = time.monotonic_ns()
-            if error is None:
-                queue_starts.append(entry.queue_start_ns)
-                request_ends.append(now)
+        entries = batch.entries
+        answers = [self._answer(index, entry, outcome) for index, entry in enumerate(entries)]
+        now = time.monotonic_ns()
+        # Counted before they are sent: who has an answer and asks for the statistics finds it there.
+        self._record(batch, outcome, answers, now)
+        for entry, answer in zip(entries, answers, strict=True):
+            if isinstance(answer, ServeError):
+                entry.responder.fail(answer)
             else:
+                entry.responder.send(answer)
+
+    def _record(
+        self, batch: FormedBatch, outcome: Outcome, answers: Sequence[InferResponse | ServeError], now: int
+    ) -> None:
+        queue_starts: list[int] = []
+        rows = 0
+        for entry, answer in zip(batch.entries, answers, strict=True):
+            rows += entry.plan.batch_size
+            if isinstance(answer, ServeError):
                 self._statistics.record_failure(entry.queue_start_ns, now)
-                entry.responder.fail(error)
+            else:
+                queue_starts.append(entry.queue_start_ns)
         if queue_starts:
-            self._statistics.record_batch(times, queue_starts, request_ends, batch.row_count)
+            self._statistics.record_batch(
+                batch.compute_start_ns,
+                outcome.input_end_ns,
+                outcome.output_start_ns,
+                outcome.compute_end_ns,
+                queue_starts,
+                now,
+                rows,
+            )
+
+    def _answer(self, index: int, entry: QueuedRequest, outcome: Outcome) -> InferResponse | ServeError:
+        if outcome.error is not None:
+            return outcome.error
+        if outcome.failures and index in outcome.failures:
+            return outcome.failures[index]
+        try:
+            return self._response(entry, outcome.outputs_of(index))
+        except ServeError as error:
+            return error
 
     def _response(self, entry: QueuedRequest, outputs: list[Tensor]) -> InferResponse:
         plan = entry.plan

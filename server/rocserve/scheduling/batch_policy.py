@@ -21,6 +21,11 @@ class BatchDecision:
 
 
 class BatchPolicy(Protocol):
+    starts_at_once: bool
+    """A request that finds the queue empty and an instance idle never waits for company."""
+    always_full: bool
+    """Every batch is full with its first request."""
+
     def decide(self, queue: RequestQueue, now_ns: int) -> BatchDecision:
         """The queue is not empty and an instance is free."""
 
@@ -30,6 +35,9 @@ _ONE = BatchDecision(1, is_full=True)
 
 class NoBatching:
     """One request at a time, as it came."""
+
+    starts_at_once = True
+    always_full = True
 
     def decide(self, queue: RequestQueue, now_ns: int) -> BatchDecision:
         return _ONE
@@ -46,6 +54,8 @@ class DynamicBatcher:
         self._max_batch_size = max_batch_size
         self._preferred = frozenset(preferred_batch_sizes)
         self._delay_ns = max_queue_delay_ns
+        self.starts_at_once = max_queue_delay_ns == 0
+        self.always_full = max_batch_size == 1
 
     def decide(self, queue: RequestQueue, now_ns: int) -> BatchDecision:
         rows = count = preferred_count = 0

@@ -14,7 +14,7 @@ from rocserve.core.requests import InferRequest
 from rocserve.core.serving import Responder, VersionEnding
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.validation import RequestPlan
-from rocserve.scheduling.batch import BatchAnswerer, FormedBatch
+from rocserve.scheduling.batch import BatchAnswerer, BatchLayouts, FormedBatch
 from rocserve.scheduling.batch_policy import batch_policy
 from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.instances import InstancePool
@@ -50,8 +50,7 @@ class ModelScheduler:
         log: logging.Logger,
     ) -> None:
         self._config = config
-        self._batching = config.max_batch_size > 0
-        self._output_order = tuple(output.name for output in config.outputs)
+        self._layouts = BatchLayouts(config)
         self._statistics = statistics
         self._timers = timers
         self._log = log
@@ -87,10 +86,12 @@ class ModelScheduler:
                 raise VersionEnding
             if self._outage is not None:
                 raise self._outage
-            self._queue.push(entry)
+            channel = self._free_instance() if not self._queue and self._policy.starts_at_once else None
+            if channel is None:
+                self._queue.push(entry)
             if self._order is not None:
                 entry.responder = OrderedResponder(responder, self._order.take_turn())
-            work = self._next_work()
+            work = self._next_work() if channel is None else self._begin(channel, [entry], now_ns)
             if entry.waiting:
                 self._arm_timers(entry)
         if work is not None:
@@ -163,7 +164,15 @@ class ModelScheduler:
         if decision.request_count == 0:
             self._arm_delay(decision.look_again_at_ns)
             return None
-        entries = self._queue.take(decision.request_count)
+        return self._begin(channel, self._queue.take(decision.request_count), now_ns)
+
+    def _free_instance(self) -> Channel | None:
+        """Under the lock: where a single request, which finds the queue empty, may run now."""
+        idle = self._instances.idle()
+        return idle if idle is not None or not self._policy.always_full else self._instances.ahead()
+
+    def _begin(self, channel: Channel, entries: list[QueuedRequest], now_ns: int) -> tuple[Channel, FormedBatch]:
+        """Under the lock."""
         self._running += 1
         self._instances.begin(channel)
         return channel, FormedBatch(entries, now_ns)
@@ -179,12 +188,8 @@ class ModelScheduler:
 
     def _run(self, channel: Channel, batch: FormedBatch) -> None:
         try:
-            channel.execute(
-                batch.inputs(self._batching),
-                batch.requested_outputs(self._output_order),
-                batch.request_sizes(),
-                lambda outcome: self._finish(channel, batch, outcome),
-            )
+            layout, requests = self._layouts.of(batch.entries)
+            channel.execute(layout, requests, lambda outcome: self._finish(channel, batch, outcome))
         except WorkerGone:
             self._take_back(channel, batch)
         except Exception as error:

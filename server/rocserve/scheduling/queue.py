@@ -46,6 +46,7 @@ class RequestQueue:
         }
         # A model whose config says nothing of time-outs honours the request's own.
         self._has_policy = settings.default_queue_policy != QueuePolicy() or bool(settings.priority_queue_policy)
+        self._is_plain = not self._has_policy and not settings.priority_levels
         self._count = 0
         self._nbytes = 0
 
@@ -59,6 +60,8 @@ class RequestQueue:
         """
         plan = entry.plan
         entry.expires_at = entry.request.deadline
+        if self._is_plain and not plan.timeout_microseconds:
+            return
         if len(self._levels) > 1 or self._default_level:
             entry.level = plan.priority if 1 <= plan.priority <= len(self._levels) else self._default_level
         timeout = self._timeout_microseconds(entry)

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.core.tensors import Tensor
-from rocserve.workers.batch_inputs import BatchInput, InputLayouts
+from rocserve.core.tensors import Buffer, Tensor
+from rocserve.workers.batch_inputs import InputLayout
 from rocserve.workers.batch_outputs import NO_FAILURES, OutputLayouts, OutputSlice
 from rocserve.workers.completion import CompletionThread, TimerHandle
 from rocserve.workers.memory import Arena
@@ -26,8 +26,6 @@ from rocserve.workers.wire import (
     status_code,
     unpack_tail,
 )
-
-__all__ = ["BatchInput", "BatchOutcome", "Channel", "WorkerGone"]
 
 SLOTS = 4
 """Batches that a channel holds: one in the engine, one whose outputs are still being read, the others ahead of time."""
@@ -143,7 +141,6 @@ class Channel:
         self._gone_text = f"the worker of model '{model_name}' has ended"
         self._slots = [_Slot(index, f"rocserve:{model_name}") for index in range(SLOTS)]
         self._free = list(self._slots)
-        self._inputs = InputLayouts()
         self._outputs = OutputLayouts()
         self._buffer = bytearray(MAXIMUM_DATAGRAM)
         self._received = memoryview(self._buffer)
@@ -173,28 +170,29 @@ class Channel:
 
     def execute(
         self,
-        inputs: Sequence[BatchInput],
-        requested_outputs: tuple[str, ...],
-        request_sizes: tuple[int, ...],
+        layout: InputLayout,
+        requests: Sequence[Sequence[Buffer]],
         on_outcome: Callable[[BatchOutcome], None],
     ) -> None:
         """Copy a batch to the worker and start it.
+
+        Args:
+            requests: for each request its part of each input, in the layout's order. Views of bytes.
 
         Raises:
             WorkerGone: the worker has ended and nothing ran.
             ServeError: INTERNAL, the inputs are not what their shapes say.
         """
-        layout = self._inputs.of(inputs, requested_outputs, request_sizes)
         with self._lock:
             if self.closed:
                 raise WorkerGone(self._gone_text)
             slot = self._free.pop()
         try:
-            tail = layout.write(slot.input_arena, inputs)
+            tail = layout.write(slot.input_arena, requests)
         except BaseException:
             self._put_back(slot)
             raise
-        slot.request_sizes = request_sizes
+        slot.request_sizes = layout.request_sizes
         self._send(slot, tail, on_outcome)
         if slot.input_arena.peak > _KEPT_BYTES and self._trim_timer is None:
             self._trim_later()

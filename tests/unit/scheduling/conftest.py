@@ -19,7 +19,8 @@ from rocserve.core.tensors import Tensor
 from rocserve.core.validation import RequestValidator
 from rocserve.scheduling.model_scheduler import ModelScheduler
 from rocserve.scheduling.queue import QueueLimits
-from rocserve.workers.channel import BatchInput, WorkerGone
+from rocserve.workers.batch_inputs import InputLayout
+from rocserve.workers.channel import WorkerGone
 from rocserve.workers.completion import CompletionThread
 
 
@@ -34,7 +35,7 @@ class Outcome:
         self._batch = batch
 
     def outputs_of(self, request_index: int) -> list[Tensor]:
-        part = self._batch.inputs[0].parts[request_index]
+        part = self._batch.requests[request_index][0]
         doubled = np.frombuffer(part, np.float32) * 2
         rows = self._batch.request_sizes[request_index]
         return [Tensor("OUT", DataType.FP32, (rows, doubled.size // rows), doubled.tobytes())]
@@ -46,9 +47,10 @@ class Outcome:
 class Execution:
     """A batch that a channel was given."""
 
-    def __init__(self, inputs: Sequence[BatchInput], request_sizes: tuple[int, ...], on_outcome: Callable) -> None:
-        self.inputs = inputs
-        self.request_sizes = request_sizes
+    def __init__(self, layout: InputLayout, requests: Sequence[Sequence[bytes]], on_outcome: Callable) -> None:
+        self.requests = requests
+        self.request_sizes = layout.request_sizes
+        self.shape = layout.heads[0].shape
         self._on_outcome = on_outcome
 
     def finish(self, error: ServeError | None = None, failures: Mapping[int, ServeError] | None = None) -> Outcome:
@@ -64,10 +66,10 @@ class HandChannel:
         self.closed = False
         self.executions: list[Execution] = []
 
-    def execute(self, inputs, requested_outputs, request_sizes, on_outcome) -> None:
+    def execute(self, layout, requests, on_outcome) -> None:
         if self.closed:
             raise WorkerGone("gone")
-        self.executions.append(Execution(inputs, request_sizes, on_outcome))
+        self.executions.append(Execution(layout, requests, on_outcome))
 
 
 class Answer:

@@ -45,7 +45,7 @@ def test_what_waits_runs_together_when_an_instance_is_free(make_bench):
     outcome = bench.executions[0].finish()
     assert outcome.released
     assert bench.executions[1].request_sizes == (1, 3, 2)
-    assert bench.executions[1].inputs[0].shape == (6, 2)
+    assert bench.executions[1].shape == (6, 2)
     bench.executions[1].finish()
     assert [value_of(answer) for answer in (first, *waiting)] == [2.0, 4.0, 6.0, 8.0]
     assert waiting[1].response.outputs[0].shape == (3, 2)
@@ -70,7 +70,7 @@ def test_a_different_shape_closes_the_batch(make_bench):
     for index in range(4):
         bench.executions[index].finish()
     assert [execution.request_sizes for execution in bench.executions] == [(1,), (1, 1), (1,), (1,)]
-    assert [execution.inputs[0].shape[1] for execution in bench.executions] == [2, 2, 5, 2]
+    assert [execution.shape[1] for execution in bench.executions] == [2, 2, 5, 2]
 
 
 def test_a_delay_waits_for_the_preferred_size(make_bench):
@@ -207,7 +207,7 @@ def test_a_request_whose_client_left_is_dropped(make_bench):
 def test_answers_keep_the_order_of_requests_when_asked_to(make_bench):
     bench = make_bench(DynamicBatching(preserve_ordering=True), max_batch_size=1, channels=2)
     first, second = bench.submit(1.0), bench.submit(2.0)
-    running = {channel.executions[0].inputs[0].parts[0][:4]: channel.executions[0] for channel in bench.channels}
+    running = {channel.executions[0].requests[0][0][:4]: channel.executions[0] for channel in bench.channels}
     running[np.float32(2.0).tobytes()].finish()
     assert not second.done.is_set()
     running[np.float32(1.0).tobytes()].finish()

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from support.workers import LOG, add_sub_inputs, batch_input, open_descriptors, until
+from support.workers import LOG, BatchInput, add_sub_inputs, batch_input, execute, open_descriptors, until
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import unavailable
 from rocserve.workers import channel as channel_module
-from rocserve.workers.channel import SLOTS, BatchInput, BatchOutcome, Channel, WorkerGone
+from rocserve.workers.channel import SLOTS, BatchOutcome, Channel, WorkerGone
 from rocserve.workers.completion import CompletionThread
 from rocserve.workers.messages import ResultLayout, TensorHead
 from rocserve.workers.plain import to_json
@@ -47,7 +47,7 @@ class Peer:
 
     def execute(self, inputs: list[BatchInput] | None = None) -> tuple[int, int]:
         """Start a batch; its slot and id as the worker sees them."""
-        self.channel.execute(inputs or add_sub_inputs(), ("SUM",), (1,), self.on_outcome)
+        execute(self.channel, inputs or add_sub_inputs(), ("SUM",), (1,), self.on_outcome)
         kind, slot, batch_id, *_ = HEADER.unpack_from(self.socket.recv(200_000))
         assert kind == EXECUTE
         return slot, batch_id
@@ -141,7 +141,7 @@ def test_execute_when_the_other_end_is_closed(peer: Peer) -> None:
     peer.socket.close()
     for _ in range(5):
         with pytest.raises(WorkerGone):
-            peer.channel.execute(add_sub_inputs(), ("SUM",), (1,), peer.on_outcome)
+            execute(peer.channel, add_sub_inputs(), ("SUM",), (1,), peer.on_outcome)
     assert peer.channel.free_slots == SLOTS and not peer.outcomes
     peer.socket = socket.socket()
 
@@ -190,7 +190,7 @@ def test_batches_from_many_threads(completion: CompletionThread) -> None:
                 done.set()
 
             inputs = [batch_input("A", np.full((1, 16), value, np.int32))]
-            peer.channel.execute(inputs, ("SUM",), (1,), on_outcome)
+            execute(peer.channel, inputs, ("SUM",), (1,), on_outcome)
             assert done.wait(5)
 
     server = threading.Thread(target=serve)

@@ -7,13 +7,13 @@ import time
 
 import numpy as np
 import pytest
-from support.workers import Workshop, add_sub_inputs, batch_input, config_of, run_add_sub, submit
+from support.workers import BatchInput, Workshop, add_sub_inputs, batch_input, config_of, execute, run_add_sub, submit
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceKind
 from rocserve.core.tensors import encode_bytes_elements
-from rocserve.workers.channel import SLOTS, BatchInput, BatchOutcome
+from rocserve.workers.channel import SLOTS, BatchOutcome
 from rocserve.workers.group import WorkerPlan
 
 
@@ -91,6 +91,8 @@ async def test_tensors_of_no_size(workshop: Workshop, behaviour: str) -> None:
     for sizes in ((2,), (1, 1)):
         inputs[0].parts = [b""] * len(sizes)
         inputs[1].parts = [b""] * len(sizes)
+        ones = np.ones((2, 1), np.float32)
+        inputs[2] = batch_input("Y", *np.split(ones, len(sizes)))
         answer = await submit(group.channels[0], inputs, ("OUT_X", "OUT_S", "OUT_Y"), sizes)
         assert answer.error is None, answer.error
         assert answer.outputs[0]["OUT_X"].shape == (sizes[0], 0)
@@ -133,8 +135,8 @@ async def test_an_outcome_is_valid_until_it_is_released(workshop: Workshop) -> N
     (channel,) = group.channels
     loop = asyncio.get_running_loop()
     kept: asyncio.Future[BatchOutcome] = loop.create_future()
-    channel.execute(
-        add_sub_inputs(), ("SUM",), (1,), lambda outcome: loop.call_soon_threadsafe(kept.set_result, outcome)
+    execute(
+        channel, add_sub_inputs(), ("SUM",), (1,), lambda outcome: loop.call_soon_threadsafe(kept.set_result, outcome)
     )
     outcome = await kept
     array = outcome.outputs_of(0)[0].numpy()

@@ -47,6 +47,7 @@ class OnnxModel:
         self._session = session
         self._signature = signature
         self._config = config
+        self._takes_text = any(spec.datatype is DataType.BYTES for spec in signature.inputs)
 
     @property
     def signature(self) -> Signature:
@@ -68,7 +69,7 @@ class OnnxModel:
         Raises:
             ServeError: INVALID_ARGUMENT where ONNX Runtime blames the inputs, else INTERNAL, in its own words.
         """
-        inputs = {name: _array(tensor) for name, tensor in batch.inputs.items()}
+        inputs = self._inputs(batch)
         try:
             return BatchResult(self._run(batch.requested_outputs, inputs))
         except (engine_errors.InvalidArgument, ValueError) as error:
@@ -79,6 +80,14 @@ class OnnxModel:
 
     def close(self) -> None:
         del self._session
+
+    def _inputs(self, batch: Batch) -> Mapping[str, np.ndarray[Any, Any]]:
+        if not self._takes_text:
+            return batch.arrays
+        return {
+            name: _text_array(tensor) if tensor.datatype is DataType.BYTES else tensor.numpy()
+            for name, tensor in batch.inputs.items()
+        }
 
     def _run(
         self, wanted: tuple[str, ...], inputs: Mapping[str, np.ndarray[Any, Any]]
@@ -129,15 +138,13 @@ def _from_ort_value(name: str, value: Any) -> np.ndarray[Any, Any] | Tensor:
     return Tensor(name, DataType.BF16, tuple(value.shape()), data)
 
 
-def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """The array that ONNX Runtime takes: a view, or text for BYTES.
+def _text_array(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """An array of text, which is what ONNX Runtime takes for BYTES.
 
     Raises:
         ServeError: INVALID_ARGUMENT; an element is not UTF-8, the only strings that ONNX Runtime takes from Python.
     """
     array = tensor.numpy()
-    if tensor.datatype is not DataType.BYTES:
-        return array
     try:
         for index, element in enumerate(array.flat):
             array.flat[index] = element.decode()

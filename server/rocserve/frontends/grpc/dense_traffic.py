@@ -1,8 +1,8 @@
 """When the reactor does the completion thread's work itself.
 
-Two threads that both need the GIL for a few microseconds at a time spend most of a small request's cost on handing it to
-each other. While calls come thick and fast the reactor's thread therefore takes the workers' answers too: it looks at
-the completion queue without waiting, and waits for the workers only while the queue has nothing. A slow model, or a
+Two threads that both need the GIL for a few microseconds at a time spend most of a small request's cost on handing it
+to each other. While calls come thick and fast the reactor's thread therefore takes the workers' answers too: it looks
+at the completion queue without waiting, and waits for the workers only while the queue has nothing. A slow model, or a
 quiet minute, ends that at once: then a thread each is what keeps a new call from waiting behind a worker.
 """
 

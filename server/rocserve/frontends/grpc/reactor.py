@@ -17,8 +17,8 @@ from typing import Any
 from grpc._cython import cygrpc
 
 from rocserve.core.errors import StatusCode
-from rocserve.frontends.grpc.stream_flow import StreamFlow
 from rocserve.frontends.grpc.dense_traffic import Companion, DenseTraffic
+from rocserve.frontends.grpc.stream_flow import StreamFlow
 from rocserve.frontends.grpc.transport import (
     CLIENT_DOES_NOT_READ,
     NO_MESSAGE,
