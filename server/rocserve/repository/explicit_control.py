@@ -103,8 +103,12 @@ class ExplicitControl:
             await self._apply(name, folder, contents, parameters)
         model = self._models.get(name)
         error = _not_polled(name) if model is None else model.load_error()
-        if error is not None:
-            raise error
+        try:
+            if error is not None:
+                raise error
+        finally:
+            # Its traceback holds this frame, and through it the files that a request may have brought.
+            del error
 
     async def _apply(
         self, name: str, folder: ModelLook, contents: Sequence[ModelContent], parameters: LoadParameters

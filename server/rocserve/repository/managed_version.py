@@ -172,6 +172,9 @@ class ManagedVersion:
         outcome: Exception | None = None
         try:
             loaded = await self._load_unchanged(content)
+        except (ServeError, FilesChanged) as error:
+            # Its traceback holds all that the load had in hand, this frame among it.
+            outcome = error.with_traceback(None)
         except Exception as error:
             outcome = error
         if self._task is not asyncio.current_task():

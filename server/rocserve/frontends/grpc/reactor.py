@@ -107,7 +107,7 @@ class ReactorTransport:
             raise binding_error(self.options)
         self._server.start()
         for _ in range(OUTSTANDING_REQUESTS):
-            self._request_call()
+            self.request_call()
         self._thread.start()
         return port
 
@@ -149,7 +149,7 @@ class ReactorTransport:
             except Exception:
                 # The event is lost; it may have been a call's arrival, so ask for one more.
                 self.log.exception("an event of the gRPC completion queue could not be read")
-                self._request_call()
+                self.request_call()
                 continue
             return event if event.tag is not None else None
 
@@ -166,20 +166,23 @@ class ReactorTransport:
         # The ends of cancelled calls may still be on their way, and watchers and streams shall hear of them.
         self._poll_until = time.time() + LAST_EVENTS_SECONDS
 
-    def _request_call(self) -> None:
+    def request_call(self) -> None:
+        """Ask the core for one more call, in place of one that has come."""
+        if self._stopping:
+            return
         try:
             self._server.request_call(self._queue, self._queue, self._on_call)
         except ValueError:
+            # Shutting down has begun meanwhile.
             if not self._stopping:
                 raise
 
     def _on_call(self, event: _Event) -> None:
         if not event.success:
             return
-        if not self._stopping:
-            self._request_call()
         name = event.call_details.method
         if len(self.live) >= self.options.max_concurrent_calls:
+            self.request_call()
             _refuse(event, StatusCode.UNAVAILABLE, too_many_calls(self.options.max_concurrent_calls))
             return
         route = self._unary.get(name)
@@ -188,6 +191,7 @@ class ReactorTransport:
             self.live.add(call)
             event.call.start_server_batch((_ReceiveMessage(0),), call.on_message)
             return
+        self.request_call()
         stream_route = self._stream.get(name)
         if stream_route is not None:
             _StreamCall(self, event).open(stream_route)
@@ -260,6 +264,7 @@ class _UnaryCall(_Call):
         message = event.batch_operations[0].message()
         if message is None:
             # Nothing was sent, or the call has failed below us (too large, cancelled) and this goes nowhere.
+            self._transport.request_call()
             self.fail(StatusCode.INVALID_ARGUMENT, NO_MESSAGE)
             return
         self.message = message
@@ -267,6 +272,9 @@ class _UnaryCall(_Call):
             self._route.handler(self)
         except Exception as error:
             self.fail(StatusCode.INTERNAL, self._transport.describe_failure(self, error))
+        finally:
+            # Only now: the request is on its way to its worker already.
+            self._transport.request_call()
 
     def reply(self, message: bytes, trailing_metadata: Metadata = ()) -> None:
         self._end(
