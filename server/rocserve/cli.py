@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import rocserve
-from rocserve.flags import FlagError, add_serve_flags, settings_from
+from rocserve.flags import FlagError, add_serve_flags, at_least, settings_from
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,17 +30,38 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"rocserve {rocserve.__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
 
-    serve = verbs.add_parser("serve", help="serve the models of a repository", allow_abbrev=False)
+    serve = verbs.add_parser(
+        "serve",
+        help="serve the models of a repository",
+        usage="rocserve serve --model-repository=DIR [FLAG ...]",
+        description="Serve the models of a repository until SIGTERM or SIGINT. The flags are tritonserver's.",
+        allow_abbrev=False,
+    )
     add_serve_flags(serve)
 
-    config = verbs.add_parser("config", help="print the effective config.pbtxt of a model", allow_abbrev=False)
+    config = verbs.add_parser(
+        "config",
+        help="print the effective config.pbtxt of a model",
+        description="Load a model, without a server, and print its configuration as the server would complete it.",
+        allow_abbrev=False,
+    )
     config.add_argument("model_folder", type=Path, metavar="MODEL_DIR", help="the model's folder")
-    config.add_argument("--model-config-name", default="", metavar="NAME", help="read configs/NAME.pbtxt instead")
-    config.add_argument("--strict", action="store_true", help="complete nothing from the model file")
+    config.add_argument(
+        "--model-config-name", default="", metavar="NAME", help="read configs/NAME.pbtxt instead, where it exists"
+    )
+    config.add_argument("--strict", action="store_true", help="complete nothing from the model's file")
 
-    status = verbs.add_parser("status", help="a live table of a server's models", allow_abbrev=False)
+    status = verbs.add_parser(
+        "status",
+        help="a live table of a server's models",
+        description="Show the models of a running server: state, requests, times, and why one is not served."
+        " Follows until Ctrl-C; into a pipe the table is printed once.",
+        allow_abbrev=False,
+    )
     status.add_argument("--url", default="localhost:8001", help="the server's gRPC address (default localhost:8001)")
-    status.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between two looks (default 1)")
+    status.add_argument(
+        "--interval", type=at_least(0.1, float), default=1.0, metavar="SECONDS", help="between two looks (default 1)"
+    )
     status.add_argument("--once", action="store_true", help="print the table once and end")
     return parser
 
@@ -67,6 +89,7 @@ def _serve(options: argparse.Namespace) -> int:
     launcher.start()
 
     # Only now: this imports gRPC.
+    _quieten_grpc()
     from rocserve.server import run_server
 
     return run_server(settings, launcher, log)
@@ -87,9 +110,15 @@ def _config(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
+    _quieten_grpc()
     from rocserve.tools.status import run
 
     return run(url=options.url, interval=options.interval, once=options.once)
+
+
+def _quieten_grpc() -> None:
+    """Keep gRPC's own remarks about connections that end out of the log and the table; its errors stay."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,9 @@ def _boolean(text: str) -> bool:
     raise argparse.ArgumentTypeError(f"expected true or false, got '{text}'")
 
 
-def _at_least(minimum: float, kind: Callable[[str], Any]) -> Callable[[str], Any]:
+def at_least(minimum: float, kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A parser of numbers from `minimum` on, for argparse."""
+
     def parse(text: str) -> Any:
         try:
             value = kind(text)
@@ -37,9 +39,22 @@ def _at_least(minimum: float, kind: Callable[[str], Any]) -> Callable[[str], Any
     return parse
 
 
-_COUNT = _at_least(0, int)
-_POSITIVE = _at_least(1, int)
-_SECONDS = _at_least(0, float)
+_COUNT = at_least(0, int)
+_POSITIVE = at_least(1, int)
+_SECONDS = at_least(0, float)
+_MILLISECONDS = at_least(0, int)
+_POSITIVE_MILLISECONDS = at_least(1, int)
+
+_SHOWN_VALUES: dict[Callable[[str], Any], str] = {
+    _boolean: "true|false",
+    Path: "FILE",
+    _COUNT: "N",
+    _POSITIVE: "N",
+    _SECONDS: "SECONDS",
+    _MILLISECONDS: "MS",
+    _POSITIVE_MILLISECONDS: "MS",
+}
+"""What stands for a flag's value in the help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,90 +67,182 @@ class Flag:
     choices: tuple[str, ...] = ()
     repeatable: bool = False
     aliases: tuple[str, ...] = ()
+    value: str = ""
+    """What stands for the value in the help; empty: what `parse` says."""
 
 
-FLAGS: tuple[Flag, ...] = (
+_REPOSITORY = (
     Flag(
         "model-repository",
         "model_repositories",
         Path,
-        "a folder of models (repeatable)",
+        "a folder of models; repeatable",
         repeatable=True,
         aliases=("model-store",),
+        value="DIR",
     ),
     Flag(
         "model-control-mode",
         "control_mode",
         str,
-        "none: load all at the start; poll: follow the folder (default); explicit: load what clients ask for",
+        "poll: follow the folder; none: load all that is there at the start; explicit: load what --load-model and"
+        " clients name (default poll)",
         choices=tuple(mode.value for mode in ControlMode),
     ),
-    Flag("repository-poll-secs", "poll_seconds", _SECONDS, "seconds between two looks at the repository (default 15)"),
+    Flag(
+        "load-model",
+        "load_models",
+        str,
+        "load this at the start in explicit mode; * = all; repeatable",
+        repeatable=True,
+        value="MODEL",
+    ),
     Flag(
         "repository-settle-secs",
         "settle_seconds",
         _SECONDS,
-        "seconds that a model's files must stay unchanged before a change counts (default 0.5)",
+        "how long a model's files must stay unchanged before a change counts (default 0.5)",
     ),
-    Flag("load-model", "load_models", str, "a model to load at the start in explicit mode; * = all", repeatable=True),
+    Flag(
+        "repository-poll-secs",
+        "poll_seconds",
+        _SECONDS,
+        "how often to look even if nothing tells of a change (default 15)",
+    ),
     Flag("model-load-thread-count", "load_thread_count", _POSITIVE, "models that load beside each other (default 4)"),
     Flag(
         "disable-auto-complete-config",
         "strict_model_config",
         _boolean,
-        "complete nothing from the model file",
+        "complete no configuration from the model's file (default false)",
         aliases=("strict-model-config",),
     ),
-    Flag("model-config-name", "model_config_name", str, "read configs/<name>.pbtxt instead of config.pbtxt"),
+    Flag(
+        "model-config-name",
+        "model_config_name",
+        str,
+        "of models that have a configs/NAME.pbtxt, read that instead of config.pbtxt",
+        value="NAME",
+    ),
+)
+
+_SERVER = (
+    Flag("id", "server_id", str, "the server's name in its metadata (default rocserve)", value="NAME"),
     Flag("strict-readiness", "strict_readiness", _boolean, "ready only when every model is (default true)"),
     Flag("exit-on-error", "exit_on_error", _boolean, "end when a model fails to load at the start (default true)"),
-    Flag("exit-timeout-secs", "exit_timeout_seconds", _SECONDS, "seconds for work in hand at the end (default 30)"),
-    Flag("max-queue-requests", "max_queue_requests", _POSITIVE, "requests that may wait for a model (default 10000)"),
-    Flag("max-queue-bytes", "max_queue_bytes", _POSITIVE, "bytes of inputs that may wait for a model (default 4 GiB)"),
-    Flag("id", "server_id", str, "the server's name in its metadata (default rocserve)"),
-    Flag("allow-grpc", "grpc.allow", _boolean, "serve gRPC (default true)"),
-    Flag("grpc-address", "grpc.address", str, "the address to listen on (default 0.0.0.0)"),
-    Flag("grpc-port", "grpc.port", _COUNT, "the port to listen on (default 8001; 0 = any free one)"),
-    Flag("reuse-grpc-port", "grpc.reuse_port", _boolean, "let several servers listen on the port"),
+    Flag("exit-timeout-secs", "exit_timeout_seconds", _SECONDS, "how long the end waits for work in hand (default 30)"),
+    Flag("max-queue-requests", "max_queue_requests", _POSITIVE, "requests that may wait for a version (default 10000)"),
+    Flag(
+        "max-queue-bytes",
+        "max_queue_bytes",
+        _POSITIVE,
+        "bytes of inputs that may wait for a version (default 4294967296)",
+    ),
+)
+
+_GRPC = (
+    Flag("allow-grpc", "grpc.allow", _boolean, "must be true, for gRPC is the only front end (default true)"),
+    Flag("grpc-address", "grpc.address", str, "the address to listen on (default 0.0.0.0)", value="ADDRESS"),
+    Flag("grpc-port", "grpc.port", _COUNT, "the port to listen on; 0 = any free one (default 8001)", value="PORT"),
+    Flag("reuse-grpc-port", "grpc.reuse_port", _boolean, "let several servers share the port (default false)"),
     Flag(
         "grpc-transport",
         "grpc.transport",
         str,
-        "auto (default), reactor or aio",
+        "reactor: the fast one; aio: grpc.aio; auto: the reactor where it suits the installed grpcio (default auto)",
         choices=("auto", "reactor", "aio"),
     ),
-    Flag("grpc-use-ssl", "grpc.use_ssl", _boolean, "TLS"),
-    Flag("grpc-use-ssl-mutual", "grpc.use_ssl_mutual", _boolean, "TLS, and clients must show a certificate"),
-    Flag("grpc-server-cert", "grpc.server_cert", Path, "the server's certificate chain (PEM)"),
-    Flag("grpc-server-key", "grpc.server_key", Path, "the server's private key (PEM)"),
-    Flag("grpc-root-cert", "grpc.root_cert", Path, "the certificates that clients' are checked against (PEM)"),
     Flag(
         "grpc-infer-response-compression-level",
         "grpc.response_compression_level",
         str,
-        "none (default), low, medium or high",
+        "how hard to compress responses (default none)",
         choices=("none", "low", "medium", "high"),
     ),
-    Flag("grpc-keepalive-time", "grpc.keepalive_time_ms", _POSITIVE, "ms between keepalive pings (default 7200000)"),
-    Flag("grpc-keepalive-timeout", "grpc.keepalive_timeout_ms", _POSITIVE, "ms to wait for a ping's answer"),
-    Flag("grpc-keepalive-permit-without-calls", "grpc.keepalive_permit_without_calls", _boolean, "ping idle ones too"),
-    Flag("grpc-http2-max-pings-without-data", "grpc.http2_max_pings_without_data", _COUNT, "(default 2)"),
+)
+
+_TLS = (
+    Flag("grpc-use-ssl", "grpc.use_ssl", _boolean, "serve TLS only (default false)"),
+    Flag(
+        "grpc-use-ssl-mutual",
+        "grpc.use_ssl_mutual",
+        _boolean,
+        "serve TLS only, to clients that show a certificate (default false)",
+    ),
+    Flag("grpc-server-cert", "grpc.server_cert", Path, "the server's certificate chain, PEM"),
+    Flag("grpc-server-key", "grpc.server_key", Path, "the server's private key, PEM"),
+    Flag("grpc-root-cert", "grpc.root_cert", Path, "what clients' certificates are checked against, PEM"),
+)
+
+_CONNECTIONS = (
+    Flag(
+        "grpc-keepalive-time",
+        "grpc.keepalive_time_ms",
+        _POSITIVE_MILLISECONDS,
+        "pause in the traffic at which the server pings (default 7200000)",
+    ),
+    Flag(
+        "grpc-keepalive-timeout",
+        "grpc.keepalive_timeout_ms",
+        _POSITIVE_MILLISECONDS,
+        "wait for the answer to a ping before the connection is ended (default 20000)",
+    ),
+    Flag(
+        "grpc-keepalive-permit-without-calls",
+        "grpc.keepalive_permit_without_calls",
+        _boolean,
+        "ping connections without calls too (default false)",
+    ),
+    Flag(
+        "grpc-http2-max-pings-without-data",
+        "grpc.http2_max_pings_without_data",
+        _COUNT,
+        "pings that the server sends without data between them; 0 = no limit (default 2)",
+    ),
     Flag(
         "grpc-http2-min-recv-ping-interval-without-data",
         "grpc.http2_min_recv_ping_interval_without_data_ms",
-        _COUNT,
-        "ms between pings that a client may send (default 300000)",
+        _MILLISECONDS,
+        "least pause between a client's pings without data (default 300000)",
     ),
-    Flag("grpc-http2-max-ping-strikes", "grpc.http2_max_ping_strikes", _COUNT, "bad pings before the end (default 2)"),
-    Flag("grpc-max-connection-age", "grpc.max_connection_age_ms", _COUNT, "ms after which a connection is ended"),
-    Flag("grpc-max-connection-age-grace", "grpc.max_connection_age_grace_ms", _COUNT, "ms for its calls to finish"),
-    Flag("log-verbose", "log.verbose", _COUNT, "0 = off, 1 and more = detailed messages"),
-    Flag("log-info", "log.info", _boolean, "information messages (default true)"),
-    Flag("log-warning", "log.warning", _boolean, "warnings (default true)"),
-    Flag("log-error", "log.error", _boolean, "errors (default true)"),
-    Flag("log-format", "log.format", str, "default or ISO8601", choices=("default", "ISO8601")),
-    Flag("log-file", "log.file", Path, "write the log to this file instead of standard error"),
+    Flag(
+        "grpc-http2-max-ping-strikes",
+        "grpc.http2_max_ping_strikes",
+        _COUNT,
+        "pings that come too soon before the connection is ended; 0 = no limit (default 2)",
+    ),
+    Flag(
+        "grpc-max-connection-age",
+        "grpc.max_connection_age_ms",
+        _MILLISECONDS,
+        "age at which a connection is ended; 0 = never (default 0)",
+    ),
+    Flag(
+        "grpc-max-connection-age-grace",
+        "grpc.max_connection_age_grace_ms",
+        _MILLISECONDS,
+        "time that its calls then have to finish; 0 = as long as they take (default 0)",
+    ),
 )
+
+_LOG = (
+    Flag("log-info", "log.info", _boolean, "write information (default true)"),
+    Flag("log-warning", "log.warning", _boolean, "write warnings (default true)"),
+    Flag("log-error", "log.error", _boolean, "write errors (default true)"),
+    Flag("log-verbose", "log.verbose", _COUNT, "write details from 1 on (default 0)"),
+    Flag("log-format", "log.format", str, "how a line begins (default default)", choices=("default", "ISO8601")),
+    Flag("log-file", "log.file", Path, "write to this file, not to standard error"),
+)
+
+FLAG_GROUPS: tuple[tuple[str, tuple[Flag, ...]], ...] = (
+    ("model repository", _REPOSITORY),
+    ("server", _SERVER),
+    ("gRPC", _GRPC),
+    ("TLS", _TLS),
+    ("connections", _CONNECTIONS),
+    ("log", _LOG),
+)
+FLAGS: tuple[Flag, ...] = tuple(flag for _, group in FLAG_GROUPS for flag in group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +282,8 @@ UNSERVED: tuple[UnservedSubject, ...] = (
     UnservedSubject("The response cache", "", ("cache-config", "cache-directory")),
     UnservedSubject("The rate limiter", "", ("rate-limit", "rate-limit-resource")),
     UnservedSubject("Backend settings on the command line", "", ("backend-config", "backend-directory", "host-policy")),
-    UnservedSubject("The Vertex AI and SageMaker front ends", "", ("allow-vertex-ai", "allow-sagemaker")),
+    UnservedSubject("The Vertex AI front end", "allow-vertex-ai", ()),
+    UnservedSubject("The SageMaker front end", "allow-sagemaker", ()),
 )
 
 
@@ -184,26 +292,32 @@ class FlagError(Exception):
 
 
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:
-    for flag in FLAGS:
-        names = [f"--{name}" for name in (flag.name, *flag.aliases)]
-        # "nargs=?" lets a switch stand without "=true", as tritonserver allows.
-        switch = flag.parse is _boolean
-        parser.add_argument(
-            *names,
-            dest=flag.target,
-            type=flag.parse,
-            choices=flag.choices or None,
-            action="append" if flag.repeatable else "store",
-            nargs="?" if switch else None,
-            const=True if switch else None,
-            default=None,
-            metavar="true|false" if switch else None if flag.choices else flag.name.rsplit("-", 1)[-1].upper(),
-            help=flag.help,
-        )
+    for title, flags in FLAG_GROUPS:
+        group = parser.add_argument_group(title)
+        for flag in flags:
+            _add_flag(group, flag)
     for subject in UNSERVED:
         for name in (subject.switch, *subject.flags):
             if name:
                 parser.add_argument(f"--{name}", dest=f"unserved.{name}", action="append", help=argparse.SUPPRESS)
+
+
+def _add_flag(parser: argparse._ArgumentGroup, flag: Flag) -> None:
+    names = [f"--{name}" for name in (flag.name, *flag.aliases)]
+    # "nargs=?" lets a switch stand without "=true", as tritonserver allows.
+    switch = flag.parse is _boolean
+    parser.add_argument(
+        *names,
+        dest=flag.target,
+        type=flag.parse,
+        choices=flag.choices or None,
+        action="append" if flag.repeatable else "store",
+        nargs="?" if switch else None,
+        const=True if switch else None,
+        default=None,
+        metavar=None if flag.choices else flag.value or _SHOWN_VALUES[flag.parse],
+        help=flag.help,
+    )
 
 
 def settings_from(arguments: argparse.Namespace) -> ServerSettings:
@@ -226,11 +340,22 @@ def settings_from(arguments: argparse.Namespace) -> ServerSettings:
         top["control_mode"] = ControlMode(top["control_mode"])
     if top["load_models"] and top.get("control_mode") is not ControlMode.EXPLICIT:
         raise FlagError("--load-model needs --model-control-mode=explicit")
+    if top.get("exit_on_error", True):
+        _check_repositories(top["model_repositories"])
     return ServerSettings(grpc=grpc, log=LogSettings(**_part(fields, "log.")), **top)
 
 
 def _part(fields: dict[str, Any], prefix: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in fields.items() if name.startswith(prefix)}
+
+
+def _check_repositories(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        if not folder.is_dir():
+            raise FlagError(
+                f"--model-repository={folder}: there is no such folder; with --exit-on-error=false the server waits"
+                " for it"
+            )
 
 
 def _check_grpc(grpc: GrpcSettings) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import signal
 import time
 
@@ -23,6 +24,7 @@ from rocserve.workers.launcher import WorkerLauncher
 
 def run_server(settings: ServerSettings, launcher: WorkerLauncher, log: logging.Logger) -> int:
     """Serve until a signal ends it; the result is the process's exit status."""
+    _allow_many_descriptors()
     return asyncio.run(Server(settings, launcher, log).run())
 
 
@@ -118,6 +120,14 @@ class Server:
     async def _stop_workers(self) -> None:
         await self._launcher.close()
         self._completion.stop()
+
+
+def _allow_many_descriptors() -> None:
+    """Raise the soft limit of open files to the hard one. The soft one is 1024 nearly everywhere, for programs that use
+    select(), and an instance of a model takes up to 17. The zygote runs already: workers, which need few and whose
+    engines may use select(), keep the limit that was given."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _repository_settings(settings: ServerSettings) -> RepositorySettings:

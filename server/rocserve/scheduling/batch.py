@@ -39,6 +39,8 @@ class FormedBatch:
 
     entries: list[QueuedRequest]
     compute_start_ns: int
+    one_by_one: bool = False
+    """A convoy: its requests run one after the other."""
 
 
 class BatchLayouts:
@@ -49,24 +51,26 @@ class BatchLayouts:
         self._output_order = tuple(output.name for output in config.outputs)
         self._layouts: dict[tuple[RequestPlan, int], InputLayout] = {}
 
-    def of(self, entries: Sequence[QueuedRequest]) -> tuple[InputLayout, Sequence[Sequence[Buffer]]]:
+    def of(self, batch: FormedBatch) -> tuple[InputLayout, Sequence[Sequence[Buffer]]]:
         """The layout of a batch, and each request's data in its order."""
+        entries = batch.entries
         plan = entries[0].plan
         data: list[Sequence[Buffer]] = [entry.request.data for entry in entries]
         for entry in entries:
             if entry.plan is not plan:
                 # Clients may order the same inputs differently, or want different outputs.
-                return self._make(entries), [_in_order(entry, plan) for entry in entries]
+                return self._make(batch), [_in_order(entry, plan) for entry in entries]
         key = (plan, len(entries))
         layout = self._layouts.get(key)
         if layout is None:
-            layout = self._make(entries)
+            layout = self._make(batch)
             if len(self._layouts) >= _REMEMBERED_LAYOUTS:
                 self._layouts.clear()
             self._layouts[key] = layout
         return layout, data
 
-    def _make(self, entries: Sequence[QueuedRequest]) -> InputLayout:
+    def _make(self, batch: FormedBatch) -> InputLayout:
+        entries = batch.entries
         plan = entries[0].plan
         sizes = tuple(entry.plan.batch_size for entry in entries)
         rows = sum(sizes)
@@ -79,7 +83,7 @@ class BatchLayouts:
             requested = plan.outputs
         else:
             requested = tuple(name for name in self._output_order if name in wanted)
-        return InputLayout(BatchLayout(heads, requested, sizes))
+        return InputLayout(BatchLayout(heads, requested, sizes, batch.one_by_one))
 
 
 def _in_order(entry: QueuedRequest, plan: RequestPlan) -> Sequence[Buffer]:
@@ -122,16 +126,24 @@ class BatchAnswerer:
                 self._statistics.record_failure(entry.queue_start_ns, now)
             else:
                 queue_starts.append(entry.queue_start_ns)
-        if queue_starts:
-            self._statistics.record_batch(
-                batch.compute_start_ns,
-                outcome.input_end_ns,
-                outcome.output_start_ns,
-                outcome.compute_end_ns,
-                queue_starts,
-                now,
-                rows,
-            )
+        times = (batch.compute_start_ns, outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)
+        if batch.one_by_one:
+            self._record_convoy(times, queue_starts, now, batch.entries[0].plan.batch_size)
+        elif queue_starts:
+            self._statistics.record_batch(*times, queue_starts, now, rows)
+
+    def _record_convoy(self, times: tuple[int, int, int, int], queue_starts: list[int], now: int, rows: int) -> None:
+        """An execution for each request; of the time, each has the same part."""
+        begin, input_end, output_start, compute_end = times
+        count = max(len(queue_starts), 1)
+        shares = (
+            begin,
+            begin + (input_end - begin) // count,
+            begin + (output_start - begin) // count,
+            begin + (compute_end - begin) // count,
+        )
+        for queue_start in queue_starts:
+            self._statistics.record_batch(*shares, [queue_start], now, rows)
 
     def _answer(self, index: int, entry: QueuedRequest, outcome: Outcome) -> InferResponse | ServeError:
         if outcome.error is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import ModelConfig
 from rocserve.scheduling.queue import RequestQueue
 
@@ -18,6 +19,8 @@ class BatchDecision:
     """time.monotonic_ns() at which the oldest request has waited long enough; 0 = no need."""
     is_full: bool = False
     """No request that comes later could join them."""
+    one_by_one: bool = False
+    """They travel together, but the engine runs them one after the other."""
 
 
 class BatchPolicy(Protocol):
@@ -29,18 +32,49 @@ class BatchPolicy(Protocol):
     def decide(self, queue: RequestQueue, now_ns: int) -> BatchDecision:
         """The queue is not empty and an instance is free."""
 
+    def observe(self, engine_ns: int, request_count: int) -> None:
+        """A batch has been in the engine for this long."""
+
 
 _ONE = BatchDecision(1, is_full=True)
 
+LONGEST_CONVOY = 16
+LONGEST_CONVOY_NS = 500_000
+"""What the first of a convoy may wait for the last in the engine."""
+
 
 class NoBatching:
-    """One request at a time, as it came."""
+    """One request at a time, as it came.
+
+    Requests that wait for an engine that is done with each in a moment go to the worker in one message, a convoy, and
+    still run one by one there: the way to the worker and back, which costs more than such an engine's work, is then
+    paid once for all of them.
+    """
 
     starts_at_once = True
     always_full = True
 
+    def __init__(self, may_convoy: bool) -> None:
+        """`may_convoy`: whether requests of equal heads can be laid one behind the other, and so their answers."""
+        self._may_convoy = may_convoy
+        self._request_ns = LONGEST_CONVOY_NS
+
     def decide(self, queue: RequestQueue, now_ns: int) -> BatchDecision:
-        return _ONE
+        longest = min(len(queue), LONGEST_CONVOY, LONGEST_CONVOY_NS // max(self._request_ns, 1))
+        if longest < 2 or not self._may_convoy:
+            return _ONE
+        count = 0
+        plan = None
+        for entry in queue:
+            if plan is None:
+                plan = entry.plan
+            if count == longest or entry.plan is not plan:
+                break
+            count += 1
+        return BatchDecision(count, is_full=True, one_by_one=count > 1)
+
+    def observe(self, engine_ns: int, request_count: int) -> None:
+        self._request_ns += (engine_ns // request_count - self._request_ns) >> 2
 
 
 class DynamicBatcher:
@@ -56,6 +90,9 @@ class DynamicBatcher:
         self._delay_ns = max_queue_delay_ns
         self.starts_at_once = max_queue_delay_ns == 0
         self.always_full = max_batch_size == 1
+
+    def observe(self, engine_ns: int, request_count: int) -> None:
+        """The time in the engine makes no difference."""
 
     def decide(self, queue: RequestQueue, now_ns: int) -> BatchDecision:
         rows = count = preferred_count = 0
@@ -93,9 +130,18 @@ def batch_policy(config: ModelConfig) -> BatchPolicy:
     """The policy that a model's configuration asks for."""
     batching = config.dynamic_batching
     if batching is None or config.max_batch_size == 0:
-        return NoBatching()
+        return NoBatching(may_convoy=_may_convoy(config))
     return DynamicBatcher(
         config.max_batch_size,
         batching.preferred_batch_sizes or (config.max_batch_size,),
         batching.max_queue_delay_microseconds * 1000,
+    )
+
+
+def _may_convoy(config: ModelConfig) -> bool:
+    """Whether all of a model's tensors have rows of one size."""
+    return (
+        config.max_batch_size > 0
+        and all(entry.datatype is not DataType.BYTES for entry in config.inputs)
+        and all(size >= 0 for entry in config.outputs for size in entry.dims)
     )

@@ -164,18 +164,20 @@ class ModelScheduler:
         if decision.request_count == 0:
             self._arm_delay(decision.look_again_at_ns)
             return None
-        return self._begin(channel, self._queue.take(decision.request_count), now_ns)
+        return self._begin(channel, self._queue.take(decision.request_count), now_ns, decision.one_by_one)
 
     def _free_instance(self) -> Channel | None:
         """Under the lock: where a single request, which finds the queue empty, may run now."""
         idle = self._instances.idle()
         return idle if idle is not None or not self._policy.always_full else self._instances.ahead()
 
-    def _begin(self, channel: Channel, entries: list[QueuedRequest], now_ns: int) -> tuple[Channel, FormedBatch]:
+    def _begin(
+        self, channel: Channel, entries: list[QueuedRequest], now_ns: int, one_by_one: bool = False
+    ) -> tuple[Channel, FormedBatch]:
         """Under the lock."""
         self._running += 1
         self._instances.begin(channel)
-        return channel, FormedBatch(entries, now_ns)
+        return channel, FormedBatch(entries, now_ns, one_by_one)
 
     def _pump(self) -> None:
         """Start all that can run now."""
@@ -188,7 +190,7 @@ class ModelScheduler:
 
     def _run(self, channel: Channel, batch: FormedBatch) -> None:
         try:
-            layout, requests = self._layouts.of(batch.entries)
+            layout, requests = self._layouts.of(batch)
             channel.execute(layout, requests, lambda outcome: self._finish(channel, batch, outcome))
         except WorkerGone:
             self._take_back(channel, batch)
@@ -223,7 +225,10 @@ class ModelScheduler:
             self._take_back(channel, batch)
             return
         with self._lock:
-            self._instances.end(channel, outcome.output_start_ns - outcome.input_end_ns)
+            engine_ns = outcome.output_start_ns - outcome.input_end_ns
+            self._instances.end(channel, engine_ns)
+            if outcome.error is None:
+                self._policy.observe(engine_ns, len(batch.entries))
             work = self._next_work()
         if work is not None:
             self._run(*work)

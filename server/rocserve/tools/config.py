@@ -51,6 +51,8 @@ def _effective_config(
 ) -> str:
     if not folder.is_dir():
         raise invalid_argument("is not a folder; expected the folder of a model, as in a model repository")
+    if models := _models_in(folder):
+        raise invalid_argument(f"is a model repository; give the folder of one of its models: {', '.join(models)}")
     definitions = read_model_definitions(folder, registry, config_name=config_name, strict=strict)
     written = read_written_config(
         folder, folder.name, config_name=config_name, strict=strict, override_json=None, roots=(folder,)
@@ -60,6 +62,15 @@ def _effective_config(
     return "\n".join(
         _header(definition, model.message) + format_model_config(definition.message)
         for definition, model in zip(complete, written.models, strict=True)
+    )
+
+
+def _models_in(folder: Path) -> list[str]:
+    """The models of a folder that is a repository and no model itself."""
+    if find_versions(folder) or any((folder / name).is_file() for name in CONFIG_FILENAMES):
+        return []
+    return sorted(
+        child.name for child in folder.iterdir() if any((child / name).is_file() for name in CONFIG_FILENAMES)
     )
 
 

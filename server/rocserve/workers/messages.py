@@ -83,6 +83,8 @@ class BatchLayout:
     requested_outputs: tuple[str, ...]
     """Empty: all that the engine gives."""
     request_sizes: tuple[int, ...]
+    one_by_one: bool = False
+    """A convoy: the requests only travel together, the engine runs them one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
