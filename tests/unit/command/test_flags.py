@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import enum
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rocserve.flags import FLAGS, FlagError, add_serve_flags, settings_from
+from rocserve.repository.settings import ControlMode
+from rocserve.settings import GrpcSettings, LogSettings, ServerSettings
+
+
+def settings(*arguments: str) -> ServerSettings:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_serve_flags(parser)
+    return settings_from(parser.parse_args(arguments))
+
+
+def default_of(target: str) -> object:
+    part, _, name = target.rpartition(".")
+    owner = {"": ServerSettings, "grpc": GrpcSettings, "log": LogSettings}[part]
+    return next(field.default for field in dataclasses.fields(owner) if field.name == name)
+
+
+@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
+def test_the_help_tells_the_true_default(flag) -> None:
+    default = default_of(flag.target)
+    told = re.search(r"\(default (\S+)\)$", flag.help)
+    if default is dataclasses.MISSING or default in (None, "", ()):
+        assert told is None
+    else:
+        value = default.value if isinstance(default, enum.Enum) else default
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+        assert told is not None
+        assert told[1] == (text.lower() if isinstance(value, bool) else text)
+
+
+def test_flags_become_settings(tmp_path: Path) -> None:
+    given = settings(
+        f"--model-store={tmp_path}",
+        "--model-control-mode=explicit",
+        "--load-model=a",
+        "--load-model=b",
+        "--strict-readiness=false",
+        "--reuse-grpc-port",
+        "--grpc-keepalive-time=5000",
+        "--log-verbose=1",
+    )
+    assert given.model_repositories == (tmp_path,)
+    assert given.control_mode is ControlMode.EXPLICIT
+    assert given.load_models == ("a", "b")
+    assert not given.strict_readiness
+    assert given.grpc.reuse_port
+    assert given.grpc.keepalive_time_ms == 5000
+    assert given.log.verbose == 1
+
+
+def test_a_repository_that_is_not_there(tmp_path: Path) -> None:
+    missing = tmp_path / "models"
+    with pytest.raises(FlagError, match=f"--model-repository={missing}: there is no such folder"):
+        settings(f"--model-repository={missing}")
+    assert settings(f"--model-repository={missing}", "--exit-on-error=false").model_repositories == (missing,)
+
+
+@pytest.mark.parametrize("subject", ["http", "metrics", "gpu-metrics", "client-shm", "vertex-ai", "sagemaker"])
+def test_what_is_not_served_may_be_switched_off_but_not_on(subject: str, tmp_path: Path) -> None:
+    settings(f"--model-repository={tmp_path}", f"--allow-{subject}=false")
+    with pytest.raises(FlagError, match=f"--allow-{subject}=true: .* is not served by this version"):
+        settings(f"--model-repository={tmp_path}", f"--allow-{subject}=true")
+
+
+@pytest.mark.parametrize("given", ["", "DEBUG"])
+def test_the_command_keeps_grpcs_remarks_out_of_the_log_unless_told_otherwise(given: str) -> None:
+    code = "import os; from rocserve.cli import main; main(['status', '--once', '--url', '127.0.0.1:1']);"
+    code += "print(os.environ['GRPC_VERBOSITY'])"
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    if given:
+        environment["GRPC_VERBOSITY"] = given
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stdout.strip() == (given or "ERROR")
