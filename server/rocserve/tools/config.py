@@ -17,6 +17,7 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature
 from rocserve.protocol import model_config_pb2 as messages
+from rocserve.repository.scan import CONFIG_FILENAMES
 
 Describe = Callable[[ModelDefinition, int], Signature]
 """Loads a version of the model and returns its signature; raises ServeError when it cannot be loaded."""

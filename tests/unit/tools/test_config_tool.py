@@ -115,6 +115,16 @@ def test_no_folder_and_no_version(tmp_path: Path) -> None:
     assert "at least one version must be available under the version policy of model 'm'" in err
 
 
+def test_a_repository_in_the_place_of_a_model(folder: Path) -> None:
+    (folder / "config.pbtxt").write_text('backend: "onnxruntime"')
+    (folder.parent / "README.md").touch()
+    assert _run(folder.parent) == (
+        1,
+        "",
+        f"{folder.parent}: is a model repository; give the folder of one of its models: m\n",
+    )
+
+
 def test_ensemble_needs_no_engine(tmp_path: Path) -> None:
     text = """
     platform: "ensemble"
