@@ -98,11 +98,7 @@ class RocserveProcess:
     def workers(self) -> list[psutil.Process]:
         """The processes that hold models."""
         assert self.process is not None
-        return [
-            child
-            for child in psutil.Process(self.process.pid).children(recursive=True)
-            if child.name().startswith("rocserve:")
-        ]
+        return [child for child in psutil.Process(self.process.pid).children(recursive=True) if _is_worker(child)]
 
     def terminate(self, seconds: float = 40.0) -> int:
         """SIGTERM; the exit status."""
@@ -114,3 +110,10 @@ class RocserveProcess:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait(10)
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        return process.name().startswith("rocserve:")
+    except psutil.NoSuchProcess:
+        return False  # It ended while it was looked at.

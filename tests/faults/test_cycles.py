@@ -1,0 +1,128 @@
+"""Models that come and go, and fail, leave nothing behind in the server."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as triton
+from support.models import add_constant, drop
+from support.server import RocserveProcess, wait_until
+from tritonclient.utils import InferenceServerException
+
+EXPLICIT = "--model-control-mode=explicit"
+GROWTH = 1.03
+CONFIG = """
+platform: "onnx_onnxv1"
+max_batch_size: 8
+input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
+dynamic_batching { }
+"""
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 8
+input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
+ensemble_scheduling {
+  step [
+    { model_name: "a" model_version: -1 input_map { key: "X" value: "X" } output_map { key: "Y" value: "BETWEEN" } },
+    { model_name: "b" model_version: -1 input_map { key: "X" value: "BETWEEN" } output_map { key: "Y" value: "Y" } }
+  ]
+}
+"""
+
+
+@pytest.fixture(autouse=True)
+def eager_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let glibc give freed memory back at once instead of keeping it for later, in an arena for each thread: what is
+    measured is then what the server holds."""
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "65536")
+
+
+def ask(client: triton.InferenceServerClient, model: str, constant: float) -> None:
+    for rows in (1, 3):
+        values = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2)
+        entry = triton.InferInput("X", [rows, 2], "FP32")
+        entry.set_data_from_numpy(values)
+        assert (client.infer(model, [entry]).as_numpy("Y") == values + constant).all()
+
+
+def measure(server: RocserveProcess) -> tuple[int, int]:
+    """Descriptors, and bytes of memory that are the process's alone, once all workers have ended."""
+    assert server.process is not None
+    wait_until(lambda: not server.workers(), 20, "the end of the workers")
+    time.sleep(0.3)
+    process = psutil.Process(server.process.pid)
+    return process.num_fds(), process.memory_full_info().uss
+
+
+def check_growth(server: RocserveProcess, cycle: Callable[[], None]) -> None:
+    """Look again and again: what is left for the garbage collector must not pile up between its visits either."""
+    repeat(cycle, 5)
+    descriptors, memory = measure(server)
+    for _ in range(6):
+        repeat(cycle, 12)
+        descriptors_then, memory_then = measure(server)
+        assert descriptors_then == descriptors
+        assert memory_then <= memory * GROWTH, f"{memory / 2**20:.1f} MiB became {memory_then / 2**20:.1f} MiB"
+
+
+def repeat(cycle: Callable[[], None], times: int) -> None:
+    for _ in range(times):
+        cycle()
+
+
+@pytest.mark.timeout(120)
+def test_loading_and_unloading_leaves_nothing_behind(serve, repository: Path):
+    drop(repository, "a", add_constant(1.0), CONFIG)
+    drop(repository, "b", add_constant(2.0), CONFIG)
+    (repository / "both" / "1").mkdir(parents=True)
+    (repository / "both" / "config.pbtxt").write_text(ENSEMBLE)
+    server = serve(repository, EXPLICIT)
+    client = server.client()
+
+    def cycle() -> None:
+        client.load_model("both")
+        ask(client, "both", 3.0)
+        client.unload_model("both", unload_dependents=True)
+
+    check_growth(server, cycle)
+
+
+@pytest.mark.timeout(120)
+def test_failing_loads_leave_nothing_behind(serve, repository: Path):
+    server = serve(repository, EXPLICIT)
+    client = server.client()
+    config = json.dumps({"platform": "onnx_onnxv1", "backend": "onnxruntime", "max_batch_size": 8})
+    files = {"file:1/model.onnx": b"this is no ONNX file" * 50_000}
+
+    def cycle() -> None:
+        with pytest.raises(InferenceServerException, match="load failed for model 'm'"):
+            client.load_model("m", config=config, files=files)
+
+    check_growth(server, cycle)
+
+
+def test_many_models_fit_though_the_soft_limit_of_descriptors_is_low(serve, repository: Path):
+    names = [f"m{index}" for index in range(12)]
+    for name in names:
+        drop(repository, name, add_constant(1.0), CONFIG)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+    try:
+        server = serve(repository)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    client = server.client()
+    for name in names:
+        ask(client, name, 1.0)
+    assert psutil.Process(server.process.pid).num_fds() > 128, "they fit anyway: the test does not test"
