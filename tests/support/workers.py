@@ -77,10 +77,11 @@ def execute(
     requested: Sequence[str],
     sizes: Sequence[int],
     on_outcome: Callable[[BatchOutcome], None],
+    one_by_one: bool = False,
 ) -> None:
     """Channel.execute, with the batch as inputs."""
     heads = tuple(TensorHead(entry.name, entry.datatype, entry.shape) for entry in inputs)
-    layout = InputLayout(BatchLayout(heads, tuple(requested), tuple(sizes)))
+    layout = InputLayout(BatchLayout(heads, tuple(requested), tuple(sizes), one_by_one))
     channel.execute(layout, list(zip(*(entry.parts for entry in inputs), strict=True)), on_outcome)
 
 
@@ -92,7 +93,11 @@ def batch_input(name: str, *arrays: np.ndarray) -> BatchInput:
 
 
 def submit(
-    channel: Channel, inputs: Sequence[BatchInput], requested: Sequence[str], sizes: Sequence[int]
+    channel: Channel,
+    inputs: Sequence[BatchInput],
+    requested: Sequence[str],
+    sizes: Sequence[int],
+    one_by_one: bool = False,
 ) -> asyncio.Future[Answer]:
     """Run a batch; the answer in the test's loop."""
     loop = asyncio.get_running_loop()
@@ -111,7 +116,7 @@ def submit(
         # An outcome that came twice would raise InvalidStateError in the loop.
         loop.call_soon_threadsafe(future.set_result, answer)
 
-    execute(channel, inputs, requested, sizes, on_outcome)
+    execute(channel, inputs, requested, sizes, on_outcome, one_by_one)
     return future
 
 

@@ -26,12 +26,21 @@ _CANCELLATION_LOOK_SECONDS = 0.01
 """A request that has waited this long is asked after: whoever is served sooner never pays for the asking."""
 
 
+_Work = tuple[Channel, FormedBatch]
+
+
 class TimerHandle(Protocol):
     def cancel(self) -> None: ...
 
 
 class Timers(Protocol):
     """Calls back on the completion thread (rocserve.workers.completion.CompletionThread)."""
+
+    collecting: bool
+    """More requests are coming on this thread this very moment."""
+
+    def when_collected(self, callback: Callable[[], None]) -> None:
+        """Call back once they are all there."""
 
     def call_at(self, when: float, callback: Callable[[], None]) -> TimerHandle:
         """`when` is time.monotonic() seconds."""
@@ -81,21 +90,30 @@ class ModelScheduler:
         now_ns = time.monotonic_ns()
         entry = QueuedRequest(request, plan, responder, now_ns, nbytes=sum(map(len, request.data)))
         self._queue.admit(entry, now_ns / 1e9)
+        work: _Work | None = None
         with self._lock:
             if self._closed:
                 raise VersionEnding
             if self._outage is not None:
                 raise self._outage
-            channel = self._free_instance() if not self._queue and self._policy.starts_at_once else None
+            channel = None
+            collecting = self._timers.collecting
+            if not collecting and not self._queue and self._policy.starts_at_once:
+                channel = self._free_instance()
             if channel is None:
                 self._queue.push(entry)
             if self._order is not None:
                 entry.responder = OrderedResponder(responder, self._order.take_turn())
-            work = self._next_work() if channel is None else self._begin(channel, [entry], now_ns)
+            if channel is not None:
+                work = self._begin(channel, [entry], now_ns)
+            elif not collecting:
+                work = self._next_work()
             if entry.waiting:
                 self._arm_timers(entry)
         if work is not None:
             self._run(*work)
+        elif collecting:
+            self._timers.when_collected(self._pump)
 
     def _cancel(self, entry: QueuedRequest) -> None:
         with self._lock:
@@ -146,7 +164,7 @@ class ModelScheduler:
 
     # Work
 
-    def _next_work(self) -> tuple[Channel, FormedBatch] | None:
+    def _next_work(self) -> _Work | None:
         """Under the lock: a batch and the instance to run it, or None.
 
         A busy instance is sent a batch ahead only when that could not grow by waiting.
@@ -171,9 +189,7 @@ class ModelScheduler:
         idle = self._instances.idle()
         return idle if idle is not None or not self._policy.always_full else self._instances.ahead()
 
-    def _begin(
-        self, channel: Channel, entries: list[QueuedRequest], now_ns: int, one_by_one: bool = False
-    ) -> tuple[Channel, FormedBatch]:
+    def _begin(self, channel: Channel, entries: list[QueuedRequest], now_ns: int, one_by_one: bool = False) -> _Work:
         """Under the lock."""
         self._running += 1
         self._instances.begin(channel)

@@ -40,6 +40,9 @@ class CompletionThread:
         self._stopping = False
         self.awaited: set[object] = set()
         """The channels whose workers have a batch in hand: whose outcomes are due."""
+        self.collecting = False
+        """Several requests are coming at once, on the thread of the borrower."""
+        self._collected: dict[Callable[[], None], None] = {}
         self._loan = _Loan.NONE
         self._loan_changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="completion", daemon=True)
@@ -116,6 +119,20 @@ class CompletionThread:
                     on_readable()
                 except Exception:
                     self._log.exception("a callback of the completion thread failed")
+
+    def begin_collecting(self) -> None:
+        """The borrower is about to bring several requests at once: whoever forms batches of them may wait for all."""
+        self.collecting = True
+
+    def end_collecting(self) -> None:
+        """Call those who waited."""
+        self.collecting = False
+        while self._collected:
+            self._call(self._collected.popitem()[0])
+
+    def when_collected(self, callback: Callable[[], None]) -> None:
+        """Call back, once, when the requests that come now are all there. While `collecting`, on its thread."""
+        self._collected[callback] = None
 
     def _run(self) -> None:
         while not self._stopping:

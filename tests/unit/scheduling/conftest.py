@@ -30,7 +30,8 @@ class Outcome:
     def __init__(self, batch: Execution, error: ServeError | None, failures: Mapping[int, ServeError]) -> None:
         self.error = error
         self.failures = failures
-        self.input_end_ns = self.output_start_ns = self.compute_end_ns = time.monotonic_ns()
+        self.input_end_ns = time.monotonic_ns()
+        self.output_start_ns = self.compute_end_ns = self.input_end_ns + batch.engine_ns
         self.released = False
         self._batch = batch
 
@@ -51,6 +52,8 @@ class Execution:
         self.requests = requests
         self.request_sizes = layout.request_sizes
         self.shape = layout.heads[0].shape
+        self.one_by_one = layout.one_by_one
+        self.engine_ns = 1000
         self._on_outcome = on_outcome
 
     def finish(self, error: ServeError | None = None, failures: Mapping[int, ServeError] | None = None) -> Outcome:
@@ -103,12 +106,12 @@ class Answer:
         self.done.set()
 
 
-def config(batching: DynamicBatching | None = None, max_batch_size: int = 8) -> ModelConfig:
+def config(batching: DynamicBatching | None = None, max_batch_size: int = 8, width: int = -1) -> ModelConfig:
     return ModelConfig(
         name="m",
         max_batch_size=max_batch_size,
         inputs=(InputConfig("IN", DataType.FP32, (-1,)),),
-        outputs=(OutputConfig("OUT", DataType.FP32, (-1,)),),
+        outputs=(OutputConfig("OUT", DataType.FP32, (width,)),),
         dynamic_batching=batching,
     )
 
@@ -163,7 +166,8 @@ def make_bench(timers):
         max_batch_size: int = 8,
         limits: QueueLimits | None = None,
         channels: int = 1,
+        width: int = -1,
     ) -> Bench:
-        return Bench(config(batching, max_batch_size), timers, limits or QueueLimits(), channels)
+        return Bench(config(batching, max_batch_size, width), timers, limits or QueueLimits(), channels)
 
     return make

@@ -38,6 +38,64 @@ def test_without_batching_one_request_runs_at_a_time(make_bench):
     assert (counted.execution_count, counted.inference_count, counted.success.count) == (3, 3, 3)
 
 
+def test_waiting_requests_of_a_quick_model_travel_together_and_run_one_by_one(make_bench):
+    bench = make_bench(width=2)
+    for value in range(40):
+        bench.submit(float(value))
+    # The engine has to show that it is quick; until then each request goes for itself.
+    alone = 0
+    while not bench.executions[alone].one_by_one:
+        bench.executions[alone].finish()
+        alone += 1
+    assert alone
+    convoy = bench.executions[alone]
+    assert len(convoy.request_sizes) > 1
+    before = bench.statistics.snapshot()
+    failed = ServeError(StatusCode.INTERNAL, "only this one")
+    convoy.finish(failures={1: failed})
+    after = bench.statistics.snapshot()
+    answered = bench.answered[-len(convoy.requests) :]
+    assert [answer.error for answer in answered] == [None, failed] + [None] * (len(answered) - 2)
+    for answer, request in zip(answered, convoy.requests, strict=True):
+        if answer.error is None:
+            assert value_of(answer) == 2 * np.frombuffer(request[0], np.float32)[0]
+    # Each was an execution of its own.
+    assert after.execution_count - before.execution_count == len(answered) - 1
+    assert set(after.batches) == {1}
+
+
+def test_requests_of_a_slow_model_go_each_for_itself(make_bench):
+    bench = make_bench(width=2)
+    for value in range(8):
+        bench.submit(float(value))
+    for index in range(8):
+        bench.executions[index].engine_ns = 10_000_000
+        bench.executions[index].finish()
+    assert [execution.request_sizes for execution in bench.executions] == [(1,)] * 8
+
+
+def test_different_heads_do_not_travel_together(make_bench):
+    bench = make_bench(width=2)
+    for _ in range(30):
+        bench.submit(1.0, rows=1)
+        bench.submit(1.0, rows=2)
+    done = 0
+    while done < len(bench.executions):
+        bench.executions[done].finish()
+        done += 1
+    assert done == 60
+
+
+def test_requests_that_come_at_once_wait_for_each_other(make_bench, timers):
+    bench = make_bench(DynamicBatching())
+    timers.begin_collecting()
+    bench.submit(1.0)
+    bench.submit(2.0)
+    assert not bench.executions
+    timers.end_collecting()
+    assert bench.executions[0].request_sizes == (1, 1)
+
+
 def test_what_waits_runs_together_when_an_instance_is_free(make_bench):
     bench = make_bench(DynamicBatching())
     first = bench.submit(1.0)

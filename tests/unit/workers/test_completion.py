@@ -132,3 +132,46 @@ def test_calls_from_many_threads(completion: CompletionThread) -> None:
     for thread in threads:
         thread.join()
     assert done.acquire(timeout=10)
+
+
+def test_another_thread_may_do_its_work_for_a_while(completion: CompletionThread) -> None:
+    reader, writer = os.pipe()
+    threads: list[threading.Thread] = []
+    arrived = threading.Semaphore(0)
+
+    def on_readable() -> None:
+        os.read(reader, 1)
+        threads.append(threading.current_thread())
+        arrived.release()
+
+    completion.register(reader, on_readable)
+    assert completion.borrow(5.0)
+    os.write(writer, b"x")
+    completion.handle(completion.wait(5.0))
+    assert threads == [threading.current_thread()]
+    completion.give_back()
+    assert arrived.acquire(timeout=5)
+    os.write(writer, b"x")
+    assert arrived.acquire(timeout=5)
+    assert threads[1] is not threading.current_thread()
+    completion.unregister(reader)
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_thread_that_is_busy_is_not_borrowed(completion: CompletionThread) -> None:
+    release, begun = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        release.wait(10)
+
+    completion.call_soon(hold)
+    assert begun.wait(5)
+    assert not completion.borrow(0.02)
+    release.set()
+    done = threading.Event()
+    completion.call_soon(done.set)
+    assert done.wait(5), "the thread did not go on by itself"
+    assert completion.borrow(5.0)
+    completion.give_back()

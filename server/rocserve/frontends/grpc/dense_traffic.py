@@ -24,7 +24,7 @@ QUEUE_WAIT_SECONDS = 0.004
 """How long the reactor waits for a call, when no worker has anything to do, before traffic counts as thin."""
 MOST_SLOW_WAITS = 3
 """Waits for workers in a row that brought nothing."""
-MOST_EVENTS = 64
+MOST_EVENTS = 256
 """Events that are handled before the workers are looked at again."""
 PATIENCE_SECONDS = 0.01
 
@@ -39,6 +39,11 @@ class Companion(Protocol):
     def give_back(self) -> None: ...
     def wait(self, seconds: float) -> list[tuple[int, int]]: ...
     def handle(self, readable: list[tuple[int, int]]) -> None: ...
+
+    def begin_collecting(self) -> None:
+        """Requests that come from now on are about to have company: hold them until `end_collecting`."""
+
+    def end_collecting(self) -> None: ...
 
 
 class DenseTraffic:
@@ -92,10 +97,18 @@ class DenseTraffic:
             self._events, self._since = 0, time.monotonic()
 
     def _drain(self) -> bool:
-        """Handle the events that are there; whether more may be."""
-        for _ in range(MOST_EVENTS):
-            event = self._poll(0.0)
-            if event is None:
-                return False
+        """Handle the events that are there, as one burst; whether more may be."""
+        event = self._poll(0.0)
+        if event is None:
+            return False
+        self._companion.begin_collecting()
+        try:
+            for _ in range(MOST_EVENTS):
+                self._handle(event)
+                event = self._poll(0.0)
+                if event is None:
+                    return False
             self._handle(event)
-        return True
+            return True
+        finally:
+            self._companion.end_collecting()
