@@ -36,11 +36,11 @@ class RequestOptions(TypedDict, total=False):
     version: str
     """The model's version; empty: the highest that is ready."""
     request_id: str
-    """Comes back in the answer and stands in the server's log."""
+    """Comes back in the answer, and in the texts of errors about the request."""
     priority: int
     """1 is the highest; 0: the model's default."""
     parameters: Mapping[str, ParameterValue]
-    """Request parameters, e.g. "timeout" (microseconds in the server's queue) or "sequence_id"."""
+    """Request parameters, e.g. "timeout" (microseconds in the server's queue)."""
 
 
 def encode_infer_request(model: str, inputs: Inputs, outputs: Outputs, options: RequestOptions) -> bytes:
