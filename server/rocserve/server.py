@@ -68,7 +68,8 @@ class Server:
         try:
             port = transport.start()
         except OSError as error:
-            self._log.error("%s", error)
+            # The number says nothing to people; a file that cannot be read is told by name.
+            self._log.error("%s", error if error.filename else error.strerror)
             await self._stop_workers()
             return 1
         self._log.info("Started GRPCInferenceService at %s:%d", self._settings.grpc.address, port)
