@@ -90,9 +90,16 @@ def _serve(options: argparse.Namespace) -> int:
 
     # Only now: this imports gRPC.
     _quieten_grpc()
+    _let_the_reactor_poll()
     from rocserve.server import run_server
 
     return run_server(settings, launcher, log)
+
+
+def _let_the_reactor_poll() -> None:
+    """Have gRPC's core read and write sockets on the thread that polls its completion queue, not on threads of its own:
+    each call then saves the way from one to the other. Has to be said before grpc is imported; the user's word goes."""
+    os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
 
 
 def _config(options: argparse.Namespace) -> int:

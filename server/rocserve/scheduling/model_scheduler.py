@@ -108,8 +108,10 @@ class ModelScheduler:
                 work = self._begin(channel, [entry], now_ns)
             elif not collecting:
                 work = self._next_work()
-            if entry.waiting:
-                self._arm_timers(entry)
+            if entry.waiting and entry.expires_at is not None:
+                self._arm_expiry(entry.expires_at)
+            if not collecting:
+                self._watch_queue()
         if work is not None:
             self._run(*work)
         elif collecting:
@@ -200,8 +202,9 @@ class ModelScheduler:
         while True:
             with self._lock:
                 work = self._next_work()
-            if work is None:
-                return
+                if work is None:
+                    self._watch_queue()
+                    return
             self._run(*work)
 
     def _run(self, channel: Channel, batch: FormedBatch) -> None:
@@ -263,11 +266,9 @@ class ModelScheduler:
 
     # Timers
 
-    def _arm_timers(self, entry: QueuedRequest) -> None:
-        """Under the lock, for a request that stays in the queue."""
-        if entry.expires_at is not None:
-            self._arm_expiry(entry.expires_at)
-        if not self._watching:
+    def _watch_queue(self) -> None:
+        """Under the lock: see to it that the clients of requests that wait long are asked after."""
+        if self._queue and not self._watching:
             self._watching = True
             self._timers.call_at(time.monotonic() + _CANCELLATION_LOOK_SECONDS, self._watch_waiting)
 

@@ -101,9 +101,8 @@ class CompletionThread:
             self._loan = _Loan.NONE
             self._loan_changed.notify_all()
 
-    def expects(self, seconds: float) -> bool:
-        """Whether an outcome is due, or a timer within this time."""
-        return bool(self.awaited) or self._timers.next_due <= time.monotonic() + seconds
+    def has_timer_within(self, seconds: float) -> bool:
+        return self._timers.next_due <= time.monotonic() + seconds
 
     def wait(self, seconds: float) -> list[tuple[int, int]]:
         """What has something to read now, or within the time (in whole milliseconds)."""

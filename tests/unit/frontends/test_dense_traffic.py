@@ -8,7 +8,7 @@ from collections import deque
 import pytest
 
 from rocserve.frontends.grpc import dense_traffic
-from rocserve.frontends.grpc.dense_traffic import DENSE_EVENTS, DenseTraffic
+from rocserve.frontends.grpc.dense_traffic import BURST_EVENTS, DENSE_EVENTS, DenseTraffic
 
 
 class Companion:
@@ -19,11 +19,16 @@ class Companion:
         self.borrowed = 0
         self.given_back = 0
         self.due = 0
+        self.timer = False
         self.answers: deque[bool] = deque()
         self.log: list[str] = []
 
-    def expects(self, seconds: float) -> bool:
-        return self.due > 0
+    @property
+    def awaited(self) -> set[object]:
+        return set(range(self.due))
+
+    def has_timer_within(self, seconds: float) -> bool:
+        return self.timer
 
     def borrow(self, patience_seconds: float) -> bool:
         self.borrowed += self.lends
@@ -77,14 +82,25 @@ def test_the_same_number_over_a_longer_time_is_not(monkeypatch: pytest.MonkeyPat
     assert not dense.count()
 
 
-def test_a_burst_is_collected_before_its_answer_is_taken():
+def test_a_burst_is_collected_before_the_next_answer_is_taken():
+    companion = Companion()
+    companion.due = 2
+    companion.answers.extend([True, True])
+    burst = [str(number) for number in range(BURST_EVENTS)]
+    make(companion, Queue(*burst, None, "late", None)).run(lambda: False)
+    log = companion.log
+    assert log[:BURST_EVENTS] == burst
+    # From now on calls come in bursts: each is collected, and handled before the answer that has come meanwhile.
+    assert log[BURST_EVENTS : BURST_EVENTS + 4] == ["begin", "late", "end", "answer"]
+    assert (companion.borrowed, companion.given_back) == (1, 1)
+
+
+def test_single_calls_are_not_held():
     companion = Companion()
     companion.due = 1
     companion.answers.extend([True])
-    make(companion, Queue("one", "two", None, "three", None)).run(lambda: False)
-    assert companion.log[:7] == ["begin", "one", "two", "end", "begin", "three", "end"]
-    assert companion.log[7] == "answer"
-    assert (companion.borrowed, companion.given_back) == (1, 1)
+    make(companion, Queue("one", None)).run(lambda: False)
+    assert companion.log[:2] == ["one", "answer"]
 
 
 def test_slow_workers_end_it():
@@ -101,6 +117,15 @@ def test_quiet_clients_end_it():
     make(companion, queue).run(lambda: False)
     assert companion.given_back == 1
     assert queue.deadlines[-1] > time.time() - 1
+
+
+def test_a_timer_ends_it_because_the_queue_would_be_late_for_it():
+    queue = Queue()
+    companion = Companion()
+    companion.timer = True
+    make(companion, queue).run(lambda: False)
+    assert companion.given_back == 1
+    assert queue.deadlines == [0.0]
 
 
 def test_a_busy_companion_is_left_alone():

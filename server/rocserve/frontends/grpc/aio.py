@@ -226,6 +226,9 @@ class _UnaryCall(_Call):
             self._transport.live.remove(self)
         except KeyError:
             return
+        with self._transport.watch_lock:
+            # The watchers know the request, which knows this call.
+            self._watchers = []
         self._answer = (message, code, text, trailing_metadata)
         self._transport.call_soon(self._answered.set)
 

@@ -26,15 +26,19 @@ MOST_SLOW_WAITS = 3
 """Waits for workers in a row that brought nothing."""
 MOST_EVENTS = 256
 """Events that are handled before the workers are looked at again."""
+BURST_EVENTS = 6
+"""Events at once from which on calls are taken to come in bursts; one call alone makes three."""
 PATIENCE_SECONDS = 0.01
 
 
 class Companion(Protocol):
     """The thread whose work can be borrowed (rocserve.workers.completion.CompletionThread)."""
 
-    def expects(self, seconds: float) -> bool:
-        """Whether an answer of a worker is due, or a timer within this time."""
+    @property
+    def awaited(self) -> set[object]:
+        """Empty when no answer of a worker is due."""
 
+    def has_timer_within(self, seconds: float) -> bool: ...
     def borrow(self, patience_seconds: float) -> bool: ...
     def give_back(self) -> None: ...
     def wait(self, seconds: float) -> list[tuple[int, int]]: ...
@@ -58,6 +62,7 @@ class DenseTraffic:
         self._handle = handle
         self._events = 0
         self._since = time.monotonic()
+        self._in_bursts = False
 
     def count(self) -> bool:
         """One event has come; whether traffic is dense."""
@@ -78,15 +83,19 @@ class DenseTraffic:
             slow_waits = 0
             while slow_waits < MOST_SLOW_WAITS and not is_over():
                 more = self._drain()
-                if companion.expects(QUEUE_WAIT_SECONDS):
+                if companion.awaited:
                     readable = companion.wait(0 if more else WORKER_WAIT_SECONDS)
                     if readable:
                         slow_waits = 0
-                        # First the calls that have come meanwhile: they may join the batch that starts next.
-                        self._drain()
+                        if self._in_bursts:
+                            # First the calls that have come meanwhile: they may join the batch that starts next.
+                            self._drain()
                         companion.handle(readable)
                     elif not more:
                         slow_waits += 1
+                elif companion.has_timer_within(QUEUE_WAIT_SECONDS):
+                    # The completion queue's clock is too coarse for it.
+                    return
                 elif not more:
                     event = self._poll(time.time() + QUEUE_WAIT_SECONDS)
                     if event is None:
@@ -97,18 +106,23 @@ class DenseTraffic:
             self._events, self._since = 0, time.monotonic()
 
     def _drain(self) -> bool:
-        """Handle the events that are there, as one burst; whether more may be."""
-        event = self._poll(0.0)
-        if event is None:
-            return False
+        """Handle the events that are there; whether more may be."""
+        if not self._in_bursts:
+            return self._handle_events()
         self._companion.begin_collecting()
         try:
-            for _ in range(MOST_EVENTS):
-                self._handle(event)
-                event = self._poll(0.0)
-                if event is None:
-                    return False
-            self._handle(event)
-            return True
+            return self._handle_events()
         finally:
             self._companion.end_collecting()
+
+    def _handle_events(self) -> bool:
+        handled = 0
+        while handled < MOST_EVENTS:
+            event = self._poll(0.0)
+            if event is None:
+                break
+            self._handle(event)
+            handled += 1
+        if handled:
+            self._in_bursts = handled >= BURST_EVENTS
+        return handled == MOST_EVENTS

@@ -321,7 +321,8 @@ class _UnaryCall(_Call):
             try:
                 self._transport.live.remove(self)
             except KeyError:
-                # Answered: this is the usual end of a call.
+                # Answered: this is the usual end of a call. The watchers know the request, which knows this call.
+                self._watchers = []
                 return
             watchers, self._watchers = self._watchers or (), _GONE
         for callback in watchers:
