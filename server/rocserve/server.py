@@ -58,18 +58,19 @@ class Server:
         service = GrpcService(
             self._tables, self._repository, self._settings.server_id, loop, self._log.getChild("grpc")
         )
-        transport = create_transport(
-            self._settings.grpc.transport,
-            _transport_options(self._settings.grpc),
-            service.routes(),
-            self._log.getChild("grpc"),
-            self._completion,
-        )
         try:
+            transport = create_transport(
+                self._settings.grpc.transport,
+                _transport_options(self._settings.grpc),
+                service.routes(),
+                self._log.getChild("grpc"),
+                self._completion,
+            )
             port = transport.start()
-        except OSError as error:
-            # The number says nothing to people; a file that cannot be read is told by name.
-            self._log.error("%s", error if error.filename else error.strerror)
+        except (OSError, RuntimeError, ValueError) as error:
+            # An errno says nothing to people; a file that cannot be read is told by name.
+            is_plain = isinstance(error, OSError) and not error.filename
+            self._log.error("%s", error.strerror if is_plain else error)
             await self._stop_workers()
             return 1
         self._log.info("Started GRPCInferenceService at %s:%d", self._settings.grpc.address, port)

@@ -25,7 +25,8 @@ def ask(client: triton.InferenceServerClient, model: str, version: str = "") -> 
     return client.infer(model, [entry], model_version=version).as_numpy("Y")[0].tolist()
 
 
-def test_sigterm_finishes_the_work_in_hand(serve, repository: Path):
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_sigterm_finishes_the_work_in_hand(serve, repository: Path, whole_group: bool):
     drop(repository, "slow", slow_sum(4000))
     server = serve(repository)
     server.wait_until_ready()
@@ -46,7 +47,7 @@ def test_sigterm_finishes_the_work_in_hand(serve, repository: Path):
     pending = server.client()
     wait_until(lambda: "slow" in [row.name for row in pending.get_inference_statistics().model_stats], 5)
     time.sleep(0.1)
-    assert server.terminate() == 0
+    assert server.terminate(whole_group=whole_group) == 0
     for thread in threads:
         thread.join()
     assert results == [(4, 256)] * 4
@@ -166,6 +167,22 @@ def test_switched_off_subjects_are_fine(serve, repository: Path):
     server = serve(repository, flags=flags)
     server.wait_until_ready()
     assert ask(server.client(), "a") == [2.0, 3.0]
+
+
+def test_a_gpu_is_never_replaced_by_the_cpu_unasked(serve, repository: Path):
+    group = "instance_group { kind: KIND_GPU }"
+    drop(repository, "strict", add_constant(1.0), group)
+    drop(
+        repository,
+        "lenient",
+        add_constant(1.0),
+        f'{group} parameters {{ key: "engine" value {{ string_value: "auto" }} }}',
+    )
+    server = serve(repository)
+    client = server.client()
+    wait_until(lambda: client.is_model_ready("lenient"), 20, "the model that accepts the CPU")
+    reasons = {row.name: row.reason for row in client.get_model_repository_index().models}
+    assert "kind KIND_GPU but no GPUs are available" in reasons["strict"]
 
 
 def test_a_taken_port_is_said(serve, repository: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -59,7 +60,13 @@ class RocserveProcess:
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            self._command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
+            self._command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            # A process group of its own, which a test may signal as a whole.
+            start_new_session=True,
         )
         threading.Thread(target=self._read_log, daemon=True).start()
         if not self._port_known.wait(30):
@@ -100,10 +107,13 @@ class RocserveProcess:
         assert self.process is not None
         return [child for child in psutil.Process(self.process.pid).children(recursive=True) if _is_worker(child)]
 
-    def terminate(self, seconds: float = 40.0) -> int:
-        """SIGTERM; the exit status."""
+    def terminate(self, seconds: float = 40.0, whole_group: bool = False) -> int:
+        """SIGTERM, to the server or to its workers as well; the exit status."""
         assert self.process is not None
-        self.process.send_signal(signal.SIGTERM)
+        if whole_group:
+            os.killpg(self.process.pid, signal.SIGTERM)
+        else:
+            self.process.send_signal(signal.SIGTERM)
         return self.process.wait(seconds)
 
     def kill(self) -> None:

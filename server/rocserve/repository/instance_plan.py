@@ -17,16 +17,17 @@ def plan_workers(config: ModelConfig, backend: BackendSpec) -> Sequence[WorkerPl
 
     Raises:
         ServeError: INVALID_ARGUMENT, a group asks for a GPU, which no backend of this version runs on. It is never
-            served by the CPU instead unless the group says KIND_AUTO or KIND_CPU.
+            served by the CPU instead unless the group says KIND_AUTO or KIND_CPU, or the parameter `engine` "auto".
     """
     plans: list[WorkerPlan] = []
     for group in config.instance_groups or (_DEFAULT,):
         if group.passive:
             continue
-        if group.kind is InstanceKind.GPU:
+        if group.kind is InstanceKind.GPU and config.parameters.get("engine") != "auto":
             raise invalid_argument(
                 f"instance group {group.name or config.name + '_0'} of model {config.name} has kind KIND_GPU but no"
-                f" GPUs are available to the backend '{backend.name}'; use KIND_CPU or KIND_AUTO"
+                f" GPUs are available to the backend '{backend.name}'; use KIND_CPU or KIND_AUTO, or set"
+                " parameter 'engine' to \"auto\" to accept the CPU"
             )
         if backend.thread_safe:
             plans.append(WorkerPlan(InstanceKind.CPU, None, group.count))

@@ -149,9 +149,9 @@ def _load(load: Load) -> LoadedModel:
 
 
 def _become(title: str) -> None:
-    # Ctrl-C goes to the whole process group; the server then ends its workers itself, after their batches.
+    # Both may go to the whole process group (Ctrl-C, systemd); the server ends its workers itself, after their batches.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _write("/proc/self/comm", title)
     _write("/proc/self/oom_score_adj", str(_OOM_SCORE))
 

@@ -209,6 +209,7 @@ class WorkerSupervisor:
                 reason = str(error)
                 self._log.error("%s could not be restarted: %s", self._name, reason)
                 continue
+            self._log.info("%s has a worker again", self._name)
             self._events.recovered()
             return failures
 

@@ -35,7 +35,7 @@ async def test_what_a_worker_is(workshop: Workshop, forked: bool) -> None:
     assert facts["engine_forked"] == str(forked)
     assert facts["grpc"] == "False"
     assert facts["comm"] == "rocserve:facts"
-    assert (facts["sigint"], facts["sigterm"]) == ("SIG_IGN", "SIG_DFL")
+    assert (facts["sigint"], facts["sigterm"]) == ("SIG_IGN", "SIG_IGN")
     assert facts["thread"] == "instance 0" and facts["count"] == "1"
     assert facts["oom"] == "300"
     assert psutil.Process(int(facts["pid"])).cmdline()
