@@ -105,7 +105,7 @@ class ModelScheduler:
             if self._order is not None:
                 entry.responder = OrderedResponder(responder, self._order.take_turn())
             if channel is not None:
-                work = self._begin(channel, [entry], now_ns)
+                work = self._begin(channel, [entry], time.monotonic_ns())
             elif not collecting:
                 work = self._next_work()
             if entry.waiting and entry.expires_at is not None:
