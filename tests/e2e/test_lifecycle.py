@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.certificates import make_authority
 from support.models import add_constant, drop, slow_sum
 from support.server import wait_until
 from tritonclient.utils import InferenceServerException
@@ -183,6 +185,36 @@ def test_a_gpu_is_never_replaced_by_the_cpu_unasked(serve, repository: Path):
     wait_until(lambda: client.is_model_ready("lenient"), 20, "the model that accepts the CPU")
     reasons = {row.name: row.reason for row in client.get_model_repository_index().models}
     assert "kind KIND_GPU but no GPUs are available" in reasons["strict"]
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates of this test")
+@pytest.mark.parametrize("transport", ["reactor", "aio"])
+def test_mutual_tls(serve, repository: Path, tmp_path: Path, transport: str):
+    drop(repository, "a", add_constant(1.0))
+    ours = make_authority(tmp_path / "ours")
+    server = serve(
+        repository,
+        flags=(
+            "--grpc-use-ssl-mutual=true",
+            f"--grpc-server-cert={ours.certificate}",
+            f"--grpc-server-key={ours.key}",
+            f"--grpc-root-cert={ours.root}",
+            f"--grpc-transport={transport}",
+        ),
+    )
+    shown = {"private_key": str(ours.key), "certificate_chain": str(ours.certificate)}
+
+    def client(**certificates: str) -> triton.InferenceServerClient:
+        arguments = [("grpc.ssl_target_name_override", "localhost")]
+        return triton.InferenceServerClient(
+            server.address, ssl=True, root_certificates=str(ours.root), channel_args=arguments, **certificates
+        )
+
+    trusted = client(**shown)
+    wait_until(lambda: trusted.is_model_ready("a"), 20)
+    assert ask(trusted, "a") == [2.0, 3.0]
+    with pytest.raises(InferenceServerException):
+        ask(client(), "a")
 
 
 def test_a_taken_port_is_said(serve, repository: Path):
