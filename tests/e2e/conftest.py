@@ -34,7 +34,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., RocserveProcess]]:
         yield start
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def rocserve_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
     """One server on the sample repository, for tests that change nothing."""
     log = tmp_path_factory.mktemp("server") / "server.log"

@@ -59,10 +59,17 @@ def kill_and_wait(server, load: ConstantLoad) -> float:
     (worker,) = server.workers()
     killed = time.monotonic()
     worker.kill()
-    wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, 5, "the worker's end")
+    wait_until(lambda: has_ended(worker), 5, "the worker's end")
     load.wait_until_answered_by(1.0)
     wait_until(lambda: len(server.workers()) == 1, 10, "the new worker")
     return time.monotonic() - killed
+
+
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def measure(process: psutil.Process) -> tuple[int, int]:
