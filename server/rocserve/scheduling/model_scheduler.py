@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -95,7 +96,8 @@ class ModelScheduler:
             if self._closed:
                 raise VersionEnding
             if self._outage is not None:
-                raise self._outage
+                # A new one: an exception that is raised again and again collects its tracebacks.
+                raise ServeError(self._outage.code, self._outage.text)
             channel = None
             collecting = self._timers.collecting
             if not collecting and not self._queue and self._policy.starts_at_once:
@@ -231,6 +233,7 @@ class ModelScheduler:
             outage = self._outage
             if outage is None:
                 self._queue.push_back(batch.entries)
+                self._arm_next_expiry()
         if outage is not None:
             for entry in batch.entries:
                 self._reject(entry, outage)
@@ -279,6 +282,11 @@ class ModelScheduler:
             self._expiry_timer[1].cancel()
         self._expiry_timer = (when, self._timers.call_at(when, self._expire))
 
+    def _arm_next_expiry(self) -> None:
+        following = self._queue.next_expiry()
+        if following is not None:
+            self._arm_expiry(following)
+
     def _arm_delay(self, when_ns: int) -> None:
         if self._delay_timer is not None:
             if self._delay_timer[0] <= when_ns:
@@ -295,9 +303,7 @@ class ModelScheduler:
         with self._lock:
             self._expiry_timer = None
             expired = self._queue.remove_expired(time.monotonic())
-            following = self._queue.next_expiry()
-            if following is not None:
-                self._arm_expiry(following)
+            self._arm_next_expiry()
         now = time.monotonic()
         for entry in expired:
             deadline = entry.request.deadline
@@ -320,4 +326,4 @@ class ModelScheduler:
             if self._watching:
                 self._timers.call_at(time.monotonic() + _CANCELLATION_LOOK_SECONDS, self._watch_waiting)
         for entry in unwatched:
-            entry.responder.watch_cancellation(lambda entry=entry: self._cancel(entry))  # type: ignore[misc]
+            entry.responder.watch_cancellation(functools.partial(self._cancel, entry))

@@ -127,11 +127,18 @@ class CompletionThread:
         """Call those who waited."""
         self.collecting = False
         while self._collected:
-            self._call(self._collected.popitem()[0])
+            try:
+                callback, _ = self._collected.popitem()
+            except KeyError:
+                return  # Another thread took the last one.
+            self._call(callback)
 
     def when_collected(self, callback: Callable[[], None]) -> None:
-        """Call back, once, when the requests that come now are all there. While `collecting`, on its thread."""
+        """Call back, once, when the requests that come now are all there. From any thread."""
         self._collected[callback] = None
+        if not self.collecting:
+            # It ended between the caller's look and now.
+            self.end_collecting()
 
     def _run(self) -> None:
         while not self._stopping:

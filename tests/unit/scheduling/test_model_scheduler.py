@@ -12,6 +12,7 @@ from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.model_config import DynamicBatching, QueuePolicy, TimeoutAction
 from rocserve.core.serving import VersionEnding
 from rocserve.scheduling.queue import QueueLimits
+from rocserve.workers.channel import WorkerGone
 
 
 def value_of(answer) -> float:
@@ -282,6 +283,16 @@ def test_a_batch_whose_worker_is_gone_waits_for_the_next(make_bench):
     bench.scheduler.attach(successor)
     successor.executions[0].finish()
     assert value_of(answer) == 2.0
+
+
+def test_a_request_that_came_back_from_a_dead_worker_still_expires(make_bench):
+    bench = make_bench()
+    doomed = bench.submit(1.0, timeout=50_000)
+    (execution,) = bench.executions
+    bench.channels[0].closed = True
+    execution.finish(error=WorkerGone("gone"))
+    assert doomed.done.wait(5)
+    assert doomed.error.text == "Request timeout expired"
 
 
 def test_requests_inside_a_dying_worker_fail_and_those_behind_wait(make_bench):
