@@ -69,8 +69,7 @@ class Server:
             port = transport.start()
         except (OSError, RuntimeError, ValueError) as error:
             # An errno says nothing to people; a file that cannot be read is told by name.
-            is_plain = isinstance(error, OSError) and not error.filename
-            self._log.error("%s", error.strerror if is_plain else error)
+            self._log.error("%s", error.strerror if isinstance(error, OSError) and not error.filename else error)
             await self._stop_workers()
             return 1
         self._log.info("Started GRPCInferenceService at %s:%d", self._settings.grpc.address, port)

@@ -134,9 +134,7 @@ class EnsembleRun:
             for tensor in response.outputs
             if tensor.name in step.output_map
         ]
-        with self._lock:
-            self._steps_running -= 1
-        self._advance(made)
+        self._advance(made, finished_steps=1)
 
     def step_failed(self, error: ServeError) -> None:
         with self._lock:
@@ -166,8 +164,9 @@ class EnsembleRun:
         for callback in callbacks:
             callback()
 
-    def _advance(self, made: list[Tensor]) -> None:
+    def _advance(self, made: list[Tensor], finished_steps: int = 0) -> None:
         """Take new tensors in, start the steps that waited for nothing else, answer when all wanted ones are there."""
+        is_stuck = False
         runnable: list[tuple[EnsembleStep, InferRequest]] = []
         missing: list[str] = []
         try:
@@ -183,8 +182,9 @@ class EnsembleRun:
                         if not self._waits[index]:
                             step = self._config.ensemble_steps[index]
                             runnable.append((step, self._step_request(index, step)))
-                self._steps_running += len(runnable)
+                self._steps_running += len(runnable) - finished_steps
                 missing = [name for name in self._plan.outputs if name not in self._tensors]
+                is_stuck = not self._steps_running
                 if not missing:
                     self._ended = True
         except ServeError as error:
@@ -193,7 +193,7 @@ class EnsembleRun:
         if not missing:
             self._answer()
             return
-        if not self._steps_running:
+        if is_stuck:
             self.step_failed(internal(f"no step gave the output(s) {', '.join(missing)}"))
             return
         for step, request in runnable:
