@@ -22,6 +22,7 @@ class Companion:
         self.timer = False
         self.answers: deque[bool] = deque()
         self.log: list[str] = []
+        self.waits: list[float] = []
 
     @property
     def awaited(self) -> set[object]:
@@ -38,6 +39,7 @@ class Companion:
         self.given_back += 1
 
     def wait(self, seconds: float) -> list[tuple[int, int]]:
+        self.waits.append(seconds)
         return [(7, 1)] if self.answers and self.answers.popleft() else []
 
     def handle(self, readable: list[tuple[int, int]]) -> None:
@@ -101,6 +103,19 @@ def test_single_calls_are_not_held():
     companion.answers.extend([True])
     make(companion, Queue("one", None)).run(lambda: False)
     assert companion.log[:2] == ["one", "answer"]
+
+
+@pytest.mark.parametrize("cpus", [1, 2])
+def test_an_answer_that_comes_soon_is_looked_for_where_there_is_a_cpu_to_spare(
+    monkeypatch: pytest.MonkeyPatch, cpus: int
+):
+    monkeypatch.setattr(dense_traffic, "usable_cpus", lambda: cpus)
+    companion = Companion()
+    companion.due = 1
+    companion.answers.extend([False, True] if cpus == 2 else [True])
+    make(companion, Queue("one", None)).run(lambda: False)
+    assert companion.log == ["one", "answer"]
+    assert companion.waits == ([0, 0] if cpus == 2 else [dense_traffic.WORKER_WAIT_SECONDS])
 
 
 def test_slow_workers_end_it():
