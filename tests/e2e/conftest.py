@@ -13,14 +13,6 @@ SAMPLE_REPOSITORY = Path(__file__).parents[2] / "model_repository"
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    """An empty model repository."""
-    folder = tmp_path / "repository"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., RocserveProcess]]:
     """Start a server on repositories with further flags; it is ended with the test."""
     with ExitStack() as running:

@@ -11,13 +11,6 @@ from support.server import RocserveProcess
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    folder = tmp_path / "repository"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., RocserveProcess]]:
     """Start a server on a repository with further flags; it is ended with the test."""
     with ExitStack() as running:

@@ -79,10 +79,6 @@ class Batch:
             self._arrays.update((name, tensor.numpy()) for name, tensor in self.inputs.items())
         return self._arrays
 
-    @property
-    def row_count(self) -> int:
-        return sum(self.request_sizes)
-
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:

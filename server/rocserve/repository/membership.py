@@ -25,10 +25,6 @@ def members_of(config: ModelConfig) -> tuple[str, ...]:
     return tuple(dict.fromkeys(step.model_name for step in config.ensemble_steps))
 
 
-def missing_members(config: ModelConfig, served: Served) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(step.model_name for step in config.ensemble_steps if find_member(step, served) is None))
-
-
 def membership_error(config: ModelConfig, served: Served, ensembles: Mapping[str, ModelConfig]) -> ServeError | None:
     """Why the ensemble cannot run with what is served, `ensembles` being all that there are."""
     found = ((step.model_name, find_member(step, served)) for step in config.ensemble_steps)
