@@ -140,6 +140,8 @@ class ModelConfig:
     model_warmup: tuple[WarmupSample, ...] = ()
     default_model_filename: str = ""
     parameters: Mapping[str, str] = field(default_factory=dict)
+    decoupled: bool = False
+    """A request may get any number of responses (model_transaction_policy)."""
 
     @property
     def is_ensemble(self) -> bool:

@@ -95,3 +95,9 @@ class Signature:
     supports_batching: bool
     """Whether the first dimension of every input and output may take any size."""
     optional_inputs: frozenset[str] = frozenset()
+    max_batch_size: int | None = None
+    """What the model asks for where the configuration says nothing; None = the backend's default."""
+    dynamic_batching: bool = False
+    """Whether the model asks for a dynamic batcher."""
+    decoupled: bool = False
+    """Whether the model asks to answer a request with any number of responses."""

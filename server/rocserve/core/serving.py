@@ -16,12 +16,16 @@ from rocserve.core.statistics import ModelStatistics
 
 
 class Responder(Protocol):
-    """Who waits for a request's answer. Both calls come from any thread, and exactly one of them ends the request."""
+    """Who waits for a request's answer. The calls come from any thread, and exactly one of them ends the request."""
 
     def send(self, response: InferResponse, final: bool = True) -> None:
-        """One response. Its tensors are valid only until this call returns."""
+        """One response, the last unless `final` is False. Its tensors are valid only until this call returns."""
 
-    def fail(self, error: ServeError) -> None: ...
+    def end(self) -> None:
+        """No further response comes (decoupled models only)."""
+
+    def fail(self, error: ServeError) -> None:
+        """An error, and the end."""
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         """Call back, at most once and from any thread, when nobody waits for the answer any more."""

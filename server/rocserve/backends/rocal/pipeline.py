@@ -15,7 +15,8 @@ from typing import Any
 
 from rocserve.backends.rocal import schema
 from rocserve.backends.rocal.decoder import DecoderLimits
-from rocserve.backends.rocal.operations import OPERATIONS, Operation, make_operation
+from rocserve.backends.rocal.operations import OPERATIONS, make_operation
+from rocserve.backends.rocal.operations.base import Operation
 from rocserve.backends.rocal.schema import Key, PipelineError
 from rocserve.core.datatypes import DataType
 

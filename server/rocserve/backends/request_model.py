@@ -1,0 +1,135 @@
+"""What a backend gives whose models see each request for itself, such as Python models.
+
+Beside its inputs such a model sees a request's id and parameters, may answer it with tensors of any shape, with an
+error or (decoupled) with any number of responses, from any thread and after `execute` has returned; and it may call
+other models of the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rocserve.backends.base import ModelSource
+from rocserve.core.errors import ServeError
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.requests import NO_PARAMETERS, Parameters, Signature
+from rocserve.core.tensors import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ModelResponse:
+    """One response to a request, or to a call of another model."""
+
+    outputs: Sequence[Tensor]
+    parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
+
+
+Answer = ModelResponse | ServeError
+"""What may come of a request."""
+
+
+class RequestResponder(Protocol):
+    """Answers one request in `execute`'s place. From any thread, also after `execute` has returned."""
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the request's answer any more."""
+
+    def send(self, answer: Answer | None, final: bool) -> None:
+        """Send a response or an error. None with `final` ends the request without another response.
+
+        Raises:
+            RuntimeError: the final answer has been sent before.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """One request as a model sees it. Its tensors are its own: they stay valid for as long as they are held."""
+
+    inputs: Mapping[str, Tensor]
+    """With the batch dimension where the model batches."""
+    requested_outputs: tuple[str, ...]
+    responder: RequestResponder
+    id: str = ""
+    correlation_id: int | str = 0
+    flags: int = 0
+    """Of a sequence: 1 = it starts here, 2 = it ends here (Triton's)."""
+    priority: int = 0
+    timeout_microseconds: int = 0
+    """0 = none."""
+    parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
+    """The client's own; what the protocol reads (priority, timeout, sequence_id, ...) is not among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """A request to another model of the server."""
+
+    model_name: str
+    inputs: Sequence[Tensor]
+    requested_outputs: tuple[str, ...]
+    """Empty: all."""
+    model_version: int = -1
+    """-1 = the highest that is ready."""
+    id: str = ""
+    correlation_id: int | str = 0
+    flags: int = 0
+    priority: int = 0
+    timeout_microseconds: int = 0
+    parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
+
+
+class ModelCalls(Protocol):
+    """The way to the other models of the server, ensembles included."""
+
+    def call(self, call: ModelCall, on_answer: Callable[[Answer | None, bool], None]) -> None:
+        """Start a call. `on_answer` gets each response, or an error, and whether it is the last; None as the last
+        ends a call without another response. It is called on a thread of the worker's own and must not block.
+
+        From any thread; also while `execute` or another call is under way.
+        """
+
+
+class RequestModel(Protocol):
+    """A model of such a backend, in a worker. The calls of `execute` come one after the other, on one thread."""
+
+    @property
+    def signature(self) -> Signature:
+        """What the model itself says of its configuration, before `initialize`."""
+
+    def initialize(self, config: ModelConfig, config_json: str) -> None:
+        """Get ready to serve, with the completed configuration; `config_json` is all of it, as Triton writes it.
+
+        Raises:
+            ServeError or any exception; its text becomes the reason in the repository index.
+        """
+
+    def execute(self, requests: Sequence[ModelRequest]) -> Sequence[Answer | None]:
+        """The answer to each request, in their order; None where the request's responder answers or has answered.
+
+        An exception fails all requests of the batch that are not answered yet; a ServeError keeps its code.
+        """
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RequestModelSource:
+    """What such an engine is given beside what every engine is given."""
+
+    source: ModelSource
+    config_json: str
+    """The configuration as it is before completion, as Triton writes it in JSON."""
+    calls: ModelCalls
+    instance_name: str
+    """Triton's: <model>_<group>_<instance>, e.g. "add_sub_0_0"."""
+
+
+class RequestEngine(Protocol):
+    """The shape of the engine module of a backend with `answers_requests`."""
+
+    def load(self, model: RequestModelSource) -> RequestModel:
+        """Raises: ServeError or any exception; its text becomes the reason in the repository index."""
