@@ -50,7 +50,7 @@ def engine_for(operations: list[dict[str, Any]]) -> tuple[PipelineEngine, np.nda
     formats = (OutputFormat(datatype, Layout.NHWC),)
     # A difference of FP32 outputs is a difference in units of the deviation; of UINT8 outputs it counts as it is.
     unit = np.asarray(output.operation.std_dev) if datatype is DataType.FP32 else np.ones(3)
-    return PipelineEngine(pipeline, Decoder(ColorFormat.RGB24, pipeline.limits), formats), unit
+    return PipelineEngine(pipeline, Decoder(ColorFormat.RGB24, pipeline.decoder.limits), formats), unit
 
 
 def expected_and_given(
@@ -89,6 +89,6 @@ def test_decoder_matches_rocal_to_the_bit(data: Path) -> None:
     decoded = json.loads((data / "manifest.json").read_text())["decoded"]
     assert decoded
     for name, expected in decoded.items():
-        pixels = decoder.decode((data / "images" / name).read_bytes())
+        pixels = decoder.decode((data / "images" / name).read_bytes()).pixels
         assert list(pixels.shape[:2]) == expected["rocal_decoded_hw"], name
         assert hashlib.sha256(pixels.tobytes()).hexdigest() == expected["sha256_decoded_rgb"], name

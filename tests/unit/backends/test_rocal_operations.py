@@ -6,15 +6,10 @@ import numpy as np
 import pytest
 
 from rocserve.backends.rocal.image import Extent, Image, Pixels
-from rocserve.backends.rocal.operations import (
-    CropFixed,
-    CropMirrorNormalize,
-    CropResizeFixed,
-    Operation,
-    Resize,
-    ResizeCropMirrorFixed,
-    ResizeMirrorNormalize,
-)
+from rocserve.backends.rocal.operations.base import Operation
+from rocserve.backends.rocal.operations.crop import CropFixed
+from rocserve.backends.rocal.operations.normalize import CropMirrorNormalize, ResizeMirrorNormalize
+from rocserve.backends.rocal.operations.resize import CropResizeFixed, Resize, ResizeCropMirrorFixed
 
 
 def numbered(height: int, width: int, channels: int = 3) -> Pixels:

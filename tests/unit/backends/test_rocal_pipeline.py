@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from rocserve.backends.rocal.decoder import DecoderLimits
-from rocserve.backends.rocal.operations import OPERATIONS, CropMirrorNormalize, Resize
+from rocserve.backends.rocal.operations import OPERATIONS
+from rocserve.backends.rocal.operations.normalize import CropMirrorNormalize
+from rocserve.backends.rocal.operations.resize import Resize
 from rocserve.backends.rocal.pipeline import Layout, Pipeline, parse_pipeline
 from rocserve.backends.rocal.schema import PipelineError
 from rocserve.core.datatypes import DataType
@@ -36,12 +38,12 @@ def test_operations_become_typed_steps() -> None:
         4, 4, 0.5, 0.5, (100.0, 110.0, 120.0), (50.0, 51.0, 52.0), False
     )
     assert [step.is_output for step in pipeline.steps] == [False, True]
-    assert pipeline.limits == DecoderLimits(1000, 1000)
+    assert pipeline.decoder.limits == DecoderLimits(1000, 1000)
     assert pipeline.notes == ()
 
 
 def test_decoder_limits_are_read() -> None:
-    assert parse(RESIZE, decoder={"max_width": 0, "max_height": 640}).limits == DecoderLimits(0, 640)
+    assert parse(RESIZE, decoder={"max_width": 0, "max_height": 640}).decoder.limits == DecoderLimits(0, 640)
 
 
 def test_output_datatype_and_layout_are_read() -> None:

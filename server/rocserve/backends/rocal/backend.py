@@ -52,7 +52,7 @@ def load(model: ModelSource) -> LoadedModel:
         _LOG.warning("%s: %s", model.model_file.name, note)
     interface = join(pipeline, config, color_format.channels)
     try:
-        decoder = Decoder(color_format, pipeline.limits, max_pixels)
+        decoder = Decoder(color_format, pipeline.decoder.limits, max_pixels)
     except RuntimeError as error:
         raise unavailable(str(error)) from None
     # Images are worked on side by side; threads within one would only get in each other's way.

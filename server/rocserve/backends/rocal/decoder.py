@@ -10,12 +10,14 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import turbojpeg
 
-from rocserve.backends.rocal.image import Pixels
+from rocserve.backends.rocal import schema
+from rocserve.backends.rocal.image import DecodedImage
+from rocserve.backends.rocal.schema import Key
 from rocserve.core.tensors import Buffer
 
 DEFAULT_MAX_PIXELS = 100_000_000
@@ -85,6 +87,24 @@ class DecoderLimits:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class DecoderOptions:
+    """The pipeline file's "decoder" object."""
+
+    limits: DecoderLimits
+
+    @staticmethod
+    def read(table: dict[str, Any]) -> DecoderOptions:
+        """
+        Raises:
+            PipelineError: a key that is unknown or of the wrong kind.
+        """
+        return DecoderOptions(DecoderLimits(**schema.read_keys("decoder", table, _OPTION_KEYS)))
+
+
+_OPTION_KEYS = {"max_width": Key(schema.read_size, default=1000), "max_height": Key(schema.read_size, default=1000)}
+
+
 class Decoder:
     """Decodes JPEGs; safe to use on several threads at once."""
 
@@ -98,8 +118,8 @@ class Decoder:
         self._max_pixels = max_pixels
         self._library = _load_library()
 
-    def decode(self, encoded: Buffer | np.ndarray[Any, Any]) -> Pixels:
-        """The image as UINT8, height x width x channels.
+    def decode(self, encoded: Buffer | np.ndarray[Any, Any]) -> DecodedImage:
+        """The image as UINT8, height x width x channels, and its size before it was scaled.
 
         Raises:
             ImageError: not a JPEG, damaged or truncated, in CMYK, or above the limits.
@@ -115,7 +135,7 @@ class Decoder:
             )
         except OSError as error:
             raise ImageError(str(error)) from None
-        return cast(Pixels, pixels)
+        return DecodedImage(pixels, height, width)
 
     def _check(self, width: int, height: int, color_space: int) -> None:
         if width * height > self._max_pixels:

@@ -27,8 +27,25 @@ class ResultExtent:
     valid: Extent
 
 
+class PixelsError(ValueError):
+    """An operation cannot be done with this image; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedImage:
+    """What the decoder gives to the first operation."""
+
+    pixels: Pixels
+    original_height: int
+    """Pixels of the image that was sent, as it is meant to be seen (turned by EXIF where the decoder does that), before
+    the decoder scaled it."""
+    original_width: int
+
+
 @dataclass(frozen=True, slots=True)
 class Image:
+    """An image between two operations."""
+
     pixels: Pixels
     valid_height: int
     """The rows, from the top, that the next operation sees (rocAL's region of interest)."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rocserve.backends.rocal.engine import OutputFormat, output_extents
 from rocserve.backends.rocal.image import Extent
 from rocserve.backends.rocal.pipeline import Layout, Pipeline, Step
+from rocserve.backends.rocal.schema import PipelineError
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
@@ -46,7 +47,10 @@ def join(pipeline: Pipeline, config: ModelConfig, channels: int) -> Interface:
     Raises:
         ServeError: INVALID_ARGUMENT when configuration and pipeline contradict each other.
     """
-    extents = output_extents(pipeline)
+    try:
+        extents = output_extents(pipeline)
+    except PipelineError as error:
+        raise _error(config, str(error)) from None
     steps = [step for step in pipeline.steps if step.is_output]
     declared = config.outputs
     if declared and len(declared) != len(steps):

@@ -1,9 +1,10 @@
 """Reads a rocAL pipeline: {"pipeline": [operation, ...], "decoder": {...}, "mean_std_range": ...}.
 
 Each operation has the keys of its class in `operations` and, beside them: `is_output`; `dtype` and `layout` of that
-output; and, where it has a mean, `mean_std_range`, which says what the mean and the standard deviation are meant for:
-"pixel" = levels of 0..255 (as rocAL takes them), "unit" = levels of 0..1 (they are scaled by 255), "auto" = unit where
-all of them lie between 0 and 1.
+output; `name`, by which later operations read its image, and `inputs`, the names of the images that it reads; and,
+where it has a mean, `mean_std_range`, which says what the mean and the standard deviation are meant for: "pixel" =
+levels of 0..255 (as rocAL takes them), "unit" = levels of 0..1 (they are scaled by 255), "auto" = unit where all of
+them lie between 0 and 1.
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from rocserve.backends.rocal import schema
-from rocserve.backends.rocal.decoder import DecoderLimits
-from rocserve.backends.rocal.operations import OPERATIONS, make_operation
-from rocserve.backends.rocal.operations.base import Operation
-from rocserve.backends.rocal.schema import Key, PipelineError
+from rocserve.backends.rocal.decoder import DecoderOptions
+from rocserve.backends.rocal.operations import OPERATIONS
+from rocserve.backends.rocal.operations.base import Measurement, PairOperation, PipelineOperation
+from rocserve.backends.rocal.schema import Binding, Key, PipelineError
 from rocserve.core.datatypes import DataType
+
+DECODED = -1
+"""Stands for the decoder's image among the sources of a step."""
+
+_DECODED_NAME = "decoded"
 
 
 class Layout(enum.Enum):
@@ -55,20 +61,36 @@ _TOP_LEVEL_KEYS = {
     "decoder": Key(_read_table, default={}),
     "mean_std_range": Key(_RANGES, default="auto"),
 }
-_DECODER_KEYS = {"max_width": Key(schema.read_size, default=1000), "max_height": Key(schema.read_size, default=1000)}
+_OPERATION_KEY = {"operation": Key(schema.read_choice(*OPERATIONS))}
+_MEASUREMENT_KEYS = {**_OPERATION_KEY, "is_output": Key(schema.read_flag, default=False)}
 _STEP_KEYS = {
-    "operation": Key(schema.read_choice(*OPERATIONS)),
-    "is_output": Key(schema.read_flag, default=False),
+    **_MEASUREMENT_KEYS,
     "dtype": Key(schema.read_choice(*_DATATYPES), default=None),
     "layout": Key(schema.read_choice(*(layout.value for layout in Layout)), default=None),
+    "name": Key(schema.read_name, default=None),
+    "inputs": Key(schema.read_names, default=None),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One operation and what is to become of its result."""
+class PipelineInput:
+    """An input of the request, beside the image, that gives values to operations: one for each image."""
 
-    operation: Operation
+    name: str
+    datatype: DataType
+    """BOOL, INT32 or FP32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operation, what it reads, and what is to become of its result."""
+
+    operation: PipelineOperation
+    """With the defaults of the keys that inputs give."""
+    sources: tuple[int, ...]
+    """The steps whose images it reads, by their places; DECODED = the decoder's image. None for a measurement."""
+    bindings: tuple[Binding, ...]
+    """The keys that inputs give."""
     is_output: bool
     datatype: DataType | None
     """The output's; None = the model configuration decides, else `default_datatype`."""
@@ -79,7 +101,9 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Pipeline:
     steps: tuple[Step, ...]
-    limits: DecoderLimits
+    decoder: DecoderOptions
+    inputs: tuple[PipelineInput, ...]
+    """In the order in which the steps name them."""
     notes: tuple[str, ...]
     """What was understood in a way that the writer may want to know of."""
 
@@ -97,63 +121,133 @@ def parse_pipeline(text: str | bytes, channels: int) -> Pipeline:
     if not isinstance(document, dict):
         raise PipelineError(f'expected an object {{"pipeline": [...]}}, not {document!r:.60}')
     top_level = schema.read_keys("pipeline file", document, _TOP_LEVEL_KEYS)
-    limits = DecoderLimits(**schema.read_keys("decoder", top_level["decoder"], _DECODER_KEYS))
-    notes: list[str] = []
-    steps = tuple(
-        _read_step(index, entry, top_level["mean_std_range"], channels, notes)
-        for index, entry in enumerate(top_level["pipeline"])
-    )
+    reader = _StepReader(top_level["mean_std_range"], channels)
+    steps = tuple(reader.read(index, entry) for index, entry in enumerate(top_level["pipeline"]))
     if not any(step.is_output for step in steps):
         raise PipelineError('no operation is an output; set "is_output": true on the last one')
-    return Pipeline(steps, limits, tuple(notes))
-
-
-def _read_step(index: int, entry: Any, default_range: str, channels: int, notes: list[str]) -> Step:
-    where = f"pipeline[{index}]"
-    if not isinstance(entry, dict):
-        raise PipelineError(f"{where} must be an object, not {entry!r:.60}")
-    name = schema.read_keys(where, {key: entry[key] for key in entry if key == "operation"}, _STEP_KEYS)["operation"]
-    where = f"{where} ({name})"
-    operation_class = OPERATIONS[name]
-    normalises = "mean" in operation_class.keys
-    keys = {**_STEP_KEYS, **operation_class.keys, **operation_class.ignored_keys}
-    if normalises:
-        keys["mean_std_range"] = Key(_RANGES, default=default_range)
-    values = schema.read_keys(where, entry, keys)
-    if not values["is_output"] and (values["dtype"] or values["layout"]):
-        raise PipelineError(
-            f"{where}: 'dtype' and 'layout' belong to an output; set \"is_output\": true or leave them out"
-        )
-    unit_range = normalises and _normalise_for_pixels(where, values, channels, notes)
-    return Step(
-        operation=make_operation(name, {key: values[key] for key in operation_class.keys}),
-        is_output=values["is_output"],
-        datatype=_DATATYPES[values["dtype"]] if values["dtype"] else None,
-        layout=Layout(values["layout"]) if values["layout"] else None,
-        # What was normalised for levels of 0..1 lies around 0: as UINT8 next to nothing would be left of it.
-        default_datatype=DataType.FP32 if unit_range else DataType.UINT8,
+    return Pipeline(
+        steps, DecoderOptions.read(top_level["decoder"]), tuple(reader.inputs.values()), tuple(reader.notes)
     )
 
 
-def _normalise_for_pixels(where: str, values: dict[str, Any], channels: int, notes: list[str]) -> bool:
-    """Bring mean and deviation to levels of 0..255 and one value a channel; returns whether they were for 0..1."""
-    for key in ("mean", "std_dev"):
-        if len(values[key]) == 1:
-            values[key] *= channels
-        elif len(values[key]) != channels:
+class _StepReader:
+    """Reads one step after the other, and keeps what later ones may refer to."""
+
+    def __init__(self, default_range: str, channels: int) -> None:
+        self.inputs: dict[str, PipelineInput] = {}
+        self.notes: list[str] = []
+        self._default_range = default_range
+        self._channels = channels
+        self._names = {_DECODED_NAME: DECODED}
+        self._previous = DECODED
+
+    def read(self, index: int, entry: Any) -> Step:
+        where = f"pipeline[{index}]"
+        if not isinstance(entry, dict):
+            raise PipelineError(f"{where} must be an object, not {entry!r:.60}")
+        name = schema.read_keys(where, {key: entry[key] for key in entry if key == "operation"}, _OPERATION_KEY)
+        operation_class = OPERATIONS[name["operation"]]
+        where = f"{where} ({operation_class.name})"
+        if operation_class.colour_only and self._channels != 3:
+            raise PipelineError(f"{where} needs colour; the images have 1 channel (parameter 'color_format')")
+        values, bindings = schema.read_bound_keys(where, entry, self._keys(operation_class))
+        if issubclass(operation_class, Measurement):
+            return self._measurement(where, operation_class, values)
+        if not values["is_output"] and (values["dtype"] or values["layout"]):
             raise PipelineError(
-                f"{where}: key '{key}' has {len(values[key])} values, but the images have {channels} channel"
-                f" (parameter 'color_format')"
+                f"{where}: 'dtype' and 'layout' belong to an output; set \"is_output\": true or leave them out"
             )
-    numbers = (*values["mean"], *values["std_dev"])
-    looks_like_unit = all(0 < number < 1 for number in numbers)
-    if values["mean_std_range"] == "pixel" or (values["mean_std_range"] == "auto" and not looks_like_unit):
-        return False
-    if values["mean_std_range"] == "auto":
-        notes.append(
-            f"{where}: mean and std_dev all lie between 0 and 1, so they are taken as meant for levels of 0..1 and"
-            ' scaled by 255; write "mean_std_range": "unit" to confirm or "pixel" to have them taken as they are'
+        unit_range = self._normalise_for_pixels(where, operation_class, values)
+        step = Step(
+            operation=_make(where, operation_class, values),
+            sources=self._sources(where, operation_class, values["inputs"]),
+            bindings=bindings,
+            is_output=values["is_output"],
+            datatype=_DATATYPES[values["dtype"]] if values["dtype"] else None,
+            layout=Layout(values["layout"]) if values["layout"] else None,
+            # What was normalised for levels of 0..1 lies around 0: as UINT8 next to nothing would be left of it.
+            default_datatype=DataType.FP32 if unit_range else operation_class.default_datatype,
         )
-    for key in ("mean", "std_dev"):
-        values[key] = tuple(number * 255 for number in values[key])
-    return True
+        self._remember_inputs(where, bindings)
+        self._remember_name(where, index, values["name"])
+        self._previous = index
+        return step
+
+    def _keys(self, operation_class: type[PipelineOperation]) -> dict[str, Key]:
+        common = _MEASUREMENT_KEYS if issubclass(operation_class, Measurement) else _STEP_KEYS
+        keys = {**common, **operation_class.keys, **operation_class.ignored_keys}
+        if operation_class.normalisation_keys is not None:
+            keys["mean_std_range"] = Key(_RANGES, default=self._default_range)
+        return keys
+
+    def _measurement(self, where: str, operation_class: type[Measurement], values: dict[str, Any]) -> Step:
+        if not values["is_output"]:
+            raise PipelineError(f'{where} is nothing but an output; set "is_output": true')
+        operation = _make(where, operation_class, values)
+        return Step(operation, (), (), True, operation_class.datatype, None, operation_class.datatype)
+
+    def _sources(
+        self, where: str, operation_class: type[PipelineOperation], names: tuple[str, ...] | None
+    ) -> tuple[int, ...]:
+        count = 2 if issubclass(operation_class, PairOperation) else 1
+        known = ", ".join(f"'{name}'" for name in self._names)
+        if names is None:
+            if count == 1:
+                return (self._previous,)
+            raise PipelineError(f"{where}: key 'inputs' is missing; it names the {count} images to read, of {known}")
+        if len(names) != count:
+            raise PipelineError(f"{where}: key 'inputs' must name {count} image{'s'[: count - 1]}, not {len(names)}")
+        for name in names:
+            if name not in self._names:
+                raise PipelineError(f"{where}: no earlier operation has the \"name\" '{name}'; known are {known}")
+        return tuple(self._names[name] for name in names)
+
+    def _remember_name(self, where: str, index: int, name: str | None) -> None:
+        if name in self._names:
+            raise PipelineError(f"{where}: the \"name\" '{name}' is taken; each must be another")
+        if name is not None:
+            self._names[name] = index
+
+    def _remember_inputs(self, where: str, bindings: tuple[Binding, ...]) -> None:
+        for binding in bindings:
+            known = self.inputs.setdefault(binding.input, PipelineInput(binding.input, binding.datatype))
+            if known.datatype is not binding.datatype:
+                raise PipelineError(
+                    f"{where}: key '{binding.key}' takes {binding.datatype.value}, but input '{binding.input}' holds"
+                    f" {known.datatype.value} for an operation before; name another"
+                )
+
+    def _normalise_for_pixels(
+        self, where: str, operation_class: type[PipelineOperation], values: dict[str, Any]
+    ) -> bool:
+        """Bring mean and deviation to levels of 0..255 and one value a channel; returns whether they were for 0..1."""
+        if operation_class.normalisation_keys is None:
+            return False
+        mean, deviation = operation_class.normalisation_keys
+        for key in (mean, deviation):
+            if len(values[key]) == 1:
+                values[key] *= self._channels
+            elif len(values[key]) != self._channels:
+                raise PipelineError(
+                    f"{where}: key '{key}' has {len(values[key])} values, but the images have {self._channels} channel"
+                    f" (parameter 'color_format')"
+                )
+        looks_like_unit = all(0 < number < 1 for key in (mean, deviation) for number in values[key])
+        if values["mean_std_range"] == "pixel" or (values["mean_std_range"] == "auto" and not looks_like_unit):
+            return False
+        if values["mean_std_range"] == "auto":
+            self.notes.append(
+                f"{where}: {mean} and {deviation} all lie between 0 and 1, so they are taken as meant for levels of"
+                ' 0..1 and scaled by 255; write "mean_std_range": "unit" to confirm or "pixel" to have them taken as'
+                " they are"
+            )
+        for key in (mean, deviation):
+            values[key] = tuple(number * 255 for number in values[key])
+        return True
+
+
+def _make(where: str, operation_class: type[PipelineOperation], values: dict[str, Any]) -> PipelineOperation:
+    try:
+        return operation_class(**{key: values[key] for key in operation_class.keys})
+    except ValueError as error:
+        raise PipelineError(f"{where}: {error}") from None

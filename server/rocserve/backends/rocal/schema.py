@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rocserve.core.datatypes import DataType
+
 
 class PipelineError(ValueError):
     """A pipeline that cannot be run; the text says where the fault is, what was expected and what came."""
@@ -27,6 +29,33 @@ class Key:
     """Gives the value; raises ValueError with what was expected."""
     default: Any = REQUIRED
     """REQUIRED = the key must be there."""
+    input_datatype: DataType | None = None
+    """Where an input tensor of the request may give the value, one for each image: {"input": "NAME"} in place of it.
+    BOOL for a flag, INT32 for a whole number, FP32 for a number. None = it may not; so for all that sets the size of
+    the result. Such a key has a default, which stands for it until an image comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A key whose value comes with each image, in an input tensor of the request."""
+
+    key: str
+    input: str
+    datatype: DataType
+    read: Callable[[Any], Any]
+    """As the key's: gives the value; raises ValueError with what was expected."""
+
+
+def read_name(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("a name")
+    return value
+
+
+def read_names(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise ValueError("a list of names")
+    return tuple(value)
 
 
 def read_size(value: Any) -> int:
@@ -120,6 +149,29 @@ def read_keys(where: str, table: dict[str, Any], keys: dict[str, Key]) -> dict[s
         else:
             values[name] = key.default
     return values
+
+
+def read_bound_keys(
+    where: str, table: dict[str, Any], keys: dict[str, Key]
+) -> tuple[dict[str, Any], tuple[Binding, ...]]:
+    """As `read_keys`, where keys may say {"input": "NAME"}: these get their defaults, and a binding each.
+
+    Raises:
+        PipelineError: a key that is unknown, missing, of the wrong kind, or that no input can give.
+    """
+    bindings = []
+    constants = {}
+    for name, value in table.items():
+        key = keys.get(name)
+        if key is None or not isinstance(value, dict):
+            constants[name] = value
+            continue
+        if key.input_datatype is None:
+            raise PipelineError(f"{where}: key '{name}' cannot be an object or come from an input, not {value!r:.60}")
+        if list(value) != ["input"] or not isinstance(value["input"], str) or not value["input"]:
+            raise PipelineError(f'{where}: key \'{name}\' must be a value or {{"input": "NAME"}}, not {value!r:.60}')
+        bindings.append(Binding(name, value["input"], key.input_datatype, key.read))
+    return read_keys(where, constants, keys), tuple(bindings)
 
 
 def _read_integer(value: Any, least: int, expected: str) -> int:

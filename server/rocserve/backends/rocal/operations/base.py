@@ -3,24 +3,44 @@
 from __future__ import annotations
 
 import abc
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
 
 from rocserve.backends.rocal import schema
-from rocserve.backends.rocal.image import Extent, Image, ResultExtent
+from rocserve.backends.rocal.image import DecodedImage, Extent, Image, ResultExtent
 from rocserve.backends.rocal.schema import Key
+from rocserve.core.datatypes import DataType
 
 DESTINATION = {"dest_width": Key(schema.read_size), "dest_height": Key(schema.read_size)}
-MIRROR = {"mirror": Key(schema.read_flag, default=False)}
+MIRROR = {"mirror": Key(schema.read_flag, default=False, input_datatype=DataType.BOOL)}
 NORMALISATION = {"mean": Key(schema.read_channel_numbers), "std_dev": Key(schema.read_divisors)}
 
 
-class Operation(abc.ABC):
-    """One step of a pipeline; safe to use on several threads at once."""
+class PipelineOperation(abc.ABC):
+    """What all kinds of operations have in common: a name and keys. Safe to use on several threads at once.
 
+    Each is a frozen dataclass whose fields are `keys`. Where values are wrong only together, its `__post_init__` raises
+    ValueError with a text that names the keys; the pipeline adds where it was.
+    """
+
+    name: ClassVar[str]
+    """By which JSON's "operation" calls it."""
     keys: ClassVar[dict[str, Key]]
     """The JSON keys that it takes, beyond those that all take; also the fields that it is made of."""
     ignored_keys: ClassVar[dict[str, Key]] = {}
     """Keys that rocAL takes for volumes and that mean nothing for an image; checked and dropped."""
+    normalisation_keys: ClassVar[tuple[str, str] | None] = None
+    """The keys of a mean and of a deviation: the pipeline makes them one value a channel, for levels of 0..255, and
+    the operation takes "mean_std_range"."""
+    colour_only: ClassVar[bool] = False
+    """Whether it needs three channels."""
+    default_datatype: ClassVar[DataType] = DataType.UINT8
+    """That of the output, where neither the pipeline nor the configuration says."""
+
+
+class Operation(PipelineOperation):
+    """Makes an image of one other."""
 
     @abc.abstractmethod
     def run(self, image: Image, as_float: bool) -> Image:
@@ -29,6 +49,38 @@ class Operation(abc.ABC):
     @abc.abstractmethod
     def extent(self, source: Extent) -> ResultExtent:
         """The size of the result for an image of which `source` is valid."""
+
+
+class PairOperation(PipelineOperation):
+    """Makes an image of two others."""
+
+    @abc.abstractmethod
+    def run_pair(self, first: Image, second: Image, as_float: bool) -> Image:
+        """The result as UINT8, or as FP32 without rounding and clamping.
+
+        Raises:
+            PixelsError: the two do not fit each other.
+        """
+
+    @abc.abstractmethod
+    def extent_of_pair(self, first: Extent, second: Extent) -> ResultExtent:
+        """The size of the result for images of which these parts are valid.
+
+        Raises:
+            ValueError: images of these sizes can never fit each other; the text says why.
+        """
+
+
+class Measurement(PipelineOperation):
+    """Tells something of the image that was sent; always an output, never what another operation reads."""
+
+    datatype: ClassVar[DataType]
+    shape: ClassVar[tuple[int, ...]]
+    """Of one image's result."""
+
+    @abc.abstractmethod
+    def measure(self, decoded: DecodedImage) -> np.ndarray[Any, Any]:
+        """The result, in `datatype` and `shape`."""
 
 
 def limited(wanted: int, available: int | None) -> int | None:

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import cv2
-import numpy as np
 
 from rocserve.backends.rocal import schema
 from rocserve.backends.rocal.image import Extent, Image, Pixels, ResultExtent
-from rocserve.backends.rocal.operations.base import DESTINATION, MIRROR, NORMALISATION, Operation, limited
+from rocserve.backends.rocal.operations.base import DESTINATION, MIRROR, Operation, PipelineOperation, limited
 from rocserve.backends.rocal.sampling import (
     resize_for_bytes,
     resize_for_floats,
-    scalar_columns,
     to_bytes,
     with_channels,
 )
@@ -53,6 +51,7 @@ class Resize(Resizing):
     dest_width: int
     dest_height: int
 
+    name: ClassVar[str] = "Resize"
     keys: ClassVar[dict[str, Key]] = DESTINATION
 
     def run(self, image: Image, as_float: bool) -> Image:
@@ -61,43 +60,6 @@ class Resize(Resizing):
     def extent(self, source: Extent) -> ResultExtent:
         size = self._stretched_extent(source)
         return ResultExtent(size, size)
-
-
-@dataclass(frozen=True)
-class ResizeMirrorNormalize(Resizing):
-    """Stretch, mirror left to right, then (level - mean) / std_dev, of which there is one for each channel."""
-
-    dest_width: int
-    dest_height: int
-    mean: tuple[float, ...]
-    std_dev: tuple[float, ...]
-    mirror: bool
-
-    keys: ClassVar[dict[str, Key]] = {**DESTINATION, **NORMALISATION, **MIRROR}
-
-    def run(self, image: Image, as_float: bool) -> Image:
-        levels = self._stretch_levels(image.valid, as_float, self.mirror)
-        width = levels.shape[1]
-        rows = levels.reshape(levels.shape[0], -1)
-        # One long row of means instead of broadcasting over the channels: numpy is several times faster so.
-        rows -= np.tile(np.asarray(self.mean, dtype=np.float32), width)
-        rows *= self._divisor_row(width)
-        return Image.whole(levels if as_float else to_bytes(levels))
-
-    def extent(self, source: Extent) -> ResultExtent:
-        size = self._stretched_extent(source)
-        return ResultExtent(size, size)
-
-    def _divisor_row(self, width: int) -> Pixels:
-        """1 / std_dev for each channel of each pixel of a row.
-
-        In the columns that RPP's scalar loop writes, it takes the first two channels' divisors for each other.
-        """
-        inverse = (1 / np.asarray(self.std_dev, dtype=np.float64)).astype(np.float32)
-        row = np.tile(inverse, (width, 1))
-        if len(inverse) == 3:
-            row[scalar_columns(width), :2] = inverse[1::-1]
-        return row.reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -115,6 +77,7 @@ class CropResizeFixed(Resizing):
     x_center_drift: float
     y_center_drift: float
 
+    name: ClassVar[str] = "CropResizeFixed"
     keys: ClassVar[dict[str, Key]] = {
         "dest_width": Key(schema.read_positive_size),
         "dest_height": Key(schema.read_positive_size),
@@ -168,6 +131,7 @@ class ResizeCropMirrorFixed(Resizing):
     crop_h: int
     mirror: bool
 
+    name: ClassVar[str] = "ResizeCropMirrorFixed"
     keys: ClassVar[dict[str, Key]] = {
         "dest_width": Key(schema.read_positive_size),
         "dest_height": Key(schema.read_positive_size),
@@ -186,3 +150,6 @@ class ResizeCropMirrorFixed(Resizing):
         width = limited(self.crop_w, source.width) if self.crop_w else source.width
         valid = Extent(limited(self.dest_height, height), limited(self.dest_width, width))
         return ResultExtent(Extent(self.dest_height, self.dest_width), valid)
+
+
+OPERATIONS: tuple[type[PipelineOperation], ...] = (Resize, CropResizeFixed, ResizeCropMirrorFixed)
