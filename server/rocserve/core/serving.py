@@ -18,14 +18,21 @@ from rocserve.core.statistics import ModelStatistics
 class Responder(Protocol):
     """Who waits for a request's answer. The calls come from any thread, and exactly one of them ends the request."""
 
+    def expect_many(self) -> None:
+        """Any number of responses will come: the model is decoupled. Called at most once, before all others.
+
+        Raises:
+            ServeError: UNIMPLEMENTED, there is room for one only; nothing has been done with the request.
+        """
+
     def send(self, response: InferResponse, final: bool = True) -> None:
         """One response, the last unless `final` is False. Its tensors are valid only until this call returns."""
 
     def end(self) -> None:
         """No further response comes (decoupled models only)."""
 
-    def fail(self, error: ServeError) -> None:
-        """An error, and the end."""
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        """An error in a response's place, and the end unless `final` is False (decoupled models only)."""
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         """Call back, at most once and from any thread, when nobody waits for the answer any more."""

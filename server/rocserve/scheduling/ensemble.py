@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 from rocserve.core.classification import classify
 from rocserve.core.dispatch import dispatch
-from rocserve.core.errors import ServeError, internal
+from rocserve.core.errors import ServeError, internal, unimplemented
 from rocserve.core.model_config import EnsembleStep, ModelConfig, OutputConfig
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.serving import Responder, ServingTableHolder, VersionEnding
@@ -261,10 +261,18 @@ class _StepResponder:
         self._run = run
         self._step = step
 
+    def expect_many(self) -> None:
+        raise unimplemented(
+            f"model '{self._step.model_name}' is decoupled; a step of an ensemble must be answered exactly once"
+        )
+
     def send(self, response: InferResponse, final: bool = True) -> None:
         self._run.step_sent(self._step, response)
 
-    def fail(self, error: ServeError) -> None:
+    def end(self) -> None:
+        self._run.step_failed(internal(f"model '{self._step.model_name}' sent no response"))
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
         self._run.step_failed(error)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:

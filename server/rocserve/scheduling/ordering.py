@@ -56,13 +56,19 @@ class OrderedResponder:
         self._responder = responder
         self._turn = turn
 
+    def expect_many(self) -> None:
+        self._responder.expect_many()
+
     def send(self, response: InferResponse, final: bool = True) -> None:
         # The tensors are views on memory that is used again when this call returns.
         response.outputs = [tensor.copied() for tensor in response.outputs]
         self._turn.give(lambda: self._responder.send(response, final))
 
-    def fail(self, error: ServeError) -> None:
-        self._turn.give(lambda: self._responder.fail(error))
+    def end(self) -> None:
+        self._turn.give(self._responder.end)
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        self._turn.give(lambda: self._responder.fail(error, final))
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         self._responder.watch_cancellation(callback)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from rocserve.core.dispatch import dispatch
-from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.errors import ServeError, StatusCode, unimplemented
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.grpc.codec import InferCodec
@@ -58,10 +58,16 @@ class _UnaryResponder:
         self._call = call
         self._codec = codec
 
+    def expect_many(self) -> None:
+        raise unimplemented("ModelInfer RPC doesn't support models with decoupled transaction policy")
+
     def send(self, response: InferResponse, final: bool = True) -> None:
         self._call.reply(self._codec.encode_response(response))
 
-    def fail(self, error: ServeError) -> None:
+    def end(self) -> None:
+        self._call.fail(StatusCode.INTERNAL, "the model ended the request without a response")
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
         self._call.fail(error.code, error.text)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
@@ -69,7 +75,8 @@ class _UnaryResponder:
 
 
 class InferenceStream:
-    """One ModelStreamInfer call: its requests run at once, its answers come in the order of the requests.
+    """One ModelStreamInfer call: its requests run at once, its answers come in the order of the requests; those of
+    decoupled models as they are made.
 
     An error belongs to its request: it is sent as error_message and the stream stays open.
     """
@@ -127,11 +134,14 @@ class InferenceStream:
 
     # From the responders
 
-    def answer(self, turn: Turn, message: bytes) -> None:
-        turn.give(lambda: self._send(message))
-
-    def _send(self, message: bytes) -> None:
+    def send(self, message: bytes) -> None:
+        """One more response to a request that stays open."""
         self._call.send(message)
+
+    def send_last(self, message: bytes | None) -> None:
+        """The last response to a request, or None: it ends without another."""
+        if message is not None:
+            self._call.send(message)
         with self._lock:
             self._unanswered -= 1
         self._call.request_next()
@@ -169,23 +179,37 @@ class InferenceStream:
 class _StreamResponder:
     """Answers one request of a stream."""
 
-    __slots__ = ("_callback", "_stream", "_turn", "request")
+    __slots__ = ("_callback", "_stream", "_turn", "_turn_left", "request")
 
     def __init__(self, stream: InferenceStream, turn: Turn) -> None:
         self._stream = stream
         self._turn = turn
+        self._turn_left = False
         self._callback: Callable[[], None] | None = None
         self.request: InferRequest | None = None
 
-    def send(self, response: InferResponse, final: bool = True) -> None:
-        request = self.request
-        if request is not None and request.head.parameters.get("triton_enable_empty_final_response") is True:
-            response.parameters = {**response.parameters, "triton_final_response": final}
-        self._answer(self._stream.codec.encode_stream_response(response))
+    def expect_many(self) -> None:
+        """Its responses come when they come, and nobody waits for them."""
+        self._turn_left = True
+        self._turn.give(_nothing)
 
-    def fail(self, error: ServeError) -> None:
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        if self._tells_the_last:
+            response.parameters = {**response.parameters, "triton_final_response": final}
+        self._answer(self._stream.codec.encode_stream_response(response), final)
+
+    def end(self) -> None:
+        request = self.request
+        if request is None or not self._tells_the_last:
+            self._answer(None)
+            return
+        head = request.head
+        last = InferResponse(head.model_name, head.model_version, request.id, [], {"triton_final_response": True})
+        self._answer(self._stream.codec.encode_stream_response(last))
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
         request_id = self.request.id if self.request is not None else ""
-        self._answer(self._stream.codec.encode_stream_error(error.text, request_id))
+        self._answer(self._stream.codec.encode_stream_error(error.text, request_id), final)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         self._callback = callback
@@ -195,6 +219,22 @@ class _StreamResponder:
         if self._callback is not None:
             self._callback()
 
-    def _answer(self, message: bytes) -> None:
+    @property
+    def _tells_the_last(self) -> bool:
+        """Whether the client wants to be told which response is the last."""
+        request = self.request
+        return request is not None and request.head.parameters.get("triton_enable_empty_final_response") is True
+
+    def _answer(self, message: bytes | None, final: bool = True) -> None:
+        if not final and message is not None:
+            self._stream.send(message)
+            return
         self._stream.unwatch(self)
-        self._stream.answer(self._turn, message)
+        if self._turn_left:
+            self._stream.send_last(message)
+        else:
+            self._turn.give(lambda: self._stream.send_last(message))
+
+
+def _nothing() -> None:
+    """In place of an answer that is not to wait for its turn."""
