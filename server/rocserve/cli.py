@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.verb is None:
         parser.print_help()
         return 2
-    verb = {"serve": _serve, "config": _config, "status": _status}[options.verb]
+    verb = {"serve": _serve, "config": _config, "status": _status, "get": _get}[options.verb]
     return verb(options)
 
 
@@ -63,6 +63,33 @@ def _parser() -> argparse.ArgumentParser:
         "--interval", type=at_least(0.1, float), default=1.0, metavar="SECONDS", help="between two looks (default 1)"
     )
     status.add_argument("--once", action="store_true", help="print the table once and end")
+
+    get = verbs.add_parser(
+        "get",
+        help="fetch the weights of the sample repository's models",
+        description="Download published models into the sample repository's folders, check them, and go on where an"
+        " earlier download stopped. A running server takes them up.",
+        allow_abbrev=False,
+    )
+    get.add_argument("models", nargs="+", choices=("resnet50", "yolov4"), metavar="MODEL", help="resnet50, yolov4")
+    get.add_argument(
+        "--untrained",
+        action="store_true",
+        help="build the same networks with seeded weights, without a download; good for measuring, not for answers",
+    )
+    get.add_argument(
+        "--model-repository",
+        type=Path,
+        default=Path("model_repository"),
+        metavar="DIR",
+        help="the repository (default model_repository)",
+    )
+    get.add_argument("--force", action="store_true", help="replace a file that is there")
+    get.add_argument(
+        "--source",
+        metavar="URL",
+        help="a folder that has the files under their published names (also $ROCSERVE_GET_SOURCE)",
+    )
     return parser
 
 
@@ -121,6 +148,18 @@ def _status(options: argparse.Namespace) -> int:
     from rocserve.tools.status import run
 
     return run(url=options.url, interval=options.interval, once=options.once)
+
+
+def _get(options: argparse.Namespace) -> int:
+    from rocserve.tools.get.verb import run
+
+    return run(
+        options.models,
+        options.model_repository,
+        untrained=options.untrained,
+        force=options.force,
+        source=options.source,
+    )
 
 
 def _quieten_grpc() -> None:

@@ -1,0 +1,124 @@
+"""Runs `rocserve get MODEL ...`: brings each model's file into its version folder."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from rocserve.tools.get.catalogue import CATALOGUE, RemoteFile
+from rocserve.tools.get.download import Patience, download
+from rocserve.tools.get.errors import GetError
+from rocserve.tools.get.progress import progress_on
+from rocserve.tools.untrained.origin import is_untrained
+
+SOURCE_VARIABLE = "ROCSERVE_GET_SOURCE"
+"""The environment's way to name a mirror."""
+_VERSION = "1"
+_MODEL_FILE = "model.onnx"
+
+
+def run(
+    names: Sequence[str],
+    repository: Path,
+    *,
+    untrained: bool,
+    force: bool,
+    source: str | None = None,
+    console: Console | None = None,
+    patience: Patience | None = None,
+) -> int:
+    """Get the models, one after the other; returns the exit status: 0, or 1 when one of them could not be had.
+
+    A server that serves the repository meanwhile sees each file appear whole.
+    """
+    out = console or Console()
+    if not repository.is_dir():
+        out.print(f"'{repository}' is no folder; name the model repository with --model-repository=DIR", markup=False)
+        return 1
+    source = source or os.environ.get(SOURCE_VARIABLE)
+    status = 0
+    for name in dict.fromkeys(names):
+        try:
+            if untrained:
+                _build(name, repository / name, force, out)
+            else:
+                remote = CATALOGUE[name] if source is None else CATALOGUE[name].at(source)
+                _fetch(name, remote, repository / name, force, out, patience)
+        except GetError as error:
+            out.print(f"{name}: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+            status = 1
+    return status
+
+
+def model_file(folder: Path) -> Path:
+    """Where a model's file is to be."""
+    return folder / _VERSION / _MODEL_FILE
+
+
+def _fetch(name: str, remote: RemoteFile, folder: Path, force: bool, out: Console, patience: Patience | None) -> None:
+    target = model_file(folder)
+    if target.exists() and not force and not is_untrained(target):
+        if not _is_file(target, remote):
+            raise GetError(f"'{target}' is there and is another file than '{remote.name}'; --force replaces it")
+        _say(out, f"{name}: '{target}' is there already, and right")
+        return
+    part = _part(folder)
+    with progress_on(out, name, remote.size) as progress:
+        download(remote, target, part, progress, patience)
+    _say(out, f"{name}: '{target}', SHA-256 as published")
+
+
+def _build(name: str, folder: Path, force: bool, out: Console) -> None:
+    target = model_file(folder)
+    if target.exists() and not force:
+        if not is_untrained(target):
+            raise GetError(f"'{target}' is there and is not untrained; --force replaces it")
+        _say(out, f"{name}: '{target}' is there already (untrained weights)")
+        return
+    try:
+        builder = importlib.import_module(f"rocserve.tools.untrained.{name}")
+    except ImportError as error:
+        raise GetError(
+            f"untrained weights need packages that are not installed ({error}); run: pip install 'rocserve[cpu]'"
+        ) from error
+    _say(out, f"{name}: building the network with seeded weights")
+    content: bytes = builder.build().SerializeToString()
+    part = _part(folder)
+    try:
+        part.write_bytes(content)
+        target.parent.mkdir(exist_ok=True)
+        part.replace(target)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise GetError(f"cannot write '{target}': {error.strerror or error}") from error
+    _say(
+        out,
+        f"{name}: '{target}', {len(content) / 1e6:.0f} MB of UNTRAINED weights: speed and shapes are real, the"
+        " answers mean nothing",
+    )
+
+
+def _part(folder: Path) -> Path:
+    """A file beside the version folder under a name that a server ignores: were it in there, the folder would be a
+    version without its model until the file is complete."""
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise GetError(f"cannot create '{folder}': {error.strerror or error}") from error
+    return folder / f"{_MODEL_FILE}.part"
+
+
+def _is_file(path: Path, remote: RemoteFile) -> bool:
+    if path.stat().st_size != remote.size:
+        return False
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == remote.sha256
+
+
+def _say(out: Console, text: str) -> None:
+    out.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,71 @@
+"""ResNet-50 (He et al., 2015) as the ONNX Model Zoo has it: version 1, each stage's stride in its first 1 x 1."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+from rocserve.tools.untrained.calibration import measure
+from rocserve.tools.untrained.images import photo_like_images
+from rocserve.tools.untrained.layers import Floats, Layers, MeasuringLayers, NormalisedLayers, SeededWeights, Target
+
+INPUT, OUTPUT = "data", "resnetv17_dense0_fwd"
+"""The tensors' names in the published file: FP32 [N, 3, 224, 224] and the scores, FP32 [N, 1000]."""
+SIDE = 224
+CLASSES = 1000
+OPSET = 12
+_MEAN = np.array([0.485, 0.456, 0.406], dtype=np.float32)
+_DEVIATION = np.array([0.229, 0.224, 0.225], dtype=np.float32)
+"""Of ImageNet's levels, RGB, 0..1: what the published preprocessing subtracts and divides by."""
+
+_STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))
+"""Blocks, and the channels inside them; they hand on four times as many."""
+_EXPANSION = 4
+_SCORES = Target.of(0.0, 2.0)
+"""Scores so spread that the best of 1000 classes gets a probability one can see."""
+_SEED = 50
+_IMAGES = 16
+
+
+def build() -> onnx.ModelProto:
+    """The network with seeded weights; needs no network connection."""
+    weights = SeededWeights(_SEED)
+    measuring = MeasuringLayers(weights)
+    _network(measuring)
+    statistics = measure(measuring, "resnet50", OPSET, weights, {INPUT: _prepared_images()})
+    writing = NormalisedLayers(weights, statistics)
+    writing.graph.add_output(_network(writing), ["N", CLASSES])
+    return writing.graph.model("resnet50", OPSET)
+
+
+def _prepared_images() -> Floats:
+    levels = (photo_like_images(_IMAGES, SIDE, _SEED) - _MEAN) / _DEVIATION
+    return np.ascontiguousarray(levels.transpose(0, 3, 1, 2))
+
+
+def _network(layers: Layers) -> str:
+    layers.graph.add_input(INPUT, ["N", 3, SIDE, SIDE])
+    layers.channels[INPUT] = 3
+    stem = _relu(layers, layers.convolution("stem", INPUT, 64, 7, stride=2))
+    tensor = layers.node("MaxPool", [stem], "stem_pool", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    for stage, (blocks, channels) in enumerate(_STAGES, start=1):
+        for block in range(blocks):
+            stride = 2 if stage > 1 and block == 0 else 1
+            tensor = _block(layers, f"stage{stage}_block{block}", tensor, channels, stride, widens=block == 0)
+    pooled = layers.node("GlobalAveragePool", [tensor], "pool")
+    features = layers.node("Flatten", [pooled], "features", axis=1)
+    return layers.dense(OUTPUT, features, CLASSES, _SCORES)
+
+
+def _block(layers: Layers, name: str, source: str, channels: int, stride: int, *, widens: bool) -> str:
+    """1 x 1, 3 x 3, 1 x 1, and the source added; `widens`: through a convolution that makes it as wide."""
+    wide = channels * _EXPANSION
+    inner = _relu(layers, layers.convolution(f"{name}_reduce", source, channels, 1, stride=stride))
+    inner = _relu(layers, layers.convolution(f"{name}_middle", inner, channels, 3))
+    inner = layers.convolution(f"{name}_expand", inner, wide, 1)
+    shortcut = layers.convolution(f"{name}_shortcut", source, wide, 1, stride=stride) if widens else source
+    return layers.node("Relu", [layers.node("Add", [inner, shortcut], f"{name}_sum")], f"{name}_out")
+
+
+def _relu(layers: Layers, source: str) -> str:
+    return layers.node("Relu", [source], f"{source}_relu")

@@ -1,0 +1,176 @@
+"""YOLOv4 (Bochkovskiy et al., 2020) for 416 x 416 pixels and COCO's 80 classes, as the ONNX Model Zoo has it.
+
+CSPDarknet53 with Mish, spatial pyramid pooling, and a path aggregation neck with leaky ReLUs. Normalisation is fused
+into the convolutions, as in the published file.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+from rocserve.tools.untrained.calibration import measure
+from rocserve.tools.untrained.images import photo_like_images
+from rocserve.tools.untrained.layers import FusedLayers, Layers, MeasuringLayers, SeededWeights, Target
+
+INPUT = "input_1:0"
+"""FP32 [N, 416, 416, 3], RGB, 0..1."""
+OUTPUTS = ("Identity:0", "Identity_1:0", "Identity_2:0")
+"""FP32 [N, 52, 52, 3, 85], [N, 26, 26, 3, 85] and [N, 13, 13, 3, 85]: row, column, anchor, and its values. Four tell
+the box and are raw; the objectness and the 80 classes have been through the sigmoid."""
+SIDE = 416
+CLASSES = 80
+ANCHORS = 3
+OPSET = 11
+_VALUES = 5 + CLASSES
+_SEED = 4
+_IMAGES = 12
+_MEASURING_SIDE = 192
+_LEAK = 0.1
+_STAGES = ((64, 1), (128, 2), (256, 8), (512, 8), (1024, 4))
+"""Channels that a stage hands on, and its residual blocks."""
+
+_BOX_CENTRE = (0.0, 1.0)
+_BOX_SIZE = (0.0, 0.35)
+_OBJECTNESS = (-3.7, 1.2)
+_CLASS = (-2.0, 1.5)
+"""Mean and deviation of the heads' raw values. Sizes stay near the anchors'; of the 10,647 predictions for an image
+some dozens, not thousands, have a score above 0.25."""
+
+
+def build() -> onnx.ModelProto:
+    """The network with seeded weights; needs no network connection."""
+    weights = SeededWeights(_SEED)
+    measuring = MeasuringLayers(weights)
+    _network(measuring, _MEASURING_SIDE)
+    statistics = measure(
+        measuring, "yolov4", OPSET, weights, {INPUT: photo_like_images(_IMAGES, _MEASURING_SIDE, _SEED)}
+    )
+    writing = FusedLayers(weights, statistics)
+    for output, head, cells in zip(OUTPUTS, _network(writing, SIDE), (SIDE // 8, SIDE // 16, SIDE // 32), strict=True):
+        _hand_out(writing, head, output, cells)
+    return writing.graph.model("yolov4", OPSET)
+
+
+def _network(layers: Layers, side: int) -> tuple[str, str, str]:
+    """The three heads, the finest first: NCHW, 255 channels."""
+    layers.graph.add_input(INPUT, ["N", side, side, 3])
+    tensor = layers.graph.add_node("Transpose", [INPUT], "planes", perm=[0, 3, 1, 2])
+    layers.channels[tensor] = 3
+    tensor = _mish(layers, "stem", tensor, 32, 3)
+    stages = []
+    for number, (channels, blocks) in enumerate(_STAGES, start=1):
+        tensor = _stage(layers, f"stage{number}", tensor, channels, blocks)
+        stages.append(tensor)
+    return _neck(layers, stages[2], stages[3], _pyramid_pooling(layers, tensor))
+
+
+def _stage(layers: Layers, name: str, source: str, channels: int, blocks: int) -> str:
+    """Halves the sides; one part of the channels passes the residual blocks, the other goes round them."""
+    # The first stage alone splits no channels: both its parts have all of them.
+    part = channels if blocks == 1 else channels // 2
+    inside = channels // 2
+    down = _mish(layers, f"{name}_down", source, channels, 3, stride=2)
+    around = _mish(layers, f"{name}_around", down, part, 1)
+    tensor = _mish(layers, f"{name}_in", down, part, 1)
+    for block in range(blocks):
+        inner = _mish(layers, f"{name}_block{block}_a", tensor, inside, 1)
+        inner = _mish(layers, f"{name}_block{block}_b", inner, part, 3)
+        tensor = layers.node("Add", [tensor, inner], f"{name}_block{block}")
+    tensor = _mish(layers, f"{name}_out", tensor, part, 1)
+    return _mish(layers, f"{name}_join", layers.concatenation(f"{name}_parts", tensor, around), channels, 1)
+
+
+def _pyramid_pooling(layers: Layers, source: str) -> str:
+    tensor = _leaky_run(layers, "before_pools", source, ((512, 1), (1024, 3), (512, 1)))
+    pools = [
+        layers.node("MaxPool", [tensor], f"pool{size}", kernel_shape=[size] * 2, strides=[1, 1], pads=[size // 2] * 4)
+        for size in (13, 9, 5)
+    ]
+    pooled = layers.concatenation("pools", *pools, tensor)
+    return _leaky_run(layers, "after_pools", pooled, ((512, 1), (1024, 3), (512, 1)))
+
+
+def _neck(layers: Layers, fine: str, middle: str, coarse: str) -> tuple[str, str, str]:
+    """Carries what is known of large areas up to the finer maps, and back down."""
+    middle = _upsampled_join(layers, "up_middle", coarse, middle, 256)
+    fine = _upsampled_join(layers, "up_fine", middle, fine, 128)
+    middle = _downsampled_join(layers, "down_middle", fine, middle, 256)
+    coarse = _downsampled_join(layers, "down_coarse", middle, coarse, 512)
+    return _head(layers, "fine", fine, 256), _head(layers, "middle", middle, 512), _head(layers, "coarse", coarse, 1024)
+
+
+def _upsampled_join(layers: Layers, name: str, coarse: str, fine: str, channels: int) -> str:
+    narrow = _leaky(layers, f"{name}_narrow", coarse, channels, 1)
+    scales = layers.graph.add_constant(f"{name}_scales", np.array([1, 1, 2, 2], dtype=np.float32))
+    no_region = layers.graph.add_constant(f"{name}_no_region", np.zeros(0, dtype=np.float32))
+    large = layers.node(
+        "Resize",
+        [narrow, no_region, scales],
+        f"{name}_large",
+        mode="nearest",
+        nearest_mode="floor",
+        coordinate_transformation_mode="half_pixel",
+    )
+    joined = layers.concatenation(f"{name}_joined", _leaky(layers, f"{name}_side", fine, channels, 1), large)
+    return _five(layers, name, joined, channels)
+
+
+def _downsampled_join(layers: Layers, name: str, fine: str, coarse: str, channels: int) -> str:
+    small = _leaky(layers, f"{name}_small", fine, channels, 3, stride=2)
+    return _five(layers, name, layers.concatenation(f"{name}_joined", small, coarse), channels)
+
+
+def _five(layers: Layers, name: str, source: str, channels: int) -> str:
+    wide = 2 * channels
+    return _leaky_run(layers, name, source, ((channels, 1), (wide, 3), (channels, 1), (wide, 3), (channels, 1)))
+
+
+def _head(layers: Layers, name: str, source: str, channels: int) -> str:
+    wide = _leaky(layers, f"head_{name}_wide", source, channels, 3)
+    return layers.convolution(f"head_{name}", wide, ANCHORS * _VALUES, 1, target=_head_target())
+
+
+def _head_target() -> Target:
+    values = np.array([_BOX_CENTRE] * 2 + [_BOX_SIZE] * 2 + [_OBJECTNESS] + [_CLASS] * CLASSES, dtype=np.float32)
+    mean, deviation = np.tile(values, (ANCHORS, 1)).T
+    return Target(np.ascontiguousarray(mean), np.ascontiguousarray(deviation))
+
+
+def _hand_out(layers: Layers, head: str, output: str, cells: int) -> None:
+    """[N, 255, rows, columns] -> the published layout, sigmoid on all but the box."""
+    graph = layers.graph
+    last = graph.add_node("Transpose", [head], f"{head}_last", perm=[0, 2, 3, 1])
+    # 0 keeps a dimension.
+    shape = graph.add_constant(f"{head}_shape", np.array([0, 0, 0, ANCHORS, _VALUES], dtype=np.int64))
+    by_anchor = graph.add_node("Reshape", [last, shape], f"{head}_by_anchor")
+    box, objectness, classes = graph.add_split(by_anchor, 4, (4, 1, CLASSES), f"{head}_parts")
+    objectness = graph.add_node("Sigmoid", [objectness], f"{head}_objectness")
+    classes = graph.add_node("Sigmoid", [classes], f"{head}_classes")
+    graph.add_node("Concat", [box, objectness, classes], output, axis=4)
+    graph.add_output(output, ["N", cells, cells, ANCHORS, _VALUES])
+
+
+def _leaky_run(layers: Layers, name: str, source: str, convolutions: tuple[tuple[int, int], ...]) -> str:
+    for place, (channels, kernel) in enumerate(convolutions):
+        source = _leaky(layers, f"{name}_{place}", source, channels, kernel)
+    return source
+
+
+def _leaky(layers: Layers, name: str, source: str, channels: int, kernel: int, stride: int = 1) -> str:
+    tensor = layers.convolution(name, source, channels, kernel, stride=stride, pads=_pads(kernel, stride))
+    return layers.node("LeakyRelu", [tensor], f"{name}_leaky", alpha=_LEAK)
+
+
+def _mish(layers: Layers, name: str, source: str, channels: int, kernel: int, stride: int = 1) -> str:
+    """x * tanh(softplus(x)) (Misra, 2019), of the nodes that operator set 11 has."""
+    tensor = layers.convolution(name, source, channels, kernel, stride=stride, pads=_pads(kernel, stride))
+    soft = layers.node("Softplus", [tensor], f"{name}_softplus")
+    gate = layers.node("Tanh", [soft], f"{name}_gate")
+    return layers.node("Mul", [tensor, gate], f"{name}_mish")
+
+
+def _pads(kernel: int, stride: int) -> tuple[int, int, int, int]:
+    """Where it halves the sides, a convolution pads above and to the left alone."""
+    around = kernel // 2
+    return (1, 1, 0, 0) if stride == 2 else (around, around, around, around)
