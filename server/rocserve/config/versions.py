@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from rocserve.core.model_config import VersionPolicy, VersionPolicyKind
+from rocserve.core.model_config import ModelConfig, VersionPolicy, VersionPolicyKind
 
 _HIGHEST = 2**63 - 1
+_GET_WITH = "get_with"
+"""The parameter by which a model that comes without its files names the command that fetches them."""
 
 
 def find_versions(folder: Path) -> tuple[int, ...]:
@@ -40,3 +42,10 @@ def missing_versions(policy: VersionPolicy, available: Iterable[int]) -> tuple[i
     if policy.kind is not VersionPolicyKind.SPECIFIC:
         return ()
     return tuple(sorted(set(policy.specific) - set(available)))
+
+
+def no_version_text(config: ModelConfig) -> str:
+    """What is said, first in Triton's words, of a model none of whose versions may be served."""
+    text = f"at least one version must be available under the version policy of model '{config.name}'"
+    command = config.parameters.get(_GET_WITH, "").strip()
+    return f"{text}; get one with: {command}" if command else text

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
+from rocserve.config.versions import no_version_text
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument, unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.serving import IndexEntry, ServedModel
 from rocserve.repository.content import ModelContent
 from rocserve.repository.context import LifecycleContext
 from rocserve.repository.managed_version import FILES_CHANGED, ManagedVersion, VersionState
-from rocserve.repository.membership import Served, membership_error
+from rocserve.repository.membership import Served, membership_error, missing_members
 from rocserve.repository.retry import Failure
 
 _UNLOADED_SHOWN = 32
@@ -42,6 +43,8 @@ class ManagedModel:
         self._gate: ServeError | None = None
         """Why this ensemble cannot be loaded as long as its members are as they are."""
         self._is_waiting_for_members = False
+        self._lacks_files_of_members = False
+        """All that this ensemble's missing members want for is their files, which nobody has brought yet."""
         self._is_load_due = False
         """This ensemble's content is to be loaded as soon as its members allow it."""
         self._is_rejected = False
@@ -77,6 +80,15 @@ class ManagedModel:
     def is_serving(self) -> bool:
         return any(version.is_serving for version in self._all())
 
+    @property
+    def lacks_files(self) -> bool:
+        """Whether it waits to be brought files: there is no version to load, and never was; or it is an ensemble that
+        misses only members which do. Then nothing has failed."""
+        content = self.content
+        if content is None or self._is_rejected or self._all():
+            return False
+        return self._lacks_files_of_members if content.look.versions else self._problem is not None
+
     def apply(self, content: ModelContent, *, at_once: bool = False) -> None:
         """Let the model become this; what is served stays until what replaces it is ready.
 
@@ -90,7 +102,7 @@ class ManagedModel:
         self._is_gone = False
         self._problem = None
         if not content.wanted:
-            text = f"at least one version must be available under the version policy of model '{self.name}'"
+            text = no_version_text(content.definition.config)
             self._problem = Failure(invalid_argument(text), "", 1, None)
         self._reconcile()
 
@@ -112,6 +124,7 @@ class ManagedModel:
         self._problem = None
         self._gate = None
         self._is_waiting_for_members = False
+        self._lacks_files_of_members = False
         self._is_load_due = False
         self._is_gone = is_gone
         for version in self._all():
@@ -124,9 +137,16 @@ class ManagedModel:
             version.stop_loading()
 
     def review_members(
-        self, served: Served, ensembles: Mapping[str, ModelConfig], is_loading: Callable[[str], bool]
+        self,
+        served: Served,
+        ensembles: Mapping[str, ModelConfig],
+        is_loading: Callable[[str], bool],
+        lacking: Mapping[str, str],
     ) -> bool:
-        """Bring an ensemble in line with the models served now; returns whether what it offers has changed."""
+        """Bring an ensemble in line with the models served now; returns whether others may be affected.
+
+        `lacking`: the models that lack their files, with the reason.
+        """
         content = self.content
         if content is None or not content.definition.config.is_ensemble:
             return False
@@ -138,6 +158,12 @@ class ManagedModel:
                 changed |= bool(text) != bool(version.suspension)
                 version.suspension = text
         self._gate = membership_error(content.definition.config, served, ensembles)
+        missing = missing_members(content.definition.config, served)
+        reasons = [f"{name}: {lacking[name]}" for name in missing if name in lacking]
+        if self._gate is not None and reasons:
+            self._gate = invalid_argument("; ".join((self._gate.text, *reasons)))
+        lacked_files, self._lacks_files_of_members = self._lacks_files_of_members, 0 < len(missing) == len(reasons)
+        changed |= lacked_files != self._lacks_files_of_members
         members = content.definition.config.ensemble_steps
         self._is_waiting_for_members = self._gate is not None and any(is_loading(step.model_name) for step in members)
         if self._is_load_due and self._gate is None:
@@ -166,6 +192,9 @@ class ManagedModel:
         problem = self._problem_text()
         if not problem:
             return rows
+        if self.lacks_files and not self.is_ensemble:
+            # As Triton shows what it has never loaded.
+            return [IndexEntry(self.name, "", "", problem)]
         if not self.is_serving:
             state = VersionState.LOADING if self._is_waiting_for_members else VersionState.UNAVAILABLE
             return [*rows, *self._rows_without_load(state, problem)]
@@ -178,6 +207,8 @@ class ManagedModel:
 
     def is_ready(self) -> bool:
         """Triton's strict readiness, but what is served well enough is not made unready by newer content."""
+        if self.lacks_files:
+            return True
         versions = [version for version in self._all() if not version.is_unloaded]
         if any(version.served is not None and version.state is not VersionState.READY for version in versions):
             return False
@@ -195,10 +226,14 @@ class ManagedModel:
 
     def failure_text(self) -> str:
         """Why nothing of the model is served; "" when something is, or when it is not known to have failed."""
-        if self.is_serving:
+        if self.is_serving or self.lacks_files:
             return ""
         texts = [f"version {version.number}: {version.reason}" for version in self._all() if version.failure]
         return self._problem_text() or "; ".join(texts)
+
+    def lack_text(self) -> str:
+        """What is to be done where it `lacks_files`."""
+        return self._problem_text()
 
     def load_error(self) -> ServeError | None:
         """What a client that asked for the load is told; None = all that is wanted is served. Words are Triton's."""
@@ -231,6 +266,7 @@ class ManagedModel:
             else:
                 self._gate = None
                 self._is_waiting_for_members = False
+                self._lacks_files_of_members = False
                 self._want_versions(content)
             self._retire_unwanted(content)
             self._forget_versions()

@@ -25,6 +25,11 @@ def members_of(config: ModelConfig) -> tuple[str, ...]:
     return tuple(dict.fromkeys(step.model_name for step in config.ensemble_steps))
 
 
+def missing_members(config: ModelConfig, served: Served) -> tuple[str, ...]:
+    """The names of the members of which the version that a step would run is not served."""
+    return tuple(dict.fromkeys(step.model_name for step in config.ensemble_steps if find_member(step, served) is None))
+
+
 def membership_error(config: ModelConfig, served: Served, ensembles: Mapping[str, ModelConfig]) -> ServeError | None:
     """Why the ensemble cannot run with what is served, `ensembles` being all that there are."""
     found = ((step.model_name, find_member(step, served)) for step in config.ensemble_steps)

@@ -81,8 +81,9 @@ class Publication:
         configs = {model.name: model.config for model in ensembles if model.config is not None}
         for _ in range(len(ensembles) + 1):
             changed = False
+            lacking = {model.name: model.lack_text() for model in self.models.values() if model.lacks_files}
             for ensemble in ensembles:
-                if ensemble.review_members(served, configs, self.is_loading):
+                if ensemble.review_members(served, configs, self.is_loading, lacking):
                     changed = True
                     offered = ensemble.served_model()
                     if offered is not None:

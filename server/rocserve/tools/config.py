@@ -12,7 +12,7 @@ from rocserve.config.definition import ModelDefinition, complete_definition, rea
 from rocserve.config.ensemble_checks import check_ensemble
 from rocserve.config.pbtxt import format_model_config
 from rocserve.config.sources import read_written_config
-from rocserve.config.versions import find_versions, select_versions
+from rocserve.config.versions import find_versions, no_version_text, select_versions
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature
@@ -80,9 +80,7 @@ def _complete(definition: ModelDefinition, describe: Describe, strict: bool) -> 
         return complete_definition(definition, None, strict=strict)
     versions = select_versions(definition.config.version_policy, find_versions(definition.folder))
     if not versions:
-        raise invalid_argument(
-            f"at least one version must be available under the version policy of model '{definition.name}'"
-        )
+        raise invalid_argument(no_version_text(definition.config))
     return complete_definition(definition, describe(definition, versions[-1]), strict=strict)
 
 
