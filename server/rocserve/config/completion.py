@@ -66,6 +66,21 @@ def autofill(message: ModelConfig, signature: Signature, default_max_batch_size:
     return warnings
 
 
+def fill_from_model(message: ModelConfig, signature: Signature) -> None:
+    """Complete with what a model of a backend that answers requests says of its own configuration.
+
+    Triton's Python models say it in `auto_complete_config`: they add tensors, set max_batch_size and ask for a dynamic
+    batcher or the decoupled policy, and see the configuration before they do; so what they say stands.
+    """
+    if signature.max_batch_size is not None:
+        message.max_batch_size = signature.max_batch_size
+    if signature.dynamic_batching and message.WhichOneof("scheduling_choice") is None:
+        message.dynamic_batching.SetInParent()
+    if signature.decoupled:
+        message.model_transaction_policy.decoupled = True
+    _fill_missing_tensors(message, signature)
+
+
 def adopt(message: ModelConfig, signature: Signature) -> tuple[str, ...]:
     """Make declared tensors agree with the model's, for dialects that only describe them; says what was changed.
 
@@ -115,6 +130,25 @@ def _fill_tensors(message: ModelConfig, signature: Signature) -> None:
     if not message.output:
         for spec in signature.outputs:
             _fill_tensor(message.output.add(), spec, batches)
+
+
+def _fill_missing_tensors(message: ModelConfig, signature: Signature) -> None:
+    """Add those that the configuration does not name, and complete those of which it says only a part."""
+    batches = message.max_batch_size > 0
+    inputs = {tensor.name: tensor for tensor in message.input}
+    for spec in signature.inputs:
+        entry = inputs.get(spec.name) or message.input.add(optional=spec.name in signature.optional_inputs)
+        _complete_tensor(entry, spec, batches)
+    outputs = {tensor.name: tensor for tensor in message.output}
+    for spec in signature.outputs:
+        _complete_tensor(outputs.get(spec.name) or message.output.add(), spec, batches)
+
+
+def _complete_tensor(tensor: ModelInput | ModelOutput, spec: TensorSpec, batches: bool) -> None:
+    tensor.name = spec.name
+    tensor.data_type = tensor.data_type or type_number(spec.datatype)
+    if not tensor.dims:
+        tensor.dims.extend(spec.shape[1:] if batches else spec.shape)
 
 
 def _fill_tensor(tensor: ModelInput | ModelOutput, spec: TensorSpec, batches: bool) -> None:

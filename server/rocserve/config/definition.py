@@ -17,7 +17,7 @@ from rocserve.config.backend_choice import (
     matching_files,
     model_filenames,
 )
-from rocserve.config.completion import adopt, autofill, normalise
+from rocserve.config.completion import adopt, autofill, fill_from_model, normalise
 from rocserve.config.labels import read_labels
 from rocserve.config.paths import resolve_within
 from rocserve.config.plain import to_plain, with_scalars
@@ -118,11 +118,18 @@ def complete_definition(
     if signature is not None:
         if not strict and definition.dialect is Dialect.AMD:
             warnings += adopt(message, signature)
-        if not strict and definition.backend is not None:
+        answers_requests = definition.backend is not None and definition.backend.answers_requests
+        if not strict and answers_requests:
+            fill_from_model(message, signature)
+        elif not strict and definition.backend is not None:
             warnings += autofill(message, signature, definition.backend.default_max_batch_size)
         normalise(message, definition.backend)
         check_model_config(message)
-        warnings += check_signature(message, signature)
+        if answers_requests:
+            # What the model says of itself is its configuration; there is nothing to compare.
+            check_supported(message, may_be_decoupled=True)
+        else:
+            warnings += check_signature(message, signature)
     if not message.input or not message.output:
         missing = "input" if not message.input else "output"
         raise invalid_argument(f"must specify at least one '{missing}' for {message.name}")
@@ -184,7 +191,7 @@ class _Reading:
             fill_backend_fields(message, backend, self.folder, filenames)
         normalise(message, backend, self.default_kind)
         check_model_config(message)
-        warnings += check_supported(message)
+        warnings += check_supported(message, backend is not None and backend.answers_requests)
         check_warmup(message, self.folder, self.roots)
         return ModelDefinition(
             name=message.name,

@@ -51,6 +51,7 @@ def to_plain(message: messages.ModelConfig, backend: str, labels: Labels) -> Mod
         model_warmup=tuple(_warmup(sample) for sample in message.model_warmup if sample.batch_size > 0),
         default_model_filename=message.default_model_filename,
         parameters={key: value.string_value for key, value in sorted(message.parameters.items())},
+        decoupled=message.model_transaction_policy.decoupled,
     )
 
 

@@ -11,13 +11,16 @@ _PINNED_MEMORY = {"input_pinned_memory", "output_pinned_memory"}
 """Written into every configuration that Triton prints; there is nothing to tell about them."""
 
 
-def check_supported(message: ModelConfig) -> tuple[str, ...]:
+def check_supported(message: ModelConfig, may_be_decoupled: bool = False) -> tuple[str, ...]:
     """One warning that names the settings without effect, or none.
+
+    Args:
+        may_be_decoupled: the backend's models answer each request for itself, with any number of responses.
 
     Raises:
         ServeError: UNIMPLEMENTED for a setting without which the model would answer differently.
     """
-    for setting, advice in _refused(message):
+    for setting, advice in _refused(message, may_be_decoupled):
         raise _not_supported(message.name, setting, advice)
     ignored = tuple(_ignored(message))
     if not ignored:
@@ -29,12 +32,21 @@ def _not_supported(model: str, setting: str, advice: str) -> ServeError:
     return unimplemented(f"model '{model}': {setting} is not supported by this version of rocserve; {advice}")
 
 
-def _refused(message: ModelConfig) -> Iterator[tuple[str, str]]:
+def _refused(message: ModelConfig, may_be_decoupled: bool) -> Iterator[tuple[str, str]]:
     """The settings that cannot be honoured, each with what to do."""
     if message.HasField("sequence_batching"):
         yield "sequence_batching", "remove it if requests of the model do not depend on each other"
     if message.model_transaction_policy.decoupled:
-        yield "model_transaction_policy.decoupled", "only models with one response to each request are served"
+        if not may_be_decoupled:
+            yield (
+                "model_transaction_policy.decoupled",
+                "only models of the backend 'python' answer with any number of responses",
+            )
+        if message.dynamic_batching.preserve_ordering:
+            yield (
+                "preserve_ordering of a decoupled model",
+                "remove it; each request's responses are sent as the model makes them",
+            )
     if message.batch_input:
         yield "batch_input", "give the model these tensors as inputs of the request"
     if message.batch_output:

@@ -19,7 +19,7 @@ class Responder(Protocol):
     """Who waits for a request's answer. The calls come from any thread, and exactly one of them ends the request."""
 
     def expect_many(self) -> None:
-        """Any number of responses will come: the model is decoupled. Called at most once, before all others.
+        """Any number of responses will come: the model is decoupled. Called before all others.
 
         Raises:
             ServeError: UNIMPLEMENTED, there is room for one only; nothing has been done with the request.

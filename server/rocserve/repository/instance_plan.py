@@ -20,7 +20,7 @@ def plan_workers(config: ModelConfig, backend: BackendSpec) -> Sequence[WorkerPl
             served by the CPU instead unless the group says KIND_AUTO or KIND_CPU, or the parameter `engine` "auto".
     """
     plans: list[WorkerPlan] = []
-    for group in config.instance_groups or (_DEFAULT,):
+    for number, group in enumerate(config.instance_groups or (_DEFAULT,)):
         if group.passive:
             continue
         if group.kind is InstanceKind.GPU and config.parameters.get("engine") != "auto":
@@ -32,7 +32,8 @@ def plan_workers(config: ModelConfig, backend: BackendSpec) -> Sequence[WorkerPl
         if backend.thread_safe:
             plans.append(WorkerPlan(InstanceKind.CPU, None, group.count))
         else:
-            plans.extend(WorkerPlan(InstanceKind.CPU, None, 1) for _ in range(group.count))
+            name = group.name or f"{config.name}_{number}"
+            plans.extend(WorkerPlan(InstanceKind.CPU, None, 1, f"{name}_{instance}") for instance in range(group.count))
     if not plans:
         raise invalid_argument(f"model {config.name} has no instance that may run: all its instance groups are passive")
     return plans

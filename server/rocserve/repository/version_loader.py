@@ -7,18 +7,23 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rocserve.backends.request_model import ModelCall
 from rocserve.config.definition import ModelDefinition, complete_definition, find_model_file
+from rocserve.config.json_text import config_json
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.serving import ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.repository.instance_plan import plan_workers
 from rocserve.repository.loader import LoadedVersion
+from rocserve.repository.model_interpreter import model_interpreter
 from rocserve.scheduling.ensemble import EnsembleVersion
+from rocserve.scheduling.model_calls import ModelCallDispatcher
 from rocserve.scheduling.model_scheduler import ModelScheduler
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.served_version import ScheduledVersion
 from rocserve.workers.channel import Channel
 from rocserve.workers.completion import CompletionThread
+from rocserve.workers.conversation import CallStarter, OpenCall
 from rocserve.workers.group import WorkerGroup
 from rocserve.workers.launcher import WorkerLauncher
 from rocserve.workers.messages import Load
@@ -45,6 +50,7 @@ class WorkerVersionLoader:
         self._launcher = launcher
         self._completion = completion
         self._tables = tables
+        self._calls = ModelCallDispatcher(tables)
         self._limits = limits
         self._strict = strict
         self._log = log
@@ -56,15 +62,17 @@ class WorkerVersionLoader:
         if definition.backend is None:
             complete = complete_definition(definition, None, strict=self._strict)
             return LoadedEnsemble(complete.config, complete.serialized, version, ModelStatistics(), self._tables)
-        wiring = _Wiring(self._completion, definition.name, on_change)
+        wiring = _Wiring(definition.name, on_change, self._calls.start)
         group = WorkerGroup(
-            load=load_message(definition, version, version_folder),
+            load=load_message(definition, version, version_folder, self._log.isEnabledFor(logging.DEBUG)),
             plans=plan_workers(definition.config, definition.backend),
             launcher=self._launcher,
             completion=self._completion,
             events=wiring,
             log=self._log.getChild("workers"),
             forked=definition.backend.forks_from_zygote,
+            interpreter=model_interpreter(definition),
+            start_call=wiring.start_call if definition.backend.answers_requests else None,
         )
         try:
             signature = await group.load()
@@ -73,9 +81,15 @@ class WorkerVersionLoader:
                 self._log.getChild("config").warning("model '%s': %s", definition.name, warning)
             statistics = ModelStatistics()
             scheduler = ModelScheduler(
-                complete.config, version, statistics, self._completion, self._limits, self._log.getChild("scheduler")
+                complete.config,
+                version,
+                statistics,
+                self._completion,
+                self._limits,
+                self._log.getChild("scheduler"),
+                definition.backend.answers_requests,
             )
-            await group.warm_up(complete.config)
+            await group.warm_up(complete.config, _json_of(complete))
         except BaseException:
             await asyncio.shield(group.stop(0.0))
             raise
@@ -83,7 +97,7 @@ class WorkerVersionLoader:
         return LoadedModelVersion(complete, version, statistics, scheduler, group, wiring)
 
 
-def load_message(definition: ModelDefinition, version: int, version_folder: Path) -> Load:
+def load_message(definition: ModelDefinition, version: int, version_folder: Path, verbose: bool = False) -> Load:
     """What a worker is told of a version; `kind`, `device` and `count` are each worker's own.
 
     Raises:
@@ -102,16 +116,26 @@ def load_message(definition: ModelDefinition, version: int, version_folder: Path
         instance_kind=definition.config.instance_groups[0].kind,
         device=None,
         instance_count=1,
+        answers_requests=backend.answers_requests,
+        config_json=_json_of(definition),
+        verbose=verbose,
     )
+
+
+def _json_of(definition: ModelDefinition) -> str:
+    """The configuration for backends that hand it to their models."""
+    wants_it = definition.backend is not None and definition.backend.answers_requests
+    return config_json(definition.message) if wants_it else ""
 
 
 class _Wiring:
     """Leads what happens to the workers to the scheduler and the index."""
 
-    def __init__(self, completion: CompletionThread, model_name: str, on_change: Callable[[], None]) -> None:
-        self._completion = completion
+    def __init__(self, model_name: str, on_change: Callable[[], None], start_call: CallStarter) -> None:
         self._model_name = model_name
         self._on_change = on_change
+        self._start_call = start_call
+        self._has_called = False
         self._scheduler: ModelScheduler | None = None
         self._open: set[Channel] = set()
         self._outage_timer: asyncio.TimerHandle | None = None
@@ -134,6 +158,14 @@ class _Wiring:
         self.stop_waiting()
         self._scheduler = None
         self._open.clear()
+
+    def start_call(self, call: ModelCall, opened: OpenCall) -> None:
+        """See workers.conversation.CallStarter."""
+        scheduler = self._scheduler
+        if scheduler is not None and not self._has_called:
+            self._has_called = True
+            scheduler.stop_sending_ahead()
+        self._start_call(call, opened)
 
     def channel_opened(self, channel: Channel) -> None:
         if self._scheduler is None:

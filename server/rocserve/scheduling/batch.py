@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rocserve.core.classification import classify
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferResponse
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import Buffer, Tensor
-from rocserve.core.validation import RequestPlan, reshape_dims
+from rocserve.core.validation import RequestPlan
 from rocserve.scheduling.entry import QueuedRequest
+from rocserve.scheduling.responses import ResponseMaker
 from rocserve.workers.batch_inputs import InputLayout
+from rocserve.workers.channel import Channel
 from rocserve.workers.messages import BatchLayout, TensorHead
 
 _REMEMBERED_LAYOUTS = 1024
@@ -51,8 +52,8 @@ class BatchLayouts:
         self._output_order = tuple(output.name for output in config.outputs)
         self._layouts: dict[tuple[RequestPlan, int], InputLayout] = {}
 
-    def of(self, batch: FormedBatch) -> tuple[InputLayout, Sequence[Sequence[Buffer]]]:
-        """The layout of a batch, and each request's data in its order."""
+    def of(self, batch: FormedBatch, channel: Channel) -> tuple[InputLayout, Sequence[Sequence[Buffer]]]:
+        """The layout of a batch, and each request's data in its order; the same on any channel."""
         entries = batch.entries
         plan = entries[0].plan
         data: list[Sequence[Buffer]] = [entry.request.data for entry in entries]
@@ -69,21 +70,27 @@ class BatchLayouts:
             self._layouts[key] = layout
         return layout, data
 
+    def forget(self, batch: FormedBatch) -> None:
+        """Nothing of the batch ran."""
+
+    def heads(self, batch: FormedBatch) -> tuple[TensorHead, ...]:
+        """The inputs of the whole batch."""
+        rows = sum(entry.plan.batch_size for entry in batch.entries)
+        return tuple(
+            TensorHead(spec.name, spec.datatype, (rows, *spec.shape[1:]) if self._batching else spec.shape)
+            for spec in batch.entries[0].plan.inputs
+        )
+
     def _make(self, batch: FormedBatch) -> InputLayout:
         entries = batch.entries
         plan = entries[0].plan
         sizes = tuple(entry.plan.batch_size for entry in entries)
-        rows = sum(sizes)
-        heads = tuple(
-            TensorHead(spec.name, spec.datatype, (rows, *spec.shape[1:]) if self._batching else spec.shape)
-            for spec in plan.inputs
-        )
         wanted = {name for entry in entries for name in entry.plan.outputs}
         if len(wanted) == len(plan.outputs):
             requested = plan.outputs
         else:
             requested = tuple(name for name in self._output_order if name in wanted)
-        return InputLayout(BatchLayout(heads, requested, sizes, batch.one_by_one))
+        return InputLayout(BatchLayout(self.heads(batch), requested, sizes, batch.one_by_one))
 
 
 def _in_order(entry: QueuedRequest, plan: RequestPlan) -> Sequence[Buffer]:
@@ -95,15 +102,12 @@ class BatchAnswerer:
     """Sends each request of a finished batch its answer, and counts."""
 
     def __init__(self, config: ModelConfig, version: int, statistics: ModelStatistics) -> None:
-        self._name = config.name
-        self._version = str(version)
-        self._batching = config.max_batch_size > 0
-        self._outputs = {output.name: output for output in config.outputs}
-        self._reshapes = any(output.reshape is not None for output in config.outputs)
+        self._make_response = ResponseMaker(config, version).make
         self._statistics = statistics
 
-    def answer(self, batch: FormedBatch, outcome: Outcome) -> None:
-        """Every request gets a response or an error, and the statistics their share; never raises."""
+    def answer(self, batch: FormedBatch, outcome: Outcome) -> bool:
+        """Every request gets a response or an error, and the statistics their share; never raises. True: none is left
+        open."""
         entries = batch.entries
         answers = [self._answer(index, entry, outcome) for index, entry in enumerate(entries)]
         now = time.monotonic_ns()
@@ -114,6 +118,7 @@ class BatchAnswerer:
                 entry.responder.fail(answer)
             else:
                 entry.responder.send(answer)
+        return True
 
     def _record(
         self, batch: FormedBatch, outcome: Outcome, answers: Sequence[InferResponse | ServeError], now: int
@@ -151,31 +156,6 @@ class BatchAnswerer:
         if outcome.failures and index in outcome.failures:
             return outcome.failures[index]
         try:
-            return self._response(entry, outcome.outputs_of(index))
+            return self._make_response(entry, outcome.outputs_of(index))
         except ServeError as error:
             return error
-
-    def _response(self, entry: QueuedRequest, outputs: list[Tensor]) -> InferResponse:
-        plan = entry.plan
-        if len(outputs) != len(plan.outputs):
-            wanted = set(plan.outputs)
-            outputs = [tensor for tensor in outputs if tensor.name in wanted]
-        if self._reshapes:
-            outputs = [self._reshaped(tensor) for tensor in outputs]
-        if plan.classifications:
-            outputs = [self._classified(tensor, plan.classifications) for tensor in outputs]
-        return InferResponse(self._name, self._version, entry.request.id, outputs)
-
-    def _reshaped(self, tensor: Tensor) -> Tensor:
-        config = self._outputs[tensor.name]
-        if config.reshape is None:
-            return tensor
-        lead = tensor.shape[:1] if self._batching else ()
-        dims = reshape_dims(tensor.shape[len(lead) :], config.reshape, config.dims)
-        return Tensor(tensor.name, tensor.datatype, (*lead, *dims), tensor.data)
-
-    def _classified(self, tensor: Tensor, classifications: Mapping[str, int]) -> Tensor:
-        count = classifications.get(tensor.name, 0)
-        if not count:
-            return tensor
-        return classify(tensor, count, self._outputs[tensor.name].labels, self._batching)

@@ -19,6 +19,7 @@ class InstancePool:
     def __init__(self) -> None:
         self._in_hand: dict[Channel, int] = {}
         self._engine_ns = SHORT_NS
+        self._sends_ahead = True
 
     def attach(self, channel: Channel) -> None:
         self._in_hand[channel] = 0
@@ -35,10 +36,14 @@ class InstancePool:
 
     def ahead(self) -> Channel | None:
         """A busy instance that may be sent one more batch, the one with the fewest."""
-        if self._engine_ns >= SHORT_NS or not self._in_hand:
+        if self._engine_ns >= SHORT_NS or not self._in_hand or not self._sends_ahead:
             return None
         channel = min(self._in_hand, key=self._in_hand.__getitem__)
         return channel if self._in_hand[channel] <= AHEAD else None
+
+    def stop_sending_ahead(self) -> None:
+        """From now on a busy instance gets nothing more."""
+        self._sends_ahead = False
 
     def begin(self, channel: Channel) -> None:
         self._in_hand[channel] += 1

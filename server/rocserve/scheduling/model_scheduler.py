@@ -19,6 +19,7 @@ from rocserve.scheduling.batch import BatchAnswerer, BatchLayouts, FormedBatch
 from rocserve.scheduling.batch_policy import batch_policy
 from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.instances import InstancePool
+from rocserve.scheduling.open_requests import RequestBatches
 from rocserve.scheduling.ordering import AnswerOrder, OrderedResponder
 from rocserve.scheduling.queue import QueueLimits, RequestQueue
 from rocserve.workers.channel import BatchOutcome, Channel, WorkerGone
@@ -58,14 +59,20 @@ class ModelScheduler:
         timers: Timers,
         limits: QueueLimits,
         log: logging.Logger,
+        answers_requests: bool = False,
     ) -> None:
+        """`answers_requests`: the model sees each request for itself, and requests may outlive their batch."""
         self._config = config
-        self._layouts = BatchLayouts(config)
         self._statistics = statistics
         self._timers = timers
         self._log = log
         self._policy = batch_policy(config)
-        self._answerer = BatchAnswerer(config, version, statistics)
+        self._layouts: BatchLayouts | RequestBatches
+        self._answerer: BatchAnswerer | RequestBatches
+        if answers_requests:
+            self._layouts = self._answerer = RequestBatches(config, version, statistics, timers, self._batch_ended)
+        else:
+            self._layouts, self._answerer = BatchLayouts(config), BatchAnswerer(config, version, statistics)
         batching = config.dynamic_batching
         self._order = AnswerOrder() if batching is not None and batching.preserve_ordering else None
         self._lock = threading.Lock()
@@ -141,6 +148,12 @@ class ModelScheduler:
         with self._lock:
             self._instances.detach(channel)
 
+    def stop_sending_ahead(self) -> None:
+        """The model calls other models. What it waits for may lead back to it, and must then not wait behind it in its
+        worker while another instance is free."""
+        with self._lock:
+            self._instances.stop_sending_ahead()
+
     def fail_queue(self, outage: ServeError) -> None:
         """No instance is left and none comes back soon: answer what waits, and what comes, with the reason."""
         with self._lock:
@@ -211,12 +224,13 @@ class ModelScheduler:
 
     def _run(self, channel: Channel, batch: FormedBatch) -> None:
         try:
-            layout, requests = self._layouts.of(batch)
+            layout, requests = self._layouts.of(batch, channel)
             channel.execute(layout, requests, lambda outcome: self._finish(channel, batch, outcome))
         except WorkerGone:
             self._take_back(channel, batch)
         except Exception as error:
             self._log.exception("a batch of model '%s' could not be handed to its worker", self._config.name)
+            self._layouts.forget(batch)
             with self._lock:
                 self._running -= 1
                 self._instances.end(channel, 0)
@@ -227,6 +241,7 @@ class ModelScheduler:
 
     def _take_back(self, channel: Channel, batch: FormedBatch) -> None:
         """The worker is gone and nothing of the batch ran: its requests keep their place for another instance."""
+        self._layouts.forget(batch)
         with self._lock:
             self._running -= 1
             self._instances.detach(channel)
@@ -254,14 +269,20 @@ class ModelScheduler:
             work = self._next_work()
         if work is not None:
             self._run(*work)
+        is_answered = True
         try:
-            self._answerer.answer(batch, outcome)
+            is_answered = self._answerer.answer(batch, outcome)
         finally:
             outcome.release()
-            with self._lock:
-                self._running -= 1
-            if self._drained is not None:
-                self._report_drained()
+            if is_answered:
+                self._batch_ended()
+
+    def _batch_ended(self) -> None:
+        """All requests of a batch have been answered."""
+        with self._lock:
+            self._running -= 1
+        if self._drained is not None:
+            self._report_drained()
 
     def _reject(self, entry: QueuedRequest, error: ServeError) -> None:
         self._statistics.record_rejection(entry.queue_start_ns, time.monotonic_ns())

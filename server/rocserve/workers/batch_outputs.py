@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
+from rocserve.core.requests import Parameters
 from rocserve.workers.messages import ResultLayout, TensorHead
 from rocserve.workers.wire import LayoutReader, status_code, unpack_tail
 
@@ -18,21 +19,32 @@ _REMEMBERED_SLICES = 8192
 """A few hundred bytes each."""
 
 NO_FAILURES: Mapping[int, ServeError] = {}
+NONE_OPEN: frozenset[int] = frozenset()
+NO_RESPONSE_PARAMETERS: Mapping[int, Parameters] = {}
 
 
 class OutputLayout:
     """Where the outputs of a batch lie and which part of them is whose; checked."""
 
-    __slots__ = ("end", "failures", "slices")
+    __slots__ = ("end", "failures", "open_requests", "parameters", "slices")
 
     def __init__(
-        self, slices: Sequence[Sequence[OutputSlice]], end: int, failures: Mapping[int, ServeError] = NO_FAILURES
+        self,
+        slices: Sequence[Sequence[OutputSlice]],
+        end: int,
+        failures: Mapping[int, ServeError] = NO_FAILURES,
+        open_requests: frozenset[int] = NONE_OPEN,
+        parameters: Mapping[int, Parameters] = NO_RESPONSE_PARAMETERS,
     ) -> None:
         self.slices = slices
         """By request."""
         self.end = end
         """Of the last output, in bytes from the start of the output memory."""
         self.failures = failures
+        self.open_requests = open_requests
+        """Those that are answered over the conversation."""
+        self.parameters = parameters
+        """Of the responses that have any, by request."""
 
 
 class OutputLayouts:
@@ -74,7 +86,7 @@ def _layout(result: ResultLayout, numbers: Sequence[int], request_sizes: tuple[i
         offset, nbytes = numbers[2 * index : 2 * index + 2]
         end = max(end, offset + nbytes)
         if len(request_sizes) == 1:
-            _check_size(head, nbytes)
+            check_size(head, nbytes)
             slices[0].append((head.name, head.datatype, head.shape, offset, offset + nbytes))
             continue
         if head.datatype is DataType.BYTES:
@@ -103,7 +115,7 @@ def _row_bounds(head: TensorHead, request_sizes: tuple[int, ...]) -> list[int]:
     return bounds
 
 
-def _check_size(head: TensorHead, nbytes: int) -> None:
+def check_size(head: TensorHead, nbytes: int) -> None:
     if any(size < 0 for size in head.shape):
         raise ValueError(f"output '{head.name}' has the shape {list(head.shape)}")
     if head.datatype is not DataType.BYTES and nbytes != math.prod(head.shape) * head.datatype.itemsize:
@@ -111,7 +123,7 @@ def _check_size(head: TensorHead, nbytes: int) -> None:
 
 
 def _check_bounds(head: TensorHead, bounds: Sequence[int], nbytes: int, request_sizes: tuple[int, ...]) -> None:
-    _check_size(head, nbytes)
+    check_size(head, nbytes)
     rows = sum(request_sizes)
     if not head.shape or head.shape[0] != rows:
         raise ValueError(f"output '{head.name}' has the shape {list(head.shape)} for a batch of {rows} rows")

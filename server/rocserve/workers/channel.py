@@ -6,16 +6,19 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.requests import NO_PARAMETERS, Parameters
 from rocserve.core.tensors import Buffer, Tensor
 from rocserve.workers.batch_inputs import InputLayout
-from rocserve.workers.batch_outputs import NO_FAILURES, OutputLayouts, OutputSlice
+from rocserve.workers.batch_outputs import OutputLayout, OutputLayouts
 from rocserve.workers.completion import CompletionThread, TimerHandle
+from rocserve.workers.conversation import Conversation
 from rocserve.workers.memory import Arena
 from rocserve.workers.messages import BatchFailure
 from rocserve.workers.plain import from_json
+from rocserve.workers.request_outputs import RequestOutputLayouts
 from rocserve.workers.wire import (
     ATTACH,
     EXECUTE,
@@ -42,6 +45,9 @@ class WorkerGone(ServeError):
         super().__init__(StatusCode.UNAVAILABLE, text)
 
 
+_NO_OUTPUTS = OutputLayout((), 0)
+
+
 class _Slot:
     """A batch's place: its memory and who waits for it."""
 
@@ -65,7 +71,7 @@ class BatchOutcome:
 
     __slots__ = (
         "_channel",
-        "_slices",
+        "_layout",
         "_slot",
         "_view",
         "compute_end_ns",
@@ -81,17 +87,16 @@ class BatchOutcome:
         slot: _Slot,
         error: ServeError | None,
         times: tuple[int, int, int],
-        slices: Sequence[Sequence[OutputSlice]] = (),
-        failures: Mapping[int, ServeError] = NO_FAILURES,
+        layout: OutputLayout = _NO_OUTPUTS,
         view: memoryview | None = None,
     ) -> None:
         self._channel = channel
         self._slot: _Slot | None = slot
-        self._slices = slices
+        self._layout = layout
         self._view = view
         self.error = error
         """Set when the whole batch failed."""
-        self.failures = failures
+        self.failures = layout.failures
         """Single requests that failed, by their place in the batch."""
         # time.monotonic_ns() when the engine began, when it ended, and when the outputs lay in shared memory.
         self.input_end_ns, self.output_start_ns, self.compute_end_ns = times
@@ -102,8 +107,16 @@ class BatchOutcome:
         assert view is not None, "a batch that failed has no outputs"
         return [
             Tensor(name, datatype, shape, view[begin:end])
-            for name, datatype, shape, begin, end in self._slices[request_index]
+            for name, datatype, shape, begin, end in self._layout.slices[request_index]
         ]
+
+    def is_open(self, request_index: int) -> bool:
+        """Whether the model answers the request, or has answered it, over its conversation."""
+        return request_index in self._layout.open_requests
+
+    def parameters_of(self, request_index: int) -> Parameters:
+        """What the model says beside the outputs of its response to a request."""
+        return self._layout.parameters.get(request_index, NO_PARAMETERS)
 
     def release(self) -> None:
         """The slot may be used again; the tensors given out must no longer be. May be called twice."""
@@ -126,9 +139,12 @@ class Channel:
         completion: CompletionThread,
         on_broken: Callable[[Channel, str], None],
         log: logging.Logger,
+        conversation: Conversation | None = None,
     ) -> None:
         """`on_broken` is called on the completion thread, at most once, when the worker's end is gone or talks
-        nonsense; its owner then sees to the worker's end and calls `end`."""
+        nonsense; its owner then sees to the worker's end and calls `end`.
+
+        `conversation`: of a model that sees each request for itself; the channel opens and ends it."""
         self._model_name = model_name
         self._completion = completion
         self._on_broken = on_broken
@@ -141,7 +157,8 @@ class Channel:
         self._gone_text = f"the worker of model '{model_name}' has ended"
         self._slots = [_Slot(index, f"rocserve:{model_name}") for index in range(SLOTS)]
         self._free = list(self._slots)
-        self._outputs = OutputLayouts()
+        self.conversation = conversation
+        self._outputs = OutputLayouts() if conversation is None else RequestOutputLayouts()
         self._buffer = bytearray(MAXIMUM_DATAGRAM)
         self._received = memoryview(self._buffer)
         self._last_batch_id = 0
@@ -152,7 +169,12 @@ class Channel:
         for end in (self._socket, self._peer):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAXIMUM_DATAGRAM)
         arenas = [arena.descriptor for slot in self._slots for arena in (slot.input_arena, slot.output_arena)]
+        if conversation is not None:
+            arenas.append(conversation.peer.fileno())
         socket.send_fds(self._socket, [HEADER.pack(ATTACH, SLOTS, 0, 0, 0, 0)], arenas)
+        if conversation is not None:
+            conversation.peer.close()
+            conversation.listen(self._break)
 
     @property
     def free_slots(self) -> int:
@@ -259,7 +281,7 @@ class Channel:
             arena = slot.output_arena
             if layout.end > arena.peak:
                 self._cover(arena, layout.end)
-            outcome = BatchOutcome(self, slot, None, times, layout.slices, layout.failures, arena.view)
+            outcome = BatchOutcome(self, slot, None, times, layout, arena.view)
         elif kind == EXECUTE_FAILED:
             failure = from_json(BatchFailure, unpack_tail(tail)[1])
             outcome = BatchOutcome(self, slot, ServeError(status_code(failure.code), failure.text), times)
@@ -301,8 +323,11 @@ class Channel:
     def end(self, error: ServeError) -> None:
         """On the completion thread, once the worker has ended: the batches that it had answered are reported as
         they are, the one that was in the engine with `error`, those behind it with WorkerGone. All that the channel
-        holds is given back as its outcomes are released."""
+        holds is given back as its outcomes are released. What is open on the conversation gets `error` as well."""
+        lost = error
         self._drain()
+        if self.conversation is not None:
+            self.conversation.drain()
         self._stop_listening()
         with self._lock:
             self.closed = True
@@ -316,6 +341,8 @@ class Channel:
                 now = time.monotonic_ns()
                 self._report(on_outcome, BatchOutcome(self, slot, error, (now, now, now)))
                 error = WorkerGone(self._gone_text)
+        if self.conversation is not None:
+            self.conversation.end(lost)
         if self._trim_timer is not None:
             self._trim_timer.cancel()
         self._ended = True

@@ -16,25 +16,18 @@ from rocserve.backends.base import Batch, BatchResult, LoadedModel
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.tensors import Tensor
-from rocserve.workers.memory import Arena
-from rocserve.workers.messages import BatchFailure, BatchLayout
-from rocserve.workers.plain import to_json
+from rocserve.workers.batch_loop import attach, error_text, failure_tail, input_tensors, serve_batches, stop_serving
+from rocserve.workers.messages import BatchLayout
 from rocserve.workers.result_writer import ResultWriter
 from rocserve.workers.wire import (
-    ATTACH,
-    EXECUTE,
     EXECUTE_FAILED,
     EXECUTED,
     HEADER,
     MAXIMUM_DATAGRAM,
     REMEMBERED,
     LayoutReader,
-    pack_tail,
     unpack_tail,
 )
-
-_LONGEST_TEXT = 8192
-_MOST_DESCRIPTORS = 16
 
 
 class Executor:
@@ -52,7 +45,7 @@ class Executor:
         self._socket = channel
         self._model = model
         self._log = log
-        arenas = _receive_arenas(channel)
+        arenas, _ = attach(channel)
         self._input_arenas = arenas[0::2]
         self._writers = [ResultWriter(arena, model.signature, batching) for arena in arenas[1::2]]
         self._batches: list[dict[bytes, _ReceivedBatch]] = [{} for _ in self._input_arenas]
@@ -60,25 +53,11 @@ class Executor:
 
     def run(self) -> None:
         """Until the server closes the channel, or `stop`."""
-        buffer = bytearray(MAXIMUM_DATAGRAM)
-        received = memoryview(buffer)
-        receive, send, unpack = self._socket.recv_into, self._socket.send, HEADER.unpack_from
-        start = HEADER.size
-        try:
-            while size := receive(buffer):
-                kind, slot, batch_id, *_ = unpack(buffer)
-                if kind != EXECUTE:
-                    raise ValueError(f"expected a batch, got a message of kind {kind}")
-                send(self._execute(slot, batch_id, bytes(received[start:size])))
-        except ConnectionError:
-            pass  # The server is gone; the control conversation ends the worker.
+        serve_batches(self._socket, self._execute)
 
     def stop(self) -> None:
         """End `run` after the batches that were already sent. From any thread."""
-        try:
-            self._socket.shutdown(socket.SHUT_RD)
-        except OSError:
-            pass  # The server has closed it.
+        stop_serving(self._socket)
 
     def _execute(self, slot: int, batch_id: int, tail: bytes) -> bytes:
         """The answer to one batch."""
@@ -101,7 +80,7 @@ class Executor:
         numbers, body = unpack_tail(tail)
         layout = self._reader.read(body)
         arena = self._input_arenas[slot]
-        inputs = _input_tensors(layout, numbers, arena)
+        inputs = input_tensors(layout, numbers, arena)
         whole = Batch(inputs, layout.requested_outputs, layout.request_sizes)
         batch = _ReceivedBatch(whole, _split(whole) if layout.one_by_one else ())
         if all(head.datatype is not DataType.BYTES for head in layout.inputs):
@@ -133,8 +112,7 @@ class Executor:
         return ServeError(StatusCode.INTERNAL, error_text(error))
 
     def _failure(self, error: BaseException) -> bytes:
-        told = self._serve_error(error)
-        return pack_tail((), to_json(BatchFailure(int(told.code), told.text[:_LONGEST_TEXT])))
+        return failure_tail(self._serve_error(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,31 +164,3 @@ def _joined(
 
 def _as_array(value: np.ndarray[Any, Any] | Tensor) -> np.ndarray[Any, Any]:
     return value.numpy() if isinstance(value, Tensor) else value
-
-
-def error_text(error: BaseException) -> str:
-    """What an exception says, in the engine's own words; its name when it says nothing."""
-    text = str(error).strip()
-    if isinstance(error, KeyError | SystemExit) or not text:
-        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return text[:_LONGEST_TEXT]
-
-
-def _input_tensors(layout: BatchLayout, numbers: Sequence[int], arena: Arena) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for index, head in enumerate(layout.inputs):
-        offset, nbytes = numbers[2 * index : 2 * index + 2]
-        arena.cover(offset + nbytes)
-        tensors[head.name] = Tensor(head.name, head.datatype, head.shape, arena.view[offset : offset + nbytes])
-    return tensors
-
-
-def _receive_arenas(channel: socket.socket) -> list[Arena]:
-    """The memory of the channel's slots, input and output in turn; the first message brings it."""
-    data, descriptors, _, _ = socket.recv_fds(channel, HEADER.size, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
-    if not data:
-        raise EOFError("the server closed the channel")
-    kind, slots, *_ = HEADER.unpack(data)
-    if kind != ATTACH or len(descriptors) != 2 * slots:
-        raise ValueError(f"expected the channel's memory, got a message of kind {kind}, {len(descriptors)} descriptors")
-    return [Arena(descriptor) for descriptor in descriptors]

@@ -13,8 +13,9 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature
 from rocserve.workers.channel import Channel
 from rocserve.workers.completion import CompletionThread
+from rocserve.workers.conversation import CallStarter
 from rocserve.workers.launcher import LaunchOptions, WorkerLauncher
-from rocserve.workers.messages import Load
+from rocserve.workers.messages import Load, WarmUp
 from rocserve.workers.supervisor import RestartPolicy, WorkerPlan, WorkerSupervisor
 
 __all__ = ["RestartPolicy", "WorkerGroup", "WorkerGroupEvents", "WorkerPlan"]
@@ -55,15 +56,21 @@ class WorkerGroup:
         forked: bool,
         interpreter: str = "",
         policy: RestartPolicy = DEFAULT_POLICY,
+        start_call: CallStarter | None = None,
     ) -> None:
         """`load` is what all workers load; kind, device and instance count come from the plans. `forked`: whether the
-        backend may be forked from the zygote; with an interpreter of its own or on a GPU a worker never is."""
+        backend may be forked from the zygote; with an interpreter of its own or on a GPU a worker never is.
+        `start_call`: of a backend that answers requests; runs what its models call, on the completion thread."""
         self._events = events
         self._down: set[int] = set()
         self._supervisors = [
             WorkerSupervisor(
                 dataclasses.replace(
-                    load, instance_kind=plan.kind, device=plan.device, instance_count=plan.instance_count
+                    load,
+                    instance_kind=plan.kind,
+                    device=plan.device,
+                    instance_count=plan.instance_count,
+                    instance_name=plan.instance_name,
                 ),
                 _launch_options(load, plan, forked, interpreter),
                 launcher,
@@ -71,6 +78,7 @@ class WorkerGroup:
                 _WorkerEvents(self, events, index),
                 policy,
                 log,
+                start_call,
             )
             for index, plan in enumerate(plans)
         ]
@@ -94,14 +102,15 @@ class WorkerGroup:
         signatures = await self._all_or_none([supervisor.load() for supervisor in self._supervisors])
         return signatures[0]
 
-    async def warm_up(self, config: ModelConfig) -> None:
+    async def warm_up(self, config: ModelConfig, config_json: str = "") -> None:
         """Warm all workers up with the completed config; their channels open as they are ready. After a failure, or
-        when cancelled, none is left running.
+        when cancelled, none is left running. `config_json`: for backends that answer requests.
 
         Raises:
             ServeError: the first failure's reason.
         """
-        await self._all_or_none([supervisor.warm_up(config) for supervisor in self._supervisors])
+        message = WarmUp(config, config_json)
+        await self._all_or_none([supervisor.warm_up(message) for supervisor in self._supervisors])
 
     async def stop(self, grace_seconds: float) -> None:
         """End all workers after the batches that they have; kill those that take longer than `grace_seconds`."""

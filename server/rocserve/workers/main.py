@@ -1,29 +1,27 @@
 """A worker process: one version of a model on one device.
 
-The main thread holds the control conversation and loads and warms up the model; then each channel has a thread of its
-own that takes batches and answers them (engines release the GIL while they compute, or have one channel only).
+The main thread holds the talk on the control socket and loads and warms up the model; then each channel has a thread of
+its own that takes batches and answers them (engines release the GIL while they compute, or have one channel only). With
+a model that sees each request for itself it is the other way round, see `request_service.py`.
 """
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rocserve.backends.base import LoadedModel, ModelSource
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.core.model_config import ModelConfig
-from rocserve.workers.executor import Executor, error_text
+from rocserve.workers.batch_loop import error_text
 from rocserve.workers.lifeline import die_with_server
 from rocserve.workers.messages import ControlMessage, Load, Loaded, LoadFailed, WarmedUp, WarmUp
-from rocserve.workers.warmup import warm_up_batches
+from rocserve.workers.model_service import ModelService, TensorService
+from rocserve.workers.request_service import RequestService
 from rocserve.workers.wire import FRAME_LENGTH, decode_message, encode_frame
 
 _OOM_SCORE = 300
@@ -43,7 +41,8 @@ def run(title: str, lifeline: int, control: int, channels: Sequence[int]) -> int
     _become(title)
     kept = die_with_server(lifeline)
     _open_output()
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s", force=True)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
+    logging.getLogger().handlers[0].setFormatter(_LinesWithLevels())
     log = logging.getLogger("rocserve.worker")
     try:
         return Worker(socket.socket(fileno=control), [socket.socket(fileno=channel) for channel in channels], log).run()
@@ -51,6 +50,14 @@ def run(title: str, lifeline: int, control: int, channels: Sequence[int]) -> int
         return 0
     finally:
         os.close(kept)
+
+
+class _LinesWithLevels(logging.Formatter):
+    """The level before each line, also those of a traceback: the server's log keeps it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        lines = super().format(record).splitlines() or [""]
+        return "\n".join(f"{record.levelname} {line}" for line in lines)
 
 
 class Worker:
@@ -66,10 +73,16 @@ class Worker:
         load = self._receive()
         if not isinstance(load, Load):
             raise ValueError(f"expected Load, got {type(load).__name__}")
+        if load.verbose:
+            logging.getLogger().setLevel(logging.DEBUG)
         started = time.monotonic_ns()
+        service: ModelService
         try:
-            model = _load(load)
-            signature = model.signature
+            if load.answers_requests:
+                service = RequestService(load, self._channels[0], self._log)
+            else:
+                service = TensorService(load, self._channels, self._log)
+            signature = service.signature
         except BaseException as error:
             return self._fail("load", error)
         self._send(Loaded(signature, time.monotonic_ns() - started))
@@ -77,35 +90,12 @@ class Worker:
         if isinstance(request, WarmUp):
             started = time.monotonic_ns()
             try:
-                model.warm_up(warm_up_batches(request.config, Path(load.model_folder)))
+                service.warm_up(request)
             except BaseException as error:
                 return self._fail("warm up", error)
-            threads = self._start_executors(model, request.config)
-            self._send(WarmedUp(time.monotonic_ns() - started))
-            self._receive()
-            for executor, _ in threads:
-                executor.stop()
-            for _, thread in threads:
-                thread.join()
-        model.close()
+            service.serve(lambda: self._send(WarmedUp(time.monotonic_ns() - started)), self._receive)
+        service.close()
         return 0
-
-    def _start_executors(self, model: LoadedModel, config: ModelConfig) -> list[tuple[Executor, threading.Thread]]:
-        started = []
-        for index, channel in enumerate(self._channels):
-            executor = Executor(channel, model, config.max_batch_size > 0, self._log)
-            thread = threading.Thread(target=self._execute, args=(executor,), name=f"instance {index}", daemon=True)
-            thread.start()
-            started.append((executor, thread))
-        return started
-
-    def _execute(self, executor: Executor) -> None:
-        try:
-            executor.run()
-        except BaseException:
-            # An instance that cannot go on must not look as if it could: the server restarts the worker.
-            self._log.exception("an instance failed")
-            os._exit(70)
 
     def _fail(self, action: str, error: BaseException) -> int:
         self._log.error("the model failed to %s", action, exc_info=error)
@@ -128,24 +118,6 @@ class Worker:
                 raise EOFError("the server closed the control socket")
             data += piece
         return bytes(data)
-
-
-def _load(load: Load) -> LoadedModel:
-    engine = importlib.import_module(load.engine)
-    model: LoadedModel = engine.load(
-        ModelSource(
-            name=load.model_name,
-            version=load.version,
-            model_folder=Path(load.model_folder),
-            version_folder=Path(load.version_folder),
-            model_file=Path(load.model_file),
-            config=load.config,
-            instance_kind=load.instance_kind,
-            device=load.device,
-            instance_count=load.instance_count,
-        )
-    )
-    return model
 
 
 def _become(title: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import InstanceKind, ModelConfig
-from rocserve.core.requests import Signature
+from rocserve.core.requests import NO_PARAMETERS, Parameters, Signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,14 @@ class Load:
     instance_kind: InstanceKind
     device: int | None
     instance_count: int
+    answers_requests: bool = False
+    """The engine is of the kind that `backends/request_model.py` tells of; what follows is for it."""
+    config_json: str = ""
+    """The configuration as it is before completion, as Triton writes it in JSON."""
+    instance_name: str = ""
+    """Triton's: <group>_<instance>."""
+    verbose: bool = False
+    """Whether the server's log takes what is only for the curious."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +59,8 @@ class WarmUp:
     """Run the config's warm-up samples (or, without any, what the engine chooses); the config is now complete."""
 
     config: ModelConfig
+    config_json: str = ""
+    """All of it, as Triton writes it, where the engine wants that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +118,70 @@ class BatchFailure:
 
     code: int
     text: str
+
+
+# Of models that see each request for itself
+
+
+REQUEST_DETAILS = ""
+"""The name of the input that carries what each request is beside its tensors; `request_details.py` says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDetails:
+    """What a request says beside its tensors, its id and its number; equal for many."""
+
+    requested_outputs: tuple[str, ...]
+    correlation_id: int | str = 0
+    flags: int = 0
+    priority: int = 0
+    timeout_microseconds: int = 0
+    parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestResult:
+    """What became of one request of a batch: outputs, or an error where `code` is not 0."""
+
+    outputs: tuple[TensorHead, ...] = ()
+    parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
+    code: int = 0
+    text: str = ""
+    is_open: bool = False
+    """It is answered, or has been, over the conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestResults:
+    """In the order of the requests."""
+
+    requests: tuple[RequestResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerLayout:
+    """A response, or an error where `code` is not 0, on a conversation."""
+
+    outputs: tuple[TensorHead, ...] = ()
+    parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
+    code: int = 0
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallLayout:
+    """A request to another model, on a conversation. The fields are those of `request_model.ModelCall`."""
+
+    model_name: str
+    model_version: int
+    inputs: tuple[TensorHead, ...]
+    requested_outputs: tuple[str, ...]
+    id: str
+    correlation_id: int | str
+    flags: int
+    priority: int
+    timeout_microseconds: int
+    parameters: Parameters
 
 
 @dataclass(frozen=True, slots=True)

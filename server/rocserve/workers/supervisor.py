@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rocserve.core.errors import ServeError, internal, unavailable
-from rocserve.core.model_config import InstanceKind, ModelConfig
+from rocserve.core.model_config import InstanceKind
 from rocserve.core.requests import Signature
 from rocserve.workers.channel import Channel
 from rocserve.workers.completion import CompletionThread
+from rocserve.workers.conversation import CallStarter, Conversation
 from rocserve.workers.launcher import LaunchOptions, WorkerLauncher
 from rocserve.workers.messages import Load, WarmUp
 from rocserve.workers.process import WorkerProcess
@@ -30,6 +31,8 @@ class WorkerPlan:
     """The GPU's number, or None on the CPU."""
     instance_count: int
     """How many channels it has, each with a thread of its own."""
+    instance_name: str = ""
+    """Triton's: <group>_<instance>; of a worker with one instance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +73,11 @@ class WorkerSupervisor:
         events: SupervisorEvents,
         policy: RestartPolicy,
         log: logging.Logger,
+        start_call: CallStarter | None,
     ) -> None:
+        """`start_call`: runs the calls of a model that sees each request for itself; None for the other kind."""
         self._load = load
+        self._start_call = start_call
         self._options = options
         self._launcher = launcher
         self._completion = completion
@@ -103,7 +109,7 @@ class WorkerSupervisor:
         channels: list[Channel] = []
         try:
             for _ in range(self._load.instance_count):
-                channels.append(Channel(self._load.model_name, self._completion, self._channel_broken, self._log))
+                channels.append(self._new_channel())
             self._worker = await self._launcher.launch(self._options, channels, self._log)
         except BaseException as error:
             for channel in channels:
@@ -118,15 +124,21 @@ class WorkerSupervisor:
             self._discard()
             raise
 
-    async def warm_up(self, config: ModelConfig) -> None:
+    def _new_channel(self) -> Channel:
+        conversation = None
+        if self._start_call is not None:
+            conversation = Conversation(self._completion, self._start_call, self._log)
+        return Channel(self._load.model_name, self._completion, self._channel_broken, self._log, conversation)
+
+    async def warm_up(self, message: WarmUp) -> None:
         """Warm the model up; from then on the worker serves, and is restarted when it ends.
 
         Raises:
             ServeError: the reason why it cannot be warmed up; the worker has been ended.
         """
-        await self._warm_up(config)
-        self._load = dataclasses.replace(self._load, config=config)
-        self._supervision = self._loop.create_task(self._supervise(config))
+        await self._warm_up(message)
+        self._load = dataclasses.replace(self._load, config=message.config)
+        self._supervision = self._loop.create_task(self._supervise(message))
         self._supervision.add_done_callback(self._supervision_ended)
 
     async def stop(self, grace_seconds: float) -> None:
@@ -149,12 +161,12 @@ class WorkerSupervisor:
             supervision.cancel()
             await asyncio.wait((supervision,))
 
-    async def _warm_up(self, config: ModelConfig) -> None:
+    async def _warm_up(self, message: WarmUp) -> None:
         worker = self._worker
         if worker is None:
             raise unavailable(f"{self._name} has no worker")
         try:
-            await worker.warm_up(WarmUp(config))
+            await worker.warm_up(message)
         except BaseException:
             self._discard()
             raise
@@ -167,7 +179,7 @@ class WorkerSupervisor:
             worker.kill()
             self._end_channels(worker.channels, f"the worker of {self._name} was stopped")
 
-    async def _supervise(self, config: ModelConfig) -> None:
+    async def _supervise(self, message: WarmUp) -> None:
         failures = 0
         while True:
             worker = self._worker
@@ -178,7 +190,7 @@ class WorkerSupervisor:
             if has_answered or time.monotonic() - ready_at >= self._policy.healthy_seconds:
                 failures = 0
             self._lose(worker)
-            failures = await self._restart(config, f"worker ended unexpectedly ({worker.reason})", failures + 1)
+            failures = await self._restart(message, f"worker ended unexpectedly ({worker.reason})", failures + 1)
 
     def _supervision_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -194,7 +206,7 @@ class WorkerSupervisor:
             self._events.channel_lost(channel, reason)
         self._end_channels(worker.channels, f"{text}; the request was in it; the model is being restarted")
 
-    async def _restart(self, config: ModelConfig, reason: str, failures: int) -> int:
+    async def _restart(self, message: WarmUp, reason: str, failures: int) -> int:
         """Until a worker serves again; how many failures there were in a row."""
         while True:
             delay = self._policy.delay(failures)
@@ -202,7 +214,7 @@ class WorkerSupervisor:
             await asyncio.sleep(delay)
             try:
                 await self.load()
-                await self._warm_up(config)
+                await self._warm_up(message)
             except Exception as error:
                 # Not only what the engine says: descriptors or memory may be short, and come back.
                 failures += 1

@@ -19,6 +19,9 @@ _PAUSE_SECONDS = 0.02
 _LINES_A_SECOND = 100
 _BURST_LINES = 500
 
+_LEVELS = {name: getattr(logging, name) for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
+"""By the words that `main.py` writes."""
+
 
 class WorkerOutput:
     """Reads one worker's output pipe on the asyncio loop."""
@@ -43,7 +46,7 @@ class WorkerOutput:
     @property
     def last_line(self) -> str:
         """The last line that was not empty; tells why, when a worker ends without another word."""
-        return _printable(self._last)
+        return _split_level(_printable(self._last))[1]
 
     def close(self) -> None:
         """Read what is still there, and stop."""
@@ -106,7 +109,8 @@ class WorkerOutput:
             self._dropped += 1
             return
         self._report_dropped()
-        self._log.info("%s%s", self._prefix, _printable(line))
+        level, text = _split_level(_printable(line))
+        self._log.log(level, "%s%s", self._prefix, text)
 
     def _may_log(self) -> bool:
         now = time.monotonic()
@@ -121,6 +125,13 @@ class WorkerOutput:
         if self._dropped:
             self._log.warning("%s%d lines left out, they came too fast", self._prefix, self._dropped)
             self._dropped = 0
+
+
+def _split_level(text: str) -> tuple[int, str]:
+    """The level that a worker's own log puts before each line; what a model prints has none."""
+    word, _, rest = text.partition(" ")
+    level = _LEVELS.get(word)
+    return (logging.INFO, text) if level is None else (level, rest)
 
 
 def _printable(line: bytes) -> str:

@@ -1,0 +1,78 @@
+"""What models call of other models, run as if a client had asked: validated, queued, ensembles and streams included.
+
+As in Triton a model may call itself only as far as it has another instance free: the one that waits for the answer
+cannot give it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rocserve.backends.request_model import ModelCall, ModelResponse
+from rocserve.core.dispatch import dispatch
+from rocserve.core.errors import ServeError
+from rocserve.core.requests import InferRequest, InferResponse, ParameterValue
+from rocserve.core.serving import ServingTableHolder
+from rocserve.scheduling.ensemble_graph import StepHeads
+from rocserve.workers.conversation import OpenCall
+from rocserve.workers.request_details import SEQUENCE_END, SEQUENCE_START
+
+
+class ModelCallDispatcher:
+    """Hands calls to the versions that serve them now."""
+
+    def __init__(self, tables: ServingTableHolder) -> None:
+        self._tables = tables
+        self._heads = StepHeads()
+
+    def start(self, call: ModelCall, opened: OpenCall) -> None:
+        """See workers.conversation.CallStarter."""
+        head = self._heads.head(
+            call.model_name,
+            "" if call.model_version < 0 else str(call.model_version),
+            tuple((tensor.name, tensor.datatype.value, tensor.shape) for tensor in call.inputs),
+            call.requested_outputs,
+            _parameters(call),
+        )
+        request = InferRequest(head, call.id, [tensor.data for tensor in call.inputs])
+        dispatch(self._tables, request, _CallResponder(opened))
+
+
+class _CallResponder:
+    """Leads the answers of the called model back to the caller."""
+
+    __slots__ = ("_opened",)
+
+    def __init__(self, opened: OpenCall) -> None:
+        self._opened = opened
+
+    def expect_many(self) -> None:
+        """As many as come."""
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        self._opened.answer(ModelResponse(response.outputs, response.parameters), final)
+
+    def end(self) -> None:
+        self._opened.answer(None, True)
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        self._opened.answer(error, final)
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        self._opened.watch_cancellation(callback)
+
+
+def _parameters(call: ModelCall) -> dict[str, ParameterValue]:
+    """A call's fields where a client would have put them."""
+    parameters: dict[str, ParameterValue] = dict(call.parameters)
+    if call.correlation_id:
+        parameters["sequence_id"] = call.correlation_id
+    if call.flags & SEQUENCE_START:
+        parameters["sequence_start"] = True
+    if call.flags & SEQUENCE_END:
+        parameters["sequence_end"] = True
+    if call.priority:
+        parameters["priority"] = call.priority
+    if call.timeout_microseconds:
+        parameters["timeout"] = call.timeout_microseconds
+    return parameters

@@ -1,0 +1,256 @@
+"""Batches of a model that sees each request for itself: its requests may outlive their batch, each to its own end."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rocserve.backends.request_model import Answer
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.requests import InferResponse, Parameters
+from rocserve.core.statistics import ModelStatistics
+from rocserve.core.tensors import Buffer
+from rocserve.scheduling.batch import BatchLayouts, FormedBatch, Outcome
+from rocserve.scheduling.entry import QueuedRequest
+from rocserve.scheduling.responses import ResponseMaker
+from rocserve.workers.batch_inputs import InputLayout
+from rocserve.workers.channel import Channel
+from rocserve.workers.conversation import Conversation, ConversationEnded
+from rocserve.workers.messages import REQUEST_DETAILS, TensorHead
+from rocserve.workers.request_details import DetailsWriter
+
+LOOK_SECONDS = 0.01
+"""The client of a request that has run this long is asked after: whoever is served sooner never pays for the asking."""
+
+
+class RequestOutcome(Outcome, Protocol):
+    """What an instance reports of such a batch (rocserve.workers.channel.BatchOutcome)."""
+
+    def is_open(self, request_index: int) -> bool: ...
+    def parameters_of(self, request_index: int) -> Parameters: ...
+
+
+class Clock(Protocol):
+    """Calls back on the completion thread."""
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> object: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A request in a worker. Once the batch has been sent, only the completion thread touches it."""
+
+    entry: QueuedRequest
+    batch: _RunningBatch
+    conversation: Conversation
+    number: int = 0
+    started_at: float = 0.0
+    ended_ns: int = 0
+    """0 while it is open."""
+    failed: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _RunningBatch:
+    formed: FormedBatch
+    requests: list[_Running] = field(default_factory=list)
+    times: tuple[int, int, int] | None = None
+    """When the inputs were there, the engine ended, the outputs were there; None until it has come back."""
+
+
+class RequestBatches:
+    """Lays out the batches of one model version, answers their requests as their answers come, and counts."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        version: int,
+        statistics: ModelStatistics,
+        clock: Clock,
+        on_answered: Callable[[], None],
+    ) -> None:
+        """`on_answered` is called on the completion thread for each batch whose last request ended after `answer`."""
+        self._layouts = _RequestBatchLayouts(config)
+        self._details = DetailsWriter()
+        self._responses = ResponseMaker(config, version)
+        self._statistics = statistics
+        self._clock = clock
+        self._on_answered = on_answered
+        self._batches: dict[FormedBatch, _RunningBatch] = {}
+        self._lock = threading.Lock()
+        """Guards the two below."""
+        self._unwatched: deque[_Running] = deque()
+        self._looking = False
+
+    # On its way in
+
+    def of(self, batch: FormedBatch, channel: Channel) -> tuple[InputLayout, Sequence[Sequence[Buffer]]]:
+        """The layout of a batch, and each request's data in its order; from now on its requests are open."""
+        layout, data = self._layouts.of(batch, channel)
+        conversation = channel.conversation
+        assert conversation is not None, "a worker of the other kind"
+        running = self._batches[batch] = _RunningBatch(batch)
+        requests: list[Sequence[Buffer]] = []
+        for entry, tensors in zip(batch.entries, data, strict=True):
+            single = _Running(entry, running, conversation, started_at=time.monotonic())
+            single.number = conversation.open_request(functools.partial(self._said, single))
+            running.requests.append(single)
+            request = entry.request
+            requests.append([*tensors, self._details.write(single.number, request.id, request.head, entry.plan)])
+        self._watch(running.requests)
+        return layout, requests
+
+    def forget(self, batch: FormedBatch) -> None:
+        """Nothing of the batch ran, and nothing of it is open."""
+        running = self._batches.pop(batch, None)
+        if running is not None:
+            for single in running.requests:
+                single.ended_ns = single.ended_ns or time.monotonic_ns()
+                single.conversation.close_request(single.number)
+
+    # On its way out, on the completion thread
+
+    def answer(self, batch: FormedBatch, outcome: RequestOutcome) -> bool:
+        """Answer the requests whose answers have come with the batch; whether none is left open."""
+        running = self._batches[batch]
+        running.times = (outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)
+        answers: list[tuple[_Running, InferResponse | ServeError]] = []
+        for index, single in enumerate(running.requests):
+            if single.ended_ns:
+                continue
+            answer = self._answer(index, single.entry, outcome)
+            if answer is not None:
+                self._mark_ended(single, isinstance(answer, ServeError))
+                answers.append((single, answer))
+        # Counted before they are sent: who has an answer and asks for the statistics finds it there.
+        is_done = self._count_if_done(running)
+        for single, answer in answers:
+            self._tell(single, answer, True)
+        return is_done
+
+    def _answer(self, index: int, entry: QueuedRequest, outcome: RequestOutcome) -> InferResponse | ServeError | None:
+        if outcome.error is not None:
+            return outcome.error
+        if outcome.is_open(index):
+            return None
+        if index in outcome.failures:
+            return outcome.failures[index]
+        try:
+            return self._responses.make_from_model(entry, outcome.outputs_of(index), outcome.parameters_of(index))
+        except ServeError as error:
+            return error
+
+    def _said(self, single: _Running, answer: Answer | None, final: bool) -> None:
+        """The model has answered over the conversation, or its worker has ended."""
+        running = single.batch
+        # What has not come back when the worker ends is answered, or queued again, as a batch.
+        if single.ended_ns or (isinstance(answer, ConversationEnded) and running.times is None):
+            return
+        told: InferResponse | ServeError | None
+        if answer is None or isinstance(answer, ServeError):
+            told = answer
+        else:
+            try:
+                told = self._responses.make_from_model(single.entry, list(answer.outputs), answer.parameters)
+            except ServeError as error:
+                told = error
+        if not final:
+            self._tell(single, told, final)
+            return
+        self._mark_ended(single, isinstance(told, ServeError))
+        is_done = self._count_if_done(running)
+        try:
+            self._tell(single, told, final)
+        finally:
+            if is_done:
+                self._on_answered()
+
+    def _tell(self, single: _Running, told: InferResponse | ServeError | None, final: bool) -> None:
+        responder = single.entry.responder
+        try:
+            if told is None:
+                responder.end()
+            elif isinstance(told, ServeError):
+                responder.fail(told, final)
+            else:
+                responder.send(told, final)
+        except ServeError as error:
+            # A parameter that has no form on the wire.
+            responder.fail(error, final)
+
+    def _mark_ended(self, single: _Running, failed: bool) -> None:
+        single.ended_ns = time.monotonic_ns()
+        single.failed = failed
+        single.conversation.close_request(single.number)
+
+    def _count_if_done(self, running: _RunningBatch) -> bool:
+        """Whether the batch has come back and all its requests have ended; then it is counted."""
+        if running.times is None or not all(single.ended_ns for single in running.requests):
+            return False
+        del self._batches[running.formed]
+        good = [single for single in running.requests if not single.failed]
+        for single in running.requests:
+            if single.failed:
+                self._statistics.record_failure(single.entry.queue_start_ns, single.ended_ns)
+        start = running.formed.compute_start_ns
+        if running.formed.one_by_one:
+            # An execution for each request; of the time, each has the same part.
+            count = max(len(good), 1)
+            input_end, output_start, compute_end = (start + (time_ns - start) // count for time_ns in running.times)
+            for single in good:
+                self._statistics.record_batch(
+                    start,
+                    input_end,
+                    output_start,
+                    compute_end,
+                    [single.entry.queue_start_ns],
+                    single.ended_ns,
+                    single.entry.plan.batch_size,
+                )
+        elif good:
+            # They may have ended at different times; what is counted is the sum.
+            ended_ns = sum(single.ended_ns for single in good) // len(good)
+            rows = sum(single.entry.plan.batch_size for single in running.requests)
+            queue_starts = [single.entry.queue_start_ns for single in good]
+            self._statistics.record_batch(start, *running.times, queue_starts, ended_ns, rows)
+        return True
+
+    # Clients that leave
+
+    def _watch(self, requests: Sequence[_Running]) -> None:
+        with self._lock:
+            self._unwatched.extend(requests)
+            if self._looking:
+                return
+            self._looking = True
+        self._clock.call_at(time.monotonic() + LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        """Ask after the clients of requests that have run for a while, so that the model can be told when they go."""
+        oldest = time.monotonic() - LOOK_SECONDS
+        due: list[_Running] = []
+        with self._lock:
+            while self._unwatched and (self._unwatched[0].ended_ns or self._unwatched[0].started_at <= oldest):
+                due.append(self._unwatched.popleft())
+            self._looking = bool(self._unwatched)
+            if self._looking:
+                self._clock.call_at(time.monotonic() + LOOK_SECONDS, self._look)
+        for single in due:
+            if not single.ended_ns:
+                cancel = functools.partial(single.conversation.cancel, single.number)
+                single.entry.responder.watch_cancellation(cancel)
+
+
+class _RequestBatchLayouts(BatchLayouts):
+    """With one more input: what each request is beside its tensors."""
+
+    def heads(self, batch: FormedBatch) -> tuple[TensorHead, ...]:
+        details = TensorHead(REQUEST_DETAILS, DataType.BYTES, (len(batch.entries),))
+        return (*super().heads(batch), details)

@@ -1,0 +1,99 @@
+"""What a worker does with its model, once it is told to load it: the service of models that compute on tensors."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from rocserve.backends.base import LoadedModel, ModelSource
+from rocserve.core.requests import Signature
+from rocserve.workers.executor import Executor
+from rocserve.workers.messages import Load, WarmUp
+from rocserve.workers.warmup import warm_up_batches
+
+
+class ModelService(Protocol):
+    """A loaded model and what serves it. All calls come on the worker's main thread."""
+
+    @property
+    def signature(self) -> Signature: ...
+
+    def warm_up(self, message: WarmUp) -> None:
+        """Raises: ServeError or any exception: the model cannot be served."""
+
+    def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], object]) -> None:
+        """Say `ready` once batches are taken, and take them until `wait_for_end` returns; then end those in hand."""
+
+    def close(self) -> None: ...
+
+
+class TensorService:
+    """Each channel has a thread; they share the model."""
+
+    def __init__(self, load: Load, channels: Sequence[socket.socket], log: logging.Logger) -> None:
+        """Raises: ServeError or any exception: the model cannot be loaded."""
+        self._channels = channels
+        self._log = log
+        self._model_folder = Path(load.model_folder)
+        self._model: LoadedModel = importlib.import_module(load.engine).load(model_source(load))
+        self._batching = False
+
+    @property
+    def signature(self) -> Signature:
+        return self._model.signature
+
+    def warm_up(self, message: WarmUp) -> None:
+        """See ModelService."""
+        self._model.warm_up(warm_up_batches(message.config, self._model_folder))
+        self._batching = message.config.max_batch_size > 0
+
+    def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], object]) -> None:
+        """See ModelService."""
+        threads = self._start_executors()
+        ready()
+        wait_for_end()
+        for executor, _ in threads:
+            executor.stop()
+        for _, thread in threads:
+            thread.join()
+
+    def close(self) -> None:
+        self._model.close()
+
+    def _start_executors(self) -> list[tuple[Executor, threading.Thread]]:
+        started = []
+        for index, channel in enumerate(self._channels):
+            executor = Executor(channel, self._model, self._batching, self._log)
+            thread = threading.Thread(target=self._execute, args=(executor,), name=f"instance {index}", daemon=True)
+            thread.start()
+            started.append((executor, thread))
+        return started
+
+    def _execute(self, executor: Executor) -> None:
+        try:
+            executor.run()
+        except BaseException:
+            # An instance that cannot go on must not look as if it could: the server restarts the worker.
+            self._log.exception("an instance failed")
+            os._exit(70)
+
+
+def model_source(load: Load) -> ModelSource:
+    """What an engine is told of the model that it is to load."""
+    return ModelSource(
+        name=load.model_name,
+        version=load.version,
+        model_folder=Path(load.model_folder),
+        version_folder=Path(load.version_folder),
+        model_file=Path(load.model_file),
+        config=load.config,
+        instance_kind=load.instance_kind,
+        device=load.device,
+        instance_count=load.instance_count,
+    )

@@ -1,0 +1,143 @@
+"""The worker's end of an instance whose model sees each request for itself: requests come in, answers go out."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rocserve.backends.request_model import Answer, ModelRequest, ModelResponse, RequestModel
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.tensors import bytes_elements
+from rocserve.workers.batch_loop import error_text, failure_tail, input_tensors, serve_batches, stop_serving
+from rocserve.workers.memory import Arena
+from rocserve.workers.messages import REQUEST_DETAILS, BatchLayout
+from rocserve.workers.model_conversation import ConversationResponder, ModelConversation
+from rocserve.workers.request_details import DetailsReader
+from rocserve.workers.request_inputs import separate
+from rocserve.workers.request_results import RequestResultWriter
+from rocserve.workers.wire import (
+    EXECUTE_FAILED,
+    EXECUTED,
+    HEADER,
+    MAXIMUM_DATAGRAM,
+    LayoutReader,
+    unpack_tail,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Received:
+    request: ModelRequest
+    responder: ConversationResponder
+
+
+class RequestExecutor:
+    """Serves one channel until the server closes it. One thread, no hand-over."""
+
+    def __init__(
+        self,
+        channel: socket.socket,
+        arenas: Sequence[Arena],
+        model: RequestModel,
+        conversation: ModelConversation,
+        log: logging.Logger,
+    ) -> None:
+        self._socket = channel
+        self._model = model
+        self._conversation = conversation
+        self._log = log
+        self._input_arenas = arenas[0::2]
+        self._writers = [RequestResultWriter(arena) for arena in arenas[1::2]]
+        self._reader = LayoutReader(BatchLayout)
+        self._details = DetailsReader()
+
+    def run(self) -> None:
+        """Until the server closes the channel, or `stop`."""
+        serve_batches(self._socket, self._execute)
+
+    def stop(self) -> None:
+        """End `run` after the batches that were already sent. From any thread."""
+        stop_serving(self._socket)
+
+    def _execute(self, slot: int, batch_id: int, tail: bytes) -> bytes:
+        """The answer to one batch."""
+        input_end = output_start = time.monotonic_ns()
+        received: Sequence[_Received] = ()
+        try:
+            layout, received = self._receive(slot, tail)
+            input_end = time.monotonic_ns()
+            together = [[single] for single in received] if layout.one_by_one else [received]
+            answers = [answer for requests in together for answer in self._run(requests)]
+            output_start = time.monotonic_ns()
+            settled = [_settled(single, answer) for single, answer in zip(received, answers, strict=True)]
+            kind, answer = EXECUTED, self._writers[slot].write(settled)
+            if len(answer) > MAXIMUM_DATAGRAM - HEADER.size:
+                raise RuntimeError(f"the layout of the outputs takes {len(answer)} bytes, more than a message can hold")
+        except BaseException as error:
+            kind, answer = EXECUTE_FAILED, failure_tail(self._serve_error(error))
+            output_start = max(output_start, input_end)
+            for single in received:
+                single.responder.claim()
+        return HEADER.pack(kind, slot, batch_id, input_end, output_start, time.monotonic_ns()) + answer
+
+    def _receive(self, slot: int, tail: bytes) -> tuple[BatchLayout, Sequence[_Received]]:
+        numbers, body = unpack_tail(tail)
+        layout = self._reader.read(body)
+        inputs = input_tensors(layout, numbers, self._input_arenas[slot])
+        written = inputs.pop(REQUEST_DETAILS)
+        elements = bytes_elements(written.data, len(layout.request_sizes), "the requests' details")
+        requests = separate(inputs, layout.request_sizes)
+        received: list[_Received] = []
+        for element, tensors in zip(elements, requests, strict=True):
+            said = self._details.read(element)
+            responder = self._conversation.open_request(said.number)
+            details = said.details
+            request = ModelRequest(
+                inputs=tensors,
+                requested_outputs=details.requested_outputs,
+                responder=responder,
+                id=said.id,
+                correlation_id=details.correlation_id,
+                flags=details.flags,
+                priority=details.priority,
+                timeout_microseconds=details.timeout_microseconds,
+                parameters=details.parameters,
+            )
+            received.append(_Received(request, responder))
+        return layout, received
+
+    def _run(self, received: Sequence[_Received]) -> Sequence[Answer | None]:
+        """What the model gives, an error for each request where it raises."""
+        try:
+            answers = self._model.execute([single.request for single in received])
+            if len(answers) != len(received):
+                raise RuntimeError(f"the model gave {len(answers)} answers to {len(received)} requests")
+        except BaseException as error:
+            # SystemExit as well: a model that calls sys.exit() fails its batch, it does not take the worker along.
+            told = self._serve_error(error)
+            return [told] * len(received)
+        return answers
+
+    def _serve_error(self, error: BaseException) -> ServeError:
+        if isinstance(error, ServeError):
+            return error
+        self._log.error("the model failed to run a batch", exc_info=error)
+        return ServeError(StatusCode.INTERNAL, error_text(error))
+
+
+def _settled(single: _Received, answer: Answer | None) -> Answer | None:
+    """What goes with the batch: the answer, unless the request is answered over the conversation."""
+    if answer is None:
+        return None
+    if isinstance(answer, ModelResponse):
+        wanted = single.request.requested_outputs
+        if any(tensor.name not in wanted for tensor in answer.outputs):
+            outputs = [tensor for tensor in answer.outputs if tensor.name in wanted]
+            answer = ModelResponse(outputs, answer.parameters)
+    if single.responder.claim():
+        return answer
+    single.responder.end_with(answer)
+    return None

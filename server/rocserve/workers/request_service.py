@@ -1,0 +1,113 @@
+"""The service of a model that sees each request for itself: one instance, all of it on the worker's main thread.
+
+Users' models may load what works only on the thread that loaded it, or on the main thread, so initialize, execute and
+finalize all run there. A second thread waits for the end on the control socket, a third reads the conversation.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rocserve.backends.base import Batch
+from rocserve.backends.request_model import Answer, ModelRequest, RequestModel, RequestModelSource
+from rocserve.core.errors import ServeError, internal
+from rocserve.core.requests import Signature
+from rocserve.workers.batch_loop import attach
+from rocserve.workers.messages import Load, WarmUp
+from rocserve.workers.model_conversation import ModelConversation
+from rocserve.workers.model_service import model_source
+from rocserve.workers.request_executor import RequestExecutor
+from rocserve.workers.request_inputs import separate
+from rocserve.workers.warmup import warm_up_batches
+
+
+class RequestService:
+    """Implements model_service.ModelService."""
+
+    def __init__(self, load: Load, channel: socket.socket, log: logging.Logger) -> None:
+        """Raises: ServeError or any exception: the model cannot be loaded."""
+        self._channel = channel
+        self._log = log
+        self._model_folder = Path(load.model_folder)
+        self._arenas, descriptors = attach(channel)
+        if len(descriptors) != 1:
+            raise internal(f"expected a conversation with the channel, got {len(descriptors)} descriptors")
+        self._conversation = ModelConversation(socket.socket(fileno=descriptors[0]), log)
+        self._conversation.start()
+        source = RequestModelSource(model_source(load), load.config_json, self._conversation, load.instance_name)
+        self._model: RequestModel = importlib.import_module(load.engine).load(source)
+
+    @property
+    def signature(self) -> Signature:
+        return self._model.signature
+
+    def warm_up(self, message: WarmUp) -> None:
+        """See ModelService."""
+        self._model.initialize(message.config, message.config_json)
+        for batch in warm_up_batches(message.config, self._model_folder):
+            for answer in self._run_sample(batch):
+                if isinstance(answer, ServeError):
+                    raise answer
+
+    def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], object]) -> None:
+        """See ModelService."""
+        executor = RequestExecutor(self._channel, self._arenas, self._model, self._conversation, self._log)
+
+        def stop() -> None:
+            try:
+                wait_for_end()
+            except (EOFError, ConnectionError):
+                pass  # The server is gone.
+            executor.stop()
+
+        threading.Thread(target=stop, name="control", daemon=True).start()
+        ready()
+        try:
+            executor.run()
+        except BaseException:
+            # An instance that cannot go on must not look as if it could: the server restarts the worker.
+            self._log.exception("an instance failed")
+            os._exit(70)
+
+    def close(self) -> None:
+        self._model.close()
+
+    def _run_sample(self, batch: Batch) -> Iterator[Answer | None]:
+        """The last answer to each request of a sample."""
+        responders = [_SampleResponder() for _ in batch.request_sizes]
+        requests = [
+            ModelRequest(inputs, batch.requested_outputs, responder)
+            for inputs, responder in zip(separate(batch.inputs, batch.request_sizes), responders, strict=True)
+        ]
+        answers = self._model.execute(requests)
+        for answer, responder in zip(answers, responders, strict=True):
+            yield answer if answer is not None else responder.wait()
+
+
+class _SampleResponder:
+    """Takes the answers to one request of a warm-up sample."""
+
+    is_cancelled = False
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+        self._answer: Answer | None = None
+
+    def send(self, answer: Answer | None, final: bool) -> None:
+        if self._ended.is_set():
+            raise RuntimeError("the final response to this request has been sent before")
+        # An error is what counts, wherever it stands among the responses.
+        if not isinstance(self._answer, ServeError):
+            self._answer = answer
+        if final:
+            self._ended.set()
+
+    def wait(self) -> Answer | None:
+        self._ended.wait()
+        return self._answer
