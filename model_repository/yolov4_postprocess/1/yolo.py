@@ -1,0 +1,182 @@
+"""From the heads of a YOLO network to boxes in the original image; numpy alone.
+
+A head is an array [rows, columns, anchors, 5 + classes] of FP32, one for each stride. Of its last dimension the first
+four are raw (x, y, width, height), the others probabilities: that there is an object, then one for each class. This is
+what the ONNX Model Zoo's YOLOv4 gives, and the formulas are those of its description.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+_BOX_VALUES = 5
+"""The values in front of the classes' probabilities: x, y, width, height, object."""
+_LARGEST_EXPONENT = 20.0
+"""A raw width or height beyond it means a box far larger than any image; its exponential would overflow later on."""
+
+
+class Resize(enum.Enum):
+    """How the original image was brought to the network's input size."""
+
+    STRETCH = "stretch"
+    """Both sides to the full size."""
+    NOT_LARGER = "not_larger"
+    """The longer side to the full size, in the top left corner (rocAL's scaling mode of this name)."""
+    LETTERBOX = "letterbox"
+    """The longer side to the full size, in the middle."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadGeometry:
+    stride: int
+    """Pixels of the network's input for each cell."""
+    anchors: tuple[tuple[float, float], ...]
+    """Width and height in pixels of the network's input."""
+    xy_scale: float
+    """How far a centre may lie outside of its cell: 1 = not at all, 1.2 = a tenth of the cell on each side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    score: float
+    """Of object times class; boxes that are not above it are dropped."""
+    iou: float
+    """Of two boxes of one class that overlap more, the one with the lower score is dropped."""
+    max_boxes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Detections:
+    """Boxes with the best score first."""
+
+    boxes: Array
+    """FP32 [n, 4]: x1, y1, x2, y2."""
+    scores: Array
+    """FP32 [n]."""
+    classes: Array
+    """INT32 [n]."""
+
+    def __getitem__(self, selection: Array) -> Detections:
+        return Detections(self.boxes[selection], self.scores[selection], self.classes[selection])
+
+
+def detect(
+    heads: Sequence[Array],
+    geometries: Sequence[HeadGeometry],
+    resize: Resize,
+    image_size: tuple[int, int],
+    thresholds: Thresholds,
+) -> Detections:
+    """The objects of one image, in pixels of the original, which is `image_size` (height, width) large.
+
+    Raises:
+        ValueError: the heads do not belong to one input, or the image has no pixels.
+    """
+    input_size = _input_size(heads, geometries)
+    if min(image_size) < 1:
+        raise ValueError(f"expected the height and width of the original image, got {list(image_size)}")
+    decoded = [decode(head, geometry, thresholds.score) for head, geometry in zip(heads, geometries, strict=True)]
+    found = Detections(
+        np.concatenate([part.boxes for part in decoded]),
+        np.concatenate([part.scores for part in decoded]),
+        np.concatenate([part.classes for part in decoded]),
+    )
+    placed = place(found, resize, input_size, image_size)
+    return suppress(placed, thresholds.iou, thresholds.max_boxes)
+
+
+def decode(head: Array, geometry: HeadGeometry, score_threshold: float) -> Detections:
+    """The candidates of one head in pixels of the network's input, in no order: each with its most probable class.
+
+    centre = (sigmoid(raw) * xy_scale - (xy_scale - 1) / 2 + cell) * stride; side = exp(raw) * anchor.
+    """
+    # A class is at most certain, so what is no object cannot get above the threshold: most of the work ends here.
+    rows, columns, anchors = np.nonzero(head[..., 4] > score_threshold)
+    values = head[rows, columns, anchors]
+    classes = values[:, _BOX_VALUES:].argmax(axis=1) if len(values) else np.zeros(0, dtype=np.int64)
+    scores = values[:, 4] * values[np.arange(len(values)), _BOX_VALUES + classes]
+    above = scores > score_threshold
+    values, cells = values[above], np.stack([columns[above], rows[above]], axis=1)
+    shift = np.float32((geometry.xy_scale - 1) / 2)
+    offsets = _sigmoid(values[:, 0:2]) * np.float32(geometry.xy_scale) - shift
+    centres = (offsets + cells.astype(np.float32)) * np.float32(geometry.stride)
+    sizes = np.asarray(geometry.anchors, dtype=np.float32)[anchors[above]]
+    halves = np.exp(np.minimum(values[:, 2:4], _LARGEST_EXPONENT)) * sizes / 2
+    boxes = np.concatenate([centres - halves, centres + halves], axis=1)
+    return Detections(boxes, scores[above], classes[above].astype(np.int32))
+
+
+def place(found: Detections, resize: Resize, input_size: tuple[int, int], image_size: tuple[int, int]) -> Detections:
+    """Boxes from pixels of the network's input to those of the original image, clipped to it.
+
+    Sizes are (height, width). What lies outside of the image altogether, or is no box of real numbers, is dropped.
+    """
+    scale = np.array([input_size[1] / image_size[1], input_size[0] / image_size[0]])
+    if resize is not Resize.STRETCH:
+        scale[:] = scale.min()
+    limits = np.array([image_size[1], image_size[0]])
+    margin = np.zeros(2)
+    if resize is Resize.LETTERBOX:
+        margin = (np.array([input_size[1], input_size[0]]) - limits * scale) / 2
+    corners = (found.boxes.reshape(-1, 2, 2) - margin) / scale
+    boxes = np.clip(corners, 0, limits).reshape(-1, 4).astype(np.float32)
+    has_area = (boxes[:, 0] < boxes[:, 2]) & (boxes[:, 1] < boxes[:, 3])
+    return Detections(boxes, found.scores, found.classes)[has_area]
+
+
+def suppress(found: Detections, iou_threshold: float, max_boxes: int) -> Detections:
+    """Class-wise non-maximum suppression: the best box stays, those of its class that overlap it too much go, and so on.
+
+    Of equal scores the first one counts as the best.
+    """
+    remaining = found[np.argsort(-found.scores, kind="stable")]
+    areas = _areas(remaining.boxes)
+    kept = []
+    while len(remaining.scores) and len(kept) < max_boxes:
+        kept.append(remaining[np.array([0])])
+        best = remaining.boxes[0]
+        low = np.maximum(remaining.boxes[:, :2], best[:2])
+        high = np.minimum(remaining.boxes[:, 2:], best[2:])
+        common = np.maximum(high - low, 0).prod(axis=1)
+        overlaps = common > iou_threshold * (areas + areas[0] - common)
+        stays = ~(overlaps & (remaining.classes == remaining.classes[0]))
+        stays[0] = False
+        remaining, areas = remaining[stays], areas[stays]
+    if not kept:
+        return remaining[np.zeros(0, dtype=np.int64)]
+    return Detections(
+        np.concatenate([one.boxes for one in kept]),
+        np.concatenate([one.scores for one in kept]),
+        np.concatenate([one.classes for one in kept]),
+    )
+
+
+def _input_size(heads: Sequence[Array], geometries: Sequence[HeadGeometry]) -> tuple[int, int]:
+    """Height and width of the network's input, on which all heads must agree."""
+    sizes = []
+    for index, (head, geometry) in enumerate(zip(heads, geometries, strict=True)):
+        if head.ndim != 4 or head.shape[2] != len(geometry.anchors) or head.shape[3] <= _BOX_VALUES:
+            raise ValueError(
+                f"head {index} must have shape [rows, columns, {len(geometry.anchors)}, 5 + classes], got"
+                f" {list(head.shape)}"
+            )
+        sizes.append((head.shape[0] * geometry.stride, head.shape[1] * geometry.stride))
+    if len(set(sizes)) != 1:
+        raise ValueError(f"the heads belong to inputs of different sizes (height, width): {sizes}; check the strides")
+    return sizes[0]
+
+
+def _areas(boxes: Array) -> Array:
+    return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+
+
+def _sigmoid(raw: Array) -> Array:
+    # This form never overflows.
+    return (np.tanh(raw / 2) + 1) / 2
