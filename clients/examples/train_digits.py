@@ -26,7 +26,8 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from sklearn.neural_network import MLPClassifier
 
-from rocserve.backends.rocal.decoder import ColorFormat, Decoder
+from rocserve.backends.rocal.decoding.decoder import Decoder
+from rocserve.backends.rocal.decoding.options import ColorFormat
 from rocserve.backends.rocal.engine import OutputFormat, PipelineEngine
 from rocserve.backends.rocal.pipeline import Layout, parse_pipeline
 from rocserve.core.datatypes import DataType
@@ -105,7 +106,9 @@ def sample_pipeline(pipeline_file: Path) -> PipelineEngine:
     """The sample repository's pipeline as its config.pbtxt has it: grey, FP32, channels first."""
     color_format = ColorFormat.U8
     pipeline = parse_pipeline(pipeline_file.read_bytes(), color_format.channels)
-    return PipelineEngine(pipeline, Decoder(color_format, pipeline.limits), (OutputFormat(DataType.FP32, Layout.NCHW),))
+    return PipelineEngine(
+        pipeline, Decoder(color_format, pipeline.decoder), (OutputFormat(DataType.FP32, Layout.NCHW),)
+    )
 
 
 def preprocess(engine: PipelineEngine, jpegs: Sequence[bytes]) -> Array:

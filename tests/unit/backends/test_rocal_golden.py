@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rocserve.backends.rocal.decoder import ColorFormat, Decoder, DecoderLimits
+from rocserve.backends.rocal.decoding.decoder import Decoder
+from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions
 from rocserve.backends.rocal.engine import OutputFormat, PipelineEngine
 from rocserve.backends.rocal.pipeline import Layout, parse_pipeline
 from rocserve.core.datatypes import DataType
@@ -50,7 +51,7 @@ def engine_for(operations: list[dict[str, Any]]) -> tuple[PipelineEngine, np.nda
     formats = (OutputFormat(datatype, Layout.NHWC),)
     # A difference of FP32 outputs is a difference in units of the deviation; of UINT8 outputs it counts as it is.
     unit = np.asarray(output.operation.std_dev) if datatype is DataType.FP32 else np.ones(3)
-    return PipelineEngine(pipeline, Decoder(ColorFormat.RGB24, pipeline.decoder.limits), formats), unit
+    return PipelineEngine(pipeline, Decoder(ColorFormat.RGB24, pipeline.decoder), formats), unit
 
 
 def expected_and_given(
@@ -85,7 +86,7 @@ def test_pipeline_matches_rocal(data: Path, name: str) -> None:
 
 @data_sets
 def test_decoder_matches_rocal_to_the_bit(data: Path) -> None:
-    decoder = Decoder(ColorFormat.RGB24, DecoderLimits())
+    decoder = Decoder(ColorFormat.RGB24, DecoderOptions())
     decoded = json.loads((data / "manifest.json").read_text())["decoded"]
     assert decoded
     for name, expected in decoded.items():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rocserve.backends.rocal.decoder import DecoderLimits
+from rocserve.backends.rocal.decoding.options import DecoderLimits
 from rocserve.backends.rocal.operations import OPERATIONS
 from rocserve.backends.rocal.operations.normalize import CropMirrorNormalize
 from rocserve.backends.rocal.operations.resize import Resize

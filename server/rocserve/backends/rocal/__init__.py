@@ -1,4 +1,4 @@
-"""The rocal backend: JPEGs to tensors by a rocAL pipeline in JSON, on the CPU."""
+"""The rocal backend: images to tensors by a rocAL pipeline in JSON, on rocAL itself or on a CPU engine like it."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ BACKEND = BackendSpec(
     model_filenames=("pipeline.json", "model.json", "*.json"),
     thread_safe=True,
     forks_from_zygote=True,
-    preload=("cv2", "turbojpeg"),
+    preload=("cv2",),
 )

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from rocserve.backends.rocal.decoder import Decoder
+from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.image import Extent, Image, Pixels
 from rocserve.backends.rocal.operations.base import Measurement, Operation, PairOperation, PipelineOperation
 from rocserve.backends.rocal.pipeline import DECODED, Layout, Pipeline, Step
@@ -44,14 +44,16 @@ class OutputFormat:
         return (height, width, channels) if self.layout is Layout.NHWC else (channels, height, width)
 
 
-def output_extents(pipeline: Pipeline) -> list[Extent | None]:
+def output_extents(pipeline: Pipeline, decoded: Extent) -> list[Extent | None]:
     """The size of each output, as far as it is the same for every image; None for a measurement.
+
+    `decoded` is what is known of the size of the decoder's images.
 
     Raises:
         PipelineError: two images that are read together can never fit each other.
     """
     extents: list[Extent | None] = []
-    valid = {DECODED: Extent(None, None)}
+    valid = {DECODED: decoded}
     for index, step in enumerate(pipeline.steps):
         size = None
         if not isinstance(step.operation, Measurement):

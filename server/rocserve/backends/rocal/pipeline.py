@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rocserve.backends.rocal import schema
-from rocserve.backends.rocal.decoder import DecoderOptions
+from rocserve.backends.rocal.decoding.options import DecoderOptions
 from rocserve.backends.rocal.operations import OPERATIONS
 from rocserve.backends.rocal.operations.base import Measurement, PairOperation, PipelineOperation
 from rocserve.backends.rocal.schema import Binding, Key, PipelineError

@@ -1,0 +1,109 @@
+"""Takes in what a client sends: finds out what it is, refuses what is bad, decodes the rest."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rocserve.backends.rocal.decoding import exif, jpeg_header, png_header
+from rocserve.backends.rocal.decoding.faults import ImageError
+from rocserve.backends.rocal.decoding.header import NOT_TURNED, ColorModel, ImageHeader, ImageKind
+from rocserve.backends.rocal.decoding.jpeg import JpegDecoder
+from rocserve.backends.rocal.decoding.kinds import seeming_kind
+from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions, InputKind
+from rocserve.backends.rocal.decoding.png import decode_png
+from rocserve.backends.rocal.decoding.png_header import PngFile, read_png
+from rocserve.backends.rocal.decoding.raw import pixels_of
+from rocserve.backends.rocal.decoding.source import SourceImage, bytes_of
+from rocserve.backends.rocal.image import DecodedImage, Pixels
+
+
+class Decoder:
+    """Decodes JPEGs and PNGs, or takes raw pixels, as the options say; safe to use on several threads at once.
+
+    rocAL answers a bad image with another image's pixels; here it is an error that names the fault.
+    """
+
+    def __init__(self, color_format: ColorFormat, options: DecoderOptions) -> None:
+        """
+        Raises:
+            RuntimeError: libturbojpeg is not installed.
+        """
+        self._color_format = color_format
+        self._options = options
+        self._jpeg = JpegDecoder(color_format, options.limits) if options.input is InputKind.ENCODED else None
+
+    def probe(self, image: SourceImage) -> ImageHeader:
+        """Look at an image without decoding it.
+
+        What passes is a whole file of a supported kind within all limits: nothing is cut off, its header is sound. Only
+        damage inside a JPEG's entropy-coded data or a PNG's compressed rows is left for decoding to find.
+
+        Raises:
+            ImageError: it cannot be decoded.
+        """
+        if self._jpeg is None:
+            return self._raw_header(pixels_of(np.asarray(image), self._color_format.channels))
+        file = self._read(bytes_of(image))
+        header = file.header if isinstance(file, PngFile) else file
+        if header.kind is ImageKind.JPEG:
+            self._options.limits.scaling_factor(header.width, header.height)
+        return header
+
+    def decode(self, image: SourceImage) -> DecodedImage:
+        """The image as UINT8, height x width x channels, and its size before it was scaled.
+
+        Raises:
+            ImageError: neither JPEG nor PNG, damaged or truncated, or above the limits.
+        """
+        if self._jpeg is None:
+            pixels = pixels_of(np.asarray(image), self._color_format.channels)
+            self._raw_header(pixels)
+            return DecodedImage(pixels, pixels.shape[0], pixels.shape[1])
+        encoded = bytes_of(image)
+        file = self._read(encoded)
+        if isinstance(file, PngFile):
+            return self._upright(decode_png(file, self._color_format, self._options.limits), file.header)
+        return self._upright(self._jpeg.decode(encoded, file), file)
+
+    def _read(self, encoded: memoryview) -> ImageHeader | PngFile:
+        """What can be told without decoding, of an image within `max_pixels`."""
+        start = bytes(encoded[: len(png_header.SIGNATURE)])
+        if start.startswith(jpeg_header.SIGNATURE):
+            header = jpeg_header.read_jpeg_header(encoded)
+            self._check_pixels(header.width, header.height)
+            return header
+        if start == png_header.SIGNATURE:
+            file = read_png(encoded)
+            self._check_pixels(file.header.width, file.header.height)
+            return file
+        raise ImageError(_neither(encoded))
+
+    def _check_pixels(self, width: int, height: int) -> None:
+        if width * height > self._options.max_pixels:
+            raise ImageError(
+                f"its {width}x{height} pixels are more than the {self._options.max_pixels} that 'max_pixels' allows"
+            )
+
+    def _raw_header(self, pixels: Pixels) -> ImageHeader:
+        height, width, channels = pixels.shape
+        self._check_pixels(width, height)
+        model = ColorModel.GREY if channels == 1 else ColorModel.COLOUR
+        return ImageHeader(ImageKind.RAW, width, height, model, length=pixels.size)
+
+    def _upright(self, pixels: Pixels, header: ImageHeader) -> DecodedImage:
+        orientation = header.orientation if self._options.exif else NOT_TURNED
+        width, height = header.width, header.height
+        if exif.swaps_sides(orientation):
+            width, height = height, width
+        return DecodedImage(exif.turned(pixels, orientation), height, width)
+
+
+def _neither(encoded: memoryview) -> str:
+    expected = "a JPEG or a PNG is expected"
+    if not len(encoded):
+        return f"it is empty; {expected}"
+    kind = seeming_kind(encoded)
+    if kind is not None:
+        return f"it seems to be {kind}; {expected}"
+    start = " ".join(f"0x{byte:02x}" for byte in encoded[:4])
+    return f"it is no known kind of image (it starts with {start}); {expected}"

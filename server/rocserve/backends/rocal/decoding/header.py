@@ -1,0 +1,40 @@
+"""What an image's header tells, without a pixel decoded."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+NOT_TURNED = 1
+"""The EXIF orientation of an image whose rows and columns are as they are to be seen."""
+
+
+class ImageKind(enum.Enum):
+    JPEG = "JPEG"
+    PNG = "PNG"
+    RAW = "raw pixels"
+
+
+class ColorModel(enum.Enum):
+    """What a pixel is made of; an alpha channel does not count."""
+
+    GREY = "grey"
+    COLOUR = "colour"
+    """RGB, YCbCr or a palette."""
+    CMYK = "CMYK"
+    """Four inks, also as YCCK. libjpeg, and with it rocAL's decoder, makes no RGB of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageHeader:
+    kind: ImageKind
+    width: int
+    """Pixels of the image as it is stored, before it is turned or scaled."""
+    height: int
+    color_model: ColorModel
+    orientation: int = NOT_TURNED
+    """EXIF's, from 1 to 8."""
+    length: int = 0
+    """How many of the bytes are the file's; what stands behind them is padding, or no part of the picture."""
+    baseline: bool = True
+    """Of a JPEG, whether it is coded in one sequential scan's order (not progressive, not with arithmetic coding)."""

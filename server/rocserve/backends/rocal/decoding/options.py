@@ -1,0 +1,121 @@
+"""What a pipeline file's "decoder" object and the model's parameters say of decoding."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from rocserve.backends.rocal import schema
+from rocserve.backends.rocal.decoding.faults import ImageError
+from rocserve.backends.rocal.schema import Key, PipelineError
+
+DEFAULT_MAX_PIXELS = 100_000_000
+
+_SCALING_FACTORS = tuple(Fraction(eighths, 8).as_integer_ratio() for eighths in range(16, 0, -1))
+"""Largest first, as rocAL tries them; numerator and denominator in lowest terms, as libturbojpeg lists them."""
+
+
+class ColorFormat(enum.Enum):
+    """The channels and their order; the names are AMD Inference Server's."""
+
+    RGB24 = "RGB24"
+    BGR24 = "BGR24"
+    U8 = "U8"
+
+    @property
+    def channels(self) -> int:
+        return 1 if self is ColorFormat.U8 else 3
+
+
+class InputKind(enum.Enum):
+    """What the image input holds."""
+
+    ENCODED = "encoded"
+    """The bytes of JPEG and PNG files."""
+    RAW = "raw"
+    """Pixels, in the channels and the order of the color format; taken as they are, as rocAL's RAW_UNCOMPRESSED."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLimits:
+    """The box, in pixels, that a decoded image is scaled to fit; 0 = as large as it is."""
+
+    max_width: int = 1000
+    max_height: int = 1000
+
+    def fits(self, width: int, height: int) -> bool:
+        return (not self.max_width or width <= self.max_width) and (not self.max_height or height <= self.max_height)
+
+    def scaling_factor(self, width: int, height: int) -> tuple[int, int]:
+        """For a JPEG: numerator and denominator of the first libjpeg factor that fits, which may also enlarge.
+
+        Raises:
+            ImageError: not even an eighth fits.
+        """
+        if not self.max_width and not self.max_height:
+            return 1, 1
+        for numerator, denominator in _SCALING_FACTORS:
+            if self.fits(*(-(-side * numerator // denominator) for side in (width, height))):
+                return numerator, denominator
+        raise ImageError(
+            f"an eighth of its {width}x{height} pixels does not fit the decoder's"
+            f" {self.max_width or 'any'}x{self.max_height or 'any'}; raise max_width and max_height of the pipeline's"
+            ' "decoder" or set them to 0'
+        )
+
+    def bounded(self, width: int, height: int) -> tuple[int, int]:
+        """For a PNG, which libjpeg does not scale: the size itself where it fits, else the largest of the same
+        proportions that does, of at least one pixel a side."""
+        scale = min(Fraction(self.max_width or width, width), Fraction(self.max_height or height, height), Fraction(1))
+        return max(1, int(width * scale)), max(1, int(height * scale))
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderOptions:
+    """How images are taken in."""
+
+    limits: DecoderLimits = DecoderLimits()
+    max_pixels: int = DEFAULT_MAX_PIXELS
+    """Width times height of the image that is sent; more is refused before anything is decoded."""
+    exif: bool = False
+    """Whether an image is turned as its EXIF orientation says. rocAL does not."""
+    input: InputKind = InputKind.ENCODED
+
+    @staticmethod
+    def read(table: dict[str, Any]) -> DecoderOptions:
+        """The options in a pipeline file's "decoder" object.
+
+        Raises:
+            PipelineError: a key that is unknown, of the wrong kind, or of no meaning for raw pixels.
+        """
+        values = schema.read_keys("decoder", table, _KEYS)
+        kind = InputKind(values["input"])
+        idle = [key for key in ("max_width", "max_height", "exif") if key in table and kind is InputKind.RAW]
+        if idle:
+            raise PipelineError(
+                f'decoder: key \'{idle[0]}\' has no meaning with "input": "raw", whose pixels are taken as they are'
+            )
+        limits = DecoderLimits(values["max_width"], values["max_height"])
+        return DecoderOptions(limits, values["max_pixels"], values["exif"], kind)
+
+    def at_most(self, max_pixels: int) -> DecoderOptions:
+        """The same with no more pixels than these."""
+        return dataclasses.replace(self, max_pixels=min(self.max_pixels, max_pixels))
+
+
+def _read_pixel_count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError("a number of pixels, a whole number of 1 or more")
+    return value
+
+
+_KEYS = {
+    "max_width": Key(schema.read_size, default=1000),
+    "max_height": Key(schema.read_size, default=1000),
+    "max_pixels": Key(_read_pixel_count, default=DEFAULT_MAX_PIXELS),
+    "exif": Key(schema.read_flag, default=False),
+    "input": Key(schema.read_choice(*(kind.value for kind in InputKind)), default=InputKind.ENCODED.value),
+}
