@@ -1,0 +1,75 @@
+"""rocAL's Python module: whether it is there, and what this engine takes from it.
+
+amd.rocal is imported where an engine is made, in a worker, and nowhere else: it loads the GPU's libraries.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from rocserve.core.errors import unavailable
+
+_DISTRIBUTION = "amd-rocal"
+
+_NEEDED = (
+    "createIntParameter",
+    "externalSourceFeedInput",
+    "getOutputTensors",
+    "getStatus",
+    "rocalGetErrorMessage",
+    "ROIxywh",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """The modules of amd.rocal; untyped, as they are."""
+
+    pipeline: ModuleType
+    functions: ModuleType
+    """amd.rocal.fn"""
+    types: ModuleType
+    native: ModuleType
+    """rocal_pybind, which the others call; for what they do not wrap, or wrap wrongly."""
+    version: str
+    """For the log; "unknown" where amd.rocal was not installed as a wheel."""
+
+    def fault(self, handle: Any) -> str | None:
+        """What rocAL says is wrong with a pipeline; None = nothing. Its calls report no error themselves."""
+        if self.native.getStatus(handle) == self.types.OK:
+            return None
+        return str(self.native.rocalGetErrorMessage(handle)).strip() or "rocAL gives no reason"
+
+
+def import_binding() -> Binding:
+    """
+    Raises:
+        ServeError: UNAVAILABLE, amd.rocal is not installed, cannot be loaded, or lacks what is needed.
+    """
+    try:
+        pipeline, functions, types, native = (
+            importlib.import_module(name)
+            for name in ("amd.rocal.pipeline", "amd.rocal.fn", "amd.rocal.types", "rocal_pybind")
+        )
+    except ModuleNotFoundError as error:
+        raise unavailable(
+            f"amd.rocal is not installed ({error}); install ROCm's rocAL with its Python module, or set parameter"
+            " 'engine' to \"cpu\""
+        ) from None
+    except (ImportError, OSError) as error:
+        raise unavailable(f"amd.rocal is installed but cannot be loaded: {error}") from None
+    missing = [name for name in _NEEDED if not hasattr(native, name)]
+    if missing:
+        raise unavailable(f"this amd.rocal has no {', '.join(missing)} in rocal_pybind; rocAL 2.3 has")
+    return Binding(pipeline, functions, types, native, _version())
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version(_DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

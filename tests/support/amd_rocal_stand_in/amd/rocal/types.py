@@ -1,0 +1,3 @@
+"""amd.rocal.types."""
+
+from rocal_pybind.types import *  # noqa: F403
