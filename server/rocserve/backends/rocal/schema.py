@@ -186,3 +186,76 @@ def _read_number(value: Any, expected: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise ValueError(expected)
     return float(value)
+
+
+def read_switch(value: Any) -> bool:
+    """A flag as rocAL writes it, 0 or 1, or as JSON does."""
+    if not isinstance(value, int) or value not in (0, 1):
+        raise ValueError("true or false, or 1 or 0")
+    return bool(value)
+
+
+def read_signed_integer(value: Any) -> int:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > 65535:
+        raise ValueError("a whole number")
+    return value
+
+
+def read_axis(value: Any) -> int:
+    """Of an image: 0 = height, 1 = width, 2 = channels."""
+    if not isinstance(value, int) or isinstance(value, bool) or value not in (0, 1, 2):
+        raise ValueError("0, 1 or 2")
+    return value
+
+
+def read_not_negative(value: Any) -> float:
+    number = _read_number(value, "a number of 0 or more")
+    if number < 0:
+        raise ValueError("a number of 0 or more")
+    return number
+
+
+def read_percentage(value: Any) -> float:
+    """Of something that cannot go altogether."""
+    number = _read_number(value, "a percentage of 0 or more, below 100")
+    if not 0 <= number < 100:
+        raise ValueError("a percentage of 0 or more, below 100")
+    return number
+
+
+def read_constant(*names: str, prefix: str = "", suffix: str = "") -> Callable[[Any], str]:
+    """One of rocAL's constants, with or without the part that all of its kind share."""
+    read_name_of_one = read_choice(*names)
+
+    def read(value: Any) -> str:
+        if isinstance(value, str):
+            value = value.removeprefix(prefix).removesuffix(suffix)
+        return read_name_of_one(value)
+
+    return read
+
+
+def read_list(read_item: Callable[[Any], Any], counts: tuple[int, ...], items: str) -> Callable[[Any], tuple[Any, ...]]:
+    """A list of so many items as one of `counts` says; `items` names them in errors."""
+    *others, last = (str(count) for count in counts)
+    expected = f"a list of {' or '.join((', '.join(others), last)) if others else last} {items}"
+
+    def read(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list) or len(value) not in counts:
+            raise ValueError(expected)
+        try:
+            return tuple(read_item(item) for item in value)
+        except ValueError as error:
+            raise ValueError(f"{expected}, each {error}") from None
+
+    return read
+
+
+def read_exponent(value: Any) -> float:
+    """Of 2; what is beyond would leave nothing but black or white."""
+    number = _read_number(value, "a number from -32 to 32")
+    if not -32 <= number <= 32:
+        raise ValueError("a number from -32 to 32")
+    return number

@@ -12,10 +12,36 @@ OPERATIONS. Names in CamelCase are those of AMD Inference Server's JSON, names i
 
 from __future__ import annotations
 
-from rocserve.backends.rocal.operations import crop, image_size, normalize, resize
+from rocserve.backends.rocal.operations import (
+    arithmetic,
+    color,
+    crop,
+    cropping,
+    filters,
+    geometry,
+    image_size,
+    lenses,
+    levels,
+    normalize,
+    resize,
+    scaling,
+)
 from rocserve.backends.rocal.operations.base import PipelineOperation
 
-_MODULES = (resize, normalize, crop, image_size)
+_MODULES = (
+    resize,
+    normalize,
+    crop,
+    image_size,
+    scaling,
+    cropping,
+    geometry,
+    lenses,
+    levels,
+    color,
+    filters,
+    arithmetic,
+)
 
 OPERATIONS: dict[str, type[PipelineOperation]] = {
     operation.name: operation for module in _MODULES for operation in module.OPERATIONS

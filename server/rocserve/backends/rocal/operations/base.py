@@ -50,6 +50,10 @@ class Operation(PipelineOperation):
     def extent(self, source: Extent) -> ResultExtent:
         """The size of the result for an image of which `source` is valid."""
 
+    def result_extent(self, source: ResultExtent) -> ResultExtent:
+        """The same where the size of the whole image is known too; for operations whose result depends on it."""
+        return self.extent(source.valid)
+
 
 class PairOperation(PipelineOperation):
     """Makes an image of two others."""

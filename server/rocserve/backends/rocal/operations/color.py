@@ -1,0 +1,150 @@
+"""Operations on hue and saturation.
+
+The first channel counts as red, whatever the decoder's colour format is, as in rocAL.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import cv2
+import numpy as np
+
+from rocserve.backends.rocal import schema
+from rocserve.backends.rocal.image import Pixels
+from rocserve.backends.rocal.operations.base import PipelineOperation
+from rocserve.backends.rocal.operations.kept_size import KeptSizeOperation
+from rocserve.backends.rocal.schema import Key
+
+_SIXTHS = tuple(np.float32(count / 6) for count in range(7))
+
+
+class _Saturated:
+    """The hue and saturation of an image as RPP's older kernels find them: fractions, FP32, one plane each."""
+
+    def __init__(self, pixels: Pixels) -> None:
+        red, green, blue = (plane.astype(np.float32) / np.float32(255) for plane in cv2.split(pixels))
+        self.value = np.maximum(np.maximum(green, blue), red)
+        least = np.minimum(np.minimum(green, blue), red)
+        chroma = self.value - least
+        divisor = np.maximum(chroma * np.float32(6), np.float32(1e-9))
+        is_red, is_green = self.value == red, self.value == green
+        difference = np.where(is_red, green - blue, np.where(is_green, blue - red, red - green))
+        start = np.where(is_red, _SIXTHS[6], np.where(is_green, _SIXTHS[2], np.float32(10 / 6)))
+        self.hue = np.where(chroma > 0, difference / divisor + start, np.float32(0))
+        self.hue -= self.hue >= 1
+        self.saturation = chroma / np.maximum(self.value, np.float32(1e-9))
+
+    def pixels(self) -> Pixels:
+        """Back to red, green and blue."""
+        from_half = np.abs(self.hue - _SIXTHS[3]) * np.float32(6) - np.float32(2)
+        from_third = np.float32(1) - np.abs(self.hue - _SIXTHS[2]) * np.float32(6)
+        from_two_thirds = np.float32(1) - np.abs(self.hue - _SIXTHS[4]) * np.float32(6)
+        planes = []
+        for share in (from_half, from_third, from_two_thirds):
+            np.clip(share, -1, 0, out=share)
+            share *= self.saturation
+            share *= self.value
+            share += self.value
+            share *= np.float32(255)
+            planes.append(share)
+        return cv2.convertScaleAbs(cv2.merge(planes))
+
+
+@dataclass(frozen=True)
+class Hue(KeptSizeOperation):
+    """Turns the hue by `hue` degrees."""
+
+    hue: float
+
+    name: ClassVar[str] = "hue"
+    # rocAL draws what is left out at random.
+    keys: ClassVar[dict[str, Key]] = {"hue": Key(schema.read_number)}
+    colour_only: ClassVar[bool] = True
+
+    def _process(self, pixels: Pixels) -> Pixels:
+        image = _Saturated(pixels)
+        image.hue += np.float32(math.fmod(self.hue, 360) % 360 / 360)
+        image.hue -= image.hue >= 1
+        return image.pixels()
+
+
+@dataclass(frozen=True)
+class Saturation(KeptSizeOperation):
+    """Multiplies the saturation (0..1) by `saturation`, up to 1: 0 makes an image grey."""
+
+    saturation: float
+
+    name: ClassVar[str] = "saturation"
+    keys: ClassVar[dict[str, Key]] = {"saturation": Key(schema.read_not_negative, default=1.0)}
+    colour_only: ClassVar[bool] = True
+
+    def _process(self, pixels: Pixels) -> Pixels:
+        image = _Saturated(pixels)
+        image.saturation *= np.float32(self.saturation)
+        np.minimum(image.saturation, 1, out=image.saturation)
+        return image.pixels()
+
+
+@dataclass(frozen=True)
+class ColorTwist(KeptSizeOperation):
+    """Turns the hue by whole degrees, multiplies the saturation, then level * brightness + contrast.
+
+    The name says otherwise, but rocAL adds `contrast`, in levels of 0..255.
+    """
+
+    brightness: float
+    contrast: float
+    hue: float
+    saturation: float
+
+    name: ClassVar[str] = "color_twist"
+    keys: ClassVar[dict[str, Key]] = {
+        "brightness": Key(schema.read_number, default=1.0),
+        "contrast": Key(schema.read_number, default=1.0),
+        "hue": Key(schema.read_number, default=0.0),
+        "saturation": Key(schema.read_not_negative, default=1.0),
+    }
+    colour_only: ClassVar[bool] = True
+
+    def _process(self, pixels: Pixels) -> Pixels:
+        red, green, blue = (plane.astype(np.float32) * np.float32(1 / 255) for plane in cv2.split(pixels))
+        value = np.maximum(red, np.maximum(green, blue))
+        chroma = value - np.minimum(red, np.minimum(green, blue))
+        hue = self._turned_hue(red, green, blue, value, chroma)
+        saturation = chroma / np.maximum(value, np.float32(1e-9)) * np.float32(self.saturation)
+        np.minimum(saturation, 1, out=saturation)
+        sector = np.floor(hue)
+        strength = value * saturation
+        part = strength * (hue - sector)
+        lowest, falling, rising = value - strength, value - part, value - strength + part
+        sectors = sector.astype(np.uint8)
+        planes = (
+            np.choose(sectors, (value, falling, lowest, lowest, rising, value)),
+            np.choose(sectors, (rising, value, value, falling, lowest, lowest)),
+            np.choose(sectors, (lowest, lowest, rising, value, value, falling)),
+        )
+        levels = cast(Pixels, cv2.merge(planes))
+        levels *= np.float32(self.brightness) * np.float32(255)
+        levels += np.float32(self.contrast)
+        np.clip(levels, 0, 255, out=levels)
+        return cv2.convertScaleAbs(levels)
+
+    def _turned_hue(self, red: Pixels, green: Pixels, blue: Pixels, value: Pixels, chroma: Pixels) -> Pixels:
+        """The hue after turning, in sixths of a circle: from 0 to below 6."""
+        is_red, is_green = value == red, value == green
+        difference = np.where(is_red, green - blue, np.where(is_green, blue - red, red - green))
+        start = np.where(is_red, np.float32(0), np.where(is_green, np.float32(2), np.float32(4)))
+        is_grey = chroma == 0
+        start[is_grey] = 0
+        hue = difference / np.where(is_grey, np.float32(1), chroma)
+        hue += np.float32(math.fmod(int(self.hue), 360)) * np.float32(0.01666667) + start
+        hue -= np.float32(6) * (hue >= 6)
+        hue += np.float32(6) * (hue < 0)
+        # A hue a hair below 0 becomes 6 by rounding; there RPP's sector is none, and the pixel black.
+        return cast(Pixels, np.where(hue >= 6, np.float32(0), hue))
+
+
+OPERATIONS: tuple[type[PipelineOperation], ...] = (Hue, Saturation, ColorTwist)
