@@ -37,6 +37,8 @@ class BackendSpec:
     """Modules that the zygote imports ahead for this backend, where they are installed."""
     default_max_batch_size: int = 4
     """What max_batch_size becomes when the config leaves it out and the model can batch (Triton's default)."""
+    gpu_module: str = ""
+    """The module that takes its models to a GPU where it is installed, one worker an instance; "" = the CPU only."""
     answers_requests: bool = False
     """Whether its models see each request for itself (see `request_model.py`), not batches of tensors."""
 

@@ -12,4 +12,5 @@ BACKEND = BackendSpec(
     thread_safe=True,
     forks_from_zygote=True,
     preload=("cv2",),
+    gpu_module="amd.rocal",
 )

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from rocserve.backends.base import ModelSource
 from rocserve.backends.installed import is_installed
 from rocserve.backends.parameters import read_choice
+from rocserve.backends.rocal import BACKEND
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import InstanceKind
 
-ROCAL_MODULE = "amd.rocal"
+ROCAL_MODULE = BACKEND.gpu_module
 
 
 class EngineName(enum.Enum):
@@ -38,7 +39,7 @@ def choose_engine(model: ModelSource) -> EngineChoice:
     names = tuple(name.value for name in EngineName)
     wanted = read_choice(model.config, "engine", "", ("", "auto", *names))
     on_gpu = model.instance_kind is InstanceKind.GPU
-    kind = f"KIND_{model.instance_kind.name}"
+    kind = model.instance_kind.value
     if wanted == EngineName.CPU.value:
         if on_gpu:
             raise invalid_argument(

@@ -1,0 +1,86 @@
+"""Instance groups as workers: on the CPU, on GPUs, and where there are none."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from rocserve.backends.base import BackendSpec
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
+from rocserve.repository.gpus import visible_gpus
+from rocserve.repository.instance_plan import plan_workers
+
+CPU_ONLY = BackendSpec("some", ("some",), "some.engine", ("model.some",), thread_safe=True, forks_from_zygote=True)
+# A module of the standard library, which is installed everywhere.
+WITH_GPU = dataclasses.replace(CPU_ONLY, gpu_module="xml.dom")
+WITHOUT_ITS_MODULE = dataclasses.replace(CPU_ONLY, gpu_module="xml.no_such_module")
+
+
+def plan(
+    backend: BackendSpec, *groups: InstanceGroup, machine: tuple[int, ...] = (), engine: str = ""
+) -> list[tuple[InstanceKind, int | None, int]]:
+    config = ModelConfig(name="m", instance_groups=groups, parameters={"engine": engine} if engine else {})
+    plans = plan_workers(config, backend, lambda: machine)
+    return [(one.kind, one.device, one.instance_count) for one in plans]
+
+
+def gpu_group(count: int = 1, gpus: tuple[int, ...] = ()) -> InstanceGroup:
+    return InstanceGroup("", InstanceKind.GPU, count, gpus)
+
+
+def test_on_the_cpu_a_thread_safe_backend_has_one_worker_a_group() -> None:
+    groups = (InstanceGroup("", InstanceKind.CPU, 2), InstanceGroup("", InstanceKind.AUTO, 3))
+    assert plan(WITH_GPU, *groups, machine=(0,)) == [(InstanceKind.CPU, None, 2), (InstanceKind.CPU, None, 3)]
+    separate = dataclasses.replace(CPU_ONLY, thread_safe=False)
+    assert plan(separate, groups[0]) == [(InstanceKind.CPU, None, 1)] * 2
+
+
+def test_on_gpus_each_instance_is_a_worker() -> None:
+    assert plan(WITH_GPU, gpu_group(2, (1, 3))) == [(InstanceKind.GPU, device, 1) for device in (1, 1, 3, 3)]
+    config = ModelConfig(name="m", instance_groups=(gpu_group(1, (0, 1)),))
+    assert [one.instance_name for one in plan_workers(config, WITH_GPU)] == ["m_0_0", "m_0_1"]
+
+
+def test_a_group_without_gpus_takes_all_of_the_machine() -> None:
+    assert plan(WITH_GPU, gpu_group(), machine=(0, 1)) == [(InstanceKind.GPU, 0, 1), (InstanceKind.GPU, 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("backend", "text"),
+    [
+        (CPU_ONLY, "no GPUs are available to the backend 'some'; use KIND_CPU"),
+        (WITHOUT_ITS_MODULE, r"backend 'some' \(the Python module xml.no_such_module is not installed\)"),
+        (WITH_GPU, r"\(none was found on this machine; name those to use in 'gpus'\)"),
+    ],
+)
+def test_a_gpu_that_is_not_there_is_replaced_by_the_cpu_only_where_auto_is_written(
+    backend: BackendSpec, text: str
+) -> None:
+    with pytest.raises(ServeError, match=text) as caught:
+        plan(backend, gpu_group())
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+    assert plan(backend, gpu_group(), engine="auto") == [(InstanceKind.CPU, None, 1)]
+
+
+def test_auto_takes_the_gpu_where_there_is_one() -> None:
+    assert plan(WITH_GPU, gpu_group(), machine=(0,), engine="auto") == [(InstanceKind.GPU, 0, 1)]
+
+
+def test_passive_groups_have_no_worker() -> None:
+    passive = dataclasses.replace(gpu_group(), passive=True)
+    assert plan(CPU_ONLY, passive, InstanceGroup("", InstanceKind.CPU, 1)) == [(InstanceKind.CPU, None, 1)]
+    with pytest.raises(ServeError, match="all its instance groups are passive"):
+        plan(CPU_ONLY, passive)
+
+
+def test_visible_gpus(tmp_path: Path) -> None:
+    for node, properties in enumerate(("cpu_cores_count 16\nsimd_count 0\n", "simd_count 304\n", "simd_count 304\n")):
+        (tmp_path / str(node)).mkdir()
+        (tmp_path / str(node) / "properties").write_text(properties)
+    assert list(visible_gpus({}, tmp_path)) == [0, 1]
+    assert list(visible_gpus({"HIP_VISIBLE_DEVICES": "1, 5"}, tmp_path)) == [1, 5]
+    assert list(visible_gpus({"HIP_VISIBLE_DEVICES": ""}, tmp_path)) == []
+    assert list(visible_gpus({}, tmp_path / "none")) == []
