@@ -1,0 +1,198 @@
+"""A model written against Triton's Python interface: its life, its executions, and what it may answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rocserve.backends.python.abandoned import AbandonedRequests
+from rocserve.backends.python.event_loop import EventLoop
+from rocserve.backends.python.faults import exception_text, fault_text
+from rocserve.backends.python.pb_utils.calls import Caller
+from rocserve.backends.python.pb_utils.errors import TritonModelException
+from rocserve.backends.python.pb_utils.request import InferenceRequest, received_request
+from rocserve.backends.python.pb_utils.response import InferenceResponse
+from rocserve.backends.python.pb_utils.response_sender import RequestAnswers
+from rocserve.backends.request_model import Answer, ModelRequest
+from rocserve.core.errors import ServeError, internal
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.requests import Signature
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlace:
+    """Which model this is, and where it runs."""
+
+    name: str
+    version: int
+    folder: Path
+    instance_name: str
+    instance_kind: str
+    """CPU, GPU or MODEL."""
+    device: int
+
+
+class PythonModel:
+    """An instance of a model's TritonPythonModel."""
+
+    def __init__(
+        self,
+        model_class: type[Any],
+        request_class: type[InferenceRequest],
+        signature: Signature,
+        place: ModelPlace,
+        caller: Caller,
+    ) -> None:
+        """`request_class`: what the model knows as pb_utils.InferenceRequest."""
+        self._class = model_class
+        self._request_class = request_class
+        self._signature = signature
+        self._place = place
+        self._caller = caller
+        self._loop = EventLoop()
+        self._model: Any = None
+        self._decoupled = False
+        self._outputs: tuple[str, ...] = ()
+        self._abandoned = AbandonedRequests(place.name, False)
+
+    @property
+    def signature(self) -> Signature:
+        return self._signature
+
+    def initialize(self, config: ModelConfig, config_json: str) -> None:
+        """Make the instance and call its `initialize`, where it has one.
+
+        Raises:
+            ServeError: INTERNAL; the model's code raised, and where.
+        """
+        self._decoupled = config.decoupled
+        self._outputs = tuple(output.name for output in config.outputs)
+        self._abandoned = AbandonedRequests(self._place.name, self._decoupled)
+        try:
+            self._model = self._class()
+            if hasattr(self._model, "initialize"):
+                self._model.initialize(self._arguments(config_json))
+        except BaseException as error:
+            raise internal(fault_text(error, self._place.folder)) from error
+        self._caller.is_open = True
+
+    def execute(self, requests: Sequence[ModelRequest]) -> Sequence[Answer | None]:
+        """
+        Raises:
+            ServeError: INTERNAL; the model's code raised, or returned what it may not.
+        """
+        answers = [self._answers(request) for request in requests]
+        received = [self._received(request, each) for request, each in zip(requests, answers, strict=True)]
+        try:
+            returned = self._model.execute(received)
+            if asyncio.iscoroutine(returned):
+                running = self._loop.submit(returned)
+                if self._decoupled:
+                    running.add_done_callback(partial(self._background_ended, answers))
+                    returned = None
+                else:
+                    returned = running.result()
+            results = self._results(returned, answers)
+        except BaseException as error:
+            # SystemExit as well: sys.exit() in a model fails its batch and does not take the worker along.
+            for each in answers:
+                each.close()
+            raise self._execute_fault(error) from None
+        if not all(each.is_closed for each in answers):
+            self._abandoned.watch()
+        return results
+
+    def close(self) -> None:
+        """Stop the coroutines, call `finalize`, where the model has one, and end the requests that it still holds."""
+        self._caller.is_open = False
+        self._loop.close()
+        if hasattr(self._model, "finalize"):
+            try:
+                self._model.finalize()
+            except BaseException:
+                _LOG.exception("model '%s' failed to finalize", self._place.name)
+        self._model = None
+        self._abandoned.close()
+
+    def _arguments(self, config_json: str) -> dict[str, str]:
+        place = self._place
+        return {
+            "model_config": config_json,
+            "model_instance_kind": place.instance_kind,
+            "model_instance_name": place.instance_name,
+            "model_instance_device_id": str(place.device),
+            "model_repository": str(place.folder),
+            "model_version": str(place.version),
+            "model_name": place.name,
+        }
+
+    def _answers(self, request: ModelRequest) -> RequestAnswers:
+        wanted = frozenset(request.requested_outputs or self._outputs)
+        return RequestAnswers(request.responder, self._decoupled, wanted, self._abandoned.take)
+
+    def _received(self, request: ModelRequest, answers: RequestAnswers) -> InferenceRequest:
+        outputs = request.requested_outputs or self._outputs
+        place = self._place
+        return received_request(self._request_class, request, outputs, place.name, place.version, answers)
+
+    def _results(self, returned: Any, answers: Sequence[RequestAnswers]) -> list[Answer | None]:
+        """
+        Raises:
+            TritonModelException: in Triton's words.
+        """
+        if returned is None:
+            return [None] * len(answers)
+        if self._decoupled:
+            raise TritonModelException(
+                f"Python model '{self._place.instance_name}' is using the decoupled mode and the execute function must"
+                " return None."
+            )
+        if not isinstance(returned, list):
+            raise TritonModelException(f"Expected a list in the execute return, found type '{type(returned)}'.")
+        if len(returned) != len(answers):
+            raise TritonModelException(
+                "Number of InferenceResponse objects do not match the number of InferenceRequest objects."
+                f" InferenceRequest(s) size is:{len(answers)}, and InferenceResponse(s) size is:{len(returned)}"
+            )
+        return [_result(response, each) for response, each in zip(returned, answers, strict=True)]
+
+    def _background_ended(self, answers: Sequence[RequestAnswers], ended: Future[Any]) -> None:
+        """A decoupled model's coroutine has ended; when by an exception, nobody else will end its requests."""
+        if ended.cancelled():
+            fault: BaseException | None = asyncio.CancelledError("the model was unloaded")
+        else:
+            fault = ended.exception()
+            if fault is None and ended.result() is not None:
+                fault = TritonModelException(
+                    f"Python model '{self._place.instance_name}' is using the decoupled mode and the execute function"
+                    " must return None."
+                )
+        if fault is not None:
+            error = self._execute_fault(fault)
+            for each in answers:
+                each.fail(error)
+
+    def _execute_fault(self, error: BaseException) -> ServeError:
+        name = self._place.instance_name
+        _LOG.error("model '%s' failed to process its request(s)", name, exc_info=error)
+        text = str(error) if isinstance(error, TritonModelException) else exception_text(error)
+        return internal(f"Failed to process the request(s) for model '{name}', message: {text}")
+
+
+def _result(response: Any, answers: RequestAnswers) -> Answer | None:
+    if response is None:
+        return None
+    if not isinstance(response, InferenceResponse):
+        raise TritonModelException(
+            "Expected an 'InferenceResponse' object in the execute function return list, found type"
+            f" '{type(response)}'."
+        )
+    return answers.returned(response)

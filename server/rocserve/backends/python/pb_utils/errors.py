@@ -1,0 +1,75 @@
+"""The errors that models make and raise, and how their codes meet gRPC's."""
+
+from __future__ import annotations
+
+import enum
+
+from rocserve.core.errors import ServeError, StatusCode
+
+
+class TritonModelException(Exception):
+    """What the interface raises when it is used wrongly; models raise it too."""
+
+
+class ErrorCode(enum.IntEnum):
+    """Triton's error codes, by its numbers (TRITONSERVER_Error_Code)."""
+
+    UNKNOWN = 0
+    INTERNAL = 1
+    NOT_FOUND = 2
+    INVALID_ARG = 3
+    UNAVAILABLE = 4
+    UNSUPPORTED = 5
+    ALREADY_EXISTS = 6
+    CANCELLED = 7
+
+
+_STATUS = {
+    ErrorCode.UNKNOWN: StatusCode.UNKNOWN,
+    ErrorCode.INTERNAL: StatusCode.INTERNAL,
+    ErrorCode.NOT_FOUND: StatusCode.NOT_FOUND,
+    ErrorCode.INVALID_ARG: StatusCode.INVALID_ARGUMENT,
+    ErrorCode.UNAVAILABLE: StatusCode.UNAVAILABLE,
+    ErrorCode.UNSUPPORTED: StatusCode.UNIMPLEMENTED,
+    ErrorCode.ALREADY_EXISTS: StatusCode.ALREADY_EXISTS,
+    ErrorCode.CANCELLED: StatusCode.CANCELLED,
+}
+_CODES = {
+    **{status: code for code, status in _STATUS.items()},
+    # Triton has no codes of their own for these: an expired or a refused request is UNAVAILABLE to it.
+    StatusCode.DEADLINE_EXCEEDED: ErrorCode.UNAVAILABLE,
+    StatusCode.RESOURCE_EXHAUSTED: ErrorCode.UNAVAILABLE,
+}
+
+
+class TritonError:
+    """An error for one request, as a model answers it or is answered by another model."""
+
+    UNKNOWN = ErrorCode.UNKNOWN
+    INTERNAL = ErrorCode.INTERNAL
+    NOT_FOUND = ErrorCode.NOT_FOUND
+    INVALID_ARG = ErrorCode.INVALID_ARG
+    UNAVAILABLE = ErrorCode.UNAVAILABLE
+    UNSUPPORTED = ErrorCode.UNSUPPORTED
+    ALREADY_EXISTS = ErrorCode.ALREADY_EXISTS
+    CANCELLED = ErrorCode.CANCELLED
+
+    def __init__(self, message: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
+        if not isinstance(message, str):
+            raise TypeError(f"the message of a TritonError must be a str, got {type(message).__name__}")
+        self._message = message
+        self._code = ErrorCode(code)
+
+    def message(self) -> str:
+        return self._message
+
+    def code(self) -> ErrorCode:
+        return self._code
+
+
+def to_serve_error(error: TritonError) -> ServeError:
+    return ServeError(_STATUS[error.code()], error.message())
+
+
+def from_serve_error(error: ServeError) -> TritonError:
+    return TritonError(error.text, _CODES.get(error.code, ErrorCode.INTERNAL))

@@ -1,0 +1,151 @@
+"""A model's configuration, as models complete it and look things up in it. The dictionaries are Triton's JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+_INPUT_PROPERTIES = ("name", "data_type", "dims", "optional")
+_OUTPUT_PROPERTIES = ("name", "data_type", "dims")
+
+
+class ModelConfig:
+    """The configuration that a model's auto_complete_config adds to."""
+
+    def __init__(self, model_config: str) -> None:
+        """`model_config` is JSON."""
+        self._model_config: dict[str, Any] = json.loads(model_config)
+        self._model_config.setdefault("max_batch_size", 0)
+        self._model_config.setdefault("input", [])
+        self._model_config.setdefault("output", [])
+
+    def as_dict(self) -> dict[str, Any]:
+        """To be read only."""
+        return self._model_config
+
+    @property
+    def _name(self) -> str:
+        return str(self._model_config.get("name", ""))
+
+    def set_max_batch_size(self, max_batch_size: int) -> None:
+        """
+        Raises:
+            ValueError: the configuration asks for more.
+        """
+        configured = self._model_config["max_batch_size"]
+        if configured > max_batch_size:
+            raise ValueError(
+                f"configuration specified max_batch_size {configured}, but in auto-complete-config function for model"
+                f" '{self._name}' specified max_batch_size {max_batch_size}"
+            )
+        self._model_config["max_batch_size"] = max_batch_size
+
+    def set_dynamic_batching(self) -> None:
+        """Ask for a dynamic batcher; one that is configured stays as it is.
+
+        Raises:
+            ValueError: the configuration has another scheduler.
+        """
+        for scheduler in ("sequence_batching", "ensemble_scheduling"):
+            if scheduler in self._model_config:
+                raise ValueError(
+                    f"Configuration specified scheduling_choice as '{scheduler}', but auto-complete-config function"
+                    f" for model '{self._name}' tries to set scheduling_choice as 'dynamic_batching'"
+                )
+        self._model_config.setdefault("dynamic_batching", {})
+
+    def set_model_transaction_policy(self, transaction_policy_dict: dict[str, Any]) -> None:
+        """
+        Raises:
+            ValueError: a property other than "decoupled", or the configuration says otherwise.
+        """
+        if any(name != "decoupled" for name in transaction_policy_dict):
+            raise ValueError(
+                f"model transaction property in auto-complete-config function for model '{self._name}' contains"
+                " property other than 'decoupled'."
+            )
+        policy = self._model_config.setdefault("model_transaction_policy", {})
+        if "decoupled" in transaction_policy_dict:
+            decoupled = transaction_policy_dict["decoupled"]
+            if policy.get("decoupled", decoupled) != decoupled:
+                raise ValueError(
+                    f"trying to change decoupled property in auto-complete-config for model '{self._name}', which is"
+                    f" already set to '{policy['decoupled']}'."
+                )
+            policy["decoupled"] = decoupled
+
+    def add_input(self, input: dict[str, Any]) -> None:  # noqa: A002
+        """Add an input with `name`, `data_type`, `dims` and perhaps `optional`, or complete the one of that name.
+
+        Raises:
+            ValueError: another property, one that is missing, or the configuration says otherwise.
+        """
+        self._check_properties("input", input, _INPUT_PROPERTIES, "'name', 'data_type', 'dims' and 'optional'")
+        self._add("input", input)
+
+    def add_output(self, output: dict[str, Any]) -> None:
+        """Add an output with `name`, `data_type` and `dims`, or complete the one of that name.
+
+        Raises:
+            ValueError: another property, one that is missing, or the configuration says otherwise.
+        """
+        self._check_properties("output", output, _OUTPUT_PROPERTIES, "'name', 'data_type' and 'dims'")
+        self._add("output", output)
+
+    def _check_properties(self, what: str, tensor: dict[str, Any], allowed: tuple[str, ...], listed: str) -> None:
+        where = f"in auto-complete-config function for model '{self._name}'"
+        if "name" not in tensor:
+            raise ValueError(f"{what} {where} is missing 'name' property.")
+        if any(name not in allowed for name in tensor):
+            raise ValueError(f"{what} '{tensor['name']}' {where} contains property other than {listed}.")
+        for name in ("data_type", "dims"):
+            if name not in tensor:
+                raise ValueError(f"{what} '{tensor['name']}' {where} is missing '{name}' property.")
+
+    def _add(self, what: str, tensor: dict[str, Any]) -> None:
+        for current in self._model_config[what]:
+            if current["name"] == tensor["name"]:
+                self._check_same(what, current, tensor)
+                current.update(tensor)
+                return
+        self._model_config[what].append(tensor)
+
+    def _check_same(self, what: str, current: dict[str, Any], tensor: dict[str, Any]) -> None:
+        configured = current.get("data_type", "TYPE_INVALID")
+        if configured not in ("TYPE_INVALID", tensor["data_type"]):
+            raise ValueError(
+                f"unable to load model '{self._name}', configuration expects datatype {configured} for {what}"
+                f" '{tensor['name']}', model provides {tensor['data_type']}"
+            )
+        prefix = f"model '{self._name}', tensor '{tensor['name']}': the model expects"
+        dims = current.get("dims")
+        if dims and list(dims) != list(tensor["dims"]):
+            raise ValueError(f"{prefix} dims {tensor['dims']} but the model configuration specifies dims {dims}")
+        optional = current.get("optional", tensor.get("optional"))
+        if "optional" in tensor and optional != tensor["optional"]:
+            raise ValueError(
+                f"{prefix} optional {tensor['optional']} but the model configuration specifies optional {optional}"
+            )
+
+
+def get_input_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """The input of that name in a configuration; None when there is none."""
+    return _find(model_config, "input", name)
+
+
+def get_output_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """The output of that name in a configuration; None when there is none."""
+    return _find(model_config, "output", name)
+
+
+def using_decoupled_model_transaction_policy(model_config: dict[str, Any]) -> bool:
+    """Whether the configuration lets a request have any number of responses."""
+    return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
+
+
+def _find(model_config: dict[str, Any], what: str, name: str) -> dict[str, Any] | None:
+    for tensor in model_config.get(what, []):
+        if tensor["name"] == name:
+            found: dict[str, Any] = tensor
+            return found
+    return None

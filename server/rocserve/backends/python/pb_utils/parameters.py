@@ -1,0 +1,30 @@
+"""Parameters of requests and responses as models give and read them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rocserve.backends.python.pb_utils.errors import TritonModelException
+from rocserve.core.requests import Parameters, ParameterValue
+
+
+def checked_parameters(parameters: dict[str, Any] | None) -> dict[str, ParameterValue]:
+    """
+    Raises:
+        TritonModelException: a key is no str, or a value no bool, int or str.
+    """
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise TritonModelException(f"Expect dict, got {type(parameters)}")
+    for key, value in parameters.items():
+        if not isinstance(key, str):
+            raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
+        if not isinstance(value, bool | int | str):
+            raise TritonModelException(f"Expect parameters values to have type bool/int/str, found type {type(value)}")
+    return dict(parameters)
+
+
+def parameters_text(parameters: Parameters) -> str:
+    return json.dumps(dict(parameters))

@@ -1,0 +1,218 @@
+"""Requests: those that a model receives, and those that it makes to other models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rocserve.backends.python.pb_utils.calls import Caller, ResponseIterator
+from rocserve.backends.python.pb_utils.errors import TritonModelException
+from rocserve.backends.python.pb_utils.memory import InferenceTrace, PreferredMemory
+from rocserve.backends.python.pb_utils.parameters import checked_parameters, parameters_text
+from rocserve.backends.python.pb_utils.response import InferenceResponse
+from rocserve.backends.python.pb_utils.response_sender import InferenceResponseSender, RequestAnswers
+from rocserve.backends.python.pb_utils.tensor import Tensor, unwrap_tensor, wrap_tensor
+from rocserve.backends.request_model import ModelCall, ModelRequest
+
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
+TRITONSERVER_REQUEST_RELEASE_ALL = 1
+TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    model_name: str
+    model_version: int
+    request_id: str
+    correlation_id: int | str
+    flags: int
+    timeout: int
+    priority: int
+    parameters: dict[str, Any]
+
+
+class InferenceRequest:
+    """A request, received or to be made. Each model's module has a subclass of it that knows its `_caller`."""
+
+    _caller: Caller
+
+    def __init__(
+        self,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        inputs: Sequence[Tensor] | None = None,
+        requested_output_names: Iterable[str] | None = None,
+        model_name: str | None = None,
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory | None = None,
+        trace: InferenceTrace | None = None,
+        parameters: dict[str, Any] | None = None,
+    ) -> None:
+        """`timeout` in microseconds. `preferred_memory` is taken and has no effect: tensors are on the CPU."""
+        if inputs is None or requested_output_names is None or model_name is None:
+            raise TypeError("InferenceRequest needs inputs, requested_output_names and model_name")
+        if not isinstance(correlation_id, int | str):
+            raise TritonModelException("Correlation ID must be integer or string")
+        names = tuple(dict.fromkeys(requested_output_names))
+        whose = f"for request with id '{request_id}' and model name '{model_name}' should not be empty."
+        if any(tensor is None for tensor in inputs):
+            raise TritonModelException(f"Input tensor {whose}")
+        for tensor in inputs:
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"inputs must be pb_utils.Tensor objects, got {type(tensor).__name__}")
+        if "" in names:
+            raise TritonModelException(f"Requested output name {whose}")
+        self._inputs = list(inputs)
+        self._names = names
+        self._fields = _Fields(
+            model_name,
+            model_version,
+            request_id,
+            correlation_id,
+            flags,
+            timeout,
+            0,
+            checked_parameters(parameters),
+        )
+        self._flags = flags
+        self._trace = trace or InferenceTrace()
+        self._answers: RequestAnswers | None = None
+
+    def inputs(self) -> list[Tensor]:
+        return self._inputs
+
+    def requested_output_names(self) -> set[str]:
+        return set(self._names)
+
+    def request_id(self) -> str:
+        return self._fields.request_id
+
+    def correlation_id(self) -> int | str:
+        return self._fields.correlation_id
+
+    def flags(self) -> int:
+        return self._flags
+
+    def set_flags(self, flags: int) -> None:
+        self._flags = flags
+
+    def timeout(self) -> int:
+        """Microseconds; 0 = none."""
+        return self._fields.timeout
+
+    def priority(self) -> int:
+        return self._fields.priority
+
+    def model_name(self) -> str:
+        return self._fields.model_name
+
+    def parameters(self) -> str:
+        """JSON."""
+        return parameters_text(self._fields.parameters)
+
+    def trace(self) -> InferenceTrace:
+        return self._trace
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the answer of this received request any more."""
+        return self._answers is not None and self._answers.is_cancelled
+
+    def get_response_sender(self) -> InferenceResponseSender:
+        """
+        Raises:
+            TritonModelException: this is no request that the model received.
+        """
+        if self._answers is None:
+            raise TritonModelException(
+                "Unable to send response. Response sender has no reference to the decoupled state of the model."
+            )
+        return InferenceResponseSender(self._answers)
+
+    def set_release_flags(self, flags: int) -> None:
+        """
+        Raises:
+            TritonModelException: the request is to be scheduled again, which takes an iterative sequence.
+        """
+        if flags != TRITONSERVER_REQUEST_RELEASE_ALL:
+            raise TritonModelException(
+                "Unable to reschedule the request: rescheduling needs sequence_batching with iterative_sequence,"
+                " which this server does not have."
+            )
+
+    def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
+        """Run the request on the model that it names and wait; errors come in the response.
+
+        `decoupled`: give an iterator of any number of responses.
+
+        Raises:
+            TritonModelException: the model is not being served, as in `initialize` and `finalize`.
+        """
+        if not decoupled:
+            return self._caller.run(self._call())
+        responses = ResponseIterator()
+        self._caller.start(self._call(), responses.take)
+        responses.wait_for_first()
+        return responses
+
+    def async_exec(self, decoupled: bool = False) -> asyncio.Future[InferenceResponse | ResponseIterator]:
+        """Start the request on the model that it names; to be awaited for what `exec` gives.
+
+        Raises:
+            RuntimeError: no event loop is running.
+        """
+        run = self._stream(self._call()) if decoupled else self._caller.run_async(self._call())
+        return asyncio.ensure_future(run, loop=asyncio.get_running_loop())
+
+    async def _stream(self, call: ModelCall) -> ResponseIterator:
+        responses = ResponseIterator()
+        self._caller.start(call, responses.take)
+        await responses.wait_for_more()
+        return responses
+
+    def _call(self) -> ModelCall:
+        fields = self._fields
+        return ModelCall(
+            fields.model_name,
+            [unwrap_tensor(tensor) for tensor in self._inputs],
+            self._names,
+            fields.model_version,
+            fields.request_id,
+            fields.correlation_id,
+            self._flags,
+            fields.priority,
+            fields.timeout,
+            fields.parameters,
+        )
+
+
+def received_request(
+    kind: type[InferenceRequest],
+    request: ModelRequest,
+    outputs: tuple[str, ...],
+    model_name: str,
+    model_version: int,
+    answers: RequestAnswers,
+) -> InferenceRequest:
+    """A request that came to a model, as an object of its module's `kind`; `outputs`: what is asked of it."""
+    received = kind.__new__(kind)
+    received._inputs = [wrap_tensor(tensor) for tensor in request.inputs.values()]
+    received._names = outputs
+    received._fields = _Fields(
+        model_name,
+        model_version,
+        request.id,
+        request.correlation_id,
+        request.flags,
+        request.timeout_microseconds,
+        request.priority,
+        dict(request.parameters),
+    )
+    received._flags = request.flags
+    received._trace = InferenceTrace()
+    received._answers = answers
+    return received

@@ -1,0 +1,72 @@
+"""The responses that models give, and that they get from other models."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from rocserve.backends.python.pb_utils.errors import (
+    TritonError,
+    TritonModelException,
+    from_serve_error,
+    to_serve_error,
+)
+from rocserve.backends.python.pb_utils.parameters import checked_parameters, parameters_text
+from rocserve.backends.python.pb_utils.tensor import Tensor, unwrap_tensor, wrap_tensor
+from rocserve.backends.request_model import Answer, ModelResponse
+from rocserve.core.errors import ServeError
+from rocserve.core.requests import Parameters
+
+
+class InferenceResponse:
+    """Tensors or an error; with an error the tensors are not looked at."""
+
+    def __init__(
+        self,
+        output_tensors: Sequence[Tensor] = (),
+        error: TritonError | None = None,
+        parameters: dict[str, Any] | None = None,
+    ) -> None:
+        self._tensors = list(output_tensors)
+        for tensor in self._tensors:
+            if tensor is None:
+                raise TritonModelException("Output tensor for inference response should not be empty.")
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"output_tensors must be pb_utils.Tensor objects, got {type(tensor).__name__}")
+        if error is not None and not isinstance(error, TritonError):
+            raise TypeError(f"error must be a pb_utils.TritonError, got {type(error).__name__}")
+        self._error = error
+        self._parameters: Parameters = checked_parameters(parameters)
+
+    def output_tensors(self) -> list[Tensor]:
+        return self._tensors
+
+    def has_error(self) -> bool:
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        return self._error
+
+    def parameters(self) -> str:
+        """JSON."""
+        return parameters_text(self._parameters)
+
+
+def answer_of(response: InferenceResponse, wanted: Collection[str]) -> Answer:
+    """What goes to the client: the error, or those of the tensors that it asked for."""
+    error = response.error()
+    if error is not None:
+        return to_serve_error(error)
+    tensors = [unwrap_tensor(tensor) for tensor in response.output_tensors() if tensor.name() in wanted]
+    return ModelResponse(tensors, response._parameters)
+
+
+def response_of(answer: Answer | None) -> InferenceResponse:
+    """What came from another model; None, the end of its responses, is a response without tensors."""
+    if answer is None:
+        return InferenceResponse()
+    if isinstance(answer, ServeError):
+        return InferenceResponse(error=from_serve_error(answer))
+    response = InferenceResponse([wrap_tensor(tensor) for tensor in answer.outputs])
+    response._parameters = answer.parameters
+    return response

@@ -1,0 +1,112 @@
+"""The tensors that models see and give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rocserve.backends.python.pb_utils.bytes_tensors import encode_array
+from rocserve.backends.python.pb_utils.datatypes import datatype_of_numpy, triton_number
+from rocserve.backends.python.pb_utils.dlpack import CPU_DEVICE, export_array, import_array
+from rocserve.backends.python.pb_utils.errors import TritonModelException
+from rocserve.core import tensors as core
+from rocserve.core.datatypes import DataType
+
+
+class Tensor:
+    """A named tensor in the CPU's memory. It shares the memory of the array that it is made from."""
+
+    def __init__(self, name: str, numpy_array: np.ndarray[Any, Any]) -> None:
+        if not isinstance(name, str) or not isinstance(numpy_array, np.ndarray):
+            raise TypeError(
+                f"Tensor takes a name and a numpy array, got {type(name).__name__} and {type(numpy_array).__name__}"
+            )
+        datatype = datatype_of_numpy(numpy_array.dtype)
+        if datatype is None:
+            raise TritonModelException(
+                f"NumPy dtype is not supported. Tensor '{name}' has dtype {numpy_array.dtype}"
+                + ("; use dtype object for text" if numpy_array.dtype.kind == "U" else "")
+            )
+        if not name:
+            raise TritonModelException("Tensor name cannot be an empty string.")
+        contiguous = numpy_array.flags.c_contiguous
+        self._name = name
+        self._datatype = datatype
+        self._shape = numpy_array.shape
+        self._array: np.ndarray[Any, Any] | None = numpy_array if contiguous else np.ascontiguousarray(numpy_array)
+        # Taken down now: a model may use the same array of objects for the next request.
+        self._data: core.Buffer = encode_array(numpy_array) if datatype is DataType.BYTES else b""
+
+    def name(self) -> str:
+        return self._name
+
+    def shape(self) -> list[int]:
+        return list(self._shape)
+
+    def triton_dtype(self) -> int:
+        """The number of the datatype in Triton's TRITONSERVER_DataType."""
+        return triton_number(self._datatype)
+
+    def is_cpu(self) -> bool:
+        return True
+
+    def as_numpy(self) -> np.ndarray[Any, Any]:
+        """The tensor's own memory, which may be written; an array of bytes objects for BYTES.
+
+        Raises:
+            TritonModelException: the tensor is BF16, for which numpy has no type.
+        """
+        if self._datatype is DataType.BF16:
+            raise TritonModelException(
+                "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
+            )
+        return self._memory()
+
+    def to_dlpack(self) -> Any:
+        """A DLPack capsule on the tensor's memory."""
+        if self._datatype is DataType.BYTES:
+            raise TritonModelException("DLPack does not have support for string tensors.")
+        return export_array(self._memory(), self._datatype is DataType.BF16)
+
+    @staticmethod
+    def from_dlpack(name: str, tensor: Any) -> Tensor:
+        """A tensor on the memory of a DLPack capsule or of an object with `__dlpack__`."""
+        if not name:
+            raise TritonModelException("Tensor name cannot be an empty string.")
+        array, bfloat16 = import_array(tensor)
+        made = Tensor(name, array)
+        if bfloat16:
+            made._datatype = DataType.BF16
+        return made
+
+    def __dlpack__(self, stream: Any = None) -> Any:
+        return self.to_dlpack()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CPU_DEVICE
+
+    def _memory(self) -> np.ndarray[Any, Any]:
+        if self._array is None:
+            array = core.Tensor(self._name, self._datatype, self._shape, self._data).numpy()
+            # Models change their inputs in place.
+            self._array = array if array.flags.writeable else array.copy()
+        return self._array
+
+
+def wrap_tensor(tensor: core.Tensor) -> Tensor:
+    """A tensor that came from outside, as a model sees it; its data is looked at only when it is asked for."""
+    wrapped = Tensor.__new__(Tensor)
+    wrapped._name = tensor.name
+    wrapped._datatype = tensor.datatype
+    wrapped._shape = tensor.shape
+    wrapped._data = tensor.data
+    wrapped._array = None
+    return wrapped
+
+
+def unwrap_tensor(tensor: Tensor) -> core.Tensor:
+    """A model's tensor on its way out, on the same memory."""
+    if tensor._array is None or tensor._datatype is DataType.BYTES:
+        return core.Tensor(tensor._name, tensor._datatype, tensor._shape, tensor._data)
+    return core.tensor_from_numpy(tensor._name, tensor._array, tensor._datatype)

@@ -1,0 +1,142 @@
+"""Python models in the test's own process: real model files, a fake server around them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rocserve.backends.base import ModelSource
+from rocserve.backends.python.engine import load
+from rocserve.backends.registry import discover_backends
+from rocserve.backends.request_model import (
+    Answer,
+    ModelCall,
+    ModelRequest,
+    ModelResponse,
+    RequestModel,
+    RequestModelSource,
+)
+from rocserve.config.definition import complete_definition, find_model_file, read_model_definitions
+from rocserve.config.json_text import config_json
+from rocserve.core.tensors import Tensor, tensor_from_numpy
+
+MODELS = Path(__file__).parents[1] / "data" / "python-models"
+
+OnAnswer = Callable[[Answer | None, bool], None]
+
+
+class RecordingResponder:
+    """Keeps what a model sends to a request."""
+
+    def __init__(self) -> None:
+        self.is_cancelled = False
+        self.sent: list[tuple[Answer | None, bool]] = []
+        self._ended = threading.Event()
+
+    def send(self, answer: Answer | None, final: bool) -> None:
+        if self._ended.is_set():
+            raise RuntimeError("the final response has been sent")
+        self.sent.append((answer, final))
+        if final:
+            self._ended.set()
+
+    def wait(self) -> list[tuple[Answer | None, bool]]:
+        """All that was sent, once the last of it has been."""
+        assert self._ended.wait(10), f"no final response came, only {self.sent}"
+        return self.sent
+
+
+class FakeCalls:
+    """Answers a model's calls by functions, on a thread of its own, as a worker does."""
+
+    def __init__(self, **models: Callable[[ModelCall, OnAnswer], None]) -> None:
+        self._models = models
+        self.calls: list[ModelCall] = []
+
+    def call(self, call: ModelCall, on_answer: OnAnswer) -> None:
+        self.calls.append(call)
+        threading.Thread(target=self._models[call.model_name], args=(call, on_answer)).start()
+
+
+def request(
+    *,
+    responder: RecordingResponder | None = None,
+    outputs: tuple[str, ...] = (),
+    inputs: Sequence[Tensor] = (),
+    details: dict[str, Any] | None = None,
+    **arrays: np.ndarray[Any, Any],
+) -> ModelRequest:
+    """A request with these inputs."""
+    tensors = {tensor.name: tensor for tensor in inputs}
+    for name, array in arrays.items():
+        tensor = tensor_from_numpy(name, array)
+        tensors[name] = Tensor(name, tensor.datatype, tensor.shape, bytearray(tensor.data))
+    return ModelRequest(tensors, outputs, responder or RecordingResponder(), **(details or {}))
+
+
+def outputs(answer: Answer | None) -> dict[str, np.ndarray[Any, Any]]:
+    assert isinstance(answer, ModelResponse), answer
+    return {tensor.name: tensor.numpy() for tensor in answer.outputs}
+
+
+@contextmanager
+def loaded(folder: Path, calls: FakeCalls | None = None, version: int = 1) -> Iterator[RequestModel]:
+    """The model of a folder, as a worker loads it, without `initialize`; afterwards Python imports as before."""
+    path, hooks, modules = list(sys.path), list(sys.path_hooks), set(sys.modules)
+    (definition,) = read_model_definitions(folder, discover_backends())
+    version_folder = folder / str(version)
+    source = ModelSource(
+        name=definition.name,
+        version=version,
+        model_folder=folder,
+        version_folder=version_folder,
+        model_file=find_model_file(definition, version_folder),
+        config=definition.config,
+        instance_kind=definition.config.instance_groups[0].kind,
+        device=None,
+        instance_count=1,
+    )
+    try:
+        yield load(
+            RequestModelSource(source, config_json(definition.message), calls or FakeCalls(), f"{definition.name}_0_0")
+        )
+    finally:
+        sys.path[:] = path
+        sys.path_hooks[:] = hooks
+        sys.path_importer_cache.clear()
+        for name in set(sys.modules) - modules:
+            del sys.modules[name]
+
+
+@contextmanager
+def serving(folder: Path, calls: FakeCalls | None = None) -> Iterator[RequestModel]:
+    """The model of a folder, ready to execute."""
+    with loaded(folder, calls) as model:
+        (definition,) = read_model_definitions(folder, discover_backends())
+        complete = complete_definition(definition, model.signature)
+        model.initialize(complete.config, config_json(complete.message))
+        try:
+            yield model
+        finally:
+            model.close()
+
+
+@contextmanager
+def serving_source(folder: Path, source: str, config: str, calls: FakeCalls | None = None) -> Iterator[RequestModel]:
+    """A model of this model.py and config.pbtxt, ready to execute."""
+    write_model(folder, source, config)
+    with serving(folder, calls) as model:
+        yield model
+
+
+def write_model(folder: Path, source: str, config: str) -> Path:
+    (folder / "1").mkdir(parents=True, exist_ok=True)
+    (folder / "1" / "model.py").write_text(source)
+    (folder / "config.pbtxt").write_text(config)
+    return folder

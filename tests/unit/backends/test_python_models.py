@@ -1,0 +1,456 @@
+"""Models as users write them, in this process: what they are given, and what they may answer."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.python_models import (
+    MODELS,
+    FakeCalls,
+    RecordingResponder,
+    loaded,
+    outputs,
+    request,
+    serving,
+    serving_source,
+    write_model,
+)
+
+from rocserve.backends.request_model import ModelResponse
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.requests import TensorSpec
+from rocserve.core.tensors import Tensor, tensor_from_numpy
+
+NUMBERS = """
+backend: "python"
+input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] }, { name: "Z" data_type: TYPE_FP32 dims: [ -1 ] } ]
+"""
+DECOUPLED = NUMBERS + "model_transaction_policy { decoupled: true }"
+
+HEAD = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+def answer(request):
+    x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+    return pb_utils.InferenceResponse([pb_utils.Tensor("Y", x + 1), pb_utils.Tensor("Z", x + 2)])
+
+
+class TritonPythonModel:
+"""
+X = np.array([1, 2], np.float32)
+
+
+def method(body: str) -> str:
+    lines = "".join(f"        {line}\n" for line in body.strip().splitlines())
+    return f"{HEAD}    def execute(self, requests):\n{lines}"
+
+
+def fault_of(folder: Path, body: str, config: str = NUMBERS, count: int = 1) -> ServeError:
+    with serving_source(folder / "faulty", method(body), config) as model, pytest.raises(ServeError) as fault:
+        model.execute([request(X=X) for _ in range(count)])
+    return fault.value
+
+
+def test_add_sub() -> None:
+    with serving(MODELS / "add_sub") as model:
+        assert model.signature.inputs == (
+            TensorSpec("INPUT0", DataType.FP32, (-1, 4)),
+            TensorSpec("INPUT1", DataType.FP32, (-1, 4)),
+        )
+        left, right = np.arange(8, dtype=np.float32).reshape(2, 4), np.ones((2, 4), np.float32)
+        first, second = model.execute(
+            [request(INPUT0=left, INPUT1=right), request(INPUT0=right, INPUT1=right, outputs=("OUTPUT1",))]
+        )
+    np.testing.assert_array_equal(outputs(first)["OUTPUT0"], left + right)
+    np.testing.assert_array_equal(outputs(first)["OUTPUT1"], left - right)
+    assert list(outputs(second)) == ["OUTPUT1"]
+
+
+def test_texts_and_modules_beside_the_model() -> None:
+    with serving(MODELS / "words") as model:
+        texts = np.array([["grüße", ""]], dtype=object)
+        (answer,) = model.execute([request(TEXT=texts)])
+    assert outputs(answer)["SHOUTED"].tolist() == [["GRÜSSE!".encode(), b"!"]]
+    assert outputs(answer)["LENGTHS"].tolist() == [[7, 0]]
+    assert not list((MODELS / "words").rglob("__pycache__"))
+
+
+def test_a_model_completes_its_configuration() -> None:
+    with serving(MODELS / "completed") as model:
+        signature = model.signature
+        assert signature.inputs == (
+            TensorSpec("DATA", DataType.FP32, (-1, -1)),
+            TensorSpec("SCALE", DataType.FP32, (-1, 1)),
+        )
+        assert signature.outputs == (TensorSpec("SCALED", DataType.FP32, (-1, -1)),)
+        assert signature.optional_inputs == {"SCALE"}
+        assert (signature.max_batch_size, signature.supports_batching, signature.dynamic_batching) == (16, True, True)
+        data = np.array([[1, 2]], np.float32)
+        with_scale = request(DATA=data, SCALE=np.array([[10]], np.float32))
+        first, second = model.execute([request(DATA=data), with_scale])
+    assert outputs(first)["SCALED"].tolist() == [[2, 4]]
+    assert outputs(second)["SCALED"].tolist() == [[10, 20]]
+
+
+def test_what_a_model_is_told() -> None:
+    details = {
+        "id": "seven",
+        "correlation_id": "thread",
+        "flags": 3,
+        "timeout_microseconds": 5000,
+        "parameters": {"name": "value", "count": 3, "sure": True},
+    }
+    with serving(MODELS / "mirror") as model:
+        (answer,) = model.execute([request(X=np.zeros((1, 1), np.int32), outputs=("SEEN",), details=details)])
+    assert isinstance(answer, ModelResponse)
+    assert answer.parameters == {"together": 1, "kind": "mirror", "whole": True}
+    seen = json.loads(outputs(answer)["SEEN"][0, 0])
+    assert seen["args"] == {
+        "model_instance_kind": "CPU",
+        "model_instance_name": "mirror_0_0",
+        "model_instance_device_id": "0",
+        "model_repository": str(MODELS / "mirror"),
+        "model_version": "1",
+        "model_name": "mirror",
+    }
+    assert seen["model_parameters"] == {"colour": {"string_value": "green"}}
+    assert seen["model_dir"] == str(MODELS / "mirror" / "1")
+    assert (seen["request_id"], seen["correlation_id"], seen["flags"]) == ("seven", "thread", 3)
+    assert (seen["timeout"], seen["parameters"]) == (5000, {"name": "value", "count": 3, "sure": True})
+    assert (seen["requested"], seen["pid"]) == (["SEEN"], os.getpid())
+
+
+def test_a_request_that_names_no_outputs_gets_all(tmp_path: Path) -> None:
+    body = """
+assert requests[0].requested_output_names() == {"Y", "Z"}
+return [answer(request) for request in requests]
+"""
+    with serving_source(tmp_path / "m", method(body), NUMBERS) as model:
+        assert list(outputs(model.execute([request(X=X)])[0])) == ["Y", "Z"]
+
+
+def test_an_error_for_one_request_leaves_the_others() -> None:
+    words = ["hello", "code NOT_FOUND", "code CANCELLED", "code UNSUPPORTED", "you"]
+    with serving(MODELS / "moody") as model:
+        answers = model.execute([request(WORD=np.array([[word]], dtype=object)) for word in words])
+    assert outputs(answers[0])["ECHO"].tolist() == [[b"hello"]]
+    assert outputs(answers[4])["ECHO"].tolist() == [[b"you"]]
+    errors = [answer for answer in answers if isinstance(answer, ServeError)]
+    assert [error.code for error in errors] == [
+        StatusCode.NOT_FOUND,
+        StatusCode.CANCELLED,
+        StatusCode.UNIMPLEMENTED,
+    ]
+    assert errors[0].text == "as you wish"
+
+
+def test_an_exception_fails_the_batch_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(MODELS / "moody") as model:
+        for word, said in (("raise", "ValueError: cannot bear 'raise'"), ("exit", "SystemExit: 3")):
+            with pytest.raises(ServeError) as fault:
+                model.execute([request(WORD=np.array([[each]], dtype=object)) for each in ("hello", word)])
+            assert fault.value.code is StatusCode.INTERNAL
+            text = f"Failed to process the request(s) for model 'moody_0_0', message: {said}"
+            assert fault.value.text == text
+        (answer,) = model.execute([request(WORD=np.array([["fine"]], dtype=object))])
+    assert outputs(answer)["ECHO"].tolist() == [[b"fine"]]
+    assert 'model.py", line 19, in execute' in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("return []", "InferenceRequest(s) size is:2, and InferenceResponse(s) size is:0"),
+        ("return tuple(map(answer, requests))", "Expected a list in the execute return, found type '<class 'tuple'>'."),
+        ("return [1, 2]", "found type '<class 'int'>'."),
+        ("return [pb_utils.Tensor('Y', np.array(['text']))] * 2", "NumPy dtype is not supported."),
+        ("return [answer(requests[0]) for _ in (1,)]", "InferenceResponse(s) size is:1"),
+        ("requests[0].set_release_flags(2)", "rescheduling needs sequence_batching with iterative_sequence"),
+        ("pb_utils.load_model('other')", "Failed to load model: other"),
+        ("pb_utils.InferenceResponse([None])", "Output tensor for inference response should not be empty."),
+        ("pb_utils.InferenceResponse(parameters={'a': 0.5})", "found type <class 'float'>"),
+    ],
+)
+def test_what_execute_may_not_do(tmp_path: Path, body: str, told: str) -> None:
+    fault = fault_of(tmp_path, body, count=2)
+    assert fault.code is StatusCode.INTERNAL
+    assert told in fault.text
+
+
+def test_a_decoupled_model_returns_none(tmp_path: Path) -> None:
+    fault = fault_of(tmp_path, "return [answer(request) for request in requests]", DECOUPLED)
+    assert "is using the decoupled mode and the execute function must return None." in fault.text
+
+
+def test_a_sender_answers_once_unless_decoupled(tmp_path: Path) -> None:
+    body = """
+sender = requests[0].get_response_sender()
+faults = []
+def attempt(*arguments, **options):
+    try:
+        sender.send(*arguments, **options)
+    except pb_utils.TritonModelException as error:
+        faults.append(str(error))
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+attempt(flags=FINAL)
+attempt(answer(requests[0]), flags=7)
+attempt()
+attempt(answer(requests[0]))
+attempt(answer(requests[0]))
+attempt(flags=FINAL)
+attempt(flags=FINAL)
+self.faults = faults
+"""
+    responder = RecordingResponder()
+    with serving_source(tmp_path / "single", method(body), NUMBERS) as model:
+        assert model.execute([request(X=X, outputs=("Z",), responder=responder)]) == [None]
+        assert model._model.faults == [  # type: ignore[attr-defined]
+            "Unable to send response. Non-decoupled model cannot send complete final before sending a response.",
+            "Unable to send response. Unsupported flag provided.",
+            "Inference Response object must be provided when the response flags is set to zero.",
+            "Unable to send response. Non-decoupled model cannot send more than one response.",
+            "Unable to send response. Response sender has been closed.",
+        ]
+    (first, is_last), end = responder.sent
+    assert outputs(first)["Z"].tolist() == [3, 4]
+    assert (is_last, end) == (False, (None, True))
+
+
+def test_a_returned_response_after_a_sent_one_fails(tmp_path: Path) -> None:
+    body = """
+requests[0].get_response_sender().send(answer(requests[0]), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+return [answer(request) for request in requests]
+"""
+    assert "Non-decoupled model cannot send more than one response." in fault_of(tmp_path, body).text
+
+
+def test_after_an_exception_nothing_more_can_be_sent(tmp_path: Path) -> None:
+    body = """
+if len(requests) == 2:
+    self.kept = requests[0].get_response_sender()
+    raise ValueError("not now")
+self.kept.send(answer(requests[0]))
+"""
+    with serving_source(tmp_path / "m", method(body), DECOUPLED) as model:
+        with pytest.raises(ServeError, match="not now"):
+            model.execute([request(X=X), request(X=X)])
+        with pytest.raises(ServeError, match="Response sender has been closed"):
+            model.execute([request(X=X)])
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_any_number_of_responses_from_another_thread(count: int) -> None:
+    responder = RecordingResponder()
+    with serving(MODELS / "repeat") as model:
+        assert model.signature.decoupled
+        assert model.execute([request(IN=np.arange(count, dtype=np.int32), responder=responder)]) == [None]
+        *sent, end = responder.wait()
+    assert [outputs(answer)["OUT"].tolist() for answer, _ in sent] == [[number] for number in range(count)]
+    assert not any(final for _, final in sent)
+    assert end == (None, True)
+
+
+def test_an_error_among_the_responses() -> None:
+    responder = RecordingResponder()
+    with serving(MODELS / "repeat") as model:
+        model.execute([request(IN=np.array([4, -1], np.int32), responder=responder)])
+        _, (error, _), _ = responder.wait()
+    assert isinstance(error, ServeError)
+    assert (error.code, error.text) == (StatusCode.INVALID_ARGUMENT, "only what is not negative")
+
+
+def test_coroutines_of_a_decoupled_model_go_on_side_by_side(caplog: pytest.LogCaptureFixture) -> None:
+    responders = {number: RecordingResponder() for number in (3, 13, 0)}
+    with serving(MODELS / "square_async") as model:
+        for number, responder in responders.items():
+            assert model.execute([request(IN=np.array([number], np.int32), responder=responder)]) == [None]
+        sent = {number: responder.wait() for number, responder in responders.items()}
+    assert [outputs(answer)["OUT"].tolist() for answer, _ in sent[3][:-1]] == [[9]] * 3
+    assert sent[0] == [(None, True)]
+    (error, final) = sent[13][-1]
+    assert isinstance(error, ServeError)
+    assert "ValueError: thirteen is out of the question" in error.text
+    assert final
+    assert "in respond" in caplog.text
+
+
+def test_requests_that_a_model_lets_go_of_are_ended(tmp_path: Path) -> None:
+    silent, spoken, decoupled = RecordingResponder(), RecordingResponder(), RecordingResponder()
+    body = """
+if len(requests) == 2:
+    requests[1].get_response_sender().send(answer(requests[1]))
+"""
+    with serving_source(tmp_path / "m", method(body), NUMBERS) as model:
+        assert model.execute([request(X=X, responder=silent), request(X=X, responder=spoken)]) == [None, None]
+        ((error, final),) = silent.wait()
+        assert isinstance(error, ServeError)
+        assert final
+        assert "let go of a request without a response" in error.text
+        assert spoken.wait()[1:] == [(None, True)]
+    with serving_source(tmp_path / "d", method("pass"), DECOUPLED) as model:
+        model.execute([request(X=X, responder=decoupled)])
+        assert decoupled.wait() == [(None, True)]
+
+
+def test_cancellation_is_seen() -> None:
+    responder = RecordingResponder()
+    responder.is_cancelled = True
+    with serving(MODELS / "patient") as model:
+        (error,) = model.execute([request(WAIT=np.array([True]), responder=responder)])
+        (answer,) = model.execute([request(WAIT=np.array([False]))])
+    assert isinstance(error, ServeError)
+    assert error.code is StatusCode.CANCELLED
+    assert outputs(answer)["CANCELLED"].tolist() == [1]
+
+
+def test_dlpack_and_bfloat16() -> None:
+    brain = Tensor("BRAIN", DataType.BF16, (2,), bytes([0x80, 0x3F, 0x00, 0xC0]))
+    with serving(MODELS / "bits") as model:
+        (answer,) = model.execute([request(inputs=[brain], HALF=np.array([1, 2, 3], np.float16))])
+    assert isinstance(answer, ModelResponse)
+    doubled, same = answer.outputs
+    assert doubled.numpy().tolist() == [2, 4, 6]
+    assert (same.datatype, same.shape, bytes(same.data)) == (DataType.BF16, (2,), brain.data)
+
+
+# Calls
+
+
+def _adder(call, on_answer) -> None:
+    tensors = {tensor.name: tensor.numpy() for tensor in call.inputs}
+    on_answer(ModelResponse([tensor_from_numpy("OUTPUT0", tensors["INPUT0"] + tensors["INPUT1"])]), True)
+
+
+def _not_there(call, on_answer) -> None:
+    on_answer(ServeError(StatusCode.NOT_FOUND, f"Request for unknown model: '{call.model_name}' is not found"), True)
+
+
+def _counter(call, on_answer) -> None:
+    for number in call.inputs[0].numpy():
+        on_answer(ModelResponse([tensor_from_numpy("OUT", np.array([number], np.int32))]), False)
+    on_answer(None, True)
+
+
+def test_calls_side_by_side() -> None:
+    calls = FakeCalls(add_sub=_adder, not_there=_not_there)
+    left, right = np.arange(12, dtype=np.float32).reshape(3, 4), np.ones((3, 4), np.float32)
+    with serving(MODELS / "fan_out", calls) as model:
+        (answer,) = model.execute([request(LEFT=left, RIGHT=right)])
+    np.testing.assert_array_equal(outputs(answer)["SUMS"], left + right)
+    assert outputs(answer)["REFUSAL"].tolist() == [b"Request for unknown model: 'not_there' is not found"]
+    assert [call.requested_outputs for call in calls.calls] == [("OUTPUT0",)] * 3 + [("X",)]
+
+
+@pytest.mark.parametrize("count", [0, 2, 6])
+def test_a_call_of_a_decoupled_model(count: int) -> None:
+    with serving(MODELS / "collector", FakeCalls(repeat=_counter)) as model:
+        (answer,) = model.execute([request(IN=np.arange(count, dtype=np.int32))])
+    assert outputs(answer)["SUM"].tolist() == [sum(range(count))]
+    assert b"Please use 'decoupled=True'" in outputs(answer)["SINGLE"][0]
+
+
+def test_responses_of_a_call_are_iterated_asynchronously_too(tmp_path: Path) -> None:
+    source = """
+import triton_python_backend_utils as pb_utils
+import numpy as np
+
+class TritonPythonModel:
+    async def execute(self, requests):
+        call = pb_utils.InferenceRequest(
+            model_name="repeat", requested_output_names=["OUT"], inputs=requests[0].inputs(),
+            request_id="q", correlation_id=9, model_version=2, flags=1, timeout=30, parameters={"a": 1},
+            preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0), trace=requests[0].trace())
+        responses = await call.async_exec(decoupled=True)
+        one_way = [r.output_tensors()[0].as_numpy()[0] async for r in responses if r.output_tensors()]
+        again = [r.output_tensors()[0].as_numpy()[0] for r in responses if r.output_tensors()]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array(one_way + again, np.float32))])]
+"""
+    config = NUMBERS.replace("FP32", "INT32")
+    calls = FakeCalls(repeat=_counter)
+    with serving_source(tmp_path / "m", source, config, calls) as model:
+        (answer,) = model.execute([request(X=np.array([5, 6], np.int32))])
+    assert outputs(answer)["Y"].tolist() == [5, 6, 5, 6]
+    (call,) = calls.calls
+    assert (call.id, call.correlation_id, call.model_version, call.flags) == ("q", 9, 2, 1)
+    assert (call.timeout_microseconds, call.parameters) == (30, {"a": 1})
+
+
+def test_no_calls_outside_of_execute(tmp_path: Path) -> None:
+    source = (
+        HEAD
+        + """
+    def initialize(self, args):
+        pb_utils.InferenceRequest(model_name="m", requested_output_names=[], inputs=[]).exec()
+    def execute(self, requests):
+        pass
+"""
+    )
+    write_model(tmp_path / "m", source, NUMBERS)
+    with (
+        pytest.raises(ServeError, match="BLS is only supported during the 'execute' function"),
+        serving(tmp_path / "m"),
+    ):
+        pass
+
+
+# Loading
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("x = 1\nclass TritonPythonModel\n    pass", r"SyntaxError: expected ':' \(1/model.py, line 2\)"),
+        ("import not_there_at_all", r"No module named 'not_there_at_all' \(1/model.py, line 1, in <module>\)"),
+        ("class Model:\n    pass", "model.py of model 'm' defines no class TritonPythonModel"),
+        ("class TritonPythonModel:\n    pass", "does not implement `execute` method"),
+        ("import sys\nsys.exit(4)", r"SystemExit: 4 \(1/model.py, line 2, in <module>\)"),
+        (HEAD + "    def execute(self, r): pass\n    def auto_complete_config(config): pass", "must return a valid"),
+        (
+            HEAD + "    def execute(self, r): pass\n    @staticmethod\n    def auto_complete_config(config):\n"
+            "        config.add_input({'name': 'X', 'data_type': 'TYPE_INT8', 'dims': [-1]})\n        return config",
+            "configuration expects datatype TYPE_FP32 for input 'X', model provides TYPE_INT8",
+        ),
+        (
+            HEAD + "    def execute(self, r): pass\n    @staticmethod\n    def auto_complete_config(config):\n"
+            "        config.add_input({'name': 'W', 'data_type': 'FP32', 'dims': [0]})\n        return config",
+            "data_type 'FP32'; expected one of",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path, source: str, told: str) -> None:
+    write_model(tmp_path / "m", source, NUMBERS)
+    with pytest.raises(ServeError, match=told) as fault, loaded(tmp_path / "m"):
+        pass
+    assert fault.value.code is StatusCode.INVALID_ARGUMENT
+
+
+def test_a_failing_initialize_says_where(tmp_path: Path) -> None:
+    source = method("pass") + "    def initialize(self, args):\n        self.weights = open('/no/such/file')\n"
+    write_model(tmp_path / "m", source, NUMBERS)
+    told = r"FileNotFoundError: .* \(1/model.py, line \d+, in initialize\)"
+    with pytest.raises(ServeError, match=told), serving(tmp_path / "m"):
+        pass
+
+
+def test_a_failing_finalize_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = method("pass") + "    def finalize(self):\n        raise pb_utils.TritonModelException('stuck')\n"
+    with serving_source(tmp_path / "m", source, NUMBERS):
+        pass
+    assert "stuck" in caplog.text
+
+
+def test_a_new_file_of_the_same_size_and_second_is_read_anew(tmp_path: Path) -> None:
+    for number in (3, 4):
+        source = method(f"return [pb_utils.InferenceResponse([pb_utils.Tensor('Y', np.full(1, {number}.0))])]")
+        folder = write_model(tmp_path / "m", source, NUMBERS)
+        os.utime(folder / "1" / "model.py", (1_700_000_000, 1_700_000_000))
+        with serving(folder) as model:
+            assert outputs(model.execute([request(X=X)])[0])["Y"].tolist() == [number]
