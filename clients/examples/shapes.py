@@ -3,8 +3,8 @@
     python clients/examples/shapes.py --count 12 --seed 7 --out build/shapes
 
 The same seed gives the same pictures. The shapes differ in colour, size and rotation; they overlap, are cut off by the
-frame, shaded, blurred and noisy. What lies behind them imitates a photograph out of focus: clouds of colour, soft blobs,
-stripes and hairs.
+frame, shaded, blurred and noisy. What lies behind them imitates a photograph out of focus: clouds of colour, soft
+blobs, stripes and hairs.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def place(found: Detections, resize: Resize, input_size: tuple[int, int], image_
 
 
 def suppress(found: Detections, iou_threshold: float, max_boxes: int) -> Detections:
-    """Class-wise non-maximum suppression: the best box stays, those of its class that overlap it too much go, and so on.
+    """Class-wise non-maximum suppression: the best box stays, those of its class that overlap it too much go; repeat.
 
     Of equal scores the first one counts as the best.
     """

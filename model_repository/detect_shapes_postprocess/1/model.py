@@ -1,0 +1,1 @@
+../../yolov4_postprocess/1/model.py

@@ -1,0 +1,106 @@
+"""The post-processing of YOLO detectors as a Python model: heads -> boxes, scores, classes and their names.
+
+All that is particular to a detector stands in config.pbtxt: its parameters, and the file of labels of output CLASSES.
+The numbers are `yolo.py`'s.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from yolo import Detections, HeadGeometry, Resize, Thresholds, detect
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        """
+        Raises:
+            ValueError: a parameter is missing or wrong.
+        """
+        config = json.loads(args["model_config"])
+        parameters = Parameters(config["parameters"])
+        self._geometries = parameters.geometries()
+        self._resize = Resize(parameters.choice("resize", [resize.value for resize in Resize]))
+        self._thresholds = Thresholds(
+            score=parameters.number("score_threshold"),
+            iou=parameters.number("iou_threshold"),
+            max_boxes=int(parameters.number("max_boxes")),
+        )
+        filename = pb_utils.get_output_config_by_name(config, "CLASSES")["label_filename"]
+        lines = (Path(args["model_repository"]) / filename).read_text(encoding="utf-8").splitlines()
+        self._labels = np.array([line.encode() for line in lines], dtype=object)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        heads = [_input(request, f"HEAD_{index}") for index in range(len(self._geometries))]
+        height, width = _input(request, "SIZE").tolist()
+        try:
+            if heads[0].shape[-1] != 5 + len(self._labels):
+                raise ValueError(f"there are {len(self._labels)} labels, but HEAD_0 has shape {list(heads[0].shape)}")
+            found = detect(heads, self._geometries, self._resize, (height, width), self._thresholds)
+        except ValueError as error:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG))
+        return pb_utils.InferenceResponse(self._tensors(found))
+
+    def _tensors(self, found: Detections) -> list[Any]:
+        return [
+            pb_utils.Tensor("BOXES", found.boxes),
+            pb_utils.Tensor("SCORES", found.scores),
+            pb_utils.Tensor("CLASSES", found.classes),
+            pb_utils.Tensor("LABELS", self._labels[found.classes]),
+        ]
+
+
+class Parameters:
+    """The texts in config.pbtxt's parameters."""
+
+    def __init__(self, entries: dict[str, dict[str, str]]) -> None:
+        self._texts = {key: entry["string_value"] for key, entry in entries.items()}
+
+    def geometries(self) -> tuple[HeadGeometry, ...]:
+        """From `strides`, one for each head; `anchors`, as many for each; `xy_scale`, one for each head."""
+        strides, scales, sides = self.numbers("strides"), self.numbers("xy_scale"), self.numbers("anchors")
+        if len(scales) != len(strides) or not strides or not sides or len(sides) % (2 * len(strides)):
+            raise ValueError(
+                "expected an xy_scale and equally many anchors (width, height) for each of the strides, got"
+                f" {len(strides)} strides, {len(scales)} scales and {len(sides)} numbers in anchors"
+            )
+        anchors = np.reshape(sides, (len(strides), -1, 2)).tolist()
+        return tuple(
+            HeadGeometry(int(stride), tuple((width, height) for width, height in of_head), scale)
+            for stride, of_head, scale in zip(strides, anchors, scales, strict=True)
+        )
+
+    def choice(self, key: str, allowed: list[str]) -> str:
+        text = self._text(key)
+        if text not in allowed:
+            raise ValueError(f"parameter '{key}' must be one of {', '.join(allowed)}, not '{text}'")
+        return text
+
+    def number(self, key: str) -> float:
+        numbers = self.numbers(key)
+        if len(numbers) != 1:
+            raise ValueError(f"parameter '{key}' must be one number, not '{self._text(key)}'")
+        return numbers[0]
+
+    def numbers(self, key: str) -> list[float]:
+        try:
+            return [float(number) for number in self._text(key).split(",")]
+        except ValueError:
+            raise ValueError(f"parameter '{key}' must be numbers with commas between them") from None
+
+    def _text(self, key: str) -> str:
+        if key not in self._texts:
+            raise ValueError(f"parameter '{key}' is missing in config.pbtxt")
+        return self._texts[key]
+
+
+def _input(request: Any, name: str) -> np.ndarray[Any, Any]:
+    array: np.ndarray[Any, Any] = pb_utils.get_input_tensor_by_name(request, name).as_numpy()
+    return array
