@@ -1,0 +1,347 @@
+"""The names of Triton's Python interface, one by one."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.python_models import FakeCalls
+
+from rocserve.backends.python.pb_utils import make_module
+from rocserve.backends.python.pb_utils.calls import Caller
+from rocserve.backends.python.pb_utils.tensor import unwrap_tensor, wrap_tensor
+from rocserve.core.datatypes import DataType
+from rocserve.core.tensors import Tensor
+
+NAMES = [
+    "Tensor",
+    "InferenceRequest",
+    "InferenceResponse",
+    "TritonError",
+    "TritonModelException",
+    "Logger",
+    "PreferredMemory",
+    "MetricFamily",
+    "ModelConfig",
+    "InferenceTrace",
+    "load_model",
+    "unload_model",
+    "is_model_ready",
+    "get_model_dir",
+    "serialize_byte_tensor",
+    "deserialize_bytes_tensor",
+    "get_input_tensor_by_name",
+    "get_output_tensor_by_name",
+    "get_input_config_by_name",
+    "get_output_config_by_name",
+    "using_decoupled_model_transaction_policy",
+    "triton_to_numpy_type",
+    "numpy_to_triton_type",
+    "triton_string_to_numpy",
+    "TRITON_STRING_TO_NUMPY",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END",
+    "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+    "TRITONSERVER_REQUEST_RELEASE_ALL",
+    "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
+    "TRITONSERVER_MEMORY_GPU",
+    "TRITONSERVER_MEMORY_CPU",
+]
+
+
+@pytest.fixture
+def pb_utils(tmp_path: Path) -> Any:
+    return make_module(tmp_path, Caller(FakeCalls()))
+
+
+def test_all_names_are_there(pb_utils: Any, tmp_path: Path) -> None:
+    assert [name for name in NAMES if not hasattr(pb_utils, name)] == []
+    assert pb_utils.get_model_dir() == str(tmp_path)
+    flags = (pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START, pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END)
+    assert (flags, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL) == ((1, 2), 1)
+
+
+# Tensors
+
+TYPES = [
+    ("BOOL", np.bool_, 1),
+    ("UINT8", np.uint8, 2),
+    ("UINT16", np.uint16, 3),
+    ("UINT32", np.uint32, 4),
+    ("UINT64", np.uint64, 5),
+    ("INT8", np.int8, 6),
+    ("INT16", np.int16, 7),
+    ("INT32", np.int32, 8),
+    ("INT64", np.int64, 9),
+    ("FP16", np.float16, 10),
+    ("FP32", np.float32, 11),
+    ("FP64", np.float64, 12),
+]
+
+
+@pytest.mark.parametrize(("name", "numpy_type", "number"), TYPES)
+def test_a_tensor_of_each_datatype(pb_utils: Any, name: str, numpy_type: Any, number: int) -> None:
+    array = np.array([[0, 1, 1]], numpy_type)
+    tensor = pb_utils.Tensor("T", array)
+    assert (tensor.name(), tensor.shape(), tensor.triton_dtype(), tensor.is_cpu()) == ("T", [1, 3], number, True)
+    assert tensor.as_numpy() is array
+    sent = unwrap_tensor(tensor)
+    assert (sent.datatype, sent.shape, bytes(sent.data)) == (DataType(name), (1, 3), array.tobytes())
+    assert pb_utils.triton_string_to_numpy(f"TYPE_{name}")(1) == numpy_type(1)
+    assert pb_utils.triton_to_numpy_type(number) is numpy_type
+    assert pb_utils.numpy_to_triton_type(numpy_type) == pb_utils.numpy_to_triton_type(array.dtype) == number
+    assert tensor.__dlpack_device__() == (1, 0)
+    shared = np.from_dlpack(tensor)
+    assert np.shares_memory(shared, array)
+    for source in (array, tensor.to_dlpack(), tensor):
+        again = pb_utils.Tensor.from_dlpack("A", source)
+        assert (again.name(), again.triton_dtype()) == ("A", number)
+        assert np.shares_memory(again.as_numpy(), array)
+
+
+def test_texts(pb_utils: Any) -> None:
+    array = np.array([[b"\x00\xff", "grüße"], [7, b""]], dtype=object)
+    tensor = pb_utils.Tensor("T", array)
+    array[0, 0] = b"changed afterwards"
+    sent = unwrap_tensor(tensor)
+    assert (sent.datatype, sent.shape) == (DataType.BYTES, (2, 2))
+    assert sent.numpy().tolist() == [[b"\x00\xff", "grüße".encode()], [b"7", b""]]
+    assert tensor.triton_dtype() == 13
+    assert unwrap_tensor(pb_utils.Tensor("S", np.array([b"ab", b"c"]))).numpy().tolist() == [b"ab", b"c"]
+    with pytest.raises(pb_utils.TritonModelException, match="DLPack does not have support for string tensors"):
+        tensor.to_dlpack()
+    with pytest.raises(pb_utils.TritonModelException, match=r"NumPy dtype is not supported.*use dtype object"):
+        pb_utils.Tensor("U", np.array(["ab"]))
+    received = wrap_tensor(sent)
+    assert received.as_numpy().tolist() == sent.numpy().tolist()
+    assert bytes(unwrap_tensor(received).data) == sent.data
+
+
+def test_serialised_bytes(pb_utils: Any) -> None:
+    encoded = pb_utils.serialize_byte_tensor(np.array([[b"one", "zwö"]], dtype=object))
+    assert encoded == b"\x03\0\0\0one\x04\0\0\0zw\xc3\xb6"
+    assert pb_utils.deserialize_bytes_tensor(encoded).tolist() == [b"one", "zwö".encode()]
+    assert pb_utils.serialize_byte_tensor(np.array([], dtype=object)) == ()
+    assert pb_utils.serialize_byte_tensor(np.zeros(2)) is None
+
+
+def test_inputs_may_be_changed_in_place(pb_utils: Any) -> None:
+    for data in (bytes(8), bytearray(8)):
+        tensor = wrap_tensor(Tensor("X", DataType.FP32, (2,), data))
+        values = tensor.as_numpy()
+        values += 1
+        assert tensor.as_numpy().tolist() == [1, 1]
+        assert unwrap_tensor(tensor).numpy().tolist() == [1, 1]
+
+
+def test_arrays_of_any_layout(pb_utils: Any) -> None:
+    square = np.arange(6, dtype=np.int32).reshape(2, 3)
+    assert unwrap_tensor(pb_utils.Tensor("T", square.T)).numpy().tolist() == square.T.tolist()
+    assert unwrap_tensor(pb_utils.Tensor("E", np.zeros((0, 3)))).shape == (0, 3)
+    assert unwrap_tensor(pb_utils.Tensor("S", np.array(4.0))).shape == ()
+    fixed = np.arange(3)
+    fixed.setflags(write=False)
+    assert np.from_dlpack(pb_utils.Tensor("F", fixed)).tolist() == [0, 1, 2]
+    with pytest.raises(pb_utils.TritonModelException, match="Only contiguous DLPack tensors"):
+        pb_utils.Tensor.from_dlpack("T", square.T)
+
+
+def test_bfloat16_only_by_dlpack(pb_utils: Any) -> None:
+    bits = np.array([0x3F80, 0xC000], np.uint16).tobytes()
+    tensor = wrap_tensor(Tensor("B", DataType.BF16, (2,), bits))
+    with pytest.raises(pb_utils.TritonModelException, match="Use to_dlpack"):
+        tensor.as_numpy()
+    again = pb_utils.Tensor.from_dlpack("C", tensor.to_dlpack())
+    del tensor
+    assert again.triton_dtype() == 14
+    assert unwrap_tensor(again) == Tensor("C", DataType.BF16, (2,), unwrap_tensor(again).data)
+    assert bytes(unwrap_tensor(again).data) == bits
+
+
+class OnDevice:
+    """A tensor as a framework has it on a GPU."""
+
+    def __init__(self, has_cpu: bool) -> None:
+        if has_cpu:
+            self.cpu = lambda: np.arange(3)
+
+    def __dlpack__(self, stream: object = None) -> object:
+        raise AssertionError("its memory cannot be read here")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 10, 0
+
+
+def test_what_lies_elsewhere_is_copied_or_refused(pb_utils: Any) -> None:
+    assert pb_utils.Tensor.from_dlpack("D", OnDevice(True)).as_numpy().tolist() == [0, 1, 2]
+    with pytest.raises(pb_utils.TritonModelException, match=r"DLDevice type 10 is not supported.*copy it to the CPU"):
+        pb_utils.Tensor.from_dlpack("D", OnDevice(False))
+    with pytest.raises(pb_utils.TritonModelException, match="Tensor must be a DLPack capsule or have"):
+        pb_utils.Tensor.from_dlpack("D", [1, 2])
+    capsule = np.arange(3).__dlpack__()
+    np_owner = pb_utils.Tensor.from_dlpack("D", capsule)
+    with pytest.raises(pb_utils.TritonModelException, match="was used before"):
+        pb_utils.Tensor.from_dlpack("D", capsule)
+    assert np_owner.as_numpy().tolist() == [0, 1, 2]
+
+
+def test_what_is_no_tensor(pb_utils: Any) -> None:
+    with pytest.raises(pb_utils.TritonModelException, match="Tensor name cannot be an empty string"):
+        pb_utils.Tensor("", np.zeros(1))
+    with pytest.raises(TypeError, match="a name and a numpy array, got str and list"):
+        pb_utils.Tensor("T", [1])
+    with pytest.raises(pb_utils.TritonModelException, match="NumPy dtype is not supported"):
+        pb_utils.Tensor("T", np.zeros(1, complex))
+
+
+# Requests, responses, errors
+
+
+def test_a_request_for_a_call(pb_utils: Any) -> None:
+    tensor = pb_utils.Tensor("X", np.zeros(1))
+    request = pb_utils.InferenceRequest(
+        model_name="m", requested_output_names=["A", "B"], inputs=[tensor], parameters={"k": "v"}, timeout=7
+    )
+    assert pb_utils.get_input_tensor_by_name(request, "X") is tensor
+    assert pb_utils.get_input_tensor_by_name(request, "Y") is None
+    assert (request.requested_output_names(), json.loads(request.parameters())) == ({"A", "B"}, {"k": "v"})
+    assert (request.request_id(), request.correlation_id(), request.timeout()) == ("", 0, 7)
+    request.set_flags(pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END)
+    assert (request.flags(), request.trace().get_context(), request.is_cancelled()) == (2, None, False)
+    with pytest.raises(pb_utils.TritonModelException, match="Unable to send response"):
+        request.get_response_sender()
+    with pytest.raises(TypeError, match="needs inputs, requested_output_names and model_name"):
+        pb_utils.InferenceRequest(model_name="m", inputs=[])
+    for wrong, told in (
+        ({"correlation_id": 1.5}, "Correlation ID must be integer or string"),
+        ({"inputs": [None]}, "Input tensor for request with id '' and model name 'm' should not be empty."),
+        ({"requested_output_names": [""]}, "Requested output name for request with id ''"),
+        ({"parameters": {1: "v"}}, "Expect parameters keys to have type str"),
+    ):
+        options = {"model_name": "m", "requested_output_names": [], "inputs": [], **wrong}
+        with pytest.raises(pb_utils.TritonModelException, match=told):
+            pb_utils.InferenceRequest(**options)
+
+
+def test_a_response(pb_utils: Any) -> None:
+    tensor = pb_utils.Tensor("Y", np.zeros(1))
+    response = pb_utils.InferenceResponse([tensor], parameters={"n": 1})
+    assert pb_utils.get_output_tensor_by_name(response, "Y") is tensor
+    assert pb_utils.get_output_tensor_by_name(response, "Z") is None
+    assert (response.has_error(), response.error(), response.parameters()) == (False, None, '{"n": 1}')
+    failed = pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError("no"))
+    assert failed.has_error()
+    assert (failed.error().message(), failed.error().code()) == ("no", pb_utils.TritonError.INTERNAL)
+
+
+# Configuration
+
+
+@pytest.fixture
+def config(pb_utils: Any) -> Any:
+    text = {"name": "m", "max_batch_size": 4, "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [3]}]}
+    return pb_utils.ModelConfig(json.dumps(text))
+
+
+def test_completing_a_configuration(pb_utils: Any, config: Any) -> None:
+    config.add_input({"name": "X", "data_type": "TYPE_FP32", "dims": [3], "optional": True})
+    config.add_input({"name": "W", "data_type": "TYPE_INT8", "dims": [1]})
+    config.add_output({"name": "Y", "data_type": "TYPE_STRING", "dims": [-1]})
+    config.set_max_batch_size(8)
+    config.set_dynamic_batching()
+    config.set_model_transaction_policy({"decoupled": True})
+    said = config.as_dict()
+    assert [tensor["name"] for tensor in said["input"]] == ["X", "W"]
+    assert pb_utils.get_input_config_by_name(said, "X")["optional"] is True
+    assert pb_utils.get_output_config_by_name(said, "Y")["dims"] == [-1]
+    assert pb_utils.get_output_config_by_name(said, "none") is None
+    assert (said["max_batch_size"], said["dynamic_batching"]) == (8, {})
+    assert pb_utils.using_decoupled_model_transaction_policy(said)
+
+
+@pytest.mark.parametrize(
+    ("method", "argument", "told"),
+    [
+        ("set_max_batch_size", 2, "configuration specified max_batch_size 4, but in auto-complete-config function"),
+        ("add_input", {"name": "X", "data_type": "TYPE_INT8", "dims": [3]}, "configuration expects datatype TYPE_FP32"),
+        ("add_input", {"name": "X", "data_type": "TYPE_FP32", "dims": [4]}, r"specifies dims \[3\]"),
+        ("add_input", {"name": "X", "data_type": "TYPE_FP32"}, "is missing 'dims' property"),
+        ("add_input", {"data_type": "TYPE_FP32"}, "is missing 'name' property"),
+        ("add_output", {"name": "Y", "data_type": "TYPE_FP32", "dims": [1], "optional": True}, "contains property"),
+        ("add_output", {"name": "Y", "dims": [1]}, "is missing 'data_type' property"),
+        ("set_model_transaction_policy", {"coupled": True}, "contains property other than 'decoupled'"),
+    ],
+)
+def test_what_a_model_may_not_complete(config: Any, method: str, argument: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        getattr(config, method)(argument)
+
+
+def test_a_configured_scheduler_and_policy_stand(pb_utils: Any) -> None:
+    text = {"name": "m", "sequence_batching": {}, "model_transaction_policy": {"decoupled": True}}
+    config = pb_utils.ModelConfig(json.dumps(text))
+    with pytest.raises(ValueError, match="scheduling_choice as 'sequence_batching'"):
+        config.set_dynamic_batching()
+    with pytest.raises(ValueError, match="already set to 'True'"):
+        config.set_model_transaction_policy({"decoupled": False})
+
+
+# The log, metrics, control
+
+
+def test_the_log(pb_utils: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    logger = pb_utils.Logger
+    logger.log("100 %s")
+    logger.log("careful", logger.WARNING)
+    logger.log_info("i")
+    logger.log_warn("w")
+    logger.log_error("e")
+    logger.log_verbose("v")
+    logger.log("named", logger.LogLevel.ERROR)
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", "100 %s"),
+        ("WARNING", "careful"),
+        ("INFO", "i"),
+        ("WARNING", "w"),
+        ("ERROR", "e"),
+        ("DEBUG", "v"),
+        ("ERROR", "named"),
+    ]
+
+
+def test_metrics_are_counted_but_not_exported(pb_utils: Any, caplog: pytest.LogCaptureFixture) -> None:
+    family = pb_utils.MetricFamily
+    counts = family(name="seen", description="requests", kind=family.COUNTER)
+    assert "metric family 'seen' is kept in the model's process only" in caplog.text
+    metric = counts.Metric(labels={"model": "m"})
+    metric.increment(2)
+    counts.Metric(labels={"model": "m"}).increment(1)
+    assert (metric.value(), counts.Metric(labels={"model": "n"}).value()) == (3, 0)
+    level = family("level", "", family.GAUGE).Metric()
+    level.set(5)
+    level.increment(-1)
+    assert level.value() == 4
+    latency = family("latency", "", family.HISTOGRAM).Metric(buckets=[0.1, 1.0])
+    latency.observe(0.5)
+    for action, told in (
+        (lambda: metric.increment(-1), "monotonically"),
+        (lambda: metric.set(1), "COUNTER does not support Set"),
+        (lambda: level.observe(1), "GAUGE does not support Observe"),
+        (latency.value, "HISTOGRAM does not support Value"),
+        (lambda: counts.Metric(buckets=[1]), "Unexpected buckets found"),
+        (lambda: family("h", "", family.HISTOGRAM).Metric(), "Missing required buckets"),
+        (lambda: counts.Metric(labels=["m"]), "Labels must be a dictionary"),
+    ):
+        with pytest.raises(pb_utils.TritonModelException, match=told):
+            action()
+
+
+def test_models_cannot_control_the_server(pb_utils: Any) -> None:
+    for action in (pb_utils.load_model, pb_utils.unload_model, pb_utils.is_model_ready):
+        with pytest.raises(pb_utils.TritonModelException, match="other: models cannot control the server's models"):
+            action("other")
