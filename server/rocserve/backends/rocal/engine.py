@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from rocserve.backends.rocal.decoding.decoder import Decoder
-from rocserve.backends.rocal.image import Extent, Image, Pixels
+from rocserve.backends.rocal.image import Extent, Image, Pixels, ResultExtent
 from rocserve.backends.rocal.operations.base import Measurement, Operation, PairOperation, PipelineOperation
 from rocserve.backends.rocal.pipeline import DECODED, Layout, Pipeline, Step
 from rocserve.backends.rocal.schema import Binding, PipelineError
@@ -53,20 +53,20 @@ def output_extents(pipeline: Pipeline, decoded: Extent) -> list[Extent | None]:
         PipelineError: two images that are read together can never fit each other.
     """
     extents: list[Extent | None] = []
-    valid = {DECODED: decoded}
+    known = {DECODED: ResultExtent(decoded, decoded)}
     for index, step in enumerate(pipeline.steps):
         size = None
         if not isinstance(step.operation, Measurement):
-            sources = [valid[source] for source in step.sources]
+            sources = [known[source] for source in step.sources]
             try:
                 result = (
-                    step.operation.extent_of_pair(sources[0], sources[1])
+                    step.operation.extent_of_pair(sources[0].valid, sources[1].valid)
                     if isinstance(step.operation, PairOperation)
-                    else cast(Operation, step.operation).extent(sources[0])
+                    else cast(Operation, step.operation).result_extent(sources[0])
                 )
             except ValueError as error:
                 raise PipelineError(f"pipeline[{index}] ({step.operation.name}): {error}") from None
-            size, valid[index] = result.size, result.valid
+            size, known[index] = result.size, result
         if step.is_output:
             extents.append(size)
     return extents

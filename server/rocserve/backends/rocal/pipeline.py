@@ -18,6 +18,7 @@ from rocserve.backends.rocal import schema
 from rocserve.backends.rocal.decoding.options import DecoderOptions
 from rocserve.backends.rocal.operations import OPERATIONS
 from rocserve.backends.rocal.operations.base import Measurement, PairOperation, PipelineOperation
+from rocserve.backends.rocal.operations.refused import read_operation_name
 from rocserve.backends.rocal.schema import Binding, Key, PipelineError
 from rocserve.core.datatypes import DataType
 
@@ -61,7 +62,7 @@ _TOP_LEVEL_KEYS = {
     "decoder": Key(_read_table, default={}),
     "mean_std_range": Key(_RANGES, default="auto"),
 }
-_OPERATION_KEY = {"operation": Key(schema.read_choice(*OPERATIONS))}
+_OPERATION_KEY = {"operation": Key(read_operation_name(OPERATIONS))}
 _MEASUREMENT_KEYS = {**_OPERATION_KEY, "is_output": Key(schema.read_flag, default=False)}
 _STEP_KEYS = {
     **_MEASUREMENT_KEYS,

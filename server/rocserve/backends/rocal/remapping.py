@@ -33,16 +33,17 @@ class BilinearPlaces:
 
     def read(self, pixels: Pixels) -> Pixels:
         """Levels, rounded to UINT8."""
-        channels = pixels.shape[2]
-        right, below = (_repeated(weight, channels) for weight in (self._right, self._below))
-        left, above = 1 - right, 1 - below
-        levels = np.zeros(right.shape, dtype=np.float32)
-        weights = (above * left, above * right, below * left, below * right)
-        for (columns, rows), weight in zip(self._corners, weights, strict=True):
-            weight *= _read(pixels, columns, rows).reshape(right.shape)
-            levels += weight
         height, width = self._right.shape
-        return cv2.convertScaleAbs(levels).reshape(height, width, channels)
+        channels = pixels.shape[2]
+        source = pixels.astype(np.float32)
+        # Rows of all channels' levels: numpy is several times faster so than with an axis of three.
+        top_left, top_right, bottom_left, bottom_right = (
+            _read(source, columns, rows).reshape(height, width * channels) for columns, rows in self._corners
+        )
+        right, below = (np.repeat(weight, channels, axis=1) for weight in (self._right, self._below))
+        top = _between(top_left, top_right, right)
+        bottom = _between(bottom_left, bottom_right, right)
+        return cv2.convertScaleAbs(_between(top, bottom, below)).reshape(height, width, channels)
 
 
 class NearestPlaces:
@@ -63,6 +64,9 @@ def _read(pixels: Pixels, columns: Pixels, rows: Pixels) -> Pixels:
     return with_channels(cast(Pixels, read))
 
 
-def _repeated(weight: Pixels, channels: int) -> Pixels:
-    """One weight for each channel of each pixel, a row of the result a row."""
-    return np.repeat(weight, channels, axis=1) if channels > 1 else weight
+def _between(first: Pixels, second: Pixels, weight: Pixels) -> Pixels:
+    """first + (second - first) * weight; `second` is overwritten."""
+    second -= first
+    second *= weight
+    second += first
+    return second

@@ -34,18 +34,24 @@ def resize_by_weights(pixels: Pixels, width: int, height: int, kernel: str) -> P
     `kernel` is CUBIC, LANCZOS, GAUSSIAN or TRIANGULAR. All but CUBIC widen where the image shrinks.
     """
     source_height, source_width, channels = pixels.shape
-    first_row, row_weights = _taps(source_height, height, kernel)
-    levels = pixels.astype(np.float32).reshape(source_height, source_width * channels)
-    rows = np.zeros((height, source_width * channels), dtype=np.float32)
-    for tap, weights in enumerate(row_weights):
-        rows += levels[np.clip(first_row + tap, 0, source_height - 1)] * weights[:, np.newaxis]
-    first_column, column_weights = _taps(source_width, width, kernel)
-    rows = rows.reshape(height, source_width, channels)
-    result = np.zeros((height, width * channels), dtype=np.float32)
-    for tap, weights in enumerate(column_weights):
-        taken = np.take(rows, np.clip(first_column + tap, 0, source_width - 1), axis=1)
-        result += taken.reshape(height, width * channels) * np.repeat(weights, channels)
-    return result.reshape(height, width, channels)
+    levels = pixels.reshape(source_height, source_width * channels)
+    rows = _weighted(levels, _taps(source_height, height, kernel))
+    # What were columns are rows for the second pass, so that whole rows are added up in both.
+    columns = np.ascontiguousarray(rows.reshape(height, source_width, channels).transpose(1, 0, 2))
+    result = _weighted(columns.reshape(source_width, height * channels), _taps(source_width, width, kernel))
+    return np.ascontiguousarray(result.reshape(width, height, channels).transpose(1, 0, 2))
+
+
+def _weighted(rows: Pixels, taps: tuple[Pixels, list[Pixels]]) -> Pixels:
+    """Weighted sums of rows, FP32; beyond the first and the last row these are repeated."""
+    first, weights_of_taps = taps
+    result = np.zeros((len(first), rows.shape[1]), dtype=np.float32)
+    product = np.empty_like(result)
+    for tap, weights in enumerate(weights_of_taps):
+        taken = rows[np.clip(first + tap, 0, len(rows) - 1)]
+        np.multiply(taken, weights[:, np.newaxis], out=product)
+        result += product
+    return result
 
 
 def _taps(source_size: int, size: int, kernel: str) -> tuple[Pixels, list[Pixels]]:

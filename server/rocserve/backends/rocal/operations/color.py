@@ -116,16 +116,14 @@ class ColorTwist(KeptSizeOperation):
         hue = self._turned_hue(red, green, blue, value, chroma)
         saturation = chroma / np.maximum(value, np.float32(1e-9)) * np.float32(self.saturation)
         np.minimum(saturation, 1, out=saturation)
-        sector = np.floor(hue)
         strength = value * saturation
-        part = strength * (hue - sector)
-        lowest, falling, rising = value - strength, value - part, value - strength + part
-        sectors = sector.astype(np.uint8)
-        planes = (
-            np.choose(sectors, (value, falling, lowest, lowest, rising, value)),
-            np.choose(sectors, (rising, value, value, falling, lowest, lowest)),
-            np.choose(sectors, (lowest, lowest, rising, value, value, falling)),
-        )
+        planes = []
+        for share in (np.abs(hue - 3) - 1, 2 - np.abs(hue - 2), 2 - np.abs(hue - 4)):
+            np.clip(share, 0, 1, out=share)
+            share -= 1
+            share *= strength
+            share += value
+            planes.append(share)
         levels = cast(Pixels, cv2.merge(planes))
         levels *= np.float32(self.brightness) * np.float32(255)
         levels += np.float32(self.contrast)
@@ -133,7 +131,7 @@ class ColorTwist(KeptSizeOperation):
         return cv2.convertScaleAbs(levels)
 
     def _turned_hue(self, red: Pixels, green: Pixels, blue: Pixels, value: Pixels, chroma: Pixels) -> Pixels:
-        """The hue after turning, in sixths of a circle: from 0 to below 6."""
+        """The hue after turning, in sixths of a circle: from 0 to 6."""
         is_red, is_green = value == red, value == green
         difference = np.where(is_red, green - blue, np.where(is_green, blue - red, red - green))
         start = np.where(is_red, np.float32(0), np.where(is_green, np.float32(2), np.float32(4)))
@@ -143,8 +141,7 @@ class ColorTwist(KeptSizeOperation):
         hue += np.float32(math.fmod(int(self.hue), 360)) * np.float32(0.01666667) + start
         hue -= np.float32(6) * (hue >= 6)
         hue += np.float32(6) * (hue < 0)
-        # A hue a hair below 0 becomes 6 by rounding; there RPP's sector is none, and the pixel black.
-        return cast(Pixels, np.where(hue >= 6, np.float32(0), hue))
+        return hue
 
 
 OPERATIONS: tuple[type[PipelineOperation], ...] = (Hue, Saturation, ColorTwist)
