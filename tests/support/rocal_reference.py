@@ -1,8 +1,8 @@
 """A slow, obvious restatement of what rocAL computes on the CPU, from the decoded image on.
 
 It follows RPP's x86 kernels for interleaved images of three channels to the bit, mistakes included, so that it can be
-proven against the outputs of real rocAL of which only a checksum is known. Where RPP is mistaken, `Result.mistaken` says
-in which pixels; the engine is not meant to follow there.
+proven against the outputs of real rocAL of which only a checksum is known. Where RPP is mistaken, `Result.mistaken`
+says in which pixels; the engine is not meant to follow there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Result:
     """Rows of `pixels` that are valid: all that the next operation sees."""
     width: int
     mistaken: Array
-    """Height x width, true where RPP or rocAL gives what it should not."""
+    """Height x width x 3, true where RPP or rocAL gives what it should not."""
 
     @property
     def valid(self) -> Array:
@@ -38,7 +38,7 @@ class Result:
 
 def run_pipeline(operations: Sequence[Operation], decoded: Array) -> Result:
     """The output of the last operation. `mistaken` counts what the last operation does; earlier ones have nothing."""
-    result = Result(decoded, *decoded.shape[:2], np.zeros(decoded.shape[:2], bool))
+    result = Result(decoded, *decoded.shape[:2], _nothing(decoded))
     for operation in operations:
         result = _OPERATIONS[operation["operation"]](result.valid, operation)
     return result
@@ -92,7 +92,7 @@ def resize_mirror_normalize(source: Array, operation: Operation) -> Result:
     results[:, tail] = (levels[:, tail] - mean) * swapped
     pixels = results if as_float else np.clip(np.rint(results), 0, 255).astype(np.uint8)
     mistaken = _nothing(pixels)
-    mistaken[:, tail] = inverse[0] != inverse[1]
+    mistaken[:, tail] = inverse != swapped
     return Result(pixels, height, width, mistaken)
 
 
@@ -187,7 +187,7 @@ def _rounded(levels: Array, tail: slice) -> Array:
 
 
 def _nothing(pixels: Array) -> Array:
-    return np.zeros(pixels.shape[:2], bool)
+    return np.zeros(pixels.shape, bool)
 
 
 _OPERATIONS = {

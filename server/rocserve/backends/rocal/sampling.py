@@ -1,14 +1,20 @@
-"""Bilinear resizing with rocAL's rules, on OpenCV.
+"""Bilinear resizing with the numbers of rocAL's CPU kernels (RPP's, for x86), on OpenCV.
 
-Half-pixel centres, two taps, no antialiasing, in 32-bit floats. RPP's CPU kernels have three habits that show in the
-result and are kept here, because models were tuned to them:
-- the kernel that writes UINT8 never reads the last source row, nor, when shrinking, the last source column;
-- it rounds half to even, except in the last (width modulo 8) columns, where it truncates;
-- the kernel that writes FP32 has none of this.
+Half-pixel centres, two taps, no antialiasing, in 32-bit floats. The kernel that writes UINT8 has habits that show in
+the result, and models were tuned to them, so they are kept:
+- it never reads the last source row; of the last source column it knows only what lies right of its centre;
+- it rounds half to even, but cuts off in the last (width modulo 8) columns, which a scalar loop writes.
+The kernel that writes FP32 has none of these.
+
+OpenCV finds the same levels but for a few thousandths, which matters only where a level lies so close to the middle
+between two whole numbers that it is rounded the other way. Those few are reckoned again, operation by operation as RPP
+does it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import cv2
@@ -19,35 +25,65 @@ from rocserve.backends.rocal.image import Pixels
 _VECTOR_WIDTH = 8
 """Pixels that RPP's vectorised loop writes at once; the rest of a row goes through its scalar loop."""
 
+_ERROR = 1e-5
+"""How far a level of OpenCV's is from RPP's at most, for each pixel of the source's longer side: both keep places in 32
+bits, which the larger they are the coarser they are."""
 
-def resize_for_floats(pixels: Pixels, width: int, height: int) -> Pixels:
+_BLOCK = 1 << 15
+_PLACES = 1 << 12
+"""How many numbers are looked at, and how many reckoned anew, in one go."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """mean and factor of each channel: a level becomes (level - mean) * factor before it is rounded."""
+
+    mean: Pixels
+    factor: Pixels
+
+    @staticmethod
+    def of(mean: Sequence[float], deviation: Sequence[float]) -> Scaling:
+        # 1 / std_dev is taken in 64 bits and kept in 32, as in RPP.
+        inverse = 1 / np.asarray(deviation, dtype=np.float32).astype(np.float64)
+        return Scaling(np.asarray(mean, dtype=np.float32), inverse.astype(np.float32))
+
+    def apply(self, levels: Pixels) -> Pixels:
+        """To FP32 levels, height x width x channels; they are overwritten."""
+        rows = levels.reshape(levels.shape[0], -1)
+        # One long row of means instead of broadcasting over the channels: numpy is several times faster so.
+        rows -= np.tile(self.mean, levels.shape[1])
+        rows *= np.tile(self.factor, levels.shape[1])
+        return levels
+
+
+def resize_to_floats(pixels: Pixels, width: int, height: int, mirror: bool = False) -> Pixels:
     """Grey levels as the FP32 kernel finds them: FP32, `height` x `width` x channels."""
-    return _bilinear(pixels.astype(np.float32), width, height)
+    return _bilinear(pixels.astype(np.float32), width, height, mirror)
 
 
-def resize_for_bytes(pixels: Pixels, width: int, height: int) -> Pixels:
-    """Grey levels as the UINT8 kernel finds them, not yet rounded: FP32, `height` x `width` x channels."""
+def resize_to_bytes(
+    pixels: Pixels, width: int, height: int, mirror: bool = False, scaling: Scaling | None = None
+) -> Pixels:
+    """The UINT8 kernel's result, `height` x `width` x channels, mirrored left to right where asked for."""
     source = pixels.astype(np.float32)
     if source.shape[0] > 1:
         source[-1] = source[-2]
-    if source.shape[1] > max(width, 1):
-        source[:, -1] = source[:, -2]
-    return _bilinear(source, width, height)
-
-
-def scalar_columns(width: int) -> slice:
-    """The last columns of a row, those that RPP's scalar loop writes."""
-    return slice(width - width % _VECTOR_WIDTH, width)
+    results = _bilinear(source, width, height, mirror)
+    grid = _Grid(pixels, width, height, mirror)
+    columns = grid.columns_unlike_opencv
+    if len(columns):
+        channels = results.shape[2]
+        numbers = columns[:, np.newaxis] * channels + np.arange(channels)
+        results[:, columns] = grid.levels(np.arange(height)[:, np.newaxis, np.newaxis], numbers)
+    if scaling is not None:
+        scaling.apply(results)
+    _settle(results, grid, scaling)
+    return to_bytes(results)
 
 
 def to_bytes(levels: Pixels) -> Pixels:
-    """FP32 grey levels to UINT8 as RPP's vectorised and scalar loops do it.
-
-    `levels` may be overwritten.
-    """
+    """FP32 levels rounded half to even and cut to 0..255; they are overwritten."""
     np.clip(levels, 0, 255, out=levels)
-    tail = levels[:, scalar_columns(levels.shape[1])]
-    np.floor(tail, out=tail)
     return with_channels(cv2.convertScaleAbs(levels))
 
 
@@ -56,6 +92,107 @@ def with_channels(pixels: Pixels) -> Pixels:
     return pixels[:, :, np.newaxis] if pixels.ndim == 2 else pixels
 
 
-def _bilinear(source: Pixels, width: int, height: int) -> Pixels:
+class _Grid:
+    """Where the UINT8 kernel finds each destination pixel, and its levels there, in its own arithmetic.
+
+    A row of an image is a row of numbers here, with the channels of a pixel beside each other.
+    """
+
+    def __init__(self, pixels: Pixels, width: int, height: int, mirror: bool) -> None:
+        source_height, source_width, channels = pixels.shape
+        self.longer_side = max(source_height, source_width)
+        self._numbers = np.ascontiguousarray(pixels).reshape(-1)
+        last_row, last_column = max(source_height - 2, 0), max(source_width - 2, 0)
+        rows, self._tops, self._bottoms = _places(source_height, height)
+        columns, lefts, rights = _places(source_width, width)
+        if mirror:
+            columns, lefts, rights = columns[::-1], lefts[::-1], rights[::-1]
+        row_length = source_width * channels
+        self._top_rows = np.clip(rows, 0, last_row) * row_length
+        self._bottom_rows = np.clip(rows + 1, 0, last_row) * row_length
+        is_scalar = np.arange(width) >= width - width % _VECTOR_WIDTH
+        is_last = columns >= last_column
+        left_columns = np.clip(columns, 0, np.where(is_scalar, last_column, source_width - 1))
+        right_columns = np.where(is_last, left_columns, columns + 1)
+        self.columns_unlike_opencv = np.flatnonzero(is_last | is_scalar)
+        """Where OpenCV reads other pixels, or where levels are cut off, so that all digits count."""
+        offsets = np.arange(channels)
+        self._left_columns = (left_columns[:, np.newaxis] * channels + offsets).reshape(-1)
+        self._right_columns = (right_columns[:, np.newaxis] * channels + offsets).reshape(-1)
+        self._lefts, self._rights = np.repeat(lefts, channels), np.repeat(rights, channels)
+        self._is_scalar = np.repeat(is_scalar, channels)
+
+    def levels(self, rows: Pixels, columns: Pixels) -> Pixels:
+        """The levels at these places, of indices that numpy broadcasts, the columns counted in numbers; FP32.
+
+        In the scalar loop's columns they are cut off to whole numbers.
+        """
+        top, bottom, left, right = self._tops[rows], self._bottoms[rows], self._lefts[columns], self._rights[columns]
+        top_row, bottom_row = self._top_rows[rows], self._bottom_rows[rows]
+        left_column, right_column = self._left_columns[columns], self._right_columns[columns]
+        levels: Pixels = np.zeros((), np.float32)
+        for place, weight in (
+            (top_row + left_column, top * left),
+            (top_row + right_column, top * right),
+            (bottom_row + left_column, bottom * left),
+            (bottom_row + right_column, bottom * right),
+        ):
+            # A fused multiplication and addition: in 64 bits the product is exact, and the sum is rounded once to 32.
+            levels = (self._numbers[place] * weight.astype(np.float64) + levels).astype(np.float32)
+        return np.where(self._is_scalar[columns], np.floor(levels), levels)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether arithmetic in 32 bits never has to round: the weights are multiples of 1/128."""
+        return not any(np.any(weights * 128 % 1) for weights in (self._tops, self._lefts))
+
+
+def _settle(results: Pixels, grid: _Grid, scaling: Scaling | None) -> None:
+    """Reckon anew the results that OpenCV's error may have put on the wrong side of a rounding boundary."""
+    if grid.is_exact:
+        return
+    error = _ERROR * grid.longer_side
+    if scaling is not None:
+        error *= float(np.max(np.abs(scaling.factor)))
+    numbers = results.reshape(-1)
+    row_length, channels = results[0].size, results.shape[2]
+    close = _close_to_halves(numbers, error)
+    # In blocks, too: what exceeds the cache, and the sizes that the allocator keeps, is several times slower.
+    for start in range(0, len(close), _PLACES):
+        places = close[start : start + _PLACES]
+        rows = places // row_length
+        columns = places - rows * row_length
+        levels = grid.levels(rows, columns)
+        if scaling is not None:
+            levels = (levels - scaling.mean[columns % channels]) * scaling.factor[columns % channels]
+        numbers[places] = levels
+
+
+def _close_to_halves(numbers: Pixels, error: float) -> Pixels:
+    """The places of the numbers that lie so close to the middle between two whole numbers."""
+    found = []
+    for start in range(0, len(numbers), _BLOCK):
+        block = numbers[start : start + _BLOCK]
+        distances = np.rint(block)
+        np.subtract(block, distances, out=distances)
+        np.abs(distances, out=distances)
+        found.append(np.flatnonzero(distances > 0.5 - error) + start)
+    return np.concatenate(found)
+
+
+def _places(source_size: int, size: int) -> tuple[Pixels, Pixels, Pixels]:
+    """The first of the two source pixels of each destination pixel, its weight, and that of the other."""
+    ratio = np.float32(source_size) / np.float32(size)
+    offset = np.float32(np.float64(ratio) * 0.5 - 1.5)
+    # Places are counted from one pixel to the left, which makes the next whole number the first pixel.
+    places = (np.arange(size) * np.float64(ratio) + np.float64(offset)).astype(np.float32)
+    first = np.ceil(places)
+    weights = first - places
+    return first.astype(np.intp), weights, np.float32(1) - weights
+
+
+def _bilinear(source: Pixels, width: int, height: int, mirror: bool) -> Pixels:
     resized = cv2.resize(source, (width, height), interpolation=cv2.INTER_LINEAR)
+    if mirror:
+        resized = cv2.flip(resized, 1)
     return with_channels(cast(Pixels, resized))

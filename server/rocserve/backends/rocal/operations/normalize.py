@@ -20,7 +20,7 @@ from rocserve.backends.rocal.operations.base import (
     limited,
 )
 from rocserve.backends.rocal.operations.resize import Resizing
-from rocserve.backends.rocal.sampling import scalar_columns, to_bytes, with_channels
+from rocserve.backends.rocal.sampling import Scaling, resize_to_bytes, resize_to_floats, with_channels
 from rocserve.backends.rocal.schema import Key
 
 
@@ -39,28 +39,19 @@ class ResizeMirrorNormalize(Resizing):
     normalisation_keys: ClassVar[tuple[str, str] | None] = ("mean", "std_dev")
 
     def run(self, image: Image, as_float: bool) -> Image:
-        levels = self._stretch_levels(image.valid, as_float, self.mirror)
-        width = levels.shape[1]
-        rows = levels.reshape(levels.shape[0], -1)
-        # One long row of means instead of broadcasting over the channels: numpy is several times faster so.
-        rows -= np.tile(np.asarray(self.mean, dtype=np.float32), width)
-        rows *= self._divisor_row(width)
-        return Image.whole(levels if as_float else to_bytes(levels))
+        source = image.valid
+        width, height = self._stretched_size(source)
+        if as_float:
+            return Image.whole(self._scaling.apply(resize_to_floats(source, width, height, self.mirror)))
+        return Image.whole(resize_to_bytes(source, width, height, self.mirror, self._scaling))
 
     def extent(self, source: Extent) -> ResultExtent:
         size = self._stretched_extent(source)
         return ResultExtent(size, size)
 
-    def _divisor_row(self, width: int) -> Pixels:
-        """1 / std_dev for each channel of each pixel of a row.
-
-        In the columns that RPP's scalar loop writes, it takes the first two channels' divisors for each other.
-        """
-        inverse = (1 / np.asarray(self.std_dev, dtype=np.float64)).astype(np.float32)
-        row = np.tile(inverse, (width, 1))
-        if len(inverse) == 3:
-            row[scalar_columns(width), :2] = inverse[1::-1]
-        return row.reshape(-1)
+    @cached_property
+    def _scaling(self) -> Scaling:
+        return Scaling.of(self.mean, self.std_dev)
 
 
 @dataclass(frozen=True)
@@ -97,8 +88,8 @@ class CropMirrorNormalize(Operation):
     def run(self, image: Image, as_float: bool) -> Image:
         source = image.valid
         height, width = min(self.crop_height, source.shape[0]), min(self.crop_width, source.shape[1])
-        top = round(self.start_y * (source.shape[0] - height))
-        left = round(self.start_x * (source.shape[1] - width))
+        top = _start(self.start_y, source.shape[0] - height)
+        left = _start(self.start_x, source.shape[1] - width)
         crop = source[top : top + height, left : left + width]
         if self.mirror:
             crop = with_channels(cast(Pixels, cv2.flip(crop, 1)))
@@ -112,14 +103,21 @@ class CropMirrorNormalize(Operation):
     @cached_property
     def _float_table(self) -> Pixels:
         """The result for each of the 256 levels and each channel, 1 x 256 x channels."""
-        mean, deviation = np.asarray(self.mean), np.asarray(self.std_dev)
+        # In 32 bits with one fused multiplication and addition, as RPP has it: the product is exact in 64 bits.
+        factor = np.float32(1) / np.asarray(self.std_dev, dtype=np.float32)
+        offset = -(np.asarray(self.mean, dtype=np.float32) * factor)
         levels = np.arange(256, dtype=np.float64)[:, np.newaxis]
-        table: Pixels = (levels / deviation - mean / deviation).astype(np.float32)
+        table: Pixels = (levels * factor + offset).astype(np.float32)
         return table[np.newaxis]
 
     @cached_property
     def _byte_table(self) -> Pixels:
         return cast(Pixels, np.clip(np.rint(self._float_table), 0, 255).astype(np.uint8))
+
+
+def _start(fraction: float, room: int) -> int:
+    """Half to even, of a product in 32 bits."""
+    return int(np.rint(np.float32(fraction) * np.float32(room)))
 
 
 OPERATIONS: tuple[type[PipelineOperation], ...] = (ResizeMirrorNormalize, CropMirrorNormalize)

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, cast
-
-import cv2
+from typing import ClassVar
 
 from rocserve.backends.rocal import schema
 from rocserve.backends.rocal.image import Extent, Image, Pixels, ResultExtent
 from rocserve.backends.rocal.operations.base import DESTINATION, MIRROR, Operation, PipelineOperation, limited
-from rocserve.backends.rocal.sampling import (
-    resize_for_bytes,
-    resize_for_floats,
-    to_bytes,
-    with_channels,
-)
+from rocserve.backends.rocal.sampling import resize_to_bytes, resize_to_floats
 from rocserve.backends.rocal.schema import Key
 
 _NARROWEST, _WIDEST = 0.75, 1.333
@@ -30,15 +23,12 @@ class Resizing(Operation):
     dest_height: int
 
     def _stretch(self, pixels: Pixels, as_float: bool, mirror: bool = False) -> Pixels:
-        levels = self._stretch_levels(pixels, as_float, mirror)
-        return levels if as_float else to_bytes(levels)
+        width, height = self._stretched_size(pixels)
+        return (resize_to_floats if as_float else resize_to_bytes)(pixels, width, height, mirror)
 
-    def _stretch_levels(self, pixels: Pixels, as_float: bool, mirror: bool) -> Pixels:
-        """FP32 either way; `as_float` says as which of the two kernels reads the source."""
-        width = self.dest_width or pixels.shape[1]
-        height = self.dest_height or pixels.shape[0]
-        levels = (resize_for_floats if as_float else resize_for_bytes)(pixels, width, height)
-        return with_channels(cast(Pixels, cv2.flip(levels, 1))) if mirror else levels
+    def _stretched_size(self, pixels: Pixels) -> tuple[int, int]:
+        """Width and height."""
+        return self.dest_width or pixels.shape[1], self.dest_height or pixels.shape[0]
 
     def _stretched_extent(self, source: Extent) -> Extent:
         return Extent(self.dest_height or source.height, self.dest_width or source.width)
