@@ -1,6 +1,7 @@
 """Classify images with a model that takes encoded images and gives probabilities.
 
     python clients/examples/classify.py tests/data/digits/*.jpg
+    python clients/examples/classify.py --model classify_image --top 5 photo.jpg
 
 The model's input and its output of probabilities are found in its metadata, so any such model will do.
 """
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from rich.bar import Bar
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
@@ -22,6 +24,7 @@ from rich.text import Text
 from rocserve_client import AsyncClient, Classification, Output, RocserveError, Unavailable
 
 REQUESTS_AT_ONCE = 8
+BAR_WIDTH = 20
 CONNECT_TIMEOUT_S = 5.0
 
 
@@ -87,13 +90,15 @@ async def classify_all(url: str, model: str, images: Sequence[Path], top: int) -
 
 
 def findings_table(findings: Sequence[Finding]) -> Table:
-    table = Table("image", "label", Column("confidence", justify="right"))
+    """The best classes of each image, their probabilities also as bars: a full one is certainty."""
+    table = Table("image", "label", Column("confidence", justify="right"), Column("", width=BAR_WIDTH))
     for finding in findings:
         if finding.error:
-            table.add_row(Text(str(finding.image)), Text(finding.error, style="red"), "")
+            table.add_row(Text(str(finding.image)), Text(finding.error, style="red"), "", "")
         for place, found in enumerate(finding.classes):
             name = Text(str(finding.image) if place == 0 else "")
-            table.add_row(name, Text(found.label or str(found.class_index)), f"{found.score:.1%}")
+            bar = Bar(1.0, 0.0, found.score, width=BAR_WIDTH, color="green")
+            table.add_row(name, Text(found.label or str(found.class_index)), f"{found.score:.1%}", bar)
     return table
 
 
@@ -102,7 +107,9 @@ def main() -> int:
     parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
     parser.add_argument("--url", default="localhost:8001", help="the server's gRPC address (default localhost:8001)")
     parser.add_argument("--model", default="digits", help="the model's name (default digits)")
-    parser.add_argument("--top", type=int, default=1, metavar="K", help="how many classes an image (default 1)")
+    parser.add_argument(
+        "--top", type=int, default=1, metavar="K", help="how many classes an image, the best first (default 1)"
+    )
     options = parser.parse_args()
     try:
         findings = asyncio.run(classify_all(options.url, options.model, options.images, options.top))
