@@ -1,0 +1,75 @@
+"""Draws what a detector found into the picture: a box of the class's colour, and its name and score on a plate."""
+
+from __future__ import annotations
+
+import colorsys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PIL import Image, ImageDraw, ImageFont
+
+_HUE_STEP = 0.618034
+"""Of a turn (the golden section): neighbouring classes get hues that are far apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    label: str
+    class_index: int
+    score: float
+    box: tuple[float, float, float, float]
+    """x1, y1, x2, y2 in pixels."""
+
+
+def class_colour(class_index: int) -> tuple[int, int, int]:
+    red, green, blue = colorsys.hsv_to_rgb(class_index * _HUE_STEP % 1.0, 0.85, 1.0)
+    return round(red * 255), round(green * 255), round(blue * 255)
+
+
+def draw_detections(picture: Image.Image, detections: Sequence[Detection]) -> Image.Image:
+    """A copy with the detections; those with high scores, which come first, lie above the others."""
+    drawn = picture.copy()
+    draw = ImageDraw.Draw(drawn)
+    side = min(picture.size)
+    line = max(2, round(side / 180))
+    font = ImageFont.load_default(max(11, round(side / 28)))
+    for found in reversed(detections):
+        _draw_box(draw, found, line)
+    # All plates after all boxes: no line runs through a name.
+    for found in reversed(detections):
+        _draw_plate(draw, found, font, picture.size, line)
+    return drawn
+
+
+def _draw_box(draw: ImageDraw.ImageDraw, found: Detection, line: int) -> None:
+    """The coloured line between two dark ones, so that it shows on any ground."""
+    left, top, right, bottom = (round(side) for side in found.box)
+    right, bottom = max(right - 1, left), max(bottom - 1, top)
+    draw.rectangle((left - 1, top - 1, right + 1, bottom + 1), outline="#101010", width=line + 2)
+    draw.rectangle((left, top, right, bottom), outline=class_colour(found.class_index), width=line)
+
+
+def _draw_plate(
+    draw: ImageDraw.ImageDraw,
+    found: Detection,
+    font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
+    picture_size: tuple[int, int],
+    line: int,
+) -> None:
+    """Above the box where there is room, else within it; always inside the picture."""
+    text = f"{found.label} {found.score:.0%}"
+    text_left, text_top, text_right, text_bottom = draw.textbbox((0, 0), text, font=font)
+    width, height = text_right - text_left + 3 * line, text_bottom - text_top + 3 * line
+    left = min(max(round(found.box[0]), 0), max(picture_size[0] - round(width), 0))
+    top = round(found.box[1]) - height
+    if top < 0:
+        top = min(max(round(found.box[1]), 0), max(picture_size[1] - round(height), 0))
+    colour = class_colour(found.class_index)
+    draw.rectangle((left, top, left + width, top + height), fill=colour)
+    place = (left + 1.5 * line - text_left, top + 1.5 * line - text_top)
+    draw.text(place, text, font=font, fill=_readable_on(colour))
+
+
+def _readable_on(colour: tuple[int, int, int]) -> str:
+    red, green, blue = colour
+    return "#000000" if 0.299 * red + 0.587 * green + 0.114 * blue > 120 else "#ffffff"
