@@ -41,6 +41,9 @@ class RequestOptions(TypedDict, total=False):
     """1 is the highest; 0: the model's default."""
     parameters: Mapping[str, ParameterValue]
     """Request parameters, e.g. "timeout" (microseconds in the server's queue)."""
+    mark_last: bool
+    """In a stream: let the last answer to the request be marked (`InferResult.is_last`). A decoupled model may end a
+    request without an answer; then an empty one comes for the mark."""
 
 
 def encode_infer_request(model: str, inputs: Inputs, outputs: Outputs, options: RequestOptions) -> bytes:
@@ -55,6 +58,8 @@ def encode_infer_request(model: str, inputs: Inputs, outputs: Outputs, options: 
     _write(options.get("parameters", {}), head.parameters)
     if priority := options.get("priority", 0):
         head.parameters["priority"].uint64_param = priority
+    if options.get("mark_last", False):
+        head.parameters["triton_enable_empty_final_response"].bool_param = True
     contents: list[Buffer] = []
     for name, value in inputs.items():
         tensor = encode_array(name, value)

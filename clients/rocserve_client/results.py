@@ -22,6 +22,11 @@ class InferResult:
     parameters: Mapping[str, ParameterValue]
     outputs: Mapping[str, Array]
 
+    @property
+    def is_last(self) -> bool:
+        """Whether no further answer to the request comes; told in a stream when asked for with `mark_last`."""
+        return self.parameters.get("triton_final_response") is True
+
     def __getitem__(self, name: str) -> Array:
         try:
             return self.outputs[name]

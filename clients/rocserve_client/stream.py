@@ -18,6 +18,9 @@ class Stream:
 
     One thread may send while another receives. A request that fails raises a RocserveError where its answer would have
     come, and the stream goes on: iterate again, or call `receive` again. A broken stream raises at every receive.
+
+    Answers come in the order of the requests, but those of a decoupled model, any number to a request, when it makes
+    them: tell them apart by `request_id`, and ask for `mark_last` to know which is the last.
     """
 
     def __init__(self, method: Any, timeout: float | None, metadata: tuple[tuple[str, str | bytes], ...]) -> None:

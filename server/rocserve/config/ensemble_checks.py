@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rocserve.config.datatypes import format_shape, type_name
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import invalid_argument
+from rocserve.core.errors import invalid_argument, unimplemented
 from rocserve.core.model_config import EnsembleStep, InputConfig, ModelConfig, OutputConfig
 
 _VARIABLE = -1
@@ -37,7 +37,7 @@ def check_ensemble(config: ModelConfig, members: Mapping[str, ModelConfig | None
         members: by name; None, or no entry, for one that is not available.
 
     Raises:
-        ServeError: INVALID_ARGUMENT with the first fault, in Triton's words.
+        ServeError: INVALID_ARGUMENT with the first fault, in Triton's words; UNIMPLEMENTED for a decoupled member.
     """
     check_members_available(config, members)
     tensors = _ensemble_ends(config)
@@ -48,6 +48,11 @@ def check_ensemble(config: ModelConfig, members: Mapping[str, ModelConfig | None
             raise invalid_argument(
                 f"ensemble {config.name} allows maximum batch size {config.max_batch_size}, but it contains model"
                 f" {step.model_name} which only allows maximum batch size to be {member.max_batch_size}"
+            )
+        if member.decoupled:
+            raise unimplemented(
+                f"ensemble {config.name} contains model {step.model_name}, which is decoupled; a step of an ensemble"
+                " must be answered exactly once"
             )
         _check_inputs(config.name, step, member, tensors)
         _check_outputs(config.name, step, member, tensors)

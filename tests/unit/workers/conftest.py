@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from support.request_models import RequestModels
 from support.workers import LOG, Workshop
 
 from rocserve.workers.completion import CompletionThread
@@ -38,3 +39,12 @@ async def workshop(completion: CompletionThread, launcher: WorkerLauncher, tmp_p
     workshop = Workshop(completion, launcher, tmp_path)
     yield workshop
     await workshop.close()
+
+
+@pytest.fixture
+async def models(
+    completion: CompletionThread, launcher: WorkerLauncher, tmp_path: Path
+) -> AsyncIterator[RequestModels]:
+    models = RequestModels(completion, launcher, tmp_path)
+    yield models
+    await models.close()

@@ -1,0 +1,182 @@
+"""Models that see single requests, served by real workers without gRPC around them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from rocserve.backends.base import BackendSpec
+from rocserve.backends.registry import BackendRegistry
+from rocserve.config.definition import read_model_definitions
+from rocserve.core.dispatch import dispatch
+from rocserve.core.errors import ServeError
+from rocserve.core.requests import InferRequest, InferResponse, InputHead, Parameters, RequestedOutput, RequestHead
+from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
+from rocserve.repository.version_loader import LoadedEnsemble, LoadedModelVersion, WorkerVersionLoader
+from rocserve.scheduling.queue import QueueLimits
+from rocserve.workers.completion import CompletionThread
+from rocserve.workers.launcher import WorkerLauncher
+
+LOG = logging.getLogger("rocserve.test.request_models")
+
+REGISTRY = BackendRegistry(
+    [
+        BackendSpec(
+            "python",
+            ("python",),
+            "rocserve_request_engine",
+            ("model.py",),
+            thread_safe=False,
+            forks_from_zygote=True,
+            default_max_batch_size=0,
+            answers_requests=True,
+        )
+    ]
+)
+
+CONFIG = """
+backend: "python"
+max_batch_size: 8
+input {{ name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }}
+output {{ name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }}
+output {{ name: "TEXT" data_type: TYPE_STRING dims: [ -1 ] }}
+parameters {{ key: "behaviour" value {{ string_value: "{behaviour}" }} }}
+parameters {{ key: "target" value {{ string_value: "{target}" }} }}
+{more}
+"""
+
+DECOUPLED = "model_transaction_policy { decoupled: true }"
+
+
+class Answers:
+    """A responder that keeps all that it was told."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._told = asyncio.Event()
+        self.responses: list[InferResponse] = []
+        self.errors: list[ServeError] = []
+        self.expects_many = False
+        self.ended = False
+        self.has_left = False
+        self._watchers: list[Callable[[], None]] = []
+
+    def leave(self) -> None:
+        """As a client that cancels."""
+        self.has_left = True
+        for callback in self._watchers:
+            callback()
+
+    def expect_many(self) -> None:
+        self.expects_many = True
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        response.outputs = [tensor.copied() for tensor in response.outputs]
+        self._tell(lambda: self.responses.append(response), final)
+
+    def end(self) -> None:
+        self._tell(lambda: None, True)
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        self._tell(lambda: self.errors.append(error), final)
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        if self.has_left:
+            callback()
+        else:
+            self._watchers.append(callback)
+
+    def _tell(self, keep: Callable[[], None], final: bool) -> None:
+        def told() -> None:
+            assert not self.ended, "told more after the end"
+            keep()
+            self.ended = final
+            self._told.set()
+
+        self._loop.call_soon_threadsafe(told)
+
+    async def until(self, condition: Callable[[Answers], object], seconds: float = 10.0) -> Answers:
+        async with asyncio.timeout(seconds):
+            while not condition(self):
+                self._told.clear()
+                await self._told.wait()
+        return self
+
+    async def done(self, seconds: float = 10.0) -> Answers:
+        return await self.until(lambda answers: answers.ended, seconds)
+
+    @property
+    def out(self) -> list[list[float]]:
+        """The output OUT of each response, flat."""
+        return [self.array(index, "OUT").ravel().tolist() for index in range(len(self.responses))]
+
+    def array(self, index: int, name: str) -> np.ndarray:
+        (tensor,) = [tensor for tensor in self.responses[index].outputs if tensor.name == name]
+        return tensor.numpy()
+
+
+class RequestModels:
+    """Loads models and asks them."""
+
+    def __init__(self, completion: CompletionThread, launcher: WorkerLauncher, folder: Path) -> None:
+        self.tables = ServingTableHolder()
+        self.folder = folder
+        self._loader = WorkerVersionLoader(launcher, completion, self.tables, QueueLimits(), False, LOG)
+        self._loaded: dict[str, LoadedModelVersion | LoadedEnsemble] = {}
+
+    async def load(self, name: str, behaviour: str = "echo", more: str = "", target: str = "") -> LoadedModelVersion:
+        return await self.load_config(name, CONFIG.format(behaviour=behaviour, target=target, more=more))
+
+    async def load_config(self, name: str, config: str) -> LoadedModelVersion:
+        folder = self.folder / name
+        (folder / "1").mkdir(parents=True)
+        (folder / "1" / "model.py").touch()
+        (folder / "config.pbtxt").write_text(config)
+        (definition,) = read_model_definitions(folder, REGISTRY)
+        loaded = await self._loader.load(definition, 1, folder / "1", lambda: None)
+        self._loaded[name] = loaded
+        self._publish()
+        return loaded
+
+    def _publish(self) -> None:
+        self.tables.table = ServingTable(
+            {name: ServedModel(name, {1: version}, version) for name, version in self._loaded.items()}
+        )
+
+    def ask(
+        self,
+        name: str,
+        values: object = ((1.0,),),
+        outputs: tuple[str, ...] = ("OUT",),
+        request_id: str = "r",
+        parameters: Parameters | None = None,
+    ) -> Answers:
+        array = np.asarray(values, np.float32)
+        head = RequestHead(
+            name,
+            "",
+            (InputHead("IN", "FP32", array.shape),),
+            tuple(RequestedOutput(output) for output in outputs),
+            parameters or {},
+        )
+        answers = Answers()
+        dispatch(self.tables, InferRequest(head, request_id, [memoryview(array).cast("B")]), answers)
+        return answers
+
+    @property
+    def loaded(self) -> Mapping[str, LoadedModelVersion | LoadedEnsemble]:
+        return self._loaded
+
+    async def unload(self, name: str) -> None:
+        version = self._loaded.pop(name)
+        self._publish()
+        await version.unload()
+
+    async def close(self) -> None:
+        for name in list(self._loaded):
+            async with asyncio.timeout(20):
+                await self.unload(name)

@@ -1,0 +1,318 @@
+"""Models that see single requests: real workers, the real scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import venv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.request_models import DECOUPLED, RequestModels
+
+from rocserve.core.errors import ServeError, StatusCode
+
+BATCHES = "dynamic_batching { max_queue_delay_microseconds: 100000 preferred_batch_size: [ 3 ] }"
+
+
+async def test_a_request_comes_with_all_that_its_client_says(models: RequestModels) -> None:
+    await models.load(
+        "m", more='version_policy { latest { num_versions: 1 } } instance_group { kind: KIND_CPU name: "g" }'
+    )
+    parameters = {
+        "sequence_id": "s",
+        "sequence_start": True,
+        "sequence_end": True,
+        "priority": 0,
+        "timeout": 5000000,
+        "triton_enable_empty_final_response": True,
+        "mine": 3,
+        "name": "n",
+        "share": 0.5,
+        "flag": False,
+    }
+    answers = await models.ask("m", [[1, 2]], ("OUT", "TEXT"), "ä", parameters).done()
+    assert answers.errors == []
+    (response,) = answers.responses
+    assert (response.model_name, response.model_version, response.id) == ("m", "1", "ä")
+    assert response.parameters == {"of": "ä"}
+    assert answers.out == [[1.0, 2.0]]
+    details = json.loads(answers.array(0, "TEXT")[0, 0])
+    assert details["id"] == "ä"
+    assert details["correlation_id"] == "s"
+    assert details["flags"] == 3
+    assert details["timeout"] == 5000000
+    assert details["parameters"] == {"mine": 3, "name": "n", "share": 0.5, "flag": False}
+    assert details["requested"] == ["OUT", "TEXT"]
+    assert details["thread"] == "MainThread"
+    assert details["instance"] == "g_0"
+    assert details["config"]["input"][0]["dims"] == [-1]
+    assert details["config"]["parameters"]["behaviour"] == {"string_value": "echo"}
+    assert details["config_before"]["name"] == "m"
+
+
+async def test_only_what_is_wanted_comes_back(models: RequestModels) -> None:
+    await models.load("m")
+    answers = await models.ask("m", [[1]], ("TEXT",)).done()
+    assert [tensor.name for tensor in answers.responses[0].outputs] == ["TEXT"]
+
+
+async def test_the_requests_of_a_batch_are_answered_each_for_itself(models: RequestModels) -> None:
+    version = await models.load("m", "renamed", BATCHES)
+    asked = [models.ask("m", [[value]], request_id=str(value)) for value in (1, 4, 2)]
+    for answers, value in zip(asked, (1, 4, 2), strict=True):
+        await answers.done()
+        assert answers.out == [[float(value)] * value]
+    counters = version.statistics.snapshot()
+    assert (counters.execution_count, counters.inference_count, counters.success.count) == (1, 3, 3)
+
+
+async def test_one_request_fails_with_its_own_code(models: RequestModels) -> None:
+    version = await models.load("m", "picky", BATCHES)
+    asked = [models.ask("m", [[value]], request_id=str(value)) for value in (1, -4, 2)]
+    for answers in asked:
+        await answers.done()
+    assert asked[0].out == [[2.0]]
+    assert asked[2].out == [[4.0]]
+    (error,) = asked[1].errors
+    assert (error.code, error.text) == (StatusCode.INVALID_ARGUMENT, "-4 is negative")
+    counters = version.statistics.snapshot()
+    assert (counters.success.count, counters.fail.count) == (2, 1)
+
+
+async def test_an_exception_fails_what_is_not_answered_and_the_model_goes_on(
+    models: RequestModels, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    await models.load("m", "raises", BATCHES)
+    for _ in range(2):
+        asked = [models.ask("m", [[value]]) for value in (1, 2, 3)]
+        for answers in asked:
+            await answers.done()
+        assert asked[0].out == [[1.0]]
+        for answers in asked[1:]:
+            (error,) = answers.errors
+            assert (error.code, error.text) == (StatusCode.INTERNAL, "the model's own words")
+    traced = [record for record in caplog.records if "in _raises" in record.getMessage()]
+    assert traced
+    assert {record.levelno for record in traced} == {logging.ERROR}
+
+
+async def test_a_model_that_forgets_answers_fails_its_batch(models: RequestModels) -> None:
+    await models.load("m", "too_few")
+    answers = await models.ask("m").done()
+    assert answers.errors[0].text == "the model gave 0 answers to 1 requests"
+
+
+async def test_inputs_are_the_models_own(models: RequestModels) -> None:
+    await models.load("m", "keeps")
+    sums = [(await models.ask("m", [[value]]).done()).out[0][0] for value in (5, 7, 9, 11, 13, 15)]
+    # What came before has been set to 1 by the model itself.
+    assert sums == [5.0, 8.0, 11.0, 14.0, 17.0, 20.0]
+
+
+async def test_large_tensors_go_both_ways(models: RequestModels) -> None:
+    await models.load("m")
+    await models.load("caller", "calls", target="m")
+    values = np.random.default_rng(0).random((8, 100_000), np.float32)
+    for name in ("m", "caller"):
+        answers = await models.ask(name, values).done()
+        assert answers.errors == []
+        assert np.array_equal(answers.array(0, "OUT"), values)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+async def test_a_decoupled_model_answers_any_number_of_times(models: RequestModels, count: int) -> None:
+    version = await models.load("m", "counts", DECOUPLED)
+    answers = models.ask("m", [[count]])
+    await answers.done()
+    assert answers.expects_many
+    assert answers.out == [[float(number)] for number in range(count)]
+    counters = version.statistics.snapshot()
+    assert (counters.execution_count, counters.inference_count, counters.success.count) == (1, 1, 1)
+    assert counters.success.ns >= 50_000_000
+
+
+async def test_an_error_among_responses_ends_nothing(models: RequestModels) -> None:
+    await models.load("m", "stumbles", DECOUPLED)
+    answers = await models.ask("m").done()
+    assert answers.out == [[1.0], [2.0]]
+    assert [error.code for error in answers.errors] == [StatusCode.NOT_FOUND]
+    assert answers.responses[1].parameters == {"last": True}
+
+
+async def test_a_model_may_ask_to_be_decoupled(models: RequestModels) -> None:
+    version = await models.load("m", "counts", 'parameters { key: "asks_for" value { string_value: "decoupled" } }')
+    assert version.config.decoupled
+    assert (await models.ask("m", [[2]]).done()).out == [[0.0], [1.0]]
+
+
+async def test_a_cancellation_reaches_the_model(models: RequestModels) -> None:
+    await models.load("m", "waits", DECOUPLED)
+    answers = models.ask("m", request_id="gone")
+    await answers.until(lambda answers: answers.responses)
+    answers.leave()
+    await answers.done()
+    assert answers.errors[0].text == "nobody waits"
+
+
+async def test_a_dead_worker_fails_its_open_requests(models: RequestModels) -> None:
+    version = await models.load("m", "waits", DECOUPLED)
+    asked = [models.ask("m") for _ in range(20)]
+    for answers in asked:
+        await answers.until(lambda answers: answers.responses)
+    os.kill(version._group.pids[0], signal.SIGKILL)
+    for answers in asked:
+        await answers.done()
+        (error,) = answers.errors
+        assert error.code is StatusCode.UNAVAILABLE
+        assert "killed by signal 9" in error.text
+    assert version.statistics.snapshot().fail.count == 20
+    # And the model comes back.
+    again = models.ask("m")
+    await again.until(lambda answers: answers.responses)
+    again.leave()
+    await again.done()
+
+
+async def test_unloading_waits_for_open_requests(models: RequestModels) -> None:
+    await models.load("m", "waits", DECOUPLED)
+    answers = models.ask("m")
+    await answers.until(lambda answers: answers.responses)
+    unloading = asyncio.create_task(models.unload("m"))
+    await asyncio.sleep(0.1)
+    assert not unloading.done()
+    answers.leave()
+    await answers.done()
+    await unloading
+
+
+async def test_a_flood_holds_nobody_up(models: RequestModels) -> None:
+    await models.load("flood", "floods", DECOUPLED)
+    await models.load("m")
+    flood = models.ask("flood")
+    for _ in range(20):
+        assert (await models.ask("m").done()).out == [[1.0]]
+    await flood.done(60)
+    assert len(flood.responses) == 2000
+    assert [values[0] for values in flood.out] == list(range(2000))
+
+
+async def test_calls(models: RequestModels) -> None:
+    await models.load("echo")
+    await models.load("counts", "counts", DECOUPLED)
+    await models.load("picky", "picky")
+    for target in ("echo", "counts", "picky", "missing"):
+        await models.load(f"of_{target}", "calls", target=target)
+    echo = await models.ask("of_echo", [[3, 4]], request_id="a").done()
+    assert echo.out == [[3.0, 4.0]]
+    assert echo.responses[0].parameters == {"of": "a'"}
+    assert (await models.ask("of_counts", [[4]]).done()).out == [[4.0]]
+    error = (await models.ask("of_picky", [[-1]]).done()).errors[0]
+    assert (error.code, error.text) == (StatusCode.INVALID_ARGUMENT, "r' is negative")
+    error = (await models.ask("of_missing").done()).errors[0]
+    assert (error.code, error.text) == (
+        StatusCode.NOT_FOUND,
+        "Request for unknown model: 'missing' is not found",
+    )
+
+
+async def test_calls_of_calls(models: RequestModels) -> None:
+    await models.load("echo")
+    await models.load("inner", "calls", target="echo")
+    await models.load("outer", "calls", target="inner")
+    asked = [models.ask("outer", [[value]]) for value in range(20)]
+    for value, answers in enumerate(asked):
+        await answers.done()
+        assert answers.out == [[float(value)]]
+
+
+async def test_a_model_may_call_itself_as_deep_as_it_has_instances(models: RequestModels) -> None:
+    await models.load("m", "descends", "instance_group { count: 2 kind: KIND_CPU }")
+    for _ in range(50):
+        # The answer to a request without a call comes from a busy moment of either instance.
+        assert (await models.ask("m", [[0]]).done()).out == [[0.0]]
+        assert (await models.ask("m", [[1]]).done()).out == [[0.0]]
+
+
+async def test_the_death_of_the_caller_cancels_its_call(models: RequestModels) -> None:
+    await models.load("waits", "waits", DECOUPLED)
+    caller = await models.load("caller", "calls", target="waits")
+    answers = models.ask("caller")
+    await asyncio.sleep(0.1)
+    os.kill(caller._group.pids[0], signal.SIGKILL)
+    await answers.done()
+    assert answers.errors[0].code is StatusCode.UNAVAILABLE
+    # Its call ends, so what it called can be unloaded.
+    async with asyncio.timeout(10):
+        await models.unload("waits")
+
+
+async def test_the_death_of_the_called_fails_the_call(models: RequestModels) -> None:
+    waits = await models.load("waits", "waits", DECOUPLED)
+    await models.load("caller", "calls", target="waits")
+    answers = models.ask("caller")
+    await asyncio.sleep(0.1)
+    os.kill(waits._group.pids[0], signal.SIGKILL)
+    await answers.done()
+    (error,) = answers.errors
+    assert error.code is StatusCode.UNAVAILABLE
+    assert "model 'waits'" in error.text
+
+
+async def test_warm_up_samples_are_requests(models: RequestModels) -> None:
+    sample = (
+        'model_warmup { name: "w" batch_size: 2 inputs { key: "IN" value { data_type: TYPE_FP32 dims: 3 %s: true } } }'
+    )
+    await models.load("echo", more=sample % "zero_data")
+    await models.load("counts", "counts", DECOUPLED + sample % "zero_data")
+    with pytest.raises(ServeError, match="the model's own words"):
+        await models.load("raises", "raises", sample % "zero_data")
+
+
+async def test_what_initialize_raises_is_the_reason(models: RequestModels) -> None:
+    with pytest.raises(ServeError, match="no weights"):
+        await models.load("m", "initialize_fails")
+
+
+async def test_instances_are_processes(models: RequestModels) -> None:
+    version = await models.load("m", "waits", DECOUPLED + "instance_group { count: 3 kind: KIND_CPU }")
+    assert len(set(version._group.pids)) == 3
+
+
+async def test_a_model_may_bring_its_python(models: RequestModels, tmp_path: Path) -> None:
+    venv.create(tmp_path / "m" / "env", symlinks=True)
+    site = next((tmp_path / "m" / "env" / "lib").glob("python*/site-packages"))
+    packages = Path(np.__file__).parents[1]
+    (site / "numpy").symlink_to(packages / "numpy")
+    (site / "numpy.libs").symlink_to(packages / "numpy.libs")
+    await models.load("m", more=environment("$$TRITON_MODEL_DIRECTORY/env"))
+    answers = await models.ask("m", outputs=("TEXT",)).done()
+    assert json.loads(answers.array(0, "TEXT")[0, 0])["interpreter"] == str(tmp_path / "m" / "env" / "bin" / "python")
+
+
+async def test_a_python_without_numpy_is_named(models: RequestModels, tmp_path: Path) -> None:
+    venv.create(tmp_path / "m" / "env", symlinks=True)
+    with pytest.raises(ServeError, match=r"env/bin/python has no numpy, which a worker needs; install it: "):
+        await models.load("m", more=environment("env"))
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("env.tar.gz", "'env.tar.gz' is an archive; unpack it"),
+        ("nowhere", "there is no Python at .*/m/nowhere; make it with: python3 -m venv"),
+        ("config.pbtxt", "config.pbtxt cannot be executed"),
+    ],
+)
+async def test_what_is_no_python_is_refused(models: RequestModels, path: str, reason: str) -> None:
+    with pytest.raises(ServeError, match=f"model 'm': parameter EXECUTION_ENV_PATH: .*{reason}"):
+        await models.load("m", more=environment(path))
+
+
+def environment(path: str) -> str:
+    return f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{path}" }} }}'
