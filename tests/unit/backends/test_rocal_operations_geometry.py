@@ -1,0 +1,199 @@
+"""Flipping, transposing, turning and warping, against loops over pixels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rocserve.backends.rocal.image import Extent, Image, ResultExtent
+from rocserve.backends.rocal.schema import PipelineError
+from tests.support.rocal_operations import Array, assert_rounded, make, picture, result
+
+SIZES = [(1, 1), (2, 3), (9, 8), (12, 21), (16, 16)]
+Place = tuple[np.float32, np.float32]
+
+
+def places(matrix: Sequence[float], height: int, width: int, lanes: int) -> dict[tuple[int, int], Place]:
+    """Row and column that each pixel of the result is read at, in 32 bits as a processor adds them up."""
+    factors = [np.float32(number) for number in matrix]
+    half_height, half_width = height // 2, width // 2
+    found: dict[tuple[int, int], Place] = {}
+    for row in range(height):
+        for axis, (by_column, by_row, offset, half) in enumerate(
+            ((factors[3], factors[4], factors[5], half_height), (factors[0], factors[1], factors[2], half_width))
+        ):
+            start = np.float32(np.float64(row - half_height) * by_row + offset)
+            start = np.float32(np.float32(np.float64(-half_width) * by_column + start) + half)
+            blocks_end = width - width % lanes
+            for column in range(width):
+                if column >= blocks_end:
+                    place = np.float32(start + by_column * np.float32(blocks_end))
+                    for _ in range(column - blocks_end):
+                        place = np.float32(place + by_column)
+                else:
+                    place = np.float32(start + by_column * np.float32(column % lanes))
+                    for _ in range(column // lanes):
+                        place = np.float32(place + by_column * np.float32(lanes))
+                other = found.get((row, column), (place, place))
+                found[row, column] = (place, other[1]) if axis == 0 else (other[0], place)
+    return found
+
+
+def warped(pixels: Array, matrix: Sequence[float]) -> Array:
+    """Levels between four pixels, not rounded; black outside; the last row and column are never read."""
+    height, width, channels = pixels.shape
+    levels = np.zeros((height, width, channels))
+    for (row, column), (y, x) in places(matrix, height, width, lanes=8).items():
+        top, left = math.floor(y), math.floor(x)
+        if x < 0 or y < 0 or top > height - 1 or left > width - 1:
+            continue
+        below, right = float(y) - top, float(x) - left
+        rows = [min(top, max(height - 2, 0)), min(top + 1, max(height - 2, 0))]
+        columns = [min(left, max(width - 2, 0)), min(left + 1, max(width - 2, 0))]
+        for source_row, row_weight in zip(rows, (1 - below, below), strict=True):
+            for source_column, column_weight in zip(columns, (1 - right, right), strict=True):
+                levels[row, column] += row_weight * column_weight * pixels[source_row, source_column]
+    return levels
+
+
+def warped_to_nearest(pixels: Array, matrix: Sequence[float]) -> Array:
+    height, width, channels = pixels.shape
+    moved = np.zeros_like(pixels)
+    for (row, column), (y, x) in places(matrix, height, width, lanes=4).items():
+        if column < width - width % 4:
+            source_row, source_column = round(float(y)), round(float(x))
+        else:
+            source_row, source_column = (
+                int(math.copysign(math.floor(abs(place) + 0.5), place)) for place in (float(y), float(x))
+            )
+        if 0 <= source_row < height and 0 <= source_column < width:
+            moved[row, column] = pixels[source_row, source_column]
+    return moved
+
+
+def rotation(degrees: float) -> tuple[float, ...]:
+    radians = np.float32(degrees * math.pi / 180)
+    return (math.cos(radians), -math.sin(radians), 0, math.sin(radians), math.cos(radians), 0)
+
+
+@pytest.mark.parametrize(("height", "width"), SIZES)
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("horizontal", [0, 1])
+@pytest.mark.parametrize("vertical", [False, True])
+def test_flip(height: int, width: int, channels: int, horizontal: int, vertical: bool) -> None:
+    pixels = picture(height, width, channels)
+    given = result(make("flip", channels, horizontal=horizontal, vertical=vertical), pixels)
+    for row, column in np.ndindex(height, width):
+        source_row = height - 1 - row if vertical else row
+        source_column = width - 1 - column if horizontal else column
+        np.testing.assert_array_equal(given[row, column], pixels[source_row, source_column])
+
+
+def test_flip_of_nothing_changes_nothing() -> None:
+    np.testing.assert_array_equal(result(make("flip"), picture(3, 4)), picture(3, 4))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_transpose_exchanges_height_and_width(channels: int) -> None:
+    pixels = picture(5, 9, channels)
+    given = result(make("transpose", channels, perm=[1, 0, 2]), pixels)
+    for row, column in np.ndindex(9, 5):
+        np.testing.assert_array_equal(given[row, column], pixels[column, row])
+    np.testing.assert_array_equal(result(make("transpose", channels, perm=[0, 1, 2]), pixels), pixels)
+
+
+def test_transpose_turns_the_valid_part_too() -> None:
+    turned = make("transpose", perm=[1, 0, 2]).run(Image(picture(6, 8), 3, 5), as_float=False)
+    assert turned.pixels.shape == (8, 6, 3)
+    assert (turned.valid_height, turned.valid_width) == (5, 3)
+    known = make("transpose", perm=[1, 0, 2]).result_extent(ResultExtent(Extent(6, 8), Extent(None, None)))
+    assert known == ResultExtent(Extent(8, 6), Extent(None, None))
+
+
+@pytest.mark.parametrize(("height", "width"), SIZES)
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("degrees", [0, 30, 90, -90, 180, 217.5])
+def test_rotate_between_pixels(height: int, width: int, channels: int, degrees: float) -> None:
+    pixels = picture(height, width, channels)
+    assert_rounded(result(make("rotate", channels, angle=degrees), pixels), warped(pixels, rotation(degrees)))
+
+
+@pytest.mark.parametrize(("height", "width"), SIZES)
+@pytest.mark.parametrize("degrees", [0, 45, 90, 200.25])
+def test_rotate_to_the_nearest_pixels(height: int, width: int, degrees: float) -> None:
+    pixels = picture(height, width)
+    given = result(make("rotate", angle=degrees, interpolation_type="NEAREST_NEIGHBOR_INTERPOLATION"), pixels)
+    np.testing.assert_array_equal(given, warped_to_nearest(pixels, rotation(degrees)))
+
+
+def test_rotate_turns_counter_clockwise_about_the_middle() -> None:
+    pixels = np.zeros((9, 9, 1), dtype=np.uint8)
+    pixels[4, 6] = 200
+    given = result(make("rotate", channels=1, angle=90), pixels)
+    # What was to the right of the middle stands above it.
+    assert given[2, 4, 0] >= 199
+    assert given.sum() <= 202
+
+
+MATRICES = [
+    (1, 0, 0, 0, 1, 0),
+    (1, 2.5, 0, 0, 1, -1.25),
+    (0.5, 0, 0.25, -0.3, 1.2, 3),
+    (-1, 0.5, 0, 0, -1, 0.5),
+    (0, 0, 0, 0, 0, 0),
+]
+
+
+@pytest.mark.parametrize("matrix", MATRICES)
+@pytest.mark.parametrize(("height", "width"), [(9, 8), (10, 21)])
+def test_warp_affine_reads_where_the_matrix_says(matrix: tuple[float, ...], height: int, width: int) -> None:
+    pixels = picture(height, width)
+    # rocAL hands the second and the third number on in each other's place.
+    swapped = (matrix[0], matrix[2], matrix[1], *matrix[3:])
+    assert_rounded(result(make("warp_affine", matrix=list(matrix)), pixels), warped(pixels, swapped))
+    nearest = make("warp_affine", matrix=list(matrix), interpolation_type="NEAREST_NEIGHBOR")
+    np.testing.assert_array_equal(result(nearest, pixels), warped_to_nearest(pixels, swapped))
+
+
+def test_the_result_may_be_larger_or_smaller_than_the_source() -> None:
+    pixels = picture(8, 12)
+    moved = result(make("rotate", angle=10), pixels)
+    larger = result(make("rotate", angle=10, dest_width=20, dest_height=9), pixels)
+    assert larger.shape == (9, 20, 3)
+    np.testing.assert_array_equal(larger[:8, :12], moved)
+    assert not larger[8:].any() and not larger[:, 12:].any()
+    smaller = result(make("rotate", angle=10, dest_width=5, dest_height=4), pixels)
+    np.testing.assert_array_equal(smaller, moved[:4, :5])
+
+
+def test_of_a_padded_image_the_valid_part_is_turned_and_all_is_handed_on() -> None:
+    padded = np.zeros((10, 12, 3), dtype=np.uint8)
+    padded[:8, :9] = picture(8, 9)
+    operation = make("rotate", angle=25)
+    turned = operation.run(Image(padded, 8, 9), as_float=True)
+    assert turned.valid.shape == (10, 12, 3)
+    np.testing.assert_array_equal(turned.pixels[:8, :9], result(operation, picture(8, 9)))
+    size = Extent(10, 12)
+    assert operation.result_extent(ResultExtent(size, Extent(None, None))) == ResultExtent(size, size)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "text"),
+    [
+        ("rotate", {}, "key 'angle' is missing"),
+        ("rotate", {"angle": 3, "interpolation_type": "CUBIC"}, 'must be one of "LINEAR", "NEAREST_NEIGHBOR"'),
+        ("warp_affine", {"matrix": [1, 0, 0, 0, 1]}, "'matrix' must be a list of 6 numbers"),
+        ("warp_affine", {"matrix": [1, 0, 0, 0, 1, "x"]}, "a list of 6 numbers, each a number"),
+        ("flip", {"horizontal": 2}, "'horizontal' must be true or false, or 1 or 0, not 2"),
+        ("flip", {"horizontal": 1.0}, "'horizontal' must be true or false"),
+        ("transpose", {"perm": [2, 0, 1]}, r"'perm' must be \[1, 0, 2\] or \[0, 1, 2\], not \[2, 0, 1\]"),
+        ("transpose", {"perm": [1, 0]}, "'perm' must be a list of 3 axes"),
+    ],
+)
+def test_wrong_keys_are_told(name: str, keys: dict[str, Any], text: str) -> None:
+    with pytest.raises(PipelineError, match=text):
+        make(name, **keys)
