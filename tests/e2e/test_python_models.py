@@ -1,0 +1,305 @@
+"""Models as users write them for Triton's Python backend, served by the real server to Triton's own client."""
+
+from __future__ import annotations
+
+import json
+import queue
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from support.python_models import MODELS, write_model
+from support.server import RocserveProcess, wait_until
+from tritonclient.utils import InferenceServerException
+
+SAMPLE_REPOSITORY = Path(__file__).parents[2] / "model_repository"
+DIGITS = sorted((Path(__file__).parents[1] / "data" / "digits").glob("*.jpg"))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    folder = tmp_path_factory.mktemp("python-models")
+    repository = folder / "repository"
+    shutil.copytree(MODELS, repository)
+    _make_environment(folder / "environment")
+    config = repository / "own_environment" / "config.pbtxt"
+    config.write_text(config.read_text().replace("$$TRITON_MODEL_DIRECTORY", str(folder)))
+    for name in ("digits", "digits_classifier", "digits_preprocess"):
+        shutil.copytree(SAMPLE_REPOSITORY / name, repository / name)
+    with RocserveProcess([repository], log=folder / "server.log") as running:
+        running.wait_until_ready()
+        yield running
+
+
+def _make_environment(folder: Path) -> None:
+    """An environment with nothing of its own but one module; numpy comes from this one's packages."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    (packages,) = (folder / "lib").glob("python*/site-packages")
+    (packages / "numpy_from_outside.pth").write_text(f"{Path(np.__file__).parents[1]}\n")
+    (packages / "only_in_this_environment.py").write_text('GREETING = "hello from in here"\n')
+
+
+def entry(name: str, array: np.ndarray, datatype: str) -> triton.InferInput:
+    made = triton.InferInput(name, list(array.shape), datatype)
+    made.set_data_from_numpy(array)
+    return made
+
+
+def text(name: str, *words: bytes | str) -> triton.InferInput:
+    return entry(name, np.array([[word] for word in words], dtype=object), "BYTES")
+
+
+def one(name: str, value: int, datatype: str = "INT32") -> triton.InferInput:
+    return entry(name, np.array([value], {"INT32": np.int32, "BOOL": np.bool_}[datatype]), datatype)
+
+
+class Stream:
+    """The responses of a streaming client."""
+
+    def __init__(self, server: RocserveProcess) -> None:
+        self.client = server.client()
+        self._answers: queue.Queue = queue.Queue()
+        self.client.start_stream(lambda result, error: self._answers.put((result, error)))
+
+    def infer(self, model: str, *inputs: triton.InferInput) -> tuple[list, list[str]]:
+        """The responses to a request that carry outputs, and the errors, until the final flag."""
+        self.client.async_stream_infer(model, list(inputs), enable_empty_final_response=True)
+        results, errors = [], []
+        while True:
+            result, error = self._answers.get(timeout=20)
+            if error is not None:
+                errors.append(error.message())
+                if "thirteen" in errors[-1]:
+                    return results, errors
+                continue
+            response = result.get_response()
+            if response.outputs:
+                results.append(result)
+            if response.parameters["triton_final_response"].bool_param:
+                return results, errors
+
+    def close(self) -> None:
+        self.client.stop_stream()
+        self.client.close()
+
+
+@pytest.fixture
+def stream(server: RocserveProcess) -> Iterator[Stream]:
+    opened = Stream(server)
+    yield opened
+    opened.close()
+
+
+def test_add_sub_and_texts(server):
+    client = server.client()
+    left, right = np.arange(8, dtype=np.float32).reshape(2, 4), np.full((2, 4), 2, np.float32)
+    result = client.infer("add_sub", [entry("INPUT0", left, "FP32"), entry("INPUT1", right, "FP32")])
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), left + right)
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), left - right)
+    result = client.infer("words", [text("TEXT", "grüße", b"")])
+    assert result.as_numpy("SHOUTED").tolist() == [["GRÜSSE!".encode()], [b"!"]]
+    assert result.as_numpy("LENGTHS").tolist() == [[7], [0]]
+    wait_until(lambda: "2 texts" in server.log_text, what="the model's line in the log")
+
+
+def test_calls_of_models_and_of_an_ensemble(server):
+    images = [path.read_bytes() for path in DIGITS[:4]]
+    client = server.client()
+    read = client.infer("digit_reader", [text("ENCODED", *images)])
+    asked = client.infer("digits", [text("ENCODED", *images)]).as_numpy("LABEL")
+    assert asked.shape == (4, 1)
+    assert read.as_numpy("CHAINED").tolist() == read.as_numpy("TOGETHER").tolist() == asked.tolist()
+
+
+def test_calls_side_by_side(server):
+    left, right = np.arange(40, dtype=np.float32).reshape(10, 4), np.ones((10, 4), np.float32)
+    result = server.client().infer("fan_out", [entry("LEFT", left, "FP32"), entry("RIGHT", right, "FP32")])
+    np.testing.assert_array_equal(result.as_numpy("SUMS"), left + right)
+    assert b"not_there" in result.as_numpy("REFUSAL")[0]
+
+
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_any_number_of_responses(stream, count):
+    results, errors = stream.infer("repeat", entry("IN", np.arange(count, dtype=np.int32), "INT32"))
+    assert [int(result.as_numpy("OUT")[0]) for result in results] == list(range(count))
+    assert [int(result.as_numpy("IDX")[0]) for result in results] == list(range(count))
+    assert errors == []
+
+
+def test_an_error_among_the_responses(stream):
+    results, errors = stream.infer("repeat", entry("IN", np.array([5, -1, 6], np.int32), "INT32"))
+    assert [int(result.as_numpy("OUT")[0]) for result in results] == [5, 6]
+    assert [("only what is not negative" in error) for error in errors] == [True]
+
+
+def test_coroutines_of_a_decoupled_model(stream):
+    results, errors = stream.infer("square_async", one("IN", 4))
+    assert ([int(result.as_numpy("OUT")[0]) for result in results], errors) == ([16] * 4, [])
+    assert stream.infer("square_async", one("IN", 0)) == ([], [])
+    results, errors = stream.infer("square_async", one("IN", 13))
+    assert "thirteen is out of the question" in errors[0]
+    assert len(stream.infer("square_async", one("IN", 2))[0]) == 2
+
+
+def test_a_call_of_a_decoupled_model(server):
+    result = server.client().infer("collector", [entry("IN", np.array([4, 5, 6], np.int32), "INT32")])
+    assert result.as_numpy("SUM").tolist() == [15]
+    assert b"decoupled" in result.as_numpy("SINGLE")[0]
+
+
+def test_a_model_completes_its_configuration(server):
+    client = server.client()
+    config = client.get_model_config("completed", as_json=True)["config"]
+    assert (config["max_batch_size"], "dynamic_batching" in config) == (16, True)
+    assert [tensor["name"] for tensor in config["input"]] == ["DATA", "SCALE"]
+    data = np.array([[1, 2, 3]], np.float32)
+    assert client.infer("completed", [entry("DATA", data, "FP32")]).as_numpy("SCALED").tolist() == [[2, 4, 6]]
+    scale = entry("SCALE", np.array([[5]], np.float32), "FP32")
+    assert client.infer("completed", [entry("DATA", data, "FP32"), scale]).as_numpy("SCALED").tolist() == [[5, 10, 15]]
+
+
+def test_an_error_for_one_request_of_a_batch(server):
+    """The requests meet in the dynamic batcher."""
+    words = ["one", "code NOT_FOUND", "two", "code INVALID_ARG"] * 4
+
+    def ask(word: str) -> object:
+        try:
+            return server.client().infer("moody", [text("WORD", word)]).as_numpy("ECHO")[0, 0].decode()
+        except InferenceServerException as error:
+            return error.status(), error.message()
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(ask, words))
+    refused = {"code NOT_FOUND": "NOT_FOUND", "code INVALID_ARG": "INVALID_ARGUMENT"}
+    assert answers == [(f"StatusCode.{refused[word]}", "as you wish") if word in refused else word for word in words]
+
+
+def test_exceptions_and_exits_fail_the_batch_and_the_model_goes_on(server):
+    client = server.client()
+    for word, told in (
+        ("raise", "message: ValueError: cannot bear 'raise'"),
+        ("exit", "message: SystemExit: 3"),
+        ("short", "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0"),
+    ):
+        with pytest.raises(InferenceServerException) as fault:
+            client.infer("moody", [text("WORD", word)])
+        assert fault.value.status() == "StatusCode.INTERNAL"
+        assert "Failed to process the request(s) for model 'moody_" in fault.value.message()
+        assert told in fault.value.message()
+    assert client.infer("moody", [text("WORD", "fine")]).as_numpy("ECHO").tolist() == [[b"fine"]]
+    wait_until(lambda: "heard fine" in server.log_text, what="what the model prints, in the log")
+    assert "raise ValueError" in server.log_text
+
+
+def test_a_crash_is_survived(server):
+    client = server.client()
+    with pytest.raises(InferenceServerException) as fault:
+        client.infer("moody", [text("WORD", "die")])
+    assert fault.value.status() == "StatusCode.UNAVAILABLE"
+
+    def answers() -> bool:
+        try:
+            return client.infer("moody", [text("WORD", "again")]).as_numpy("ECHO").tolist() == [[b"again"]]
+        except InferenceServerException:
+            return False
+
+    wait_until(answers, what="the model's return")
+
+
+def test_what_models_see_of_requests_and_how_they_are_spread(server):
+    client = server.client()
+
+    def look(number: int) -> tuple[dict, dict]:
+        result = server.client().infer("mirror", [entry("X", np.array([[number]], np.int32), "INT32")])
+        return json.loads(result.as_numpy("SEEN")[0, 0]), result.get_response(as_json=True)["parameters"]
+
+    with ThreadPoolExecutor(8) as pool:
+        looks = list(pool.map(look, range(64)))
+    assert len({seen["pid"] for seen, _ in looks}) == 2
+    assert {seen["args"]["model_instance_name"] for seen, _ in looks} == {"mirror_0_0", "mirror_0_1"}
+    assert looks[0][1]["kind"] == {"string_param": "mirror"}
+    assert looks[0][1]["whole"] == {"bool_param": True}
+
+    result = client.infer(
+        "mirror",
+        [entry("X", np.array([[0]], np.int32), "INT32")],
+        outputs=[triton.InferRequestedOutput("SEEN")],
+        request_id="r-1",
+        sequence_id=77,
+        sequence_start=True,
+        timeout=9_000_000,
+        parameters={"mood": "good", "tries": 3, "sure": True},
+    )
+    seen = json.loads(result.as_numpy("SEEN")[0, 0])
+    assert result.as_numpy("PID") is None
+    assert (seen["request_id"], seen["correlation_id"], seen["flags"]) == ("r-1", 77, 1)
+    assert (seen["timeout"], seen["requested"]) == (9_000_000, ["SEEN"])
+    assert seen["parameters"] == {"mood": "good", "tries": 3, "sure": True}
+    assert seen["model_parameters"] == {"colour": {"string_value": "green"}}
+    assert seen["args"]["model_instance_kind"] == "CPU"
+
+
+def test_a_model_sees_that_its_client_has_gone(server):
+    client = server.client()
+    cancelled = threading.Event()
+    call = client.async_infer("patient", [one("WAIT", True, "BOOL")], lambda result, error: cancelled.set())
+    wait_until(lambda: "waiting for a client" in server.log_text, what="the request in the model's hands")
+    call.cancel()
+    assert cancelled.wait(10)
+    assert client.infer("patient", [one("WAIT", False, "BOOL")]).as_numpy("CANCELLED").tolist() == [1]
+
+
+def test_dlpack_and_bfloat16(server):
+    brain = triton.InferInput("BRAIN", [2], "BF16")
+    brain.set_data_from_numpy(np.array([1.0, -2.0], ml_dtypes.bfloat16))
+    half = entry("HALF", np.array([1, 2, 3], np.float16), "FP16")
+    result = server.client().infer("bits", [half, brain])
+    assert result.as_numpy("DOUBLED").tolist() == [2, 4, 6]
+    assert result.as_numpy("SAME").astype(np.float32).tolist() == [1, -2]
+
+
+def test_an_environment_of_its_own(server):
+    told = server.client().infer("own_environment", [one("X", 0)]).as_numpy("TOLD")
+    greeting, executable, prefix = (element.decode() for element in told)
+    assert greeting == "hello from in here"
+    assert Path(prefix).name == "environment"
+    assert Path(executable).is_relative_to(prefix)
+    assert Path(prefix) != Path(sys.prefix)
+
+
+def test_models_that_cannot_be_loaded_say_why(serve, tmp_path):
+    config = 'backend: "python"\ninput [{ name: "X" data_type: TYPE_FP32 dims: [1] }]\n'
+    config += 'output [{ name: "Y" data_type: TYPE_FP32 dims: [1] }]\n'
+    sources = {
+        "torn": "class TritonPythonModel:\n    def execute(self, requests)\n        return []\n",
+        "nameless": "class Model:\n    pass\n",
+        "unready": "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+        "    def initialize(self, args):\n        raise RuntimeError('no weights')\n",
+        "leaving": "import os\nos._exit(3)\n",
+    }
+    for name, source in sources.items():
+        write_model(tmp_path / "repository" / name, source, config)
+    server = serve(tmp_path / "repository")
+    client = server.client()
+
+    expected = {
+        "torn": "SyntaxError: expected ':' (1/model.py, line 2)",
+        "nameless": "model.py of model 'nameless' defines no class TritonPythonModel",
+        "unready": "RuntimeError: no weights (1/model.py, line 5, in initialize)",
+        "leaving": "status 3",
+    }
+
+    def are_told() -> bool:
+        reasons = {model.name: model.reason for model in client.get_model_repository_index().models}
+        return all(told in reasons.get(name, "") for name, told in expected.items())
+
+    wait_until(are_told, what="the reason for each model")
+    assert client.is_server_live()
