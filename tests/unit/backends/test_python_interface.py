@@ -192,7 +192,7 @@ def test_what_lies_elsewhere_is_copied_or_refused(pb_utils: Any) -> None:
 def test_what_is_no_tensor(pb_utils: Any) -> None:
     with pytest.raises(pb_utils.TritonModelException, match="Tensor name cannot be an empty string"):
         pb_utils.Tensor("", np.zeros(1))
-    with pytest.raises(TypeError, match="a name and a numpy array, got str and list"):
+    with pytest.raises(TypeError, match="must be made from a numpy array, got list"):
         pb_utils.Tensor("T", [1])
     with pytest.raises(pb_utils.TritonModelException, match="NumPy dtype is not supported"):
         pb_utils.Tensor("T", np.zeros(1, complex))
@@ -225,6 +225,23 @@ def test_a_request_for_a_call(pb_utils: Any) -> None:
         options = {"model_name": "m", "requested_output_names": [], "inputs": [], **wrong}
         with pytest.raises(pb_utils.TritonModelException, match=told):
             pb_utils.InferenceRequest(**options)
+
+
+def test_names_may_be_bytes_as_they_come_from_tensors(pb_utils: Any) -> None:
+    tensor = pb_utils.Tensor(b"X", np.zeros(1))
+    request = pb_utils.InferenceRequest(
+        model_name=b"m",
+        requested_output_names=[b"A", "A"],
+        inputs=[tensor],
+        request_id="zwölf".encode(),
+        model_version=np.int64(3),
+    )
+    assert (tensor.name(), request.model_name(), request.request_id()) == ("X", "m", "zwölf")
+    assert request.requested_output_names() == {"A"}
+    assert pb_utils.TritonError(b"no").message() == "no"
+    for action in (lambda: pb_utils.TritonError(ValueError("no")), lambda: pb_utils.Tensor(3, np.zeros(1))):
+        with pytest.raises(TypeError, match="must be a str"):
+            action()
 
 
 def test_a_response(pb_utils: Any) -> None:
@@ -296,7 +313,7 @@ def test_a_configured_scheduler_and_policy_stand(pb_utils: Any) -> None:
 def test_the_log(pb_utils: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     logger = pb_utils.Logger
-    logger.log("100 %s")
+    logger.log(b"100 %s")
     logger.log("careful", logger.WARNING)
     logger.log_info("i")
     logger.log_warn("w")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+from rocserve.backends.python.pb_utils.text import as_text
 from rocserve.core.errors import ServeError, StatusCode
 
 
@@ -54,10 +55,8 @@ class TritonError:
     ALREADY_EXISTS = ErrorCode.ALREADY_EXISTS
     CANCELLED = ErrorCode.CANCELLED
 
-    def __init__(self, message: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
-        if not isinstance(message, str):
-            raise TypeError(f"the message of a TritonError must be a str, got {type(message).__name__}")
-        self._message = message
+    def __init__(self, message: str | bytes, code: ErrorCode = ErrorCode.INTERNAL) -> None:
+        self._message = as_text(message, "the message of a TritonError")
         self._code = ErrorCode(code)
 
     def message(self) -> str:

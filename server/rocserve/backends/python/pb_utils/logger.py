@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 import logging
 
+from rocserve.backends.python.pb_utils.text import as_text
+
 _LOG = logging.getLogger("rocserve.model")
 
 
@@ -25,22 +27,22 @@ class Logger:
     VERBOSE = Level.VERBOSE
 
     @staticmethod
-    def log(message: str, level: Level = Level.INFO) -> None:
-        _LOG.log(level.value, "%s", message)
+    def log(message: str | bytes, level: Level = Level.INFO) -> None:
+        _LOG.log(level.value, "%s", as_text(message, "a message"))
 
     @staticmethod
-    def log_info(message: str) -> None:
-        _LOG.info("%s", message)
+    def log_info(message: str | bytes) -> None:
+        _LOG.info("%s", as_text(message, "a message"))
 
     @staticmethod
-    def log_warn(message: str) -> None:
-        _LOG.warning("%s", message)
+    def log_warn(message: str | bytes) -> None:
+        _LOG.warning("%s", as_text(message, "a message"))
 
     @staticmethod
-    def log_error(message: str) -> None:
-        _LOG.error("%s", message)
+    def log_error(message: str | bytes) -> None:
+        _LOG.error("%s", as_text(message, "a message"))
 
     @staticmethod
-    def log_verbose(message: str) -> None:
+    def log_verbose(message: str | bytes) -> None:
         """Dropped unless the server's log is verbose."""
-        _LOG.debug("%s", message)
+        _LOG.debug("%s", as_text(message, "a message"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from rocserve.backends.python.pb_utils.parameters import checked_parameters, par
 from rocserve.backends.python.pb_utils.response import InferenceResponse
 from rocserve.backends.python.pb_utils.response_sender import InferenceResponseSender, RequestAnswers
 from rocserve.backends.python.pb_utils.tensor import Tensor, unwrap_tensor, wrap_tensor
+from rocserve.backends.python.pb_utils.text import as_text
 from rocserve.backends.request_model import ModelCall, ModelRequest
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
@@ -41,11 +43,11 @@ class InferenceRequest:
 
     def __init__(
         self,
-        request_id: str = "",
+        request_id: str | bytes = "",
         correlation_id: int | str = 0,
         inputs: Sequence[Tensor] | None = None,
-        requested_output_names: Iterable[str] | None = None,
-        model_name: str | None = None,
+        requested_output_names: Iterable[str | bytes] | None = None,
+        model_name: str | bytes | None = None,
         model_version: int = -1,
         flags: int = 0,
         timeout: int = 0,
@@ -58,7 +60,9 @@ class InferenceRequest:
             raise TypeError("InferenceRequest needs inputs, requested_output_names and model_name")
         if not isinstance(correlation_id, int | str):
             raise TritonModelException("Correlation ID must be integer or string")
-        names = tuple(dict.fromkeys(requested_output_names))
+        request_id = as_text(request_id, "request_id")
+        model_name = as_text(model_name, "model_name")
+        names = tuple(dict.fromkeys(as_text(name, "a requested output name") for name in requested_output_names))
         whose = f"for request with id '{request_id}' and model name '{model_name}' should not be empty."
         if any(tensor is None for tensor in inputs):
             raise TritonModelException(f"Input tensor {whose}")
@@ -71,15 +75,15 @@ class InferenceRequest:
         self._names = names
         self._fields = _Fields(
             model_name,
-            model_version,
+            operator.index(model_version),
             request_id,
             correlation_id,
-            flags,
-            timeout,
+            operator.index(flags),
+            operator.index(timeout),
             0,
             checked_parameters(parameters),
         )
-        self._flags = flags
+        self._flags = self._fields.flags
         self._trace = trace or InferenceTrace()
         self._answers: RequestAnswers | None = None
 

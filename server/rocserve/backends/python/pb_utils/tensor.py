@@ -10,6 +10,7 @@ from rocserve.backends.python.pb_utils.bytes_tensors import encode_array
 from rocserve.backends.python.pb_utils.datatypes import datatype_of_numpy, triton_number
 from rocserve.backends.python.pb_utils.dlpack import CPU_DEVICE, export_array, import_array
 from rocserve.backends.python.pb_utils.errors import TritonModelException
+from rocserve.backends.python.pb_utils.text import as_text
 from rocserve.core import tensors as core
 from rocserve.core.datatypes import DataType
 
@@ -17,11 +18,10 @@ from rocserve.core.datatypes import DataType
 class Tensor:
     """A named tensor in the CPU's memory. It shares the memory of the array that it is made from."""
 
-    def __init__(self, name: str, numpy_array: np.ndarray[Any, Any]) -> None:
-        if not isinstance(name, str) or not isinstance(numpy_array, np.ndarray):
-            raise TypeError(
-                f"Tensor takes a name and a numpy array, got {type(name).__name__} and {type(numpy_array).__name__}"
-            )
+    def __init__(self, name: str | bytes, numpy_array: np.ndarray[Any, Any]) -> None:
+        name = as_text(name, "the name of a Tensor")
+        if not isinstance(numpy_array, np.ndarray):
+            raise TypeError(f"Tensor '{name}' must be made from a numpy array, got {type(numpy_array).__name__}")
         datatype = datatype_of_numpy(numpy_array.dtype)
         if datatype is None:
             raise TritonModelException(
@@ -70,7 +70,7 @@ class Tensor:
         return export_array(self._memory(), self._datatype is DataType.BF16)
 
     @staticmethod
-    def from_dlpack(name: str, tensor: Any) -> Tensor:
+    def from_dlpack(name: str | bytes, tensor: Any) -> Tensor:
         """A tensor on the memory of a DLPack capsule or of an object with `__dlpack__`."""
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
