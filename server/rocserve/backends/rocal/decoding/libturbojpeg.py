@@ -19,7 +19,7 @@ RGB, BGR, GREY, CMYK = 0, 1, 6, 11
 
 _CHANNELS = {RGB: 3, BGR: 3, GREY: 1, CMYK: 4}
 
-_ACCURATE_DCT, _STOP_ON_WARNING, _LIMIT_SCANS = 4096, 8192, 32768
+_ACCURATE_DCT, _LIMIT_SCANS = 4096, 32768
 
 _FILENAMES = ("libturbojpeg.so.0", "libturbojpeg.so", "libturbojpeg.dylib")
 
@@ -62,17 +62,6 @@ class TurboJpeg:
             ImageError: the image is damaged; the text is libjpeg's.
         """
         pixels = np.empty((height, width, _CHANNELS[pixel_format]), dtype=np.uint8)
-        # The library remembers its last warning only: the first one is seen by stopping there.
-        fault = self._attempt(encoded, pixels, pixel_format, _STOP_ON_WARNING)
-        if _is_harmless(fault):
-            fault = self._attempt(encoded, pixels, pixel_format, 0)
-        if fault and not _is_harmless(fault):
-            raise ImageError(fault)
-        return pixels
-
-    def _attempt(self, encoded: memoryview, pixels: Pixels, pixel_format: int, flags: int) -> str:
-        """Decode once; the fault that was found, "" = none."""
-        height, width, _ = pixels.shape
         handle = self._make()
         if not handle:
             raise MemoryError("libturbojpeg has no memory for a decompressor")
@@ -86,11 +75,15 @@ class TurboJpeg:
                 0,  # Rows without gaps.
                 height,
                 pixel_format,
-                flags | _ACCURATE_DCT | _LIMIT_SCANS,
+                _ACCURATE_DCT | _LIMIT_SCANS,
             )
-            return self._error_text(handle).decode(errors="replace") if status else ""
+            # An error, or else the first warning.
+            fault = self._error_text(handle).decode(errors="replace") if status else ""
         finally:
             self._destroy(handle)
+        if fault and not _is_harmless(fault):
+            raise ImageError(fault)
+        return pixels
 
 
 def _is_harmless(fault: str) -> bool:

@@ -1,0 +1,86 @@
+"""Damaged files by the hundred: each gives pixels of its own or an error that says what is wrong, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from support import pictures
+
+from rocserve.backends.rocal.decoding.decoder import Decoder
+from rocserve.backends.rocal.decoding.faults import ImageError
+from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions
+
+SEEDS = {
+    "baseline": pictures.jpeg(90, 70),
+    "progressive": pictures.jpeg(90, 70, progressive=True),
+    "grey": pictures.jpeg(90, 70, mode="L"),
+    "inks": pictures.ycck_jpeg(90, 70),
+    "turned": pictures.turned_jpeg(6, 90, 70),
+    "png": pictures.saved(pictures.colours(90, 70), "PNG"),
+    "palette": pictures.saved(pictures.colours(90, 70), "PNG", mode="P"),
+    "interlaced": pictures.interlaced_png(pictures.colours(90, 70)),
+}
+ROUNDS = 60
+
+Mutation = Callable[[bytes, np.random.Generator], bytes]
+
+
+def change_bytes(data: bytes, random: np.random.Generator) -> bytes:
+    changed = bytearray(data)
+    for place in random.integers(len(data), size=random.integers(1, 9)):
+        changed[place] = random.integers(256)
+    return bytes(changed)
+
+
+def change_header(data: bytes, random: np.random.Generator) -> bytes:
+    changed = bytearray(data)
+    changed[random.integers(2, min(len(data), 700))] = random.integers(256)
+    return bytes(changed)
+
+
+def cut_off(data: bytes, random: np.random.Generator) -> bytes:
+    return data[: random.integers(len(data))] + bytes(random.integers(2) * 100)
+
+
+def cut_out(data: bytes, random: np.random.Generator) -> bytes:
+    start = random.integers(len(data))
+    return data[:start] + data[start + random.integers(1, 60) :]
+
+
+def repeat(data: bytes, random: np.random.Generator) -> bytes:
+    start = random.integers(len(data))
+    end = start + random.integers(1, 60)
+    return data[:end] + data[start:end] + data[end:]
+
+
+@pytest.mark.parametrize("mutation", [change_bytes, change_header, cut_off, cut_out, repeat])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_damaged_file_gives_its_own_pixels_or_an_error(seed: str, mutation: Mutation) -> None:
+    options = DecoderOptions(max_pixels=2_000_000, exif=True)
+    decoder = Decoder(ColorFormat.RGB24, options)
+    good = SEEDS[seed]
+    expected = decoder.decode(good).pixels
+    random = np.random.default_rng(list(seed.encode()))
+    outcomes = {"pixels": 0, "error": 0}
+    for _ in range(ROUNDS):
+        damaged = mutation(good, random)
+        header = None
+        try:
+            header = decoder.probe(damaged)
+            first = decoder.decode(damaged).pixels
+        except ImageError as error:
+            assert str(error)
+            outcomes["error"] += 1
+        else:
+            # What is left in memory by another picture must not show: the same file gives the same again.
+            decoder.decode(SEEDS["inks"])
+            np.testing.assert_array_equal(decoder.decode(damaged).pixels, first)
+            assert first.shape[2] == 3
+            outcomes["pixels"] += 1
+        if header is None:
+            with pytest.raises(ImageError):
+                decoder.decode(damaged)
+    assert outcomes["error"]
+    np.testing.assert_array_equal(decoder.decode(good).pixels, expected)
