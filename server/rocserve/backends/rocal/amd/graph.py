@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rocserve.backends.rocal.amd.binding import Binding
-from rocserve.backends.rocal.amd.expressions import Node, Tensor
+from rocserve.backends.rocal.amd.node import Node, Tensor
 from rocserve.backends.rocal.amd.plan import Flags, Plan, PlannedStep
 from rocserve.backends.rocal.decoding.options import ColorFormat
 from rocserve.backends.rocal.pipeline import DECODED, Layout
+from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, unavailable
 
 _PREFETCH_DEPTH = 2
@@ -31,10 +32,14 @@ class GraphSettings:
     threads: int
 
     @property
+    def is_grey(self) -> bool:
+        return self.color_format is ColorFormat.U8
+
+    @property
     def source_layout(self) -> Any:
         """That of what is fed, and of all images between operations: rocAL has grey images as planes."""
         types = self.binding.types
-        return types.NCHW if self.color_format is ColorFormat.U8 else types.NHWC
+        return types.NCHW if self.is_grey else types.NHWC
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +97,16 @@ def _add_nodes(settings: GraphSettings, handle: Any, flags: Flags) -> list[Tenso
 
 
 def output_type(settings: GraphSettings, step: PlannedStep) -> tuple[Any, Any]:
-    """The layout and the datatype in which rocAL gives an output; FP16 is made of FP32, as on the CPU."""
+    """The layout and the datatype in which rocAL gives an output; what remains is done here.
+
+    FP16 is made of FP32, as on the CPU.
+    """
     types = settings.binding.types
     assert step.format is not None
-    planes = step.format.layout is Layout.NCHW or settings.color_format is ColorFormat.U8
-    return types.NCHW if planes else types.NHWC, types.FLOAT if step.asked_as_float else types.UINT8
+    as_float = step.format.datatype is not DataType.UINT8 and step.expression.gives_floats
+    as_asked = step.expression.gives_layouts and not settings.is_grey
+    asked = types.NCHW if step.format.layout is Layout.NCHW else types.NHWC
+    return asked if as_asked else settings.source_layout, types.FLOAT if as_float else types.UINT8
 
 
 def _add_source(settings: GraphSettings, handle: Any) -> Tensor:
@@ -123,7 +133,7 @@ def _add(
     datatype: Any,
 ) -> Tensor:
     where = f"pipeline[{step.index}] ({step.operation.name})"
-    node = Node(settings.binding, handle, layout, datatype, step.source)
+    node = Node(settings.binding, handle, layout, datatype, step.source, settings.is_grey)
     try:
         tensor = step.expression.make(node, step.operation_for(flags), sources)
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:

@@ -66,7 +66,7 @@ class BatchOutput:
         """
         size = self.step.result.size
         image: Pixels = self.images[index]
-        if self.step.fills_result:
+        if self.step.expression.fills_result:
             return image[: size.height, : size.width]
         _, _, width, height = (int(number) for number in self.regions[index])
         valid = image[:height, :width]

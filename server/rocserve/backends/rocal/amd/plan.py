@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from rocserve.backends.rocal.amd.binding import Binding
-from rocserve.backends.rocal.amd.expressions import Expression, expression_for
+from rocserve.backends.rocal.amd.expressions import expression_for
+from rocserve.backends.rocal.amd.node import Expression
 from rocserve.backends.rocal.batch_engine import EngineSetup
 from rocserve.backends.rocal.engine import OutputFormat
 from rocserve.backends.rocal.image import Extent, ResultExtent
 from rocserve.backends.rocal.operations.base import Measurement, Operation, PairOperation, PipelineOperation
-from rocserve.backends.rocal.operations.kept_size import KeptSizeOperation
-from rocserve.backends.rocal.operations.resize import CropResizeFixed, ResizeCropMirrorFixed
 from rocserve.backends.rocal.pipeline import DECODED, Step
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
@@ -37,8 +36,8 @@ class PlannedStep:
     flags: Mapping[str, int]
     """Keys that inputs give, each with its place among the flags."""
     expression: Expression
-    source: Extent
-    """What is known of the valid part of its (first) source."""
+    source: ResultExtent
+    """What is known of its (first) source."""
     result: ResultExtent
     """What is known of its result."""
     is_read: bool
@@ -52,17 +51,6 @@ class PlannedStep:
         if not changes:
             return self.operation
         return cast(PipelineOperation, dataclasses.replace(cast(Any, self.operation), **changes))
-
-    @property
-    def asked_as_float(self) -> bool:
-        """Whether rocAL gives the output as FP32. Else it gives UINT8, also where FP32 is wanted and it cannot."""
-        assert self.format is not None
-        return self.format.datatype is not DataType.UINT8 and not isinstance(self.operation, KeptSizeOperation)
-
-    @property
-    def fills_result(self) -> bool:
-        """Whether all of the result is written, though rocAL calls less of it valid."""
-        return isinstance(self.operation, CropResizeFixed | ResizeCropMirrorFixed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +80,9 @@ class Plan:
         results = {DECODED: ResultExtent(decoded, decoded)}
         for step in self.steps:
             sources = [results[source].valid for source in step.sources]
-            text = step.expression.misfit(step.operation, step.source, sources[0])
+            text = step.expression.misfit(step.operation, step.source.valid, sources[0])
             if text is not None:
-                return text
+                return f"{step.operation.name}: {text}"
             try:
                 results[step.index] = _result(step.operation, [results[source] for source in step.sources])
             except ValueError as error:
@@ -125,7 +113,7 @@ def make_plan(setup: EngineSetup, binding: Binding) -> Plan:
             results[index] = _result(step.operation, [results[source] for source in step.sources])
             if index not in needed:
                 continue
-            expression = expression_for(step.operation, binding)
+            expression = expression_for(step.operation, results[step.sources[0]], binding)
         except ValueError as error:
             raise _refused(setup, index, step, str(error)) from None
         steps.append(
@@ -135,7 +123,7 @@ def make_plan(setup: EngineSetup, binding: Binding) -> Plan:
                 sources=step.sources,
                 flags={entry.key: flag_inputs.index(entry.input) for entry in step.bindings},
                 expression=expression,
-                source=results[step.sources[0]].valid,
+                source=results[step.sources[0]],
                 result=results[index],
                 is_read=needed[index],
                 output=place,
@@ -185,9 +173,7 @@ def _needed(steps: tuple[Step, ...]) -> dict[int, bool]:
 def _result(operation: PipelineOperation, sources: list[ResultExtent]) -> ResultExtent:
     if isinstance(operation, PairOperation):
         return operation.extent_of_pair(sources[0].valid, sources[1].valid)
-    if isinstance(operation, KeptSizeOperation):
-        return sources[0]
-    return cast(Operation, operation).extent(sources[0].valid)
+    return cast(Operation, operation).result_extent(sources[0])
 
 
 def _refused(setup: EngineSetup, index: int, step: Step, text: str) -> ServeError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import rocal_pybind as b
-
 from amd.rocal import types
 from amd.rocal.pipeline import Pipeline
 
@@ -109,9 +108,7 @@ def resize_crop(
     output_dtype=UINT8,
 ):
     numbers = [_number(value) for value in (crop_area_factor, crop_aspect_ratio, x_drift, y_drift)]
-    return b.cropResize(
-        _handle(), inputs[0], resize_width, resize_height, False, *numbers, output_layout, output_dtype
-    )
+    return b.cropResize(_handle(), inputs[0], resize_width, resize_height, False, *numbers, output_layout, output_dtype)
 
 
 def resize_crop_mirror(
@@ -216,9 +213,7 @@ def roi_resize(
 
 
 def flip(*inputs, horizontal=0, vertical=0, device=None, output_layout=NHWC, output_dtype=UINT8):
-    return b.flip(
-        _handle(), inputs[0], False, _integer(horizontal), _integer(vertical), output_layout, output_dtype
-    )
+    return b.flip(_handle(), inputs[0], False, _integer(horizontal), _integer(vertical), output_layout, output_dtype)
 
 
 def rotate(
@@ -255,9 +250,7 @@ def warp_affine(
     )  # fmt: skip
 
 
-def brightness(
-    *inputs, brightness=None, brightness_shift=None, device=None, output_layout=NHWC, output_dtype=UINT8
-):
+def brightness(*inputs, brightness=None, brightness_shift=None, device=None, output_layout=NHWC, output_dtype=UINT8):
     return b.brightness(
         _handle(), inputs[0], False, _number(brightness), _number(brightness_shift), output_layout, output_dtype
     )
@@ -319,3 +312,58 @@ def copy(*inputs, device=None):
 
 def nop(*inputs, device=None):
     return b.nop(_handle(), inputs[0], False)
+
+
+def fish_eye(*inputs, device=None, fill_value=0.0, output_layout=NHWC, output_dtype=UINT8):
+    return b.fishEye(_handle(), inputs[0], False, output_layout, output_dtype)
+
+
+def blur(*inputs, window_size=None, sigma=0.0, device=None, output_layout=NHWC, output_dtype=UINT8):
+    return b.blur(_handle(), inputs[0], False, output_layout, output_dtype)
+
+
+def pixelate(*inputs, device=None, pixelate_percent=50.0, output_layout=NHWC, output_dtype=UINT8):
+    return b.pixelate(_handle(), inputs[0], False, pixelate_percent, output_layout, output_dtype)
+
+
+def vignette(*inputs, vignette=0.5, device=None, output_layout=NHWC, output_dtype=UINT8):
+    return b.vignette(_handle(), inputs[0], False, _number(vignette), output_layout, output_dtype)
+
+
+def lens_correction(
+    *inputs, camera_matrix=None, distortion_coeffs=None, device=None, output_layout=NHWC, output_dtype=UINT8
+):
+    camera, distortion = b.CameraMatrix(), b.DistortionCoeffs()
+    if isinstance(camera_matrix, list):
+        camera.fx, camera.cx, camera.fy, camera.cy = camera_matrix
+    if isinstance(distortion_coeffs, list):
+        distortion.k1, distortion.k2, distortion.p1, distortion.p2, distortion.k3 = distortion_coeffs
+    return b.lensCorrection(_handle(), inputs[0], camera, distortion, False, output_layout, output_dtype)
+
+
+def normalize(
+    *inputs,
+    axes=[],  # noqa: B006
+    mean=[],  # noqa: B006
+    stddev=[],  # noqa: B006
+    scale=1.0,
+    shift=0.0,
+    output_datatype=FLOAT,
+):
+    return b.normalize(_handle(), inputs[0], axes, mean, stddev, False, scale, shift, output_datatype)
+
+
+def transpose(*inputs, perm=[], output_layout=NHWC, output_dtype=UINT8):  # noqa: B006
+    return b.transpose(_handle(), inputs[0], perm, False, output_layout)
+
+
+def slice(  # noqa: A001
+    *inputs,
+    anchor=[],  # noqa: B006
+    shape=[],  # noqa: B006
+    fill_values=[0.0],  # noqa: B006
+    out_of_bounds_policy=types.ERROR,
+    rocal_tensor_output_type=FLOAT,
+):
+    # The native function takes tensors of an audio operation here.
+    raise TypeError("incompatible function arguments: anchor and shape are tensors")

@@ -1,0 +1,83 @@
+"""Puts the stand-in for amd.rocal in place, and makes what tests of the engine on it need."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from rocserve.backends.rocal.amd.engine import RocalEngine, make_engine
+from rocserve.backends.rocal.batch_engine import BatchEngine, EngineSetup
+from rocserve.backends.rocal.decoding.options import ColorFormat
+from rocserve.backends.rocal.engine import OutputFormat
+from rocserve.backends.rocal.operations.base import Measurement
+from rocserve.backends.rocal.pipeline import Layout, parse_pipeline
+from rocserve.backends.rocal.threaded_engine import ThreadedEngine
+
+STAND_IN = Path(__file__).parent / "amd_rocal_stand_in"
+
+
+@contextmanager
+def stand_in() -> Iterator[ModuleType]:
+    """amd.rocal can be imported; gives its rocal_pybind."""
+    sys.path.insert(0, str(STAND_IN))
+    try:
+        yield importlib.import_module("rocal_pybind")
+    finally:
+        sys.path.remove(str(STAND_IN))
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("amd", "rocal_pybind")]:
+            del sys.modules[name]
+
+
+def setup_for(
+    document: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    batch_size: int = 4,
+    color_format: ColorFormat = ColorFormat.RGB24,
+    threads: int = 2,
+    device: int | None = None,
+) -> EngineSetup:
+    """For a pipeline file, or for its list of operations; outputs are as the pipeline says."""
+    file = document if isinstance(document, Mapping) else {"pipeline": document, "mean_std_range": "pixel"}
+    pipeline = parse_pipeline(json.dumps(file), color_format.channels)
+    formats = tuple(
+        OutputFormat(step.datatype or step.default_datatype, step.layout or Layout.NHWC)
+        for step in pipeline.steps
+        if step.is_output
+    )
+    return EngineSetup(
+        "model", pipeline, pipeline.decoder, color_format, formats, ((),) * len(formats), batch_size, threads, device
+    )
+
+
+def engines(setup: EngineSetup) -> tuple[RocalEngine, BatchEngine]:
+    """The one on amd.rocal and the one on the CPU."""
+    engine = make_engine(setup)
+    assert isinstance(engine, RocalEngine)
+    return engine, ThreadedEngine(setup)
+
+
+def run_batch(
+    engine: BatchEngine,
+    setup: EngineSetup,
+    images: Sequence[Any],
+    shapes: Sequence[tuple[int, ...]],
+    arguments: Mapping[str, Any] | None = None,
+) -> tuple[list[np.ndarray], Mapping[int, Exception]]:
+    """The outputs, of `shapes` an image, and the failures."""
+    steps = [step for step in setup.pipeline.steps if step.is_output]
+    types = [
+        step.operation.datatype if isinstance(step.operation, Measurement) else output.datatype
+        for step, output in zip(steps, setup.formats, strict=True)
+    ]
+    outputs = [
+        np.full((len(images), *shape), 7, dtype=kind.numpy_dtype) for shape, kind in zip(shapes, types, strict=True)
+    ]
+    given = {name: np.asarray(values) for name, values in (arguments or {}).items()}
+    return outputs, engine.run(images, given, outputs)

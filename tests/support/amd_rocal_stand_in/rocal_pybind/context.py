@@ -1,0 +1,221 @@
+"""A rocAL pipeline as far as it can be seen from outside: its queue of images, its ring of results, its habits."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import cv2
+import numpy as np
+
+from rocal_pybind import types
+from rocal_pybind.memory import Address
+from rocserve.backends.rocal.decoding.decoder import Decoder
+from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderLimits, DecoderOptions
+from rocserve.backends.rocal.image import Image
+
+GARBAGE = 173
+"""What stands in memory that nobody has written."""
+
+_NUMPY_TYPES = {types.UINT8: np.dtype(np.uint8), types.FLOAT: np.dtype(np.float32)}
+
+
+class Hang(BaseException):
+    """Where rocAL would wait for ever, with Python's global lock held."""
+
+
+class RocalError(Exception):
+    """What rocAL's C++ throws and keeps as the pipeline's error message."""
+
+
+def hang(why: str) -> None:
+    if os.environ.get("ROCAL_STAND_IN_BLOCKS"):
+        time.sleep(3600)
+    raise Hang(why)
+
+
+@dataclass
+class Tensor:
+    """A node's image in the graph; of the largest size."""
+
+    context: Context
+    height: int
+    width: int
+    channels: int
+    layout: types.RocalTensorLayout
+    datatype: types.RocalTensorOutputType
+    compute: Callable[[list[Image]], Image] | None
+    """From the sources' images to this one's, for each image of a batch; None for the loader's."""
+    sources: tuple[Tensor, ...] = ()
+
+    @property
+    def dimensions(self) -> list[int]:
+        count, height, width, channels = self.context.batch_size, self.height, self.width, self.channels
+        if self.layout is types.NCHW:
+            return [count, channels, height, width]
+        return [count, height, width, channels]
+
+
+@dataclass
+class OutputTensor:
+    """rocalTensor, as getOutputTensors gives it: of what the ring's front holds."""
+
+    tensor: Tensor
+    data: np.ndarray
+    regions: np.ndarray
+
+    def dimensions(self) -> list[int]:
+        return self.tensor.dimensions
+
+    def dtype(self) -> str:
+        return _NUMPY_TYPES[self.tensor.datatype].name
+
+    def layout(self) -> str:
+        return self.tensor.layout.name
+
+    def copy_data(self, array: np.ndarray) -> None:
+        # rocAL writes so many bytes to the array's address, whatever it is.
+        assert isinstance(array, np.ndarray), "copy_data takes an array"
+        assert array.flags.c_contiguous and array.flags.writeable, "copy_data writes beside a strided array"
+        assert array.shape == self.data.shape, f"copy_data writes {self.data.shape}, the array is {array.shape}"
+        assert array.dtype == self.data.dtype, f"copy_data writes {self.data.dtype}, the array is {array.dtype}"
+        array[...] = self.data
+
+    def copy_roi(self, array: np.ndarray) -> None:
+        assert array.flags.c_contiguous and array.flags.writeable
+        assert array.nbytes == self.regions.nbytes, f"copy_roi writes {self.regions.nbytes} bytes, not {array.nbytes}"
+        array.view(np.uint32).reshape(self.regions.shape)[...] = self.regions
+
+
+@dataclass
+class Feed:
+    address: Address
+    size: int
+    """Bytes: of the file, or of the largest image."""
+    height: int
+    width: int
+
+
+@dataclass
+class Context:
+    batch_size: int
+    depth: int
+    error: str = ""
+    loader: Tensor | None = None
+    mode: types.RocalExternalSourceMode | None = None
+    color: types.RocalImageColor = types.RGB
+    outputs: list[Tensor] = field(default_factory=list)
+    queue: deque[Feed] = field(default_factory=deque)
+    eos: bool = False
+    ended: bool = False
+    """All that there was before the end has been worked on."""
+    ring: deque[list[OutputTensor]] = field(default_factory=deque)
+    last: list[OutputTensor] = field(default_factory=list)
+    """What the memory behind the ring still holds."""
+    processing: bool = False
+    first_run: bool = True
+    batches_until_death: int | None = None
+    labels: Address | None = None
+    memory: np.ndarray | None = None
+    """The loader's, which is used again and again."""
+
+    def verify(self) -> None:
+        if self.loader is None:
+            raise RocalError("At least one loader needs to be created in the pipeline")
+        if not self.outputs:
+            raise RocalError("No output tensors are there, cannot create the pipeline")
+        self.processing = True
+
+    def feed(self, images: list[Feed], eos: bool) -> None:
+        if not self.processing:
+            raise RocalError("Loader module does not exist")
+        self.eos = eos
+        self.queue.extend(images)
+
+    def run(self) -> types.RocalStatus:
+        if not self.processing or (self.ended and not self.ring):
+            return types.RUNTIME_ERROR
+        self._wait_for_output()
+        if self.first_run:
+            self.first_run = False
+        elif self.ring:
+            self.ring.popleft()
+        return types.RUNTIME_ERROR if self.ended and not self.ring else types.OK
+
+    def output_tensors(self) -> list[OutputTensor]:
+        self._wait_for_output()
+        return self.ring[0] if self.ring else self.last or [self._output(tensor, []) for tensor in self.outputs]
+
+    def release(self) -> None:
+        if self.processing and not self.eos:
+            hang("rocalRelease joins a thread that waits for the next batch")
+        self.processing = False
+
+    def _wait_for_output(self) -> None:
+        while len(self.ring) < self.depth and len(self.queue) >= self.batch_size and self.processing and not self.ended:
+            self._process()
+            # Whatever is fed after the end, nothing is worked on any more.
+            self.ended = self.eos and not self.queue
+        if not self.ring and self.processing and not self.ended:
+            hang(f"{len(self.queue)} of {self.batch_size} images are fed, and nobody feeds more")
+
+    def _process(self) -> None:
+        if self.batches_until_death == 0:
+            # The processing thread has thrown; the reader is let go and finds what is there.
+            self.processing = False
+            return
+        if self.batches_until_death is not None:
+            self.batches_until_death -= 1
+        assert self.loader is not None and self.labels is not None
+        self.labels.read(4 * self.batch_size)
+        batch = [self._load(index, self.queue.popleft()) for index in range(self.batch_size)]
+        images: dict[int, list[Image]] = {id(self.loader): batch}
+        self.last = [self._output(tensor, self._images(tensor, images)) for tensor in self.outputs]
+        self.ring.append(self.last)
+
+    def _images(self, tensor: Tensor, known: dict[int, list[Image]]) -> list[Image]:
+        if id(tensor) not in known:
+            sources = zip(*(self._images(source, known) for source in tensor.sources), strict=True)
+            assert tensor.compute is not None
+            known[id(tensor)] = [tensor.compute(list(images)) for images in sources]
+        return known[id(tensor)]
+
+    def _output(self, tensor: Tensor, images: list[Image]) -> OutputTensor:
+        shape = (self.batch_size, tensor.height, tensor.width, tensor.channels)
+        data = np.full(shape, GARBAGE, dtype=_NUMPY_TYPES[tensor.datatype])
+        regions = np.zeros((self.batch_size, 4), dtype=np.uint32)
+        for index, image in enumerate(images):
+            height, width = image.pixels.shape[:2]
+            data[index, :height, :width] = image.pixels[: tensor.height, : tensor.width]
+            regions[index, 2:] = image.valid_width, image.valid_height
+        if tensor.layout is types.NCHW:
+            data = np.ascontiguousarray(data.transpose(0, 3, 1, 2))
+        return OutputTensor(tensor, data, regions)
+
+    def _load(self, index: int, feed: Feed) -> Image:
+        loader = self.loader
+        assert loader is not None
+        if self.memory is None:
+            shape = (self.batch_size, loader.height, loader.width, loader.channels)
+            self.memory = np.full(shape, GARBAGE, dtype=np.uint8)
+        memory = self.memory[index]
+        if self.mode is types.EXTSOURCE_RAW_UNCOMPRESSED:
+            memory.reshape(-1)[: feed.size] = feed.address.read(feed.size)
+            height, width = feed.height, feed.width
+        else:
+            height, width = self._decode(feed.address.read(feed.size), memory)
+        return Image(memory[:height, :width].copy(), height, width)
+
+    def _decode(self, encoded: np.ndarray, memory: np.ndarray) -> tuple[int, int]:
+        """Into `memory`; a bad image leaves it as it is, and counts as the largest one."""
+        formats = {types.RGB: ColorFormat.RGB24, types.BGR: ColorFormat.BGR24, types.GRAY: ColorFormat.U8}
+        limits = DecoderLimits(memory.shape[1], memory.shape[0])
+        try:
+            pixels = Decoder(formats[self.color], DecoderOptions(limits)).decode(encoded).pixels
+        except (ValueError, cv2.error):
+            return memory.shape[0], memory.shape[1]
+        memory[: pixels.shape[0], : pixels.shape[1]] = pixels
+        return pixels.shape[0], pixels.shape[1]

@@ -1,0 +1,270 @@
+"""The engine on amd.rocal against the CPU engine, over a stand-in with rocAL's habits and the CPU engine's pixels."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.amd_rocal import engines, run_batch, setup_for, stand_in
+
+from rocserve.backends.rocal.decoding.faults import ImageError
+from rocserve.backends.rocal.decoding.options import ColorFormat
+from rocserve.backends.rocal.image import PixelsError
+from rocserve.backends.rocal.operations import OPERATIONS
+
+JpegMaker = Callable[..., bytes]
+
+GOLDEN = Path(__file__).resolve().parents[2] / "data" / "rocal-golden"
+MANIFEST = json.loads((GOLDEN / "manifest.json").read_text())
+
+RESIZE = {"operation": "Resize", "dest_width": 16, "dest_height": 8, "is_output": True}
+
+
+@pytest.fixture(autouse=True)
+def rocal() -> Iterator[ModuleType]:
+    with stand_in() as native:
+        yield native
+
+
+def output(operation: str, **values: Any) -> dict[str, Any]:
+    return {"operation": operation, "is_output": True, **values}
+
+
+def assert_same(setup: Any, images: list[Any], **arguments: Any) -> list[np.ndarray]:
+    """Each image's results from both engines, one by one; those of amd.rocal."""
+    engine, reference = engines(setup)
+    given = []
+    for row, image in enumerate(images):
+        values = {name: np.asarray(column[row : row + 1]) for name, column in arguments.items()}
+        results = engine.run_one(image, values)
+        expected = reference.run_one(image, values)
+        assert len(results) == len(expected)
+        for result, right in zip(results, expected, strict=True):
+            assert result.dtype == right.dtype
+            np.testing.assert_array_equal(result, right)
+        given.extend(results)
+    return given
+
+
+@pytest.mark.parametrize("name", sorted(MANIFEST["pipelines"]))
+def test_golden_images(name: str) -> None:
+    images = sorted({entry["image"] for entry in MANIFEST["entries"] if entry["pipeline"] == name})
+    assert images
+    assert_same(setup_for(MANIFEST["pipelines"][name]), [(GOLDEN / image).read_bytes() for image in images])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 11])
+def test_batches_of_all_sizes_are_whole_for_rocal(jpeg: JpegMaker, count: int) -> None:
+    setup = setup_for([RESIZE], batch_size=5)
+    engine, reference = engines(setup)
+    images = [jpeg(30 + 7 * index, 90 - 5 * index) for index in range(count)]
+    for order in (images, images[::-1]):
+        (given,), failures = run_batch(engine, setup, order, [(8, 16, 3)])
+        (expected,), _ = run_batch(reference, setup, order, [(8, 16, 3)])
+        assert not failures
+        np.testing.assert_array_equal(given, expected)
+
+
+def test_a_bad_image_fails_alone(jpeg: JpegMaker) -> None:
+    setup = setup_for([RESIZE])
+    engine, reference = engines(setup)
+    good, other = jpeg(50, 40), jpeg(70, 30)
+    cut_off = good[: len(good) // 2]
+    damaged = bytearray(good)
+    damaged[-400:-300] = b"\x11" * 100
+    images = [good, cut_off, other, b"GIF89a", bytes(damaged), b"", good]
+    (given,), failures = run_batch(engine, setup, images, [(8, 16, 3)])
+    (expected,), wrong = run_batch(reference, setup, images, [(8, 16, 3)])
+    assert {1, 3, 5} <= set(failures)
+    assert {row: str(error) for row, error in failures.items()} == {row: str(error) for row, error in wrong.items()}
+    assert all(isinstance(error, ImageError) for error in failures.values())
+    for row in set(range(len(images))) - set(failures):
+        np.testing.assert_array_equal(given[row], expected[row])
+
+
+def test_a_batch_of_bad_images_only_never_reaches_rocal() -> None:
+    setup = setup_for([RESIZE])
+    engine, _ = engines(setup)
+    _, failures = run_batch(engine, setup, [b"no", b"image"], [(8, 16, 3)])
+    assert set(failures) == {0, 1}
+
+
+def test_formats_of_outputs(jpeg: JpegMaker) -> None:
+    normalised = {"mean": [100, 110, 120], "std_dev": [50, 60, 70], "crop_width": 12, "crop_height": 6}
+    steps = [
+        RESIZE,
+        output("CropMirrorNormalize", **normalised, dtype="FP32", layout="NCHW", inputs=["decoded"]),
+        output("CropMirrorNormalize", **normalised, dtype="FP16", name="half"),
+        output("brightness", brightness=1.3, brightness_shift=4, dtype="FP32", layout="NCHW"),
+        output("Resize", dest_width=9, dest_height=9, layout="NCHW"),
+        output("ImageSize"),
+    ]
+    results = assert_same(setup_for(steps), [jpeg(50, 40)])
+    assert [str(result.dtype) for result in results] == ["uint8", "float32", "float16", "float32", "uint8", "int32"]
+    assert [result.shape for result in results[:3]] == [(8, 16, 3), (3, 6, 12), (6, 12, 3)]
+
+
+def test_outputs_that_nobody_wants_are_left_out(jpeg: JpegMaker) -> None:
+    setup = setup_for([RESIZE, output("Resize", dest_width=4, dest_height=4)])
+    engine, reference = engines(setup)
+    given = np.zeros((1, 4, 4, 3), dtype=np.uint8)
+    expected = given.copy()
+    assert not engine.run([jpeg()], {}, [None, given])
+    assert not reference.run([jpeg()], {}, [None, expected])
+    np.testing.assert_array_equal(given, expected)
+
+
+@pytest.mark.parametrize("color_format", list(ColorFormat))
+def test_color_formats(jpeg: JpegMaker, color_format: ColorFormat) -> None:
+    steps = [RESIZE, output("Resize", dest_width=5, dest_height=5, layout="NCHW", dtype="FP32")]
+    images = [jpeg(50, 40), jpeg(40, 50, mode="L")]
+    assert_same(setup_for(steps, color_format=color_format), images)
+
+
+def png(width: int, height: int) -> bytes:
+    encoded = io.BytesIO()
+    pixels = np.random.default_rng(3).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(encoded, "PNG")
+    return encoded.getvalue()
+
+
+def test_images_that_rocal_cannot_read(jpeg: JpegMaker) -> None:
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    document = {"decoder": {"exif": True}, "pipeline": [RESIZE, output("ImageSize")]}
+    assert_same(setup_for(document), [png(33, 21), jpeg(40, 30, mode="CMYK"), jpeg(40, 30, exif=turned.tobytes())])
+
+
+def test_images_too_small_for_a_gpu_decoder(jpeg: JpegMaker) -> None:
+    assert_same(setup_for([RESIZE]), [jpeg(9, 7), jpeg(63, 64), png(2, 3)])
+
+
+def test_raw_pixels() -> None:
+    setup = setup_for({"decoder": {"input": "raw"}, "pipeline": [RESIZE]})
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+    assert_same(setup, [pixels, pixels[:, ::-1]])
+
+
+def test_decoder_limits(jpeg: JpegMaker) -> None:
+    image = jpeg(300, 200)
+    kept = [output("Resize", dest_width=0, dest_height=10)]
+    for limits in ({"max_width": 100, "max_height": 90}, {"max_width": 0, "max_height": 0}, {"max_width": 700}):
+        (result,) = assert_same(setup_for({"decoder": limits, "pipeline": kept}), [image])
+        assert result.shape[0] == 10
+
+
+def test_an_image_that_is_larger_than_what_rocal_reserves(jpeg: JpegMaker) -> None:
+    setup = setup_for({"decoder": {"max_width": 0, "max_height": 0}, "pipeline": [RESIZE]})
+    engine, _ = engines(setup)
+    with pytest.raises(ImageError, match="2100x10 pixels are more than the 2000x2000 that rocAL has memory for"):
+        engine.run_one(jpeg(2100, 10), {})
+
+
+def test_results_of_varying_sizes(jpeg: JpegMaker) -> None:
+    crop = output("CropFixed", crop_width=70, crop_height=70, crop_pos_x=0, crop_pos_y=0)
+    decoder = {"max_width": 0, "max_height": 0}
+    results = assert_same(setup_for({"decoder": decoder, "pipeline": [crop]}), [jpeg(50, 90), jpeg(90, 50)])
+    assert [result.shape for result in results] == [(70, 50, 3), (50, 70, 3)]
+
+
+def test_only_the_valid_part_counts_after_a_crop(jpeg: JpegMaker) -> None:
+    """rocAL calls less valid than it resizes to; the next operation sees that part, and zeros stand beside it."""
+    steps = [
+        output("ResizeCropMirrorFixed", dest_width=40, dest_height=40, crop_w=30, crop_h=20, mirror=True),
+        output("contrast", contrast=1.5, contrast_center=100),
+        output("Resize", dest_width=10, dest_height=10, inputs=["decoded"]),
+    ]
+    first, second, _ = assert_same(setup_for(steps), [jpeg(200, 100)])
+    assert first[30:, 35:].any()
+    assert not second[20:].any()
+
+
+def test_a_crop_that_stands_out_is_moved_or_refused(jpeg: JpegMaker) -> None:
+    crop = output("CropFixed", crop_width=30, crop_height=30, crop_pos_x=20, crop_pos_y=500)
+    known = [{"operation": "Resize", "dest_width": 40, "dest_height": 40}, crop]
+    assert_same(setup_for(known), [jpeg()])
+    setup = setup_for({"decoder": {"max_width": 0, "max_height": 0}, "pipeline": [crop]})
+    engine, _ = engines(setup)
+    (_,), failures = run_batch(engine, setup, [jpeg(50, 40), jpeg(40, 50)], [(30, 30, 3)])
+    assert set(failures) == {1}
+    assert isinstance(failures[1], PixelsError)
+    assert "CropFixed: the crop from 20 to 50 stands out of its width of 40 pixels" in str(failures[1])
+
+
+def test_flags_of_each_image(jpeg: JpegMaker) -> None:
+    normalise = {"dest_width": 17, "dest_height": 9, "mean": [0], "std_dev": [2], "mirror": {"input": "MIRROR"}}
+    steps = [output("ResizeMirrorNormalize", **normalise), output("flip", vertical={"input": "TURN"})]
+    setup = setup_for(steps, batch_size=3)
+    engine, reference = engines(setup)
+    images = [jpeg(30 + index, 50) for index in range(7)]
+    flags = {
+        "MIRROR": np.array([0, 1, 1, 0, 1, 0, 0], dtype=bool),
+        "TURN": np.array([0, 0, 1, 1, 1, 0, 1], dtype=bool),
+    }
+    shapes = [(9, 17, 3), (9, 17, 3)]
+    given, failures = run_batch(engine, setup, images, shapes, flags)
+    expected, _ = run_batch(reference, setup, images, shapes, flags)
+    assert not failures
+    for result, right in zip(given, expected, strict=True):
+        np.testing.assert_array_equal(result, right)
+
+
+WRITTEN = {
+    "Resize": {"dest_width": 20, "dest_height": 10},
+    "ResizeMirrorNormalize": {"dest_width": 20, "dest_height": 10, "mean": [3], "std_dev": [2], "mirror": True},
+    "CropMirrorNormalize": {"crop_width": 20, "crop_height": 10, "mean": [3], "std_dev": [2], "mirror": True},
+    "CropFixed": {"crop_width": 20, "crop_height": 10, "crop_pos_x": 3.5, "crop_pos_y": 2},
+    "CropResizeFixed": {
+        "dest_width": 20, "dest_height": 10, "area": 0.4, "aspect_ratio": 1.2, "x_center_drift": 0.3,
+        "y_center_drift": 0.6,
+    },
+    "ResizeCropMirrorFixed": {"dest_width": 20, "dest_height": 10, "crop_w": 9, "crop_h": 30, "mirror": False},
+    "resize": {"resize_shorter": 12, "interpolation_type": "TRIANGULAR"},
+    "resize_mirror_normalize": {"resize_width": 12, "mean": [3], "std": [2], "mirror": 0},
+    "crop": {"crop": [10, 20], "crop_pos_x": 3, "crop_pos_y": 2},
+    "center_crop": {"crop_h": 10, "crop_w": 20},
+    "crop_mirror_normalize": {"crop": [10, 20], "mean": [3], "std": [2]},
+    "resize_crop": {
+        "resize_width": 20, "resize_height": 10, "crop_area_factor": 0.4, "crop_aspect_ratio": 1.2, "x_drift": 0.3,
+        "y_drift": 0.6,
+    },
+    "resize_crop_mirror": {"resize_width": 20, "resize_height": 10, "crop_w": 9, "crop_h": 30, "mirror": 1},
+    "roi_resize": {"resize_width": 20, "resize_height": 10, "roi_w": 9, "roi_h": 8, "roi_pos_x": 3, "roi_pos_y": 2},
+    "flip": {"horizontal": 1},
+    "transpose": {"perm": [1, 0, 2]},
+    "rotate": {"angle": 30},
+    "warp_affine": {"matrix": [0.9, 0.1, 0.2, 0.8, 1, 2], "interpolation_type": "NEAREST_NEIGHBOR"},
+    "lens_correction": {"camera_matrix": [30, 20, 30, 15], "distortion_coeffs": [0.1, 0.01, 0, 0, 0]},
+    "brightness": {"brightness": 1.2, "brightness_shift": 3},
+    "contrast": {"contrast": 1.2, "contrast_center": 100},
+    "hue": {"hue": 40},
+    "blend": {"ratio": 0.3, "inputs": ["before", "other"]},
+    "normalize": {"axes": [0, 1]},
+    "slice": {"anchor": [2, 3], "shape": [10, 20]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("datatype", ["UINT8", "FP32"])
+@pytest.mark.parametrize(
+    ("name", "color_format"),
+    [
+        (name, color_format)
+        for name, operation in sorted(OPERATIONS.items())
+        for color_format in (ColorFormat.RGB24, ColorFormat.U8)
+        if name != "ImageSize" and not (operation.colour_only and color_format is ColorFormat.U8)
+    ],
+)
+def test_every_operation(jpeg: JpegMaker, name: str, datatype: str, color_format: ColorFormat) -> None:
+    steps = [
+        {"operation": "Resize", "dest_width": 32, "dest_height": 26, "name": "other"},
+        {"operation": "brightness_fixed", "brightness": 0.8, "name": "before"},
+        output(name, **WRITTEN.get(name, {}), dtype=datatype, layout="NCHW"),
+    ]
+    assert_same(setup_for(steps, color_format=color_format), [jpeg(60, 40)])

@@ -1,0 +1,134 @@
+"""What the engine on amd.rocal refuses when a model is loaded, and with which words."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+from support.amd_rocal import setup_for, stand_in
+
+from rocserve.backends.rocal.amd.binding import import_binding
+from rocserve.backends.rocal.amd.engine import batch_sizes, make_engine
+from rocserve.core.errors import ServeError, StatusCode
+
+RESIZE = {"operation": "Resize", "dest_width": 16, "dest_height": 8, "is_output": True}
+
+
+@pytest.fixture
+def rocal() -> Iterator[ModuleType]:
+    with stand_in() as native:
+        yield native
+
+
+def refusal(*steps: dict[str, Any], **options: Any) -> ServeError:
+    with pytest.raises(ServeError) as raised:
+        make_engine(setup_for(steps, **options))
+    return raised.value
+
+
+def test_without_amd_rocal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "amd", None)
+    error = refusal(RESIZE)
+    assert error.code is StatusCode.UNAVAILABLE
+    assert "amd.rocal is not installed" in error.text
+
+
+def test_an_amd_rocal_without_what_is_needed(rocal: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(rocal, "externalSourceFeedInput")
+    with pytest.raises(ServeError, match="no externalSourceFeedInput in rocal_pybind"):
+        import_binding()
+
+
+def test_a_gpu_that_is_not_there(rocal: ModuleType) -> None:
+    error = refusal(RESIZE, device=0)
+    assert error.code is StatusCode.UNAVAILABLE
+    assert error.text == "rocAL cannot make a pipeline on an AMD GPU: Failed creating the pipeline"
+
+
+def test_a_graph_that_rocal_finds_wrong_does_not_end_the_worker(
+    rocal: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(context: Any) -> Any:
+        context.error = "no kernel for it"
+        return rocal.types.RUNTIME_ERROR
+
+    monkeypatch.setattr(rocal, "rocalVerify", refuse)
+    error = refusal(RESIZE)
+    assert error.text == "rocAL (version unknown) refuses the pipeline as a whole: no kernel for it"
+
+
+def test_a_node_that_rocal_refuses(rocal: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(context: Any, *arguments: Any) -> None:
+        context.error = "not like this"
+
+    monkeypatch.setattr(rocal, "resize", refuse)
+    assert refusal(RESIZE).text == "rocAL (version unknown) refuses pipeline[0] (Resize): not like this"
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [
+        (
+            [{**RESIZE, "dest_width": 0, "dest_height": 0}],
+            "pipeline[0] (Resize): rocAL does not resize to a dest_width and a dest_height that are both 0",
+        ),
+        ([{"operation": "rotate", "angle": 5, "is_output": True}], "only with images that all have one size"),
+        (
+            [RESIZE, {"operation": "rotate", "angle": 5, "dest_width": 4, "dest_height": 4, "is_output": True}],
+            "rocAL leaves a part of the result unwritten",
+        ),
+        (
+            [RESIZE, {"operation": "slice", "anchor": [0, 0], "shape": [3, 3], "out_of_bounds_policy": "PAD"},
+             {**RESIZE}],
+            'with "out_of_bounds_policy": "ERROR", not "PAD"',
+        ),
+    ],
+)  # fmt: skip
+def test_operations_that_cannot_be_said(rocal: ModuleType, steps: list[dict[str, Any]], text: str) -> None:
+    error = refusal(*steps)
+    assert error.code is StatusCode.INVALID_ARGUMENT
+    assert error.text.startswith("model 'model' cannot run on rocAL: pipeline[")
+    assert text in error.text
+
+
+def test_an_operation_that_this_amd_rocal_lacks(rocal: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    import_binding()
+    monkeypatch.delattr("amd.rocal.fn.normalize")
+    error = refusal(RESIZE, {"operation": "normalize", "axes": [0, 1], "is_output": True})
+    assert error.text.endswith(
+        "pipeline[1] (normalize): amd.rocal (version unknown) has no such operation; use the CPU engine"
+    )
+
+
+def test_a_keyword_that_this_amd_rocal_lacks(rocal: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    import_binding()
+    monkeypatch.setattr("amd.rocal.fn.vignette", lambda *images, sdev=0.5: None)
+    error = refusal({"operation": "vignette", "is_output": True})
+    assert "fn.vignette of amd.rocal takes no 'vignette'" in error.text
+
+
+def test_a_step_that_no_output_needs_is_left_out(rocal: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    import_binding()
+    monkeypatch.delattr("amd.rocal.fn.vignette")
+    make_engine(setup_for([{"operation": "vignette", "name": "unused"}, {**RESIZE, "inputs": ["decoded"]}])).close()
+
+
+def test_more_flags_than_rocal_pipelines_can_be_kept_for(rocal: ModuleType) -> None:
+    flip = {"operation": "flip", "is_output": True, "vertical": {"input": "C"}}
+    both = {"operation": "flip", "horizontal": {"input": "A"}, "vertical": {"input": "B"}}
+    assert "input 'C' is one flag too many" in refusal(both, flip).text
+
+
+@pytest.mark.parametrize(
+    ("largest", "sizes"), [(1, [1]), (2, [1, 2]), (8, [1, 2, 4, 8]), (12, [1, 2, 4, 8, 12]), (3, [1, 2, 3])]
+)
+def test_batch_sizes(largest: int, sizes: list[int]) -> None:
+    assert batch_sizes(largest) == sizes
+
+
+def test_all_batch_sizes_are_built_when_the_model_is_loaded(rocal: ModuleType) -> None:
+    make_engine(setup_for([RESIZE], batch_size=6)).close()
+    assert [context.batch_size for context in rocal.contexts] == [1, 2, 4, 6]

@@ -1,0 +1,259 @@
+"""How batches go through one rocAL pipeline: whole, from memory that stays, and never answered with an older batch's.
+
+The first tests hold the stand-in to what rocAL does; the others would pass over anything without it.
+"""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+from support.amd_rocal import STAND_IN, engines, run_batch, setup_for, stand_in
+
+from rocserve.backends.rocal.amd.engine import RocalEngine
+
+JpegMaker = Callable[..., bytes]
+
+RESIZE = {"operation": "Resize", "dest_width": 16, "dest_height": 8, "is_output": True}
+SHAPES = [(8, 16, 3)]
+
+
+@pytest.fixture(autouse=True)
+def rocal() -> Iterator[ModuleType]:
+    with stand_in() as native:
+        yield native
+
+
+class BareRocal:
+    """rocAL as AMD's examples use it: JPEGs by their addresses."""
+
+    def __init__(self, native: ModuleType, batch_size: int = 2, with_output: bool = True) -> None:
+        from amd.rocal import fn, types
+        from amd.rocal.pipeline import Pipeline
+
+        self.native, self.types = native, types
+        self.pipeline = Pipeline(batch_size=batch_size, num_threads=1, device_id=0, rocal_cpu=True)
+        with self.pipeline:
+            image, _ = fn.external_source([], mode=types.EXTSOURCE_RAW_COMPRESSED, max_width=100, max_height=100)
+            image = fn.resize(image, resize_width=16, resize_height=8)
+            if with_output:
+                self.pipeline.set_outputs(image)
+
+    def feed(self, *images: bytes, labels: Any = "zeros", eos: bool = False) -> None:
+        # Kept, as rocAL asks for it.
+        self.buffers = [np.frombuffer(image, dtype=np.uint8) for image in images]
+        self.labels = np.zeros(len(images), dtype=np.int32) if isinstance(labels, str) else labels
+        regions = []
+        for buffer in self.buffers:
+            region = self.native.ROIxywh()
+            region.h = len(buffer)
+            regions.append(region)
+        self.native.externalSourceFeedInput(
+            self.pipeline.get_handle(), [], self.labels, self.buffers, regions, 100, 100, 3,
+            self.types.EXTSOURCE_RAW_COMPRESSED, self.types.NCHW, eos,
+        )  # fmt: skip
+
+    def results(self) -> np.ndarray:
+        (tensor,) = self.pipeline.get_output_tensors()
+        data = np.empty(tensor.dimensions(), dtype=tensor.dtype())
+        tensor.copy_data(data)
+        return data
+
+
+def test_stand_in_waits_for_a_whole_batch(rocal: ModuleType, jpeg: JpegMaker) -> None:
+    bare = BareRocal(rocal)
+    bare.pipeline.build()
+    bare.feed(jpeg())
+    with pytest.raises(rocal.Hang):
+        bare.pipeline.rocal_run()
+    with pytest.raises(rocal.Hang):
+        bare.pipeline.rocal_release()
+
+
+def test_stand_in_takes_no_feed_without_labels(rocal: ModuleType, jpeg: JpegMaker) -> None:
+    bare = BareRocal(rocal)
+    bare.pipeline.build()
+    with pytest.raises(TypeError):
+        bare.feed(jpeg(), jpeg(), labels=None)
+
+
+def test_stand_in_leaves_the_program_on_a_bad_graph(rocal: ModuleType) -> None:
+    with pytest.raises(SystemExit) as raised:
+        BareRocal(rocal, with_output=False).pipeline.build()
+    assert raised.value.code == 0
+
+
+def test_stand_in_runs_nothing_after_the_end(rocal: ModuleType, jpeg: JpegMaker) -> None:
+    bare = BareRocal(rocal)
+    bare.pipeline.build()
+    bare.feed(jpeg(), jpeg(), eos=True)
+    assert bare.pipeline.rocal_run() is bare.types.OK
+    bare.results()
+    bare.feed(jpeg(), jpeg(), eos=True)
+    assert bare.pipeline.rocal_run() is bare.types.RUNTIME_ERROR
+
+
+def test_stand_in_ends_with_none(rocal: ModuleType, jpeg: JpegMaker) -> None:
+    bare = BareRocal(rocal)
+    bare.pipeline.build()
+    bare.feed(jpeg(), jpeg(), eos=True)
+    assert bare.pipeline.run() is not None
+    bare.pipeline.rocal_run()
+    assert bare.pipeline.run() is None
+
+
+def test_stand_in_answers_a_bad_image_with_an_earlier_one(rocal: ModuleType, jpeg: JpegMaker) -> None:
+    bare = BareRocal(rocal)
+    bare.pipeline.build()
+    images = [jpeg(50, 50), jpeg(40, 40)]
+    bare.feed(*images)
+    bare.pipeline.rocal_run()
+    first = bare.results()
+    bare.feed(images[0][:100], images[1])
+    bare.pipeline.rocal_run()
+    second = bare.results()
+    np.testing.assert_array_equal(second[0], first[0])
+
+
+def test_stand_in_reads_what_was_fed_when_it_runs(rocal: ModuleType, jpeg: JpegMaker) -> None:
+    bare = BareRocal(rocal)
+    bare.pipeline.build()
+    bare.feed(jpeg(), jpeg())
+    bare.buffers = [np.array(buffer) for buffer in bare.buffers]
+    bare.labels = np.zeros(2, dtype=np.int32)
+    gc.collect()
+    with pytest.raises(AssertionError, match="freed before it was read"):
+        bare.pipeline.rocal_run()
+
+
+def test_memory_that_was_fed_lives_on(jpeg: JpegMaker) -> None:
+    setup = setup_for([RESIZE], batch_size=2)
+    engine, reference = engines(setup)
+    for width in (60, 30, 45, 200):
+        images = [jpeg(width, 40), jpeg(40, width)]
+        (given,), failures = run_batch(engine, setup, images, SHAPES)
+        (expected,), _ = run_batch(reference, setup, images, SHAPES)
+        del images
+        gc.collect()
+        assert not failures
+        np.testing.assert_array_equal(given, expected)
+
+
+def test_nothing_of_an_earlier_image_stands_beside_a_smaller_one(rocal: ModuleType) -> None:
+    setup = setup_for({"decoder": {"input": "raw"}, "pipeline": [RESIZE]}, batch_size=1)
+    engine, _ = engines(setup)
+    engine.run_one(np.full((90, 80, 3), 255, dtype=np.uint8), {})
+    engine.run_one(np.full((20, 70, 3), 3, dtype=np.uint8), {})
+    memory = rocal.contexts[-1].memory[0]
+    assert (memory[:20, :70] == 3).all()
+    assert memory.sum() == 3 * memory[:20, :70].size
+
+
+class Broken(Exception):
+    pass
+
+
+def with_broken(engine: RocalEngine) -> None:
+    """Raise in place of ending the process."""
+
+    def report(reason: str) -> NoReturn:
+        raise Broken(reason)
+
+    engine._on_broken = report
+
+
+def test_results_of_a_thread_that_died_are_not_handed_out(rocal: ModuleType, jpeg: JpegMaker) -> None:
+    engine, _ = engines(setup_for([RESIZE], batch_size=1))
+    with_broken(engine)
+    engine.run_one(jpeg(), {})
+    rocal.break_after(rocal.contexts[-1], 1)
+    engine.run_one(jpeg(30, 30), {})
+    with pytest.raises(Broken, match="its processing thread ended"):
+        engine.run_one(jpeg(50, 30), {})
+
+
+def test_a_first_batch_that_fails(rocal: ModuleType, jpeg: JpegMaker) -> None:
+    engine, _ = engines(setup_for([RESIZE], batch_size=1))
+    with_broken(engine)
+    rocal.break_after(rocal.contexts[-1], 0)
+    with pytest.raises(Broken):
+        engine.run_one(jpeg(), {})
+
+
+def test_a_batch_that_rocal_does_not_take_is_not_waited_for(
+    rocal: ModuleType, jpeg: JpegMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _ = engines(setup_for([RESIZE], batch_size=1))
+    with_broken(engine)
+
+    def refuse(context: Any, *arguments: Any) -> None:
+        context.error = "no more memory"
+
+    monkeypatch.setattr(rocal, "externalSourceFeedInput", refuse)
+    with pytest.raises(Broken, match="no more memory"):
+        engine.run_one(jpeg(), {})
+
+
+_WAITS_FOR_EVER = """
+import rocal_pybind
+from support.amd_rocal import engines, setup_for
+from rocserve.backends.rocal.amd import runner
+import numpy as np
+
+runner._LONGEST_RUN_SECONDS = 0.2
+setup = setup_for({"decoder": {"input": "raw"}, "pipeline": [
+    {"operation": "Resize", "dest_width": 4, "dest_height": 4, "is_output": True}]}, batch_size=1)
+engine, _ = engines(setup)
+rocal_pybind.contexts[-1].feed = lambda *arguments: None
+engine.run_one(np.zeros((8, 8, 3), dtype=np.uint8), {})
+"""
+
+
+def test_a_call_that_never_returns_ends_the_process() -> None:
+    tests = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", _WAITS_FOR_EVER],
+        env={"PYTHONPATH": f"{STAND_IN}:{tests}", "ROCAL_STAND_IN_BLOCKS": "1", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "Timeout (0:00:00.200000)!" in done.stderr
+    assert "rocal_run" in done.stderr
+
+
+_BREAKS = """
+import logging, rocal_pybind
+import numpy as np
+from support.amd_rocal import engines, setup_for
+
+logging.basicConfig()
+setup = setup_for({"decoder": {"input": "raw"}, "pipeline": [
+    {"operation": "Resize", "dest_width": 4, "dest_height": 4, "is_output": True}]}, batch_size=1)
+engine, _ = engines(setup)
+rocal_pybind.break_after(rocal_pybind.contexts[-1], 0)
+engine.run_one(np.zeros((8, 8, 3), dtype=np.uint8), {})
+"""
+
+
+def test_a_broken_rocal_ends_the_process_with_the_reason_in_the_log() -> None:
+    tests = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", _BREAKS],
+        env={"PYTHONPATH": f"{STAND_IN}:{tests}", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 70, done.stderr
+    assert "rocAL failed, the worker ends: its processing thread ended" in done.stderr
