@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import os
@@ -85,8 +84,8 @@ class PartialFile:
         try:
             yield
         except OSError as error:
-            rest = "; make room and run it again: it goes on from what is there" if error.errno == errno.ENOSPC else ""
-            raise GetError(f"cannot write '{self.path}': {error.strerror or error}{rest}") from error
+            text = f"cannot write '{self.path}': {error.strerror or error}; run again, it goes on from what is there"
+            raise GetError(text) from error
 
     def _open(self) -> BufferedRandom:
         assert self._file is not None, "used outside its block"

@@ -1,0 +1,337 @@
+"""Downloads from a real HTTP server on the loopback interface that misbehaves in the ways that servers do."""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rocserve.tools.get.catalogue import CATALOGUE, RemoteFile
+from rocserve.tools.get.download import Patience, download
+from rocserve.tools.get.errors import GetError
+
+CONTENT = np.random.default_rng(7).integers(0, 256, 600_000, dtype=np.uint8).tobytes()
+PATIENT = Patience(silence=2.0, first_pause=0.01)
+Answer = Callable[["Handler"], None]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers each request with the next of the server's answers; the last one stays."""
+
+    server: Server
+
+    def do_GET(self) -> None:
+        asked = self.server.asked
+        asked.append((self.path, self.headers.get("Range")))
+        answers = self.server.answers[self.path]
+        (answers.pop(0) if len(answers) > 1 else answers[0])(self)
+
+    def first_byte(self) -> int:
+        return int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").removesuffix("-"))
+
+    def head(self, status: int, length: int | None, **more: str) -> None:
+        self.send_response(status)
+        if length is not None:
+            self.send_header("Content-Length", str(length))
+        for name, value in more.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answers: dict[str, list[Answer]] = {}
+        self.asked: list[tuple[str, str | None]] = []
+
+    def file(self, *paths: str) -> RemoteFile:
+        addresses = tuple(f"http://127.0.0.1:{self.server_address[1]}{path}" for path in paths or ("/file",))
+        return RemoteFile("file.bin", len(CONTENT), hashlib.sha256(CONTENT).hexdigest(), addresses)
+
+
+class Notes:
+    """Remembers what a download tells."""
+
+    def __init__(self) -> None:
+        self.done: list[int] = []
+        self.texts: list[str] = []
+
+    def at(self, done: int) -> None:
+        self.done.append(done)
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def send(
+    content: bytes = CONTENT, *, stop: int | None = None, length: int | None = None, ranges: bool = True
+) -> Answer:
+    """The content from where it is asked for, up to byte `stop`; `length`: what the header says the whole is."""
+
+    def answer(handler: Handler) -> None:
+        first = handler.first_byte() if ranges else 0
+        whole = len(content) if length is None else length
+        if first:
+            handler.head(206, whole - first, Content_Range=f"bytes {first}-{whole - 1}/{whole}")
+        else:
+            handler.head(200, whole)
+        handler.wfile.write(content[first:stop])
+        handler.close_connection = True
+
+    return answer
+
+
+def refuse(status: int) -> Answer:
+    return lambda handler: handler.head(status, 0)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "1" / "model.onnx"
+
+
+@pytest.fixture
+def part(tmp_path: Path) -> Path:
+    return tmp_path / "model.onnx.part"
+
+
+def fetch(file: RemoteFile, target: Path, part: Path) -> Notes:
+    notes = Notes()
+    download(file, target, part, notes, PATIENT)
+    assert target.read_bytes() == CONTENT
+    assert not part.exists()
+    return notes
+
+
+def refusal(file: RemoteFile, target: Path, part: Path) -> str:
+    with pytest.raises(GetError) as caught:
+        download(file, target, part, Notes(), PATIENT)
+    assert not target.parent.exists(), "a version folder without its model would be a broken version"
+    return str(caught.value)
+
+
+def test_a_whole_file(server: Server, target: Path, part: Path) -> None:
+    server.answers["/file"] = [send()]
+    notes = fetch(server.file(), target, part)
+    assert notes.done == sorted(notes.done)
+    assert notes.done[-1] == len(CONTENT)
+    assert server.asked == [("/file", None)]
+
+
+def test_a_connection_that_breaks_off_is_gone_on_with(server: Server, target: Path, part: Path) -> None:
+    server.answers["/file"] = [send(stop=100_000), send(stop=350_000), send()]
+    fetch(server.file(), target, part)
+    assert [asked for _, asked in server.asked] == [None, "bytes=100000-", "bytes=350000-"]
+
+
+def test_an_earlier_download_is_gone_on_with(server: Server, target: Path, part: Path) -> None:
+    part.write_bytes(CONTENT[:250_000])
+    server.answers["/file"] = [send()]
+    fetch(server.file(), target, part)
+    assert server.asked == [("/file", "bytes=250000-")]
+
+
+def test_a_part_that_is_the_whole_file_asks_for_nothing(server: Server, target: Path, part: Path) -> None:
+    part.write_bytes(CONTENT)
+    fetch(server.file(), target, part)
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("left", [b"of another file" * 100, CONTENT + b"and more"], ids=["another file's", "too long"])
+def test_a_part_that_is_not_of_this_file_is_thrown_away(server: Server, target: Path, part: Path, left: bytes) -> None:
+    part.write_bytes(left)
+    server.answers["/file"] = [send()]
+    fetch(server.file(), target, part)
+
+
+def test_a_server_without_ranges_begins_anew(server: Server, target: Path, part: Path) -> None:
+    part.write_bytes(b"x" * 1000)
+    server.answers["/file"] = [send(ranges=False)]
+    fetch(server.file(), target, part)
+    assert server.asked == [("/file", "bytes=1000-")]
+
+
+def test_a_range_that_the_server_cannot_give_begins_anew(server: Server, target: Path, part: Path) -> None:
+    part.write_bytes(CONTENT[:1000])
+    server.answers["/file"] = [refuse(416), send()]
+    fetch(server.file(), target, part)
+    assert [asked for _, asked in server.asked] == ["bytes=1000-", None]
+
+
+def test_a_part_from_elsewhere_than_asked_for_is_refused(server: Server, target: Path, part: Path) -> None:
+    part.write_bytes(CONTENT[:1000])
+
+    def answer(handler: Handler) -> None:
+        handler.head(206, 10, Content_Range=f"bytes 5-14/{len(CONTENT)}")
+
+    server.answers["/file"] = [answer]
+    assert "asked for the bytes from 1000 on, it sends those from 5 on" in refusal(server.file(), target, part)
+
+
+@pytest.mark.parametrize("status", [404, 403])
+def test_the_next_address_is_tried_where_the_first_has_nothing(
+    server: Server, target: Path, part: Path, status: int
+) -> None:
+    server.answers = {"/gone": [refuse(status)], "/file": [send()]}
+    notes = fetch(server.file("/gone", "/file"), target, part)
+    assert [path for path, _ in server.asked] == ["/gone", "/file"]
+    assert f"HTTP status {status}" in notes.texts[0]
+
+
+def test_the_next_address_goes_on_where_the_first_broke_off(server: Server, target: Path, part: Path) -> None:
+    server.answers = {"/weak": [send(stop=200_000), refuse(404)], "/file": [send()]}
+    fetch(server.file("/weak", "/file"), target, part)
+    assert server.asked[-1] == ("/file", "bytes=200000-")
+
+
+def test_a_server_that_falters_is_asked_again(server: Server, target: Path, part: Path) -> None:
+    server.answers["/file"] = [refuse(500), refuse(503), send()]
+    fetch(server.file(), target, part)
+
+
+def test_a_server_that_never_recovers_is_given_up(server: Server, target: Path, part: Path) -> None:
+    server.answers["/file"] = [refuse(500)]
+    text = refusal(server.file(), target, part)
+    assert "HTTP status 500" in text
+    assert "5 times in a row" in text
+    assert "--untrained" in text
+    assert len(server.asked) == 5
+    assert not part.exists(), "nothing came, so nothing is left"
+
+
+@pytest.mark.parametrize("length", [len(CONTENT) - 1, 133])
+def test_another_length_is_refused_before_it_is_downloaded(
+    server: Server, target: Path, part: Path, length: int
+) -> None:
+    server.answers["/file"] = [send(CONTENT[:length])]
+    assert f"the file there has {length} bytes, expected {len(CONTENT)}" in refusal(server.file(), target, part)
+
+
+def test_a_server_that_promises_more_than_it_sends(server: Server, target: Path, part: Path) -> None:
+    server.answers["/file"] = [send(CONTENT[:1000], length=len(CONTENT))]
+    assert f"the connection ended after 1000 of {len(CONTENT)} bytes" in refusal(server.file(), target, part)
+    assert part.read_bytes() == CONTENT[:1000], "what is right is kept for the next time"
+
+
+def test_a_body_without_a_length_that_goes_on_too_long(server: Server, target: Path, part: Path) -> None:
+    def answer(handler: Handler) -> None:
+        handler.head(200, None)
+        handler.wfile.write(CONTENT + b"more")
+        handler.close_connection = True
+
+    server.answers["/file"] = [answer]
+    assert f"goes on after the {len(CONTENT)} bytes" in refusal(server.file(), target, part)
+
+
+def test_wrong_bytes_are_never_kept(server: Server, target: Path, part: Path) -> None:
+    wrong = CONTENT[:-1] + bytes([CONTENT[-1] ^ 1])
+    server.answers = {"/wrong": [send(wrong)]}
+    text = refusal(server.file("/wrong"), target, part)
+    assert hashlib.sha256(wrong).hexdigest() in text
+    assert hashlib.sha256(CONTENT).hexdigest() in text
+    assert not part.exists()
+    server.answers = {"/wrong": [send(wrong)], "/file": [send()]}
+    fetch(server.file("/wrong", "/file"), target, part)
+
+
+def test_a_slow_server_is_waited_for(server: Server, target: Path, part: Path) -> None:
+    def answer(handler: Handler) -> None:
+        handler.head(200, len(CONTENT))
+        for start in range(0, len(CONTENT), 100_000):
+            handler.wfile.write(CONTENT[start : start + 100_000])
+            handler.wfile.flush()
+            time.sleep(0.02)
+
+    server.answers["/file"] = [answer]
+    fetch(server.file(), target, part)
+    assert len(server.asked) == 1
+
+
+def test_a_server_that_falls_silent_is_left(server: Server, target: Path, part: Path) -> None:
+    ended = threading.Event()
+
+    def hang(handler: Handler) -> None:
+        handler.head(200, len(CONTENT))
+        handler.wfile.write(CONTENT[:1000])
+        handler.wfile.flush()
+        ended.wait(10.0)
+
+    server.answers["/file"] = [hang, send()]
+    download(server.file(), target, part, Notes(), Patience(silence=0.2, first_pause=0.01))
+    ended.set()
+    assert target.read_bytes() == CONTENT
+    assert server.asked[1] == ("/file", "bytes=1000-")
+
+
+def test_nobody_listens(target: Path, part: Path) -> None:
+    with Server() as closed:
+        file = closed.file()
+    assert "no connection" in refusal(file, target, part)
+
+
+def test_a_disk_without_room_is_said_before_anything_is_downloaded(server: Server, target: Path, part: Path) -> None:
+    huge = RemoteFile("huge.bin", 1 << 60, "0" * 64, server.file().addresses)
+    assert "make room" in refusal(huge, target, part)
+    assert server.asked == []
+
+
+def test_a_file_that_cannot_grow_any_more(server: Server, target: Path, part: Path) -> None:
+    """A limit on the size of files stands for a disk that fills up: the same call fails."""
+    server.answers["/file"] = [send()]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, hard))
+    try:
+        text = refusal(server.file(), target, part)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert f"cannot write '{part}': File too large; run again" in text
+    assert CONTENT.startswith(part.read_bytes())
+    fetch(server.file(), target, part)
+
+
+def test_two_downloads_of_one_file_do_not_mix(server: Server, target: Path, part: Path) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def answer(handler: Handler) -> None:
+        begun.set()
+        go_on.wait(10.0)
+        send()(handler)
+
+    server.answers["/file"] = [answer]
+    first = threading.Thread(target=download, args=(server.file(), target, part, Notes(), PATIENT))
+    first.start()
+    assert begun.wait(10.0)
+    with pytest.raises(GetError, match="another process is downloading"):
+        download(server.file(), target, part, Notes(), PATIENT)
+    go_on.set()
+    first.join()
+    assert target.read_bytes() == CONTENT
+
+
+def test_the_catalogue_has_two_addresses_each_and_whole_digests() -> None:
+    for file in CATALOGUE.values():
+        assert len(file.addresses) == 2
+        assert all(address.startswith("https://") and address.endswith(file.name) for address in file.addresses)
+        assert len(bytes.fromhex(file.sha256)) == 32

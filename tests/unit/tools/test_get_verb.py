@@ -1,0 +1,149 @@
+"""`rocserve get` as a command: what it leaves in the repository, and what it refuses to replace."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from rich.console import Console
+
+from rocserve.cli import main
+from rocserve.tools.get import verb
+from rocserve.tools.get.catalogue import RemoteFile
+from rocserve.tools.get.download import Patience
+from rocserve.tools.untrained import resnet50
+from rocserve.tools.untrained.origin import PRODUCER, is_untrained
+
+CONTENT = b"the published network" * 1000
+PUBLISHED = RemoteFile("resnet50-v1-12.onnx", len(CONTENT), hashlib.sha256(CONTENT).hexdigest(), ())
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> Iterator[str]:
+    """The address of a folder that holds the file under its published name."""
+    folder = tmp_path / "mirror"
+    folder.mkdir()
+    (folder / PUBLISHED.name).write_bytes(CONTENT)
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder)) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository, and a catalogue whose file is small; a build that takes no time."""
+    monkeypatch.setitem(verb.CATALOGUE, "resnet50", PUBLISHED)
+    monkeypatch.setattr(resnet50, "build", small_model)
+    folder = tmp_path / "repository"
+    (folder / "resnet50").mkdir(parents=True)
+    return folder
+
+
+def small_model() -> onnx.ModelProto:
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "small", [value], [value])
+    return helper.make_model(graph, producer_name=PRODUCER)
+
+
+def get(
+    repository: Path, *, source: str = "http://127.0.0.1:1", terminal: bool = False, **flags: bool
+) -> tuple[int, str]:
+    """The exit status and what was printed."""
+    out = io.StringIO()
+    options = {"untrained": False, "force": False, **flags}
+    console = Console(file=out, force_terminal=terminal, width=100)
+    status = verb.run(["resnet50"], repository, source=source, console=console, patience=Patience(1.0, 0.0), **options)
+    return status, out.getvalue()
+
+
+def test_a_download_ends_in_the_version_folder(repository: Path, mirror: str) -> None:
+    status, text = get(repository, source=mirror)
+    assert status == 0, text
+    folder = repository / "resnet50"
+    assert (folder / "1" / "model.onnx").read_bytes() == CONTENT
+    assert sorted(path.name for path in folder.iterdir()) == ["1"], "nothing else is left"
+    assert "SHA-256 as published" in text
+    assert "there already, and right" in get(repository)[1], "the second time asks nobody"
+
+
+def test_a_terminal_gets_a_bar_and_a_pipe_lines(repository: Path, mirror: str) -> None:
+    _, lines = get(repository, source=mirror)
+    assert "resnet50: 0.0 of 0.0 MB" in lines
+    _, bar = get(repository, source=mirror, terminal=True, force=True)
+    assert "━" in bar
+
+
+def test_the_environment_may_name_the_mirror(repository: Path, mirror: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(verb.SOURCE_VARIABLE, mirror)
+    assert main(["get", "resnet50", f"--model-repository={repository}"]) == 0
+    assert verb.model_file(repository / "resnet50").read_bytes() == CONTENT
+
+
+def test_a_failure_says_what_to_do_and_leaves_no_version(repository: Path) -> None:
+    status, text = get(repository)
+    assert status == 1
+    assert "'resnet50-v1-12.onnx' could not be downloaded" in text
+    assert "--untrained" in text
+    assert list((repository / "resnet50").iterdir()) == []
+
+
+def test_untrained_weights_give_way_to_published_ones_and_not_the_other_way(repository: Path, mirror: str) -> None:
+    file = verb.model_file(repository / "resnet50")
+    status, text = get(repository, untrained=True)
+    assert status == 0
+    assert "UNTRAINED" in text
+    assert is_untrained(file)
+    assert "there already (untrained weights)" in get(repository, untrained=True)[1]
+    assert get(repository, source=mirror)[0] == 0
+    assert file.read_bytes() == CONTENT
+    status, text = get(repository, untrained=True)
+    assert status == 1
+    assert "is not untrained; --force replaces it" in text
+    assert file.read_bytes() == CONTENT
+    assert get(repository, untrained=True, force=True)[0] == 0
+    assert is_untrained(file)
+
+
+def test_somebody_elses_file_is_replaced_by_force_alone(repository: Path, mirror: str) -> None:
+    file = verb.model_file(repository / "resnet50")
+    file.parent.mkdir()
+    file.write_bytes(b"my own network")
+    status, text = get(repository, source=mirror)
+    assert status == 1
+    assert "is another file than 'resnet50-v1-12.onnx'; --force replaces it" in text
+    assert file.read_bytes() == b"my own network"
+    assert get(repository, source=mirror, force=True)[0] == 0
+    assert file.read_bytes() == CONTENT
+
+
+def test_a_repository_that_is_not_there(tmp_path: Path) -> None:
+    status, text = get(tmp_path / "absent")
+    assert status == 1
+    assert "--model-repository=DIR" in text
+
+
+def test_only_known_models(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["get", "resnet51"])
+    assert "resnet50" in capsys.readouterr().err
+
+
+def test_what_is_no_untrained_model(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text(PRODUCER)
+    assert not is_untrained(tmp_path / "text")
+    assert not is_untrained(tmp_path / "absent")

@@ -1,0 +1,103 @@
+"""The untrained networks as ONNX Runtime runs them: the published tensors and sizes, and answers that are finite and
+not the same for all images."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from rocserve.tools.untrained import resnet50, yolov4
+from rocserve.tools.untrained.images import photo_like_images
+from rocserve.tools.untrained.origin import is_untrained
+
+UNSEEN_SEED = 1234
+
+
+@dataclass(frozen=True)
+class Built:
+    file: Path
+    session: Any
+
+    def parameters(self) -> int:
+        model = onnx.load(self.file)
+        weights = [weight for weight in model.graph.initializer if weight.data_type == onnx.TensorProto.FLOAT]
+        return sum(math.prod(weight.dims) for weight in weights)
+
+    def tensors(self) -> dict[str, list[int | str]]:
+        return {value.name: value.shape for value in (*self.session.get_inputs(), *self.session.get_outputs())}
+
+
+def build(network: Any, file: Path) -> Built:
+    file.write_bytes(network.build().SerializeToString())
+    return Built(file, onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"]))
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return build(resnet50, tmp_path_factory.mktemp("resnet50") / "model.onnx")
+
+
+@pytest.fixture(scope="module")
+def detector(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return build(yolov4, tmp_path_factory.mktemp("yolov4") / "model.onnx")
+
+
+def test_resnet50_has_the_published_tensors_and_size(classifier: Built) -> None:
+    assert classifier.tensors() == {"data": ["N", 3, 224, 224], "resnetv17_dense0_fwd": ["N", 1000]}
+    published = 25_629_032
+    assert classifier.parameters() == pytest.approx(published, rel=0.01)
+    onnx.checker.check_model(classifier.file)
+    assert onnx.load(classifier.file).opset_import[0].version == 12
+
+
+def test_resnet50_tells_images_apart(classifier: Built) -> None:
+    images = (photo_like_images(3, 224, UNSEEN_SEED) - 0.45) / 0.225
+    batch = np.concatenate([images, np.zeros_like(images[:1])]).transpose(0, 3, 1, 2).astype(np.float32)
+    (scores,) = classifier.session.run(None, {"data": batch})
+    assert np.isfinite(scores).all()
+    assert 0.1 < scores.std() < 10
+    assert all(np.corrcoef(scores)[one, other] < 0.99 for one in range(4) for other in range(one))
+
+
+def test_resnet50_is_the_same_each_time(classifier: Built) -> None:
+    assert resnet50.build().SerializeToString() == classifier.file.read_bytes()
+
+
+def test_yolov4_has_the_published_tensors_and_size(detector: Built) -> None:
+    assert detector.tensors() == {
+        "input_1:0": ["N", 416, 416, 3],
+        "Identity:0": ["N", 52, 52, 3, 85],
+        "Identity_1:0": ["N", 26, 26, 3, 85],
+        "Identity_2:0": ["N", 13, 13, 3, 85],
+    }
+    published = 64_329_950
+    assert detector.parameters() == pytest.approx(published, rel=0.01)
+    onnx.checker.check_model(detector.file)
+    assert onnx.load(detector.file).opset_import[0].version == 11
+
+
+def test_yolov4_finds_some_boxes_of_plausible_size_and_not_thousands(detector: Built) -> None:
+    images = photo_like_images(3, 416, UNSEEN_SEED)
+    found = []
+    for image in images:
+        heads = detector.session.run(None, {"input_1:0": image[None]})
+        cells = np.concatenate([head.reshape(-1, 85) for head in heads])
+        assert np.isfinite(cells).all()
+        assert (np.abs(cells[:, 2:4]) < 4).mean() > 0.99, "sizes are powers of e times the anchors'"
+        assert ((cells[:, 4:] >= 0) & (cells[:, 4:] <= 1)).all()
+        found.append(int((cells[:, 4] * cells[:, 5:].max(axis=1) > 0.25).sum()))
+    assert all(1 <= count <= 400 for count in found), found
+    assert len(set(found)) > 1, "images differ"
+
+
+def test_both_say_that_they_are_untrained(classifier: Built, detector: Built) -> None:
+    for built in (classifier, detector):
+        assert is_untrained(built.file)
+        assert "answers mean nothing" in built.session.get_modelmeta().description
