@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from rocserve.backends.base import ModelSource
-from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig, OutputConfig
+from rocserve.core.model_config import InputConfig, InstanceGroup, InstanceKind, ModelConfig, OutputConfig
 
 JpegMaker = Callable[..., bytes]
 SourceMaker = Callable[..., ModelSource]
@@ -47,6 +47,7 @@ def model_source(tmp_path: Path) -> SourceMaker:
         parameters: Mapping[str, str] | None = None,
         kind: InstanceKind = InstanceKind.AUTO,
         instance_count: int = 1,
+        instance_groups: Sequence[InstanceGroup] = (),
     ) -> ModelSource:
         folder = tmp_path / "model" / "1"
         folder.mkdir(parents=True, exist_ok=True)
@@ -58,6 +59,7 @@ def model_source(tmp_path: Path) -> SourceMaker:
             inputs=tuple(inputs),
             outputs=tuple(outputs),
             parameters=dict(parameters or {}),
+            instance_groups=tuple(instance_groups),
         )
         return ModelSource("model", 1, folder.parent, folder, model_file, config, kind, None, instance_count)
 

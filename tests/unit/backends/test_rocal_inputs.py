@@ -1,0 +1,274 @@
+"""The inputs of a pipeline's model: raw pixels, values beside the image, what is declared and what is completed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from support import pictures
+
+from rocserve.backends.base import Batch, LoadedModel, ModelSource
+from rocserve.backends.rocal.backend import load
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.model_config import InputConfig, InstanceGroup, InstanceKind, OutputConfig
+from rocserve.core.requests import TensorSpec
+from rocserve.core.tensors import Tensor, encode_bytes_elements, tensor_from_numpy
+
+SourceMaker = Callable[..., ModelSource]
+
+RESIZE = {"operation": "Resize", "dest_width": 16, "dest_height": 8, "is_output": True}
+SIZE = {"operation": "ImageSize", "is_output": True}
+NOTHING = {"operation": "CropFixed", "crop_width": 4000, "crop_height": 4000, "crop_pos_x": 0, "crop_pos_y": 0}
+MIRROR = {
+    "operation": "ResizeMirrorNormalize",
+    "dest_width": 16,
+    "dest_height": 8,
+    "mean": [0],
+    "std_dev": [1],
+    "mirror": {"input": "FLIP"},
+    "is_output": True,
+}
+RAW = {"decoder": {"input": "raw"}, "pipeline": [RESIZE]}
+ENCODED = InputConfig("ENCODED", DataType.BYTES, (1,))
+
+
+def encoded(*images: bytes, shape: tuple[int, ...] | None = None) -> Tensor:
+    return Tensor("ENCODED", DataType.BYTES, shape or (len(images), 1), encode_bytes_elements(images))
+
+
+def run(model: LoadedModel, tensors: Sequence[Tensor], sizes: Sequence[int] = (1,)) -> list[np.ndarray[Any, Any]]:
+    names = tuple(spec.name for spec in model.signature.outputs)
+    result = model.execute(Batch({tensor.name: tensor for tensor in tensors}, names, tuple(sizes)))
+    for failure in result.failures.values():
+        raise failure
+    return [np.asarray(result.outputs[name]) for name in names]
+
+
+def test_raw_images_of_a_batch(model_source: SourceMaker) -> None:
+    model = load(model_source("pipeline.json", RAW))
+    assert model.signature.inputs == (TensorSpec("pixels", DataType.UINT8, (-1, -1, -1, 3)),)
+    assert model.signature.supports_batching
+    images = np.stack([pictures.colours(60, 40), 255 - pictures.colours(60, 40)])
+    (rows,) = run(model, [tensor_from_numpy("pixels", images)], (1, 1))
+    assert rows.shape == (2, 8, 16, 3)
+    png_model = load(model_source("pipeline.json", {"pipeline": [RESIZE]}))
+    files = [pictures.saved(image, "PNG") for image in images]
+    tensor = Tensor("encoded", DataType.BYTES, (2, 1), encode_bytes_elements(files))
+    np.testing.assert_array_equal(run(png_model, [tensor], (1, 1))[0], rows)
+
+
+@pytest.mark.parametrize(
+    ("dims", "color_format", "shape"),
+    [
+        ((-1, -1, 3), "RGB24", (40, 60, 3)),
+        ((40, 60, 3), "BGR24", (40, 60, 3)),
+        ((-1, -1, 1), "U8", (40, 60, 1)),
+        ((-1, -1), "U8", (40, 60)),
+    ],
+)
+def test_one_raw_image(
+    model_source: SourceMaker, dims: tuple[int, ...], color_format: str, shape: tuple[int, ...]
+) -> None:
+    declared = [InputConfig("PICTURE", DataType.UINT8, dims)]
+    document = {"decoder": {"input": "raw"}, "pipeline": [{**NOTHING, "is_output": True}]}
+    model = load(model_source("pipeline.json", document, inputs=declared, parameters={"color_format": color_format}))
+    assert model.signature.inputs == (TensorSpec("PICTURE", DataType.UINT8, dims),)
+    pixels = np.ascontiguousarray(pictures.colours(60, 40)[..., : shape[-1] if len(shape) == 3 else 1].reshape(shape))
+    (given,) = run(model, [tensor_from_numpy("PICTURE", pixels)])
+    np.testing.assert_array_equal(given.reshape(shape), pixels)
+    # The declared size is the output's, where the pipeline keeps it.
+    assert model.signature.outputs[0].shape[:2] == ((40, 60) if -1 not in dims else (-1, -1))
+
+
+def test_raw_images_of_a_declared_batch(model_source: SourceMaker) -> None:
+    declared = [InputConfig("PICTURE", DataType.UINT8, (40, 60))]
+    source = model_source("pipeline.json", RAW, inputs=declared, max_batch_size=4, parameters={"color_format": "U8"})
+    model = load(source)
+    model.warm_up([])
+    images = np.stack([pictures.colours(60, 40)[:, :, channel] for channel in range(3)])
+    (rows,) = run(model, [tensor_from_numpy("PICTURE", images)], (1, 2))
+    assert rows.shape == (3, 8, 16, 1)
+
+
+@pytest.mark.parametrize("datatype", [DataType.BOOL, DataType.UINT8, DataType.INT32])
+@pytest.mark.parametrize("shape", [(3,), (3, 1)])
+def test_a_flag_for_each_image(model_source: SourceMaker, datatype: DataType, shape: tuple[int, ...]) -> None:
+    flip = InputConfig("FLIP", datatype, (1,), reshape=None if len(shape) == 2 else ())
+    model = load(model_source("pipeline.json", {"pipeline": [MIRROR]}, inputs=[flip, ENCODED], max_batch_size=8))
+    model.warm_up([])
+    images = encoded(*[pictures.jpeg(60, 40 + index) for index in range(3)])
+    flags = np.array([1, 0, 1]).astype(datatype.numpy_dtype).reshape(shape)
+    (rows,) = run(model, [tensor_from_numpy("FLIP", flags), images], (1, 2))
+    (plain,) = run(model, [tensor_from_numpy("FLIP", np.zeros_like(flags)), images], (1, 2))
+    for row, flag in enumerate((True, False, True)):
+        np.testing.assert_array_equal(rows[row], plain[row][:, ::-1] if flag else plain[row])
+
+
+def test_what_is_not_declared_is_completed(model_source: SourceMaker) -> None:
+    document = {"pipeline": [MIRROR, SIZE]}
+    signature = load(model_source("pipeline.json", document)).signature
+    assert signature.inputs == (
+        TensorSpec("encoded", DataType.BYTES, (-1, 1)),
+        TensorSpec("FLIP", DataType.BOOL, (-1, 1)),
+    )
+    assert signature.outputs == (
+        TensorSpec("image", DataType.UINT8, (-1, 8, 16, 3)),
+        TensorSpec("image_1", DataType.INT32, (-1, 2)),
+    )
+    single = load(
+        model_source("pipeline.json", {"pipeline": [{**MIRROR, "is_output": False}, {**NOTHING, "is_output": True}]})
+    )
+    assert single.signature.supports_batching
+    alone = load(model_source("pipeline.json", {"pipeline": [{**NOTHING, "is_output": True}, MIRROR]}))
+    assert alone.signature.inputs == (
+        TensorSpec("encoded", DataType.BYTES, (1,)),
+        TensorSpec("FLIP", DataType.BOOL, (1,)),
+    )
+    tensors = [
+        Tensor("encoded", DataType.BYTES, (1,), encode_bytes_elements([pictures.jpeg(500, 400)])),
+        tensor_from_numpy("FLIP", np.array([True])),
+    ]
+    assert [output.shape for output in run(alone, tensors)] == [(800, 1000, 3), (8, 16, 3)]
+
+
+def test_the_size_of_the_image_that_was_sent(model_source: SourceMaker) -> None:
+    outputs = [OutputConfig("IMAGE", DataType.UINT8, (8, 16, 3)), OutputConfig("SIZE", DataType.INT32, (2,))]
+    document = {"decoder": {"exif": True}, "pipeline": [RESIZE, SIZE]}
+    model = load(model_source("pipeline.json", document, inputs=[ENCODED], outputs=outputs, max_batch_size=8))
+    images = encoded(
+        pictures.jpeg(500, 375), pictures.turned_jpeg(6, 60, 40), pictures.saved(pictures.colours(), "PNG")
+    )
+    _, sizes = run(model, [images], (3,))
+    np.testing.assert_array_equal(sizes, [[375, 500], [60, 40], [40, 60]])
+    unbatched = [OutputConfig("IMAGE", DataType.UINT8, (-1, 8, 16, 3)), OutputConfig("SIZE", DataType.INT32, (-1, 2))]
+    several = load(
+        model_source(
+            "pipeline.json", document, inputs=[InputConfig("ENCODED", DataType.BYTES, (-1,))], outputs=unbatched
+        )
+    )
+    _, sizes = run(several, [encoded(pictures.jpeg(10, 20), pictures.jpeg(30, 40), shape=(2,))])
+    np.testing.assert_array_equal(sizes, [[20, 10], [40, 30]])
+
+
+def test_files_of_all_kinds_share_a_padded_batch(model_source: SourceMaker) -> None:
+    files = [
+        pictures.jpeg(),
+        pictures.saved(pictures.colours(), "PNG"),
+        pictures.jpeg(mode="CMYK"),
+        pictures.jpeg(mode="L"),
+        pictures.jpeg(progressive=True),
+    ]
+    declared = [InputConfig("ENCODED", DataType.UINT8, (-1,))]
+    model = load(model_source("pipeline.json", {"pipeline": [RESIZE]}, inputs=declared, max_batch_size=8))
+    padded = np.stack([np.frombuffer(file.ljust(max(map(len, files)), b"\0"), np.uint8) for file in files])
+    (rows,) = run(model, [tensor_from_numpy("ENCODED", padded)], (5,))
+    for row, file in zip(rows, files, strict=True):
+        alone = np.frombuffer(file, np.uint8)[np.newaxis]
+        np.testing.assert_array_equal(run(model, [tensor_from_numpy("ENCODED", alone)])[0][0], row)
+
+
+def test_values_and_images_must_be_as_many(model_source: SourceMaker) -> None:
+    inputs = [InputConfig("ENCODED", DataType.BYTES, (-1,)), InputConfig("FLIP", DataType.BOOL, (-1,))]
+    model = load(model_source("pipeline.json", {"pipeline": [MIRROR]}, inputs=inputs))
+    images = encoded(pictures.jpeg(), pictures.jpeg(), shape=(2,))
+    with pytest.raises(ServeError, match="input 'FLIP' must have one value for each of the 2 images, got 3") as caught:
+        run(model, [images, tensor_from_numpy("FLIP", np.zeros(3, bool))])
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+
+
+def test_a_bad_raw_image_fails_alone(model_source: SourceMaker) -> None:
+    document = {"decoder": {"input": "raw", "max_pixels": 2400}, "pipeline": [RESIZE]}
+    model = load(model_source("pipeline.json", document))
+    run(model, [tensor_from_numpy("pixels", np.zeros((1, 40, 60, 3), np.uint8))])
+    with pytest.raises(ServeError, match="the image in input 'pixels' cannot be used: its 61x40 pixels are more"):
+        run(model, [tensor_from_numpy("pixels", np.zeros((1, 40, 61, 3), np.uint8))])
+
+
+def test_the_lower_limit_on_pixels_counts(model_source: SourceMaker) -> None:
+    for of_pipeline, of_parameter in ((100, "1000000"), (1_000_000, "100")):
+        document = {"decoder": {"max_pixels": of_pipeline}, "pipeline": [RESIZE]}
+        model = load(model_source("pipeline.json", document, inputs=[ENCODED], parameters={"max_pixels": of_parameter}))
+        with pytest.raises(ServeError, match="60x40 pixels are more than the 100 that 'max_pixels' allows"):
+            run(model, [encoded(pictures.jpeg(), shape=(1,))])
+
+
+@pytest.mark.parametrize(
+    ("document", "inputs", "text"),
+    [
+        (RAW, [InputConfig("P", DataType.BYTES, (1,))], r"input 'P' must be TYPE_UINT8 \(raw pixels\), not BYTES"),
+        (RAW, [InputConfig("P", DataType.UINT8, (-1, -1))], r"dims of input 'P' must be \[ height, width, 3 \]"),
+        (RAW, [InputConfig("P", DataType.UINT8, (-1, -1, 4))], r"must be \[ height, width, 3 \], not \[-1, -1, 4\]"),
+        ({"pipeline": [MIRROR]}, [ENCODED], "takes values from input 'FLIP', which is not among the inputs"),
+        (
+            {"pipeline": [MIRROR]},
+            [ENCODED, InputConfig("FLIP", DataType.FP32, (1,))],
+            "input 'FLIP' must be TYPE_BOOL or TYPE_UINT8 or TYPE_INT32, not FP32",
+        ),
+        (
+            {"pipeline": [MIRROR]},
+            [ENCODED, InputConfig("FLIP", DataType.BOOL, (2, 3))],
+            r"dims of input 'FLIP' must be \[ 1 \], a value for each image, not \[2, 3\]",
+        ),
+        (
+            {"pipeline": [MIRROR]},
+            [ENCODED, InputConfig("FLIP", DataType.BOOL, (1,)), InputConfig("MORE", DataType.BYTES, (1,))],
+            "a pipeline has one input of images besides FLIP, but 2 are configured",
+        ),
+        (
+            {"pipeline": [{**MIRROR, "mirror": {"input": "encoded"}}]},
+            [],
+            "the pipeline's input 'encoded' has the name of the image's",
+        ),
+    ],
+)
+def test_inputs_that_do_not_fit_the_pipeline(
+    model_source: SourceMaker, document: Mapping[str, Any], inputs: Sequence[InputConfig], text: str
+) -> None:
+    with pytest.raises(ServeError, match=text) as caught:
+        load(model_source("pipeline.json", document, inputs=inputs))
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+
+
+def test_a_measurement_has_its_own_type_and_dims(model_source: SourceMaker) -> None:
+    outputs = [OutputConfig("SIZE", DataType.FP32, (2,))]
+    with pytest.raises(ServeError, match=r"'SIZE' is the pipeline's ImageSize: it must be TYPE_INT32 with dims \[2\]"):
+        load(model_source("pipeline.json", {"pipeline": [SIZE]}, outputs=outputs))
+    outputs = [OutputConfig("SIZE", DataType.INT32, (3,))]
+    with pytest.raises(ServeError, match=r"dims \[2\], not INT32 with \[3\]"):
+        load(model_source("pipeline.json", {"pipeline": [SIZE]}, outputs=outputs))
+
+
+def test_an_engine_that_is_not_there(model_source: SourceMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocserve.backends.rocal.engine_choice.is_installed", lambda module: False)
+    for options in ({"parameters": {"engine": "rocal"}}, {"kind": InstanceKind.GPU}):
+        with pytest.raises(ServeError, match=r"needs rocAL, because .* amd.rocal is not installed") as caught:
+            load(model_source("pipeline.json", {"pipeline": [RESIZE]}, **options))
+        assert caught.value.code is StatusCode.UNAVAILABLE
+
+
+def test_the_choice_of_the_engine_is_said(
+    model_source: SourceMaker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocserve.backends.rocal.engine_choice.is_installed", lambda module: False)
+    caplog.set_level(logging.INFO)
+    load(model_source("pipeline.json", {"pipeline": [RESIZE]}, parameters={"engine": "cpu"}))
+    assert "pipeline.json runs on engine cpu: parameter 'engine' says so" in caplog.text
+    load(model_source("pipeline.json", {"pipeline": [RESIZE]}))
+    assert "engine cpu: the instance is KIND_AUTO" in caplog.text
+    caplog.clear()
+    # As the server plans a group of KIND_GPU where there is no GPU: on the CPU, and only with this parameter.
+    group = InstanceGroup("", InstanceKind.GPU, 1)
+    load(
+        model_source(
+            "pipeline.json",
+            {"pipeline": [RESIZE]},
+            kind=InstanceKind.CPU,
+            parameters={"engine": "auto"},
+            instance_groups=(group,),
+        )
+    )
+    assert "engine cpu: KIND_GPU is asked for, but amd.rocal is not installed" in caplog.text
