@@ -1,0 +1,203 @@
+"""Requests with any number of responses, over both transports, against a model that the test answers by hand."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, StatusCode, not_found
+from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.serving import Responder, ServedModel, ServingTable, ServingTableHolder
+from rocserve.core.tensors import Tensor
+from rocserve.frontends.grpc.codec import InferCodec
+from rocserve.frontends.grpc.inference import InferenceHandlers
+from rocserve.frontends.grpc.transport import StreamRoute, UnaryRoute
+from rocserve.protocol import grpc_service_pb2 as pb
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+
+class HandModel:
+    """A version whose requests the test answers."""
+
+    def __init__(self, decoupled: bool) -> None:
+        self._decoupled = decoupled
+        self.asked: queue.Queue[tuple[InferRequest, Responder]] = queue.Queue()
+
+    def infer(self, request: InferRequest, responder: Responder) -> None:
+        if self._decoupled:
+            try:
+                responder.expect_many()
+            except ServeError as error:
+                responder.fail(error)
+                return
+        self.asked.put((request, responder))
+
+    def next(self) -> Responder:
+        return self.asked.get(timeout=10)[1]
+
+
+class Stream:
+    """A client's stream."""
+
+    def __init__(self, method: Any) -> None:
+        self._requests: queue.Queue[bytes | None] = queue.Queue()
+        self.call = method(iter(self._requests.get, None))
+        self._closed = False
+
+    def ask(self, model: str, request_id: str, marked: bool = False) -> None:
+        request = pb.ModelInferRequest(model_name=model, id=request_id)
+        if marked:
+            request.parameters["triton_enable_empty_final_response"].bool_param = True
+        self._requests.put(request.SerializeToString())
+
+    def receive(self) -> pb.ModelStreamInferResponse:
+        return pb.ModelStreamInferResponse.FromString(next(self.call))
+
+    def told(self) -> tuple[str, int | None, bool | None]:
+        """The next answer: the request's id, its value, whether it is the last where that is said."""
+        response = self.receive().infer_response
+        value = int(np.frombuffer(response.raw_output_contents[0], np.int32)[0]) if response.outputs else None
+        parameter = response.parameters.get("triton_final_response")
+        return response.id, value, None if parameter is None else parameter.bool_param
+
+    def close_sending(self) -> None:
+        self._requests.put(None)
+
+
+@pytest.fixture
+def models() -> dict[str, HandModel]:
+    return {"many": HandModel(True), "one": HandModel(False)}
+
+
+@pytest.fixture
+def served(serve: Any, models: dict[str, HandModel]) -> Any:
+    tables = ServingTableHolder()
+    tables.table = ServingTable({name: ServedModel(name, {1: model}, model) for name, model in models.items()})  # type: ignore[dict-item, arg-type]
+    handlers = InferenceHandlers(tables, InferCodec())
+    return serve({INFER: UnaryRoute(handlers.model_infer), STREAM: StreamRoute(handlers.model_stream_infer)})
+
+
+@pytest.fixture
+def stream(served: Any) -> Any:
+    stream = Stream(served.stream(STREAM))
+    yield stream
+    stream.close_sending()
+    stream.call.cancel()
+
+
+def response(request_id: str, value: int) -> InferResponse:
+    data = np.array([value], np.int32).tobytes()
+    return InferResponse("many", "1", request_id, [Tensor("OUT", DataType.INT32, (1,), data)])
+
+
+def test_a_single_call_of_a_decoupled_model_is_refused(served: Any) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        served.unary(INFER)(pb.ModelInferRequest(model_name="many").SerializeToString(), timeout=10)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert caught.value.details() == "ModelInfer RPC doesn't support models with decoupled transaction policy"
+
+
+def test_responses_come_as_they_are_made(stream: Stream, models: dict[str, HandModel]) -> None:
+    for request_id in ("a", "b"):
+        stream.ask("many", request_id)
+    first, second = models["many"].next(), models["many"].next()
+    second.send(response("b", 1), False)
+    assert stream.told() == ("b", 1, None)
+    first.send(response("a", 2), False)
+    assert stream.told() == ("a", 2, None)
+    second.send(response("b", 3))
+    assert stream.told() == ("b", 3, None)
+    first.end()
+    stream.close_sending()
+    with pytest.raises(StopIteration):
+        stream.receive()
+    assert stream.call.code() is grpc.StatusCode.OK
+
+
+def test_an_open_request_holds_up_no_answer_behind_it(stream: Stream, models: dict[str, HandModel]) -> None:
+    stream.ask("many", "open")
+    stream.ask("one", "x")
+    stream.ask("one", "y")
+    open_request = models["many"].next()
+    x, y = models["one"].next(), models["one"].next()
+    y.send(response("y", 2))
+    x.send(response("x", 1))
+    # Those of the other model keep their order.
+    assert [stream.told()[0] for _ in range(2)] == ["x", "y"]
+    open_request.send(response("open", 3))
+    assert stream.told() == ("open", 3, None)
+
+
+def test_the_last_response_is_marked_when_asked_for(stream: Stream, models: dict[str, HandModel]) -> None:
+    stream.ask("many", "a", marked=True)
+    stream.ask("many", "b", marked=True)
+    first, second = models["many"].next(), models["many"].next()
+    first.send(response("a", 1), False)
+    first.send(response("a", 2))
+    assert [stream.told() for _ in range(2)] == [("a", 1, False), ("a", 2, True)]
+    second.send(response("b", 1), False)
+    second.end()
+    assert [stream.told() for _ in range(2)] == [("b", 1, False), ("b", None, True)]
+
+
+def test_the_stream_ends_behind_its_open_requests(stream: Stream, models: dict[str, HandModel]) -> None:
+    stream.ask("many", "a")
+    responder = models["many"].next()
+    stream.close_sending()
+    for value in range(3):
+        responder.send(response("a", value), False)
+    responder.end()
+    assert [stream.told()[1] for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(StopIteration):
+        stream.receive()
+
+
+def test_an_error_may_stand_between_responses(stream: Stream, models: dict[str, HandModel]) -> None:
+    stream.ask("many", "a")
+    responder = models["many"].next()
+    responder.fail(not_found("a gap"), False)
+    responder.send(response("a", 1))
+    error = stream.receive()
+    assert (error.error_message, error.infer_response.id) == ("a gap", "a")
+    assert stream.told() == ("a", 1, None)
+
+
+def test_who_leaves_is_told_of_for_each_open_request(
+    stream: Stream, models: dict[str, HandModel], eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    gone = []
+    for number in range(3):
+        stream.ask("many", str(number))
+        responder = models["many"].next()
+        responder.watch_cancellation(lambda number=number: gone.append(number))
+        responder.send(response(str(number), number), False)
+        assert stream.told()[1] == number
+    responder.end()
+    stream.call.cancel()
+    eventually(lambda: sorted(gone) == [0, 1])
+    late = threading.Event()
+    responder.watch_cancellation(late.set)
+    assert late.wait(10)
+
+
+def test_responses_after_the_client_left_are_dropped(
+    stream: Stream, models: dict[str, HandModel], eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    stream.ask("many", "a")
+    responder = models["many"].next()
+    left = threading.Event()
+    responder.watch_cancellation(left.set)
+    stream.call.cancel()
+    assert left.wait(10)
+    responder.send(response("a", 1), False)
+    responder.fail(ServeError(StatusCode.INTERNAL, "late"), False)
+    responder.end()
