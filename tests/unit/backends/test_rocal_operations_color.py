@@ -69,8 +69,8 @@ def test_no_saturation_is_the_largest_level_in_grey() -> None:
         ({"contrast": 0, "hue": -100}, {"degrees": -100}),
         ({"contrast": 0, "hue": 725}, {"degrees": 5}),
         ({"contrast": 0, "saturation": 0.4}, {"saturation": 0.4}),
-        ({"contrast": 5, "saturation": 2, "hue": 200, "brightness": 0.7},)
-        + ({"contrast": 5, "saturation": 2, "degrees": 200, "brightness": 0.7},),
+        ({"contrast": 5, "saturation": 2, "brightness": 0.7}, {"contrast": 5, "saturation": 2, "brightness": 0.7}),
+        ({"contrast": 5, "saturation": 2, "hue": 200}, {"contrast": 5, "saturation": 2, "degrees": 200}),
     ],
 )
 def test_colour_twist_adds_its_contrast(keys: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -61,7 +61,7 @@ def warped(pixels: Array, matrix: Sequence[float]) -> Array:
 
 
 def warped_to_nearest(pixels: Array, matrix: Sequence[float]) -> Array:
-    height, width, channels = pixels.shape
+    height, width = pixels.shape[:2]
     moved = np.zeros_like(pixels)
     for (row, column), (y, x) in places(matrix, height, width, lanes=4).items():
         if column < width - width % 4:

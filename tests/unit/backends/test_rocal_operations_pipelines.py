@@ -1,0 +1,154 @@
+"""Every operation in a pipeline file, on a JPEG."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rocserve.backends.rocal.decoding.decoder import Decoder
+from rocserve.backends.rocal.decoding.options import ColorFormat
+from rocserve.backends.rocal.engine import OutputFormat, PipelineEngine, output_extents
+from rocserve.backends.rocal.image import Extent
+from rocserve.backends.rocal.operations import OPERATIONS
+from rocserve.backends.rocal.operations.base import Measurement
+from rocserve.backends.rocal.operations.refused import RANDOM_OPERATIONS
+from rocserve.backends.rocal.pipeline import Layout, parse_pipeline
+from rocserve.backends.rocal.schema import PipelineError
+from rocserve.core.datatypes import DataType
+from tests.unit.backends.conftest import JpegMaker
+
+NORMALISATION = {"mean": [20], "std_dev": [0.5]}
+
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "Resize": {"dest_width": 24, "dest_height": 17},
+    "ResizeMirrorNormalize": {"dest_width": 24, "dest_height": 17, **NORMALISATION},
+    "CropMirrorNormalize": {"crop_width": 20, "crop_height": 15, **NORMALISATION},
+    "CropFixed": {"crop_width": 20, "crop_height": 15, "crop_pos_x": 3, "crop_pos_y": 4},
+    "CropResizeFixed": {
+        "dest_width": 24,
+        "dest_height": 17,
+        "area": 0.5,
+        "aspect_ratio": 1.1,
+        "x_center_drift": 0.5,
+        "y_center_drift": 0.5,
+    },
+    "ResizeCropMirrorFixed": {"dest_width": 24, "dest_height": 17, "crop_w": 30, "crop_h": 20},
+    "ImageSize": {},
+    "resize": {"resize_longer": 32, "interpolation_type": "CUBIC"},
+    "resize_mirror_normalize": {"resize_shorter": 20, "max_size": [32]},
+    "crop": {"crop": [15, 20]},
+    "center_crop": {"crop_h": 15, "crop_w": 20},
+    "crop_mirror_normalize": {"crop": [15, 20], "mean": [20], "std": [0.5], "mirror": 0},
+    "resize_crop": {
+        "resize_width": 24,
+        "resize_height": 17,
+        "crop_area_factor": 0.5,
+        "crop_aspect_ratio": 1.1,
+        "x_drift": 0.5,
+        "y_drift": 0.5,
+    },
+    "resize_crop_mirror": {"resize_width": 24, "resize_height": 17},
+    "roi_resize": {
+        "resize_width": 24,
+        "resize_height": 17,
+        "roi_w": 30,
+        "roi_h": 20,
+        "roi_pos_x": 5,
+        "roi_pos_y": 2,
+    },
+    "flip": {"horizontal": 1},
+    "transpose": {"perm": [1, 0, 2]},
+    "rotate": {"angle": 15},
+    "warp_affine": {"matrix": [1, 0, 0.1, 0, 1, 3], "dest_width": 50, "dest_height": 30},
+    "fish_eye": {},
+    "lens_correction": {"camera_matrix": [40, 30, 40, 20], "distortion_coeffs": [0.1, 0, 0, 0, 0]},
+    "brightness": {"brightness": 1.1, "brightness_shift": 4},
+    "brightness_fixed": {"brightness": 0.9},
+    "contrast": {"contrast": 1.2, "contrast_center": 128},
+    "exposure": {"exposure": 0.25},
+    "gamma_correction": {"gamma": 1.8},
+    "color_temp": {"adjustment_value": 20},
+    "hue": {"hue": 40},
+    "saturation": {"saturation": 1.3},
+    "color_twist": {"hue": 10, "saturation": 0.8},
+    "blur": {},
+    "pixelate": {"pixelate_percent": 75},
+    "vignette": {"vignette": 2},
+    "blend": {"inputs": ["turned", "decoded"], "ratio": 0.6},
+    "normalize": {"axes": [0, 1]},
+    "slice": {"anchor": [5, 6], "shape": [20, 30]},
+    "copy": {},
+    "nop": {},
+}
+"""Keys for one use of each operation, on an image of 60 x 40 pixels (which the decoder makes 120 x 80)."""
+
+BEFORE: dict[str, dict[str, Any]] = {"blend": {"operation": "flip", "vertical": 1, "name": "turned"}}
+"""What stands before an operation."""
+
+
+def documents(name: str) -> str:
+    assert name in EXAMPLES, f"give EXAMPLES one for the operation '{name}'"
+    step = {"operation": name, **EXAMPLES[name], "is_output": True}
+    return json.dumps({"pipeline": [BEFORE[name], step] if name in BEFORE else [step], "mean_std_range": "pixel"})
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("color_format", ColorFormat)
+@pytest.mark.parametrize("datatype", [DataType.UINT8, DataType.FP32, DataType.FP16])
+def test_every_operation_serves_an_image(
+    name: str, color_format: ColorFormat, datatype: DataType, jpeg: JpegMaker
+) -> None:
+    operation = OPERATIONS[name]
+    if operation.colour_only and color_format is ColorFormat.U8:
+        with pytest.raises(PipelineError, match="needs colour"):
+            parse_pipeline(documents(name), color_format.channels)
+        return
+    pipeline = parse_pipeline(documents(name), color_format.channels)
+    formats = (OutputFormat(datatype, Layout.NHWC),)
+    engine = PipelineEngine(pipeline, Decoder(color_format, pipeline.decoder), formats)
+    (output,) = engine.run(jpeg(60, 40))
+    if issubclass(operation, Measurement):
+        assert output.shape == operation.shape
+        return
+    assert output.dtype == datatype.numpy_dtype
+    assert np.isfinite(output).all()
+    assert output.any()
+    for decoded in (Extent(None, None), Extent(80, 120)):
+        (size,) = output_extents(pipeline, decoded)
+        assert size is not None
+        declared = formats[0].shape(size, color_format.channels)
+        assert all(side in (-1, actual) for side, actual in zip(declared, output.shape, strict=True))
+    # Of an image whose size is known, that of the result is known.
+    assert -1 not in declared
+
+
+def test_a_padded_image_keeps_its_size_through_operations_that_keep_it(jpeg: JpegMaker) -> None:
+    steps: list[dict[str, Any]] = [
+        {"operation": "resize", "resize_longer": 48},
+        {"operation": "brightness", "brightness": 1, "brightness_shift": 40},
+        {"operation": "blur"},
+        {"operation": "flip", "horizontal": 1, "is_output": True},
+    ]
+    pipeline = parse_pipeline(json.dumps({"pipeline": steps}), channels=3)
+    assert output_extents(pipeline, Extent(None, None)) == [Extent(48, 48)]
+    engine = PipelineEngine(
+        pipeline, Decoder(ColorFormat.RGB24, pipeline.decoder), (OutputFormat(DataType.UINT8, Layout.NHWC),)
+    )
+    (output,) = engine.run(jpeg(60, 40))
+    assert output.shape == (48, 48, 3)
+    # Of three to two the valid part is 48 x 32, at least 40 bright; below it all is black.
+    assert (output[:32].max(axis=2) >= 40).all()
+    assert not output[32:].any()
+
+
+@pytest.mark.parametrize("name", RANDOM_OPERATIONS)
+def test_random_operations_are_refused_as_random(name: str) -> None:
+    document = {"pipeline": [{"operation": name, "is_output": True}]}
+    text = (
+        rf"pipeline\[0\]: key 'operation' must be one that gives the same result every time, .*random.*, not '{name}'"
+    )
+    with pytest.raises(PipelineError, match=text):
+        parse_pipeline(json.dumps(document), channels=3)

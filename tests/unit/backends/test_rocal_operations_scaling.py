@@ -1,0 +1,210 @@
+"""Sizes and interpolations of resizing, against rocAL's rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rocserve.backends.rocal.image import Extent, Image, ResultExtent
+from rocserve.backends.rocal.operations import OPERATIONS
+from rocserve.backends.rocal.schema import PipelineError
+from tests.support.rocal_operations import Array, assert_rounded, make, picture, result
+
+UNKNOWN = Extent(None, None)
+
+
+@pytest.mark.parametrize(
+    ("keys", "size", "valid"),
+    [
+        # Of an image of 500 x 375 (width x height); sizes are height and width.
+        ({"resize_width": 224, "resize_height": 200}, (200, 224), (200, 224)),
+        ({"resize_width": 200}, (1200, 200), (150, 200)),
+        ({"resize_height": 200}, (200, 1200), (200, 267)),
+        ({"resize_width": 64, "scaling_mode": "STRETCH"}, (375, 64), (375, 64)),
+        ({"resize_longer": 128}, (128, 128), (96, 128)),
+        ({"resize_width": 128, "resize_height": 128, "scaling_mode": "NOT_LARGER"}, (128, 128), (96, 128)),
+        ({"resize_width": 128, "scaling_mode": "SCALING_MODE_NOT_LARGER"}, (768, 128), (96, 128)),
+        ({"resize_shorter": 90}, (540, 540), (90, 120)),
+        ({"resize_width": 100, "resize_height": 90, "scaling_mode": "NOT_SMALLER"}, (540, 600), (90, 120)),
+        ({"resize_shorter": 90, "max_size": [100]}, (100, 100), (75, 100)),
+        ({"resize_shorter": 90, "max_size": [400, 50]}, (50, 400), (50, 67)),
+        ({"resize_longer": 128, "max_size": [100, 0]}, (128, 100), (75, 100)),
+        ({"resize_width": 224, "resize_height": 200, "max_size": [0, 50]}, (50, 224), (50, 224)),
+        ({"resize_width": 30, "resize_height": 20, "max_size": [40, 40]}, (40, 40), (20, 30)),
+        ({"resize_shorter": 375}, (2250, 2250), (375, 500)),
+    ],
+)
+def test_size_of_the_result(keys: dict[str, Any], size: tuple[int, int], valid: tuple[int, int]) -> None:
+    source = Extent(375, 500)
+    operation = make("resize", interpolation_type="NEAREST_NEIGHBOR", **keys)
+    assert operation.extent(source) == ResultExtent(Extent(*size), Extent(*valid))
+    image = operation.run(Image.whole(np.full((375, 500, 3), 77, dtype=np.uint8)), as_float=False)
+    assert image.pixels.shape == (*size, 3)
+    assert (image.valid_height, image.valid_width) == valid
+    assert (image.valid == 77).all()
+    # All that is not valid is black.
+    assert int(image.pixels.astype(np.int64).sum()) == 77 * 3 * math.prod(valid)
+    normalised = make("resize_mirror_normalize", **keys).run(Image.whole(picture(375, 500)), as_float=True)
+    assert (normalised.valid_height, normalised.valid_width) == valid
+    assert normalised.pixels.shape == (*size, 3)
+
+
+@pytest.mark.parametrize(
+    ("keys", "size", "valid"),
+    [
+        ({"resize_width": 224, "resize_height": 200}, Extent(200, 224), Extent(200, 224)),
+        ({"resize_width": 224, "resize_height": 200, "max_size": [0, 50]}, Extent(50, 224), UNKNOWN),
+        ({"resize_longer": 128}, Extent(128, 128), UNKNOWN),
+        ({"resize_width": 64, "scaling_mode": "STRETCH"}, Extent(None, 64), UNKNOWN),
+    ],
+)
+def test_size_for_images_of_unknown_size(keys: dict[str, Any], size: Extent, valid: Extent) -> None:
+    assert make("resize", **keys).extent(UNKNOWN) == ResultExtent(size, valid)
+
+
+def test_a_side_that_is_kept_is_that_of_the_whole_image_where_it_is_padded() -> None:
+    image = Image(picture(30, 40), 20, 25)
+    stretched = make("resize", resize_width=10, scaling_mode="STRETCH").run(image, as_float=False)
+    assert stretched.pixels.shape == (30, 10, 3)
+    assert (stretched.valid_height, stretched.valid_width) == (20, 10)
+    assert not stretched.pixels[20:].any()
+
+
+def test_linear_is_the_resize_of_the_servers_json() -> None:
+    pixels = picture(33, 47)
+    ours = make("resize", resize_width=20, resize_height=21, antialias=False)
+    json = OPERATIONS["Resize"](dest_width=20, dest_height=21)  # type: ignore[call-arg]
+    for as_float in (False, True):
+        np.testing.assert_array_equal(result(ours, pixels, as_float), result(json, pixels, as_float))
+
+
+@pytest.mark.parametrize("mirror", [0, 1, None])
+def test_resize_mirror_normalize_is_that_of_the_servers_json_and_mirrors_unless_told_not_to(mirror: int | None) -> None:
+    pixels = picture(33, 47)
+    keys: dict[str, Any] = {"mean": [100, 110, 120], "std": [20, 30, 40]}
+    ours = make(
+        "resize_mirror_normalize",
+        resize_width=24,
+        resize_height=16,
+        interpolation_type="CUBIC",
+        **keys,
+        **({} if mirror is None else {"mirror": mirror}),
+    )
+    json = make(
+        "ResizeMirrorNormalize",
+        dest_width=24,
+        dest_height=16,
+        mean=keys["mean"],
+        std_dev=keys["std"],
+        mirror=mirror != 0,
+    )
+    for as_float in (False, True):
+        np.testing.assert_array_equal(result(ours, pixels, as_float), result(json, pixels, as_float))
+
+
+@pytest.mark.parametrize(("height", "width"), [(5, 7), (20, 33), (41, 90)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_nearest_is_the_pixel_that_holds_the_middle(height: int, width: int, channels: int) -> None:
+    pixels = picture(17, 29, channels)
+    operation = make(
+        "resize", channels, resize_width=width, resize_height=height, interpolation_type="NEAREST_NEIGHBOR"
+    )
+    given = result(operation, pixels)
+    for row, column in np.ndindex(height, width):
+        source = pixels[math.floor((row + 0.5) * 17 / height), math.floor((column + 0.5) * 29 / width)]
+        np.testing.assert_array_equal(given[row, column], source)
+    np.testing.assert_array_equal(result(operation, pixels, as_float=True), given)
+
+
+def cubic(x: float) -> float:
+    x = abs(x)
+    return 1.5 * x**3 - 2.5 * x**2 + 1 if x <= 1 else -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2 if x < 2 else 0
+
+
+def lanczos(x: float) -> float:
+    return 0 if abs(x) >= 3 else sinc(x) * sinc(x / 3)
+
+
+def sinc(x: float) -> float:
+    return 1 if x == 0 else math.sin(math.pi * x) / (math.pi * x)
+
+
+def gaussian(x: float) -> float:
+    return math.exp(-4 * x * x)
+
+
+def triangular(x: float) -> float:
+    return max(1 - abs(x), 0)
+
+
+KERNELS: dict[str, tuple[Callable[[float], float], float, bool]] = {
+    "CUBIC": (cubic, 2, False),
+    "LANCZOS": (lanczos, 3, True),
+    "GAUSSIAN": (gaussian, 1, True),
+    "TRIANGULAR": (triangular, 1, True),
+}
+
+
+def weights(source_size: int, size: int, kernel: str) -> Array:
+    """size x source_size: how much of each source pixel is in each of the result."""
+    function, reach, widens = KERNELS[kernel]
+    ratio = source_size / size
+    scale = ratio if widens and ratio > 1 else 1.0
+    radius = float(np.float32(reach * scale))
+    table = np.zeros((size, source_size))
+    for place in range(size):
+        middle = (place + 0.5) * ratio - 0.5
+        first = math.ceil(middle - radius)
+        shares = [function((first + tap - middle) / scale) for tap in range(math.ceil(2 * radius))]
+        for tap, share in enumerate(shares):
+            table[place, min(max(first + tap, 0), source_size - 1)] += share / sum(shares)
+    return table
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("height", "width"), [(34, 58), (8, 14), (40, 12), (23, 31)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_weighted_interpolations(kernel: str, height: int, width: int, channels: int) -> None:
+    pixels = picture(23, 31, channels)
+    exact = np.einsum(
+        "hs,wt,stc->hwc", weights(23, height, kernel), weights(31, width, kernel), pixels.astype(np.float64)
+    )
+    operation = make(
+        "resize",
+        channels,
+        resize_width=width,
+        resize_height=height,
+        interpolation_type=f"{kernel}_INTERPOLATION",
+    )
+    np.testing.assert_allclose(result(operation, pixels, as_float=True), exact, atol=0.01)
+    assert_rounded(result(operation, pixels), exact, error=0.01)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_an_even_picture_stays_even(kernel: str) -> None:
+    pixels = np.full((13, 19, 3), 201, dtype=np.uint8)
+    operation = make("resize", resize_width=8, resize_height=30, interpolation_type=kernel)
+    assert (result(operation, pixels) == 201).all()
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({}, "the size must be given in one way"),
+        ({"resize_width": 3, "resize_longer": 3}, "the size must be given in one way"),
+        ({"resize_longer": 3, "resize_shorter": 3}, "the size must be given in one way"),
+        ({"resize_width": 3, "max_size": [1, 2, 3]}, r"a list of 0, 1 or 2 sizes in pixels, \[width, height\], not"),
+        ({"resize_width": 3, "max_size": [-1]}, r"\[width, height\], each a size in pixels"),
+        ({"resize_width": 3, "scaling_mode": "MIN_MAX"}, 'one of "DEFAULT", "STRETCH"'),
+        ({"resize_width": 3, "interpolation_type": "AREA"}, 'one of "LINEAR", "NEAREST_NEIGHBOR", "CUBIC"'),
+        ({"resize_width": 3, "dest_width": 3}, "unknown key 'dest_width'"),
+    ],
+)
+@pytest.mark.parametrize("name", ["resize", "resize_mirror_normalize"])
+def test_wrong_keys_are_told(name: str, keys: dict[str, Any], text: str) -> None:
+    with pytest.raises(PipelineError, match=text):
+        make(name, **keys)
