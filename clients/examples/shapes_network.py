@@ -108,6 +108,10 @@ def write_onnx(network: ShapesNetwork, path: Path) -> None:
         dynamic_axes={name: {0: "n"} for name in ("IMAGE", *names)},
     )
     model = onnx.load(path)
+    for output, stride in zip(model.graph.output, STRIDES, strict=True):
+        sides = (INPUT_SIZE // stride, INPUT_SIZE // stride, len(ANCHORS[0]), VALUES)
+        for dimension, size in zip(output.type.tensor_type.shape.dim[1:], sides, strict=True):
+            dimension.dim_value = size
     metadata: dict[str, Any] = {
         "labels": ", ".join(LABELS),
         "strides": json.dumps(STRIDES),

@@ -18,6 +18,8 @@ Array = np.ndarray[Any, Any]
 
 _BOX_VALUES = 5
 """The values in front of the classes' probabilities: x, y, width, height, object."""
+_BLOCK = 128
+"""So many candidates, best first, are compared with each other at once; mostly the first block is enough."""
 _LARGEST_EXPONENT = 20.0
 """A raw width or height beyond it means a box far larger than any image; its exponential would overflow later on."""
 
@@ -136,26 +138,31 @@ def suppress(found: Detections, iou_threshold: float, max_boxes: int) -> Detecti
 
     Of equal scores the first one counts as the best.
     """
-    remaining = found[np.argsort(-found.scores, kind="stable")]
-    areas = _areas(remaining.boxes)
-    kept = []
-    while len(remaining.scores) and len(kept) < max_boxes:
-        kept.append(remaining[np.array([0])])
-        best = remaining.boxes[0]
-        low = np.maximum(remaining.boxes[:, :2], best[:2])
-        high = np.minimum(remaining.boxes[:, 2:], best[2:])
-        common = np.maximum(high - low, 0).prod(axis=1)
-        overlaps = common > iou_threshold * (areas + areas[0] - common)
-        stays = ~(overlaps & (remaining.classes == remaining.classes[0]))
-        stays[0] = False
-        remaining, areas = remaining[stays], areas[stays]
-    if not kept:
-        return remaining[np.zeros(0, dtype=np.int64)]
-    return Detections(
-        np.concatenate([one.boxes for one in kept]),
-        np.concatenate([one.scores for one in kept]),
-        np.concatenate([one.classes for one in kept]),
-    )
+    order = np.argsort(-found.scores, kind="stable")
+    kept = order[:0]
+    for start in range(0, len(order), _BLOCK):
+        block = order[start : start + _BLOCK]
+        block = block[~_overlap(found[block], found[kept], iou_threshold).any(axis=1)]
+        clashes = _overlap(found[block], found[block], iou_threshold)
+        stays = np.ones(len(block), dtype=bool)
+        for index in range(len(block)):
+            if stays[index]:
+                stays[index + 1 :] &= ~clashes[index, index + 1 :]
+        kept = np.concatenate([kept, block[stays]])
+        if len(kept) >= max_boxes:
+            break
+    return found[kept[:max_boxes]]
+
+
+def _overlap(left: Detections, right: Detections, iou_threshold: float) -> Array:
+    """Bool [left, right]: whether two boxes are of one class and overlap more than the threshold."""
+    first, second = left.boxes[:, np.newaxis], right.boxes[np.newaxis]
+    widths = np.minimum(first[..., 2], second[..., 2]) - np.maximum(first[..., 0], second[..., 0])
+    heights = np.minimum(first[..., 3], second[..., 3]) - np.maximum(first[..., 1], second[..., 1])
+    common = np.maximum(widths, 0) * np.maximum(heights, 0)
+    union = _areas(left.boxes)[:, np.newaxis] + _areas(right.boxes) - common
+    overlaps: Array = (common > iou_threshold * union) & (left.classes[:, np.newaxis] == right.classes)
+    return overlaps
 
 
 def _input_size(heads: Sequence[Array], geometries: Sequence[HeadGeometry]) -> tuple[int, int]:

@@ -1,0 +1,222 @@
+"""Heads -> boxes, against formulas written out cell by cell and OpenCV's suppression."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.slow_yolo import opencv_suppress, slow_decode
+
+ANCHORS = (
+    ((12, 16), (19, 36), (40, 28)),
+    ((36, 75), (76, 55), (72, 146)),
+    ((142, 110), (192, 243), (459, 401)),
+)
+STRIDES, XY_SCALES = (8, 16, 32), (1.2, 1.1, 1.05)
+
+
+@pytest.fixture
+def geometries(yolo):
+    return [yolo.HeadGeometry(*each) for each in zip(STRIDES, ANCHORS, XY_SCALES, strict=True)]
+
+
+def random_heads(seed, input_size=416, classes=80):
+    """As a network gives them: raw boxes, probabilities of which few are high."""
+    random = np.random.default_rng(seed)
+    heads = []
+    for stride in STRIDES:
+        side = input_size // stride
+        raw = random.normal(0, 1, (side, side, 3, 4))
+        probabilities = random.random((side, side, 3, 1 + classes)) ** 4
+        heads.append(np.concatenate([raw, probabilities], axis=-1).astype(np.float32))
+    return heads
+
+
+def made_of(yolo, found):
+    scores, classes, boxes = ([entry[place] for entry in found] for place in range(3))
+    return yolo.Detections(
+        np.array(boxes, dtype=np.float32).reshape(-1, 4),
+        np.array(scores, dtype=np.float32),
+        np.array(classes, dtype=np.int32),
+    )
+
+
+def assert_same(detections, found, tolerance=1e-3):
+    assert len(detections.scores) == len(found)
+    np.testing.assert_allclose(detections.scores, [score for score, _, _ in found], rtol=1e-5)
+    np.testing.assert_array_equal(detections.classes, [number for _, number, _ in found])
+    boxes = np.array([box for _, _, box in found]).reshape(-1, 4)
+    np.testing.assert_allclose(detections.boxes, boxes, rtol=1e-4, atol=tolerance)
+
+
+def random_boxes(seed, count, classes=3, whole=False):
+    random = np.random.default_rng(seed)
+    corners = random.uniform(0, 80, (count, 2))
+    boxes = np.concatenate([corners, corners + random.uniform(1, 40, (count, 2))], axis=1)
+    if whole:
+        boxes = np.stack([np.floor(boxes[:, 0]), np.floor(boxes[:, 1]), np.ceil(boxes[:, 2]), np.ceil(boxes[:, 3])], 1)
+    scores = random.integers(1, 20, count) / 20 if whole else random.uniform(0.05, 1, count)
+    rows = zip(scores, random.integers(0, classes, count), boxes.astype(np.float32), strict=True)
+    return [(float(np.float32(score)), int(number), tuple(map(float, box))) for score, number, box in rows]
+
+
+@pytest.mark.parametrize("head", range(3))
+@pytest.mark.parametrize("threshold", [0.1, 0.5])
+def test_decoding_follows_the_formulas(yolo, geometries, head, threshold):
+    values = random_heads(head, input_size=128, classes=7)[head]
+    found = slow_decode(values, geometries[head], threshold)
+    assert len(found) > 3
+    assert_same(yolo.decode(values, geometries[head], threshold), found)
+
+
+def test_the_whole_way_follows_the_formulas_and_opencv(yolo, geometries):
+    heads = random_heads(5)
+    thresholds = yolo.Thresholds(score=0.5, iou=0.213, max_boxes=10_000)
+    found = [entry for head, each in zip(heads, geometries, strict=True) for entry in slow_decode(head, each, 0.5)]
+    scale_x, scale_y = 640 / 416, 300 / 416
+    limits = (640, 300)
+    placed = []
+    for score, number, (x1, y1, x2, y2) in found:
+        corners = (x1 * scale_x, y1 * scale_y, x2 * scale_x, y2 * scale_y)
+        box = tuple(min(max(side, 0.0), limits[index % 2]) for index, side in enumerate(corners))
+        placed.append((score, number, box))
+    expected = opencv_suppress(placed, 0.213)
+    assert 100 < len(expected) < len(found)
+    assert_same(yolo.detect(heads, geometries, yolo.Resize.STRETCH, (300, 640), thresholds), expected, tolerance=0.02)
+
+
+@pytest.mark.parametrize("iou", [0.0, 0.213, 0.5, 0.9])
+@pytest.mark.parametrize("seed", range(5))
+def test_suppression_is_opencv_s(yolo, seed, iou):
+    found = random_boxes(seed, 120)
+    assert_same(yolo.suppress(made_of(yolo, found), iou, 1000), opencv_suppress(found, iou))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_of_equal_scores_the_first_is_the_best(yolo, seed):
+    found = random_boxes(seed, 120, whole=True)
+    assert len({score for score, _, _ in found}) < 20
+    assert_same(yolo.suppress(made_of(yolo, found), 0.3, 1000), opencv_suppress(found, 0.3))
+
+
+def test_an_overlap_of_just_the_threshold_stays(yolo):
+    found = [(0.9, 0, (0.0, 0.0, 10.0, 10.0)), (0.8, 0, (0.0, 0.0, 10.0, 5.0))]
+    assert_same(yolo.suppress(made_of(yolo, found), 0.5, 10), found)
+    assert_same(yolo.suppress(made_of(yolo, found), 0.499, 10), found[:1])
+
+
+def test_the_same_box_thrice_is_one_unless_the_classes_differ(yolo):
+    box = (3.0, 4.0, 50.0, 60.0)
+    assert_same(yolo.suppress(made_of(yolo, [(0.5, 1, box), (0.7, 1, box), (0.6, 1, box)]), 0.5, 10), [(0.7, 1, box)])
+    three = [(0.7, 2, box), (0.6, 0, box), (0.5, 1, box)]
+    assert_same(yolo.suppress(made_of(yolo, three), 0.5, 10), three)
+
+
+def test_the_best_boxes_are_given_where_there_are_too_many(yolo):
+    found = random_boxes(3, 200)
+    everything = opencv_suppress(found, 0.4)
+    assert len(everything) > 20
+    assert_same(yolo.suppress(made_of(yolo, found), 0.4, 20), everything[:20])
+
+
+def test_every_one_of_10647_boxes(yolo, geometries):
+    """What an untrained network gives: everything is somewhat probable."""
+    heads = random_heads(11)
+    for head in heads:
+        head[..., 4:] = 0.55 + head[..., 4:] * 0.4
+    thresholds = yolo.Thresholds(score=0.25, iou=0.213, max_boxes=100)
+    detections = yolo.detect(heads, geometries, yolo.Resize.STRETCH, (416, 416), thresholds)
+    assert detections.boxes.shape == (100, 4)
+    candidates = [yolo.decode(head, each, 0.25) for head, each in zip(heads, geometries, strict=True)]
+    assert sum(len(part.scores) for part in candidates) == 10_647
+    found = []
+    for part in candidates:
+        clipped = part.boxes.clip(0, 416)
+        rows = zip(part.scores, part.classes, clipped, strict=True)
+        found += [(float(score), int(number), tuple(map(float, box))) for score, number, box in rows]
+    assert_same(detections, opencv_suppress(found, 0.213)[:100])
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.39])
+def test_nothing_is_found_below_the_threshold(yolo, geometries, probability):
+    heads = random_heads(2)
+    for head in heads:
+        head[..., 4:] = probability
+    thresholds = yolo.Thresholds(score=0.16, iou=0.5, max_boxes=100)
+    detections = yolo.detect(heads, geometries, yolo.Resize.STRETCH, (50, 60), thresholds)
+    assert detections.boxes.shape == (0, 4)
+    assert detections.scores.shape == detections.classes.shape == (0,)
+    assert (detections.boxes.dtype, detections.classes.dtype) == (np.float32, np.int32)
+
+
+def test_wild_values_do_no_harm(yolo, geometries):
+    heads = random_heads(2)
+    for head in heads:
+        head[..., 4:] *= 0.5
+    heads[0][5, 6, 1] = [0, 0, 800, 900, 0.99, *([0.99] * 80)]
+    heads[1][3, 3, 0] = [np.nan, 0, 0, 0, 0.99, *([0.99] * 80)]
+    heads[2][1, 1, 2] = [0, 0, 0, 0, np.nan, *([np.nan] * 80)]
+    heads[2][2, 2, 2] = [-900, 900, -900, -900, 0.98, *([0.98] * 80)]
+    thresholds = yolo.Thresholds(score=0.9, iou=0.5, max_boxes=100)
+    with np.errstate(over="raise"):
+        detections = yolo.detect(heads, geometries, yolo.Resize.STRETCH, (50, 60), thresholds)
+    assert np.isfinite(detections.boxes).all()
+    assert np.isfinite(detections.scores).all()
+    # The giant covers the image; what is no box, or smaller than any number, is none.
+    np.testing.assert_array_equal(detections.boxes[0], [0, 0, 60, 50])
+
+
+@pytest.mark.parametrize("resize", ["stretch", "not_larger", "letterbox"])
+@pytest.mark.parametrize("size", [(300, 640), (640, 300), (416, 416), (33, 1000)])
+def test_boxes_come_back_through_the_resize(yolo, resize, size):
+    """A box of the original, drawn into the network's input as the pipeline would, is found where it was."""
+    height, width = size
+    original = np.array([[0.1 * width, 0.2 * height, 0.6 * width, 0.9 * height]])
+    factors = np.array([416 / width, 416 / height])
+    margin = np.zeros(2)
+    if resize != "stretch":
+        factors[:] = 416 / max(size)
+    if resize == "letterbox":
+        margin = np.array([(416 - width * factors[0]) / 2, (416 - height * factors[1]) / 2])
+    seen = original * np.tile(factors, 2) + np.tile(margin, 2)
+    found = made_of(yolo, [(0.5, 0, tuple(seen[0]))])
+    placed = yolo.place(found, yolo.Resize(resize), (416, 416), size)
+    np.testing.assert_allclose(placed.boxes, original, rtol=1e-4)
+
+
+def test_boxes_are_cut_at_the_image_and_left_out_beyond_it(yolo):
+    found = made_of(yolo, [(0.9, 0, (-10, -20, 30, 430)), (0.8, 1, (420, 10, 450, 20)), (0.7, 2, (10, 300, 20, 310))])
+    placed = yolo.place(found, yolo.Resize.NOT_LARGER, (416, 416), (104, 208))
+    # At a scale of 2 the image takes the upper half: the third box lies in the empty lower one.
+    np.testing.assert_allclose(placed.boxes, [[0, 0, 15, 104]])
+    np.testing.assert_array_equal(placed.classes, [0])
+
+
+def test_mirroring_the_heads_mirrors_the_boxes(yolo, geometries):
+    heads = random_heads(8)
+    mirrored = [head[:, ::-1].copy() for head in heads]
+    for head in mirrored:
+        head[..., 0] *= -1
+    thresholds = yolo.Thresholds(score=0.6, iou=0.213, max_boxes=1000)
+    straight = yolo.detect(heads, geometries, yolo.Resize.STRETCH, (200, 500), thresholds)
+    turned = yolo.detect(mirrored, geometries, yolo.Resize.STRETCH, (200, 500), thresholds)
+    assert len(straight.scores) > 20
+    back = turned.boxes[:, [2, 1, 0, 3]] * [-1, 1, -1, 1] + [500, 0, 500, 0]
+    np.testing.assert_allclose(back, straight.boxes, atol=0.01)
+    np.testing.assert_array_equal(turned.classes, straight.classes)
+
+
+def test_the_order_of_the_candidates_does_not_matter(yolo):
+    found = random_boxes(4, 150)
+    backwards = yolo.suppress(made_of(yolo, found[::-1]), 0.3, 1000)
+    assert_same(backwards, opencv_suppress(found, 0.3))
+
+
+def test_heads_that_do_not_belong_together_are_told(yolo, geometries):
+    thresholds = yolo.Thresholds(score=0.5, iou=0.5, max_boxes=10)
+    heads = random_heads(1)
+    with pytest.raises(ValueError, match=r"inputs of different sizes .*\(416, 416\), \(832, 832\)"):
+        yolo.detect([heads[0], heads[0], heads[2]], geometries, yolo.Resize.STRETCH, (5, 5), thresholds)
+    with pytest.raises(ValueError, match=r"head 1 must have shape \[rows, columns, 3, 5 \+ classes\], got \[26, 26, 2"):
+        yolo.detect([heads[0], heads[1][:, :, :2], heads[2]], geometries, yolo.Resize.STRETCH, (5, 5), thresholds)
+    with pytest.raises(ValueError, match=r"height and width of the original image, got \[0, 7\]"):
+        yolo.detect(heads, geometries, yolo.Resize.STRETCH, (0, 7), thresholds)
