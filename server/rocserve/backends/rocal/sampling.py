@@ -13,7 +13,7 @@ does it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -28,6 +28,9 @@ _VECTOR_WIDTH = 8
 _ERROR = 1e-5
 """How far a level of OpenCV's is from RPP's at most, for each pixel of the source's longer side: both keep places in 32
 bits, which the larger they are the coarser they are."""
+
+_CLOSE_TO_MEAN = 5.0
+"""Grey levels. Farther from the mean, OpenCV's error is hardly ever more than a thousandth of the result."""
 
 _BLOCK = 1 << 15
 _PLACES = 1 << 12
@@ -56,9 +59,19 @@ class Scaling:
         return levels
 
 
-def resize_to_floats(pixels: Pixels, width: int, height: int, mirror: bool = False) -> Pixels:
-    """Grey levels as the FP32 kernel finds them: FP32, `height` x `width` x channels."""
-    return _bilinear(pixels.astype(np.float32), width, height, mirror)
+def resize_to_floats(
+    pixels: Pixels, width: int, height: int, mirror: bool = False, scaling: Scaling | None = None
+) -> Pixels:
+    """The FP32 kernel's result, `height` x `width` x channels, mirrored left to right where asked for."""
+    results = _bilinear(pixels.astype(np.float32), width, height, mirror)
+    if scaling is not None:
+        scaling.apply(results)
+        if np.any(scaling.mean):
+            # Where a level is close to the mean, OpenCV's error is no longer small against the result.
+            limit = _CLOSE_TO_MEAN * float(np.max(np.abs(scaling.factor)))
+            grid = _Grid(pixels, width, height, mirror, for_bytes=False)
+            _reckon_anew(results, grid, scaling, _places_where(results, lambda block: np.abs(block) < limit))
+    return results
 
 
 def resize_to_bytes(
@@ -69,7 +82,7 @@ def resize_to_bytes(
     if source.shape[0] > 1:
         source[-1] = source[-2]
     results = _bilinear(source, width, height, mirror)
-    grid = _Grid(pixels, width, height, mirror)
+    grid = _Grid(pixels, width, height, mirror, for_bytes=True)
     columns = grid.columns_unlike_opencv
     if len(columns):
         channels = results.shape[2]
@@ -93,16 +106,16 @@ def with_channels(pixels: Pixels) -> Pixels:
 
 
 class _Grid:
-    """Where the UINT8 kernel finds each destination pixel, and its levels there, in its own arithmetic.
+    """Where a kernel of RPP's finds each destination pixel, and its levels there, in its own arithmetic.
 
     A row of an image is a row of numbers here, with the channels of a pixel beside each other.
     """
 
-    def __init__(self, pixels: Pixels, width: int, height: int, mirror: bool) -> None:
+    def __init__(self, pixels: Pixels, width: int, height: int, mirror: bool, for_bytes: bool) -> None:
         source_height, source_width, channels = pixels.shape
         self.longer_side = max(source_height, source_width)
         self._numbers = np.ascontiguousarray(pixels).reshape(-1)
-        last_row, last_column = max(source_height - 2, 0), max(source_width - 2, 0)
+        last_row, last_column = (max(side - (2 if for_bytes else 1), 0) for side in (source_height, source_width))
         rows, self._tops, self._bottoms = _places(source_height, height)
         columns, lefts, rights = _places(source_width, width)
         if mirror:
@@ -110,7 +123,7 @@ class _Grid:
         row_length = source_width * channels
         self._top_rows = np.clip(rows, 0, last_row) * row_length
         self._bottom_rows = np.clip(rows + 1, 0, last_row) * row_length
-        is_scalar = np.arange(width) >= width - width % _VECTOR_WIDTH
+        is_scalar = np.arange(width) >= (width - width % _VECTOR_WIDTH if for_bytes else width)
         is_last = columns >= last_column
         left_columns = np.clip(columns, 0, np.where(is_scalar, last_column, source_width - 1))
         right_columns = np.where(is_last, left_columns, columns + 1)
@@ -125,7 +138,7 @@ class _Grid:
     def levels(self, rows: Pixels, columns: Pixels) -> Pixels:
         """The levels at these places, of indices that numpy broadcasts, the columns counted in numbers; FP32.
 
-        In the scalar loop's columns they are cut off to whole numbers.
+        In the UINT8 kernel's last columns they are cut off to whole numbers.
         """
         top, bottom, left, right = self._tops[rows], self._bottoms[rows], self._lefts[columns], self._rights[columns]
         top_row, bottom_row = self._top_rows[rows], self._bottom_rows[rows]
@@ -154,30 +167,35 @@ def _settle(results: Pixels, grid: _Grid, scaling: Scaling | None) -> None:
     error = _ERROR * grid.longer_side
     if scaling is not None:
         error *= float(np.max(np.abs(scaling.factor)))
-    numbers = results.reshape(-1)
-    row_length, channels = results[0].size, results.shape[2]
-    close = _close_to_halves(numbers, error)
-    # In blocks, too: what exceeds the cache, and the sizes that the allocator keeps, is several times slower.
-    for start in range(0, len(close), _PLACES):
-        places = close[start : start + _PLACES]
-        rows = places // row_length
-        columns = places - rows * row_length
-        levels = grid.levels(rows, columns)
-        if scaling is not None:
-            levels = (levels - scaling.mean[columns % channels]) * scaling.factor[columns % channels]
-        numbers[places] = levels
 
-
-def _close_to_halves(numbers: Pixels, error: float) -> Pixels:
-    """The places of the numbers that lie so close to the middle between two whole numbers."""
-    found = []
-    for start in range(0, len(numbers), _BLOCK):
-        block = numbers[start : start + _BLOCK]
+    def is_close_to_a_half(block: Pixels) -> Pixels:
         distances = np.rint(block)
         np.subtract(block, distances, out=distances)
         np.abs(distances, out=distances)
-        found.append(np.flatnonzero(distances > 0.5 - error) + start)
-    return np.concatenate(found)
+        return np.greater(distances, 0.5 - error)
+
+    _reckon_anew(results, grid, scaling, _places_where(results, is_close_to_a_half))
+
+
+def _places_where(results: Pixels, condition: Callable[[Pixels], Pixels]) -> Pixels:
+    """The places of the numbers that fulfil it, looked at in blocks that stay in the cache."""
+    numbers = results.reshape(-1)
+    starts = range(0, len(numbers), _BLOCK)
+    return np.concatenate([np.flatnonzero(condition(numbers[start : start + _BLOCK])) + start for start in starts])
+
+
+def _reckon_anew(results: Pixels, grid: _Grid, scaling: Scaling | None, places: Pixels) -> None:
+    numbers = results.reshape(-1)
+    row_length, channels = results[0].size, results.shape[2]
+    # In blocks, too: what exceeds the cache, and the sizes that the allocator keeps, is several times slower.
+    for start in range(0, len(places), _PLACES):
+        some = places[start : start + _PLACES]
+        rows = some // row_length
+        columns = some - rows * row_length
+        levels = grid.levels(rows, columns)
+        if scaling is not None:
+            levels = (levels - scaling.mean[columns % channels]) * scaling.factor[columns % channels]
+        numbers[some] = levels
 
 
 def _places(source_size: int, size: int) -> tuple[Pixels, Pixels, Pixels]:

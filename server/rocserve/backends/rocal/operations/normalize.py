@@ -41,9 +41,8 @@ class ResizeMirrorNormalize(Resizing):
     def run(self, image: Image, as_float: bool) -> Image:
         source = image.valid
         width, height = self._stretched_size(source)
-        if as_float:
-            return Image.whole(self._scaling.apply(resize_to_floats(source, width, height, self.mirror)))
-        return Image.whole(resize_to_bytes(source, width, height, self.mirror, self._scaling))
+        stretch = resize_to_floats if as_float else resize_to_bytes
+        return Image.whole(stretch(source, width, height, self.mirror, self._scaling))
 
     def extent(self, source: Extent) -> ResultExtent:
         size = self._stretched_extent(source)
