@@ -172,7 +172,8 @@ def _settle(results: Pixels, grid: _Grid, scaling: Scaling | None) -> None:
         distances = np.rint(block)
         np.subtract(block, distances, out=distances)
         np.abs(distances, out=distances)
-        return np.greater(distances, 0.5 - error)
+        close: Pixels = distances > 0.5 - error
+        return close
 
     _reckon_anew(results, grid, scaling, _places_where(results, is_close_to_a_half))
 
