@@ -13,9 +13,9 @@ import psutil
 
 from benchmarks.bare_ensemble import write_steps
 from benchmarks.cases import Case
-from benchmarks.digits import INPUT, OUTPUT, ROOT, DigitsEnsemble
 from benchmarks.probe import WrongAnswer
 from benchmarks.ratios import Measurement
+from benchmarks.sample_ensemble import ROOT, SampleEnsemble
 
 WARM_UP_SECONDS = 0.5
 
@@ -29,17 +29,21 @@ class BareContender:
 
     name = "bare"
 
-    def __init__(self, digits: DigitsEnsemble, folder: Path) -> None:
+    def __init__(self, model: SampleEnsemble, folder: Path) -> None:
         """`folder` is for what the process reads."""
-        self._digits = digits
-        self._steps_file = folder / "bare-steps.pickle"
+        self._model = model
+        self._steps_file = folder / f"bare-{model.group}-steps.pickle"
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
-        write_steps(self._digits.steps(), self._steps_file)
-        command = [sys.executable, "-m", "benchmarks.bare_loop", str(self._steps_file), str(self._digits.image)]
+        write_steps(self._model.steps(), self._steps_file)
+        command = [sys.executable, "-m", "benchmarks.bare_loop", str(self._steps_file), str(self._model.image)]
         self._process = subprocess.Popen(
-            [*command, INPUT, OUTPUT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+            [*command, self._model.input, self._model.output],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
         )
         return self
 
@@ -54,17 +58,17 @@ class BareContender:
         self.measure(case, WARM_UP_SECONDS)
 
     def measure(self, case: Case, seconds: float) -> Measurement:
-        """Raises WrongAnswer when the loop ended or gave another label."""
+        """Raises WrongAnswer when the loop ended or gave another answer."""
         assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
-        batch_size = min(case.connections * case.streams, self._digits.max_batch_size)
+        batch_size = min(case.connections * case.streams, self._model.max_batch_size)
         self._process.stdin.write(f"{batch_size} {seconds}\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
             raise WrongAnswer("the bare loop ended; its error is above")
         result = json.loads(line)
-        if result["answer"] != self._digits.label:
-            raise WrongAnswer(f"the bare loop says {result['answer']} for {self._digits.image.name}")
+        if not self._model.accepts(result["answer"]):
+            raise WrongAnswer(f"the bare loop says {result['answer']} for {self._model.image.name}")
         return Measurement(result["images"] / result["seconds"])
 
     def cpu_seconds(self) -> float:

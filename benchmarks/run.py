@@ -1,4 +1,4 @@
-"""The command of the benchmarks: `python -m benchmarks [--only add_sub,identity,digits] [--rounds N] ...`."""
+"""The command of the benchmarks: `python -m benchmarks [--only add_sub,identity,digits,resnet50] [--rounds N] ...`."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from benchmarks.bare_contender import BareContender
 from benchmarks.cases import Case, add_sub_cases, identity_cases
 from benchmarks.comparison import Comparison, compare
 from benchmarks.contenders import Contender, ServedContender
-from benchmarks.digits import DigitsEnsemble, load_digits
+from benchmarks.digits import load_digits
 from benchmarks.load_generator import LoadFailed, h2load_program
 from benchmarks.machine import machine_facts
 from benchmarks.models import add_sub, identity
 from benchmarks.probe import WrongAnswer
+from benchmarks.resnet50 import load_resnet50
 from benchmarks.rocserve_peer import rocserve_server
+from benchmarks.sample_ensemble import SampleEnsemble
 from benchmarks.server_process import ServerFailed, ServerProcess, free_port
 from benchmarks.table import render
 from benchmarks.triton_peer import TritonPeer, TritonUnavailable, default_cache_folder, provision
 from rocserve.core.errors import ServeError
 
-GROUPS = ("add_sub", "identity", "digits")
+GROUPS = ("add_sub", "identity", "digits", "resnet50")
 RESULTS = Path(__file__).resolve().parent / "results"
 SUBJECT = "rocserve"
 NOISE_SUBJECT = "triton again"
@@ -103,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(options: argparse.Namespace, triton: TritonPeer | None, folder: Path) -> list[Comparison]:
     """Start the contenders in `folder`, measure every case of the chosen groups, end them."""
-    models, cases = choose(options.groups)
+    models, cases = choose(options.groups, folder)
     if options.noise:
         cases = [replace(case, targets=()) for case in cases]
     with ExitStack() as stack:
@@ -112,13 +114,15 @@ def measure(options: argparse.Namespace, triton: TritonPeer | None, folder: Path
             served = ServedContender(stack.enter_context(server), folder)
             stack.callback(served.close)
             contenders.append(served)
-        bare = [
-            stack.enter_context(BareContender(model, folder)) for model in models if isinstance(model, DigitsEnsemble)
-        ]
+        bare = {
+            model.group: stack.enter_context(BareContender(model, folder))
+            for model in models
+            if isinstance(model, SampleEnsemble)
+        }
         return [
             compare(
                 case,
-                [*contenders, *bare] if case.group == "digits" else contenders,
+                [*contenders, bare[case.group]] if case.group in bare else contenders,
                 options.rounds,
                 options.seconds,
                 progress,
@@ -127,8 +131,8 @@ def measure(options: argparse.Namespace, triton: TritonPeer | None, folder: Path
         ]
 
 
-def choose(groups: Sequence[str]) -> tuple[list[Model], list[Case]]:
-    """The models and cases of some groups."""
+def choose(groups: Sequence[str], folder: Path) -> tuple[list[Model], list[Case]]:
+    """The models and cases of some groups; `folder` is for what is made for them."""
     models: list[Model] = []
     cases: list[Case] = []
     if "add_sub" in groups:
@@ -141,6 +145,12 @@ def choose(groups: Sequence[str]) -> tuple[list[Model], list[Case]]:
         digits = load_digits()
         models.append(digits)
         cases += digits.cases()
+    if "resnet50" in groups:
+        made = folder / "resnet50-made"
+        made.mkdir()
+        classifier = load_resnet50(made)
+        models.append(classifier)
+        cases += classifier.cases()
     return models, cases
 
 

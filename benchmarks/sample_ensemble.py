@@ -1,0 +1,174 @@
+"""An ensemble of the sample repository, JPEG bytes to an answer: served, bare, and as a twin inside Triton.
+
+Triton's wheel has no backend for it but the Python one. The twin is therefore a single Python model that makes the
+same engine calls as rocserve's members do (rocserve's rocAL CPU engine, ONNX Runtime) on whatever Triton's dynamic
+batcher gathers; the ratio shows the servers, not the engines.
+"""
+
+from __future__ import annotations
+
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from benchmarks.bare_ensemble import BareStep, image_batch, write_steps
+from benchmarks.cases import Case, Quantity, Target, infer_request
+from benchmarks.probe import Outputs
+from rocserve.backends.base import ModelSource
+from rocserve.backends.registry import discover_backends
+from rocserve.config.definition import ModelDefinition, find_model_file, read_model_definitions
+from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
+
+ROOT = Path(__file__).resolve().parents[1]
+REPOSITORY = ROOT / "model_repository"
+VERSION = 1
+
+TRITON_MODEL = """\
+import sys
+from pathlib import Path
+
+sys.path[:0] = {paths!r}
+
+import numpy
+import triton_python_backend_utils as pb_utils
+
+from benchmarks.bare_ensemble import BareEnsemble, read_steps
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.ensemble = BareEnsemble(read_steps(Path(__file__).parent / "steps.pickle"))
+
+    def execute(self, requests):
+        images = [pb_utils.get_input_tensor_by_name(request, {input!r}).as_numpy() for request in requests]
+        outputs = self.ensemble.run({{{input!r}: numpy.concatenate(images)}}, {outputs!r})
+        responses = []
+        row = 0
+        for image in images:
+            rows = slice(row, row + len(image))
+            row += len(image)
+            tensors = [pb_utils.Tensor(name, numpy.ascontiguousarray(array[rows])) for name, array in outputs.items()]
+            responses.append(pb_utils.InferenceResponse(output_tensors=tensors))
+        return responses
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleEnsemble(ABC):
+    """The ensemble and its members, each in its folder."""
+
+    ensemble: ModelDefinition
+    members: tuple[ModelDefinition, ...]
+    """In the order of the steps."""
+    image: Path
+    """A JPEG."""
+
+    group: ClassVar[str]
+    """What `--only` takes."""
+    input: ClassVar[str]
+    output: ClassVar[str]
+    """The output that shows whether an answer is right."""
+    concurrencies: ClassVar[tuple[int, ...]]
+    """Requests in flight at once, a case each."""
+
+    @abstractmethod
+    def accepts(self, answer: str) -> bool:
+        """Whether the first value of the output for the image is this, as the bare loop prints it."""
+
+    @abstractmethod
+    def check(self, outputs: Outputs) -> None:
+        """Raises AssertionError or KeyError when a server's outputs are not those of the image."""
+
+    @property
+    def max_batch_size(self) -> int:
+        return min(member.config.max_batch_size for member in self.members)
+
+    def steps(self) -> list[BareStep]:
+        """The members as the server would load them: same files, parameters and instance counts."""
+        return [
+            BareStep(engine_of(member), source_of(member), step.input_map, step.output_map)
+            for member, step in zip(self.members, self.ensemble.config.ensemble_steps, strict=True)
+        ]
+
+    def write_for_rocserve(self, repository: Path) -> None:
+        for definition in (self.ensemble, *self.members):
+            shutil.copytree(definition.folder, repository / definition.name)
+
+    def write_for_triton(self, repository: Path) -> None:
+        """One Python model with the ensemble's name, inputs and outputs."""
+        version = repository / self.ensemble.name / str(VERSION)
+        version.mkdir(parents=True)
+        outputs = [output.name for output in self.ensemble.config.outputs]
+        paths = [str(ROOT), str(ROOT / "server")]
+        (version / "model.py").write_text(TRITON_MODEL.format(paths=paths, input=self.input, outputs=outputs))
+        write_steps(self.steps(), version / "steps.pickle")
+        message = ModelConfig(
+            name=self.ensemble.name,
+            backend="python",
+            max_batch_size=self.max_batch_size,
+            input=self.ensemble.message.input,
+            output=self.ensemble.message.output,
+        )
+        for output in message.output:
+            output.ClearField("label_filename")
+        message.instance_group.add(kind=ModelInstanceGroup.KIND_CPU, count=1)
+        message.dynamic_batching.SetInParent()
+        (version.parent / "config.pbtxt").write_text(str(message))
+
+    def cases(self) -> list[Case]:
+        """One image a request, on one connection."""
+        message = infer_request(self.ensemble.name, {self.input: image_batch(self.image.read_bytes(), 1)})
+        return [
+            Case(
+                group=self.group,
+                title=f"{self.ensemble.name} ensemble, JPEG to {self.output.lower()}, concurrency {streams}",
+                model=self.ensemble.name,
+                dynamic_batching=None,
+                unit="images/s",
+                units_per_request=1.0,
+                connections=1,
+                streams=streams,
+                message=message,
+                check=self.check,
+                targets=(Target(Quantity.RATE, "bare", 0.95),),
+            )
+            for streams in self.concurrencies
+        ]
+
+
+def read_ensemble(name: str, folders: Mapping[str, Path]) -> tuple[ModelDefinition, tuple[ModelDefinition, ...]]:
+    """An ensemble and its members, as the server reads them; `folders`: of models that lie elsewhere than the sample
+    repository."""
+    registry = discover_backends()
+
+    def read(model: str) -> ModelDefinition:
+        (definition,) = read_model_definitions(folders.get(model, REPOSITORY / model), registry)
+        return definition
+
+    ensemble = read(name)
+    return ensemble, tuple(read(step.model_name) for step in ensemble.config.ensemble_steps)
+
+
+def engine_of(member: ModelDefinition) -> str:
+    assert member.backend is not None, "the ensemble's members are no ensembles"
+    return member.backend.engine
+
+
+def source_of(member: ModelDefinition) -> ModelSource:
+    """What the member's worker would be given."""
+    group = member.config.instance_groups[0]
+    version_folder = member.folder / str(VERSION)
+    return ModelSource(
+        name=member.name,
+        version=VERSION,
+        model_folder=member.folder,
+        version_folder=version_folder,
+        model_file=find_model_file(member, version_folder),
+        config=member.config,
+        instance_kind=group.kind,
+        device=None,
+        instance_count=group.count,
+    )
