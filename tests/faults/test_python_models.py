@@ -1,0 +1,263 @@
+"""Models whose requests stay open, hurt while they are: nobody waits for ever, nothing is left behind."""
+
+from __future__ import annotations
+
+import queue
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import tritonclient.grpc as triton
+from support.server import RocserveProcess, wait_until
+from tritonclient.utils import InferenceServerException
+
+STREAMS = 200
+
+CONFIG = """
+backend: "python"
+input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }
+"""
+DECOUPLED = CONFIG + "model_transaction_policy { decoupled: true }"
+
+# One response at once, the next when the file `release` turns up beside the repository, or an error once the client has
+# left. For each request it writes a file there.
+HELD = """
+import pathlib
+import threading
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.folder = pathlib.Path(__file__).parents[3]
+
+    def execute(self, requests):
+        for request in requests:
+            threading.Thread(target=self.hold, args=(request,), daemon=True).start()
+
+    def hold(self, request):
+        value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+        sender = request.get_response_sender()
+        sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)]))
+        (self.folder / f"held-{value[0]}").touch()
+        while not (self.folder / "release").exists() and not request.is_cancelled():
+            time.sleep(0.01)
+        if request.is_cancelled():
+            error = pb_utils.TritonError("nobody waits", pb_utils.TritonError.CANCELLED)
+            sender.send(pb_utils.InferenceResponse(error=error), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            return
+        sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value + 1)]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+CALLER = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            call = pb_utils.InferenceRequest(
+                model_name="held", requested_output_names=["OUT"], inputs=request.inputs()
+            )
+            last = None
+            for response in call.exec(decoupled=True):
+                if response.has_error():
+                    raise pb_utils.TritonModelException(response.error().message())
+                last = response if response.output_tensors() else last
+            responses.append(last)
+        return responses
+"""
+
+FLOOD = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            count = int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0])
+            sender = request.get_response_sender()
+            for number in range(count):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.full(1000, number, np.int32))]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+ECHO = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse(
+                [pb_utils.Tensor("OUT", pb_utils.get_input_tensor_by_name(request, "IN").as_numpy())]
+            )
+            for request in requests
+        ]
+"""
+
+
+def drop(repository: Path, name: str, model: str, config: str) -> None:
+    folder = repository / name
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(model)
+    (folder / "config.pbtxt").write_text(config)
+
+
+def tensor(value: int) -> triton.InferInput:
+    entry = triton.InferInput("IN", [1], "INT32")
+    entry.set_data_from_numpy(np.array([value], np.int32))
+    return entry
+
+
+class Stream:
+    """A client with a stream."""
+
+    def __init__(self, server: RocserveProcess) -> None:
+        self.client = server.client()
+        self.told: queue.Queue[tuple[Any, InferenceServerException | None]] = queue.Queue()
+        self.client.start_stream(lambda result, error: self.told.put((result, error)))
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.stop_stream(cancel_requests=True)
+        self.client.close()
+
+    def ask(self, model: str, value: int, **options: Any) -> None:
+        self.client.async_stream_infer(model, [tensor(value)], **options)
+
+    def value(self) -> int:
+        result, error = self.told.get(timeout=30)
+        assert error is None, error
+        return int(result.as_numpy("OUT")[0])
+
+    def error(self) -> str:
+        result, error = self.told.get(timeout=30)
+        assert error is not None, result
+        return str(error.message())
+
+
+def counters(client: triton.InferenceServerClient, model: str) -> tuple[int, int]:
+    """How many requests have succeeded, and failed."""
+    (row,) = client.get_inference_statistics(model).model_stats
+    return row.inference_stats.success.count, row.inference_stats.fail.count
+
+
+def worker_of(server: RocserveProcess, model: str) -> psutil.Process:
+    (worker,) = [worker for worker in server.workers() if worker.name() == f"rocserve:{model}"]
+    return worker
+
+
+def test_a_kill_fails_the_open_requests_and_nothing_else(serve, repository: Path):
+    drop(repository, "held", HELD, DECOUPLED)
+    drop(repository, "echo", ECHO, CONFIG)
+    server = serve(repository)
+    with Stream(server) as stream:
+        for value in range(5):
+            stream.ask("held", value, request_id=str(value))
+        assert sorted(stream.value() for _ in range(5)) == [0, 1, 2, 3, 4]
+        worker_of(server, "held").kill()
+        for _ in range(5):
+            text = stream.error()
+            assert "worker of model 'held' version 1 ended unexpectedly (killed by signal 9)" in text
+        # The stream is whole, and so is the model.
+        stream.ask("echo", 7)
+        assert stream.value() == 7
+        (repository.parent / "release").touch()
+        stream.ask("held", 8)
+        assert [stream.value(), stream.value()] == [8, 9]
+    assert counters(server.client(), "held") == (1, 5)
+
+
+def test_a_kill_on_either_side_of_a_call(serve, repository: Path):
+    drop(repository, "held", HELD, DECOUPLED)
+    drop(repository, "caller", CALLER, CONFIG)
+    server = serve(repository)
+    client = server.client()
+    with Stream(server) as stream:
+        # The called one: the call fails with the reason, and the caller goes on.
+        caller = worker_of(server, "caller")
+        stream.ask("caller", 1)
+        wait_until((repository.parent / "held-1").exists, what="the call")
+        worker_of(server, "held").kill()
+        assert "worker of model 'held' version 1 ended unexpectedly (killed by signal 9)" in stream.error()
+        # The caller: its call is cancelled in the called one, which goes on.
+        stream.ask("caller", 2)
+        wait_until(lambda: len(server.workers()) == 2, what="the new worker")
+        held = worker_of(server, "held")
+        wait_until((repository.parent / "held-2").exists, what="the call")
+        caller.kill()
+        assert "worker of model 'caller' version 1 ended unexpectedly (killed by signal 9)" in stream.error()
+        wait_until(lambda: counters(client, "held") == (0, 2), what="the end of the cancelled call")
+        assert worker_of(server, "held").pid == held.pid
+        (repository.parent / "release").touch()
+        stream.ask("caller", 3)
+        assert stream.value() == 4
+
+
+def test_an_unload_waits_for_open_requests(serve, repository: Path):
+    drop(repository, "held", HELD, DECOUPLED)
+    server = serve(repository, "--model-control-mode=explicit", "--load-model=held")
+    client = server.client()
+    with Stream(server) as stream:
+        stream.ask("held", 1)
+        assert stream.value() == 1
+        client.unload_model("held")
+        assert not client.is_model_ready("held")
+        states = [row.state for row in client.get_model_repository_index().models]
+        assert states == ["UNLOADING"]
+        stream.ask("held", 2)
+        assert "held" in stream.error()
+        (repository.parent / "release").touch()
+        assert stream.value() == 2
+        wait_until(lambda: not server.workers(), what="the end of the worker")
+
+
+def test_two_hundred_open_streams(serve, repository: Path):
+    drop(repository, "held", HELD, DECOUPLED)
+    server = serve(repository)
+    process = psutil.Process(server.process.pid)
+    client = server.client()
+    descriptors = process.num_fds()
+    with ExitStack() as open_streams:
+        streams = [open_streams.enter_context(Stream(server)) for _ in range(STREAMS)]
+        for value, stream in enumerate(streams):
+            stream.ask("held", value)
+        assert [stream.value() for stream in streams] == list(range(STREAMS))
+        # Half of the clients leave.
+        for stream in streams[: STREAMS // 2]:
+            stream.client.stop_stream(cancel_requests=True)
+        wait_until(lambda: counters(client, "held") == (0, STREAMS // 2), what="the end of what nobody waits for")
+        (repository.parent / "release").touch()
+        assert [stream.value() for stream in streams[STREAMS // 2 :]] == list(range(STREAMS // 2 + 1, STREAMS + 1))
+        wait_until(lambda: counters(client, "held") == (STREAMS // 2, STREAMS // 2), what="the end of all requests")
+    wait_until(lambda: process.num_fds() <= descriptors + 4, what="as many descriptors as before")
+
+
+def test_a_flood_is_bounded_and_holds_nobody_up(serve, repository: Path):
+    drop(repository, "flood", FLOOD, DECOUPLED)
+    drop(repository, "echo", ECHO, CONFIG)
+    server = serve(repository)
+    client = server.client()
+    with Stream(server) as stream:
+        stream.ask("flood", 5_000)
+        for value in range(50):
+            assert int(client.infer("echo", [tensor(value)]).as_numpy("OUT")[0]) == value
+        assert [stream.value() for _ in range(5_000)] == list(range(5_000))
+    wait_until(lambda: counters(client, "flood") == (1, 0), what="the end of the flood")
+    # One whose client leaves in the middle goes on to its own end, and is thrown away.
+    with Stream(server) as stream:
+        stream.ask("flood", 5_000)
+        assert stream.value() == 0
+    wait_until(lambda: counters(client, "flood") == (2, 0), what="the end of the flood that nobody reads")
