@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,8 +18,8 @@ STOP_TIMEOUT_S = 30.0
 
 
 @contextmanager
-def running_server(repository: Path, model: str, log: Path) -> Iterator[str]:
-    """The address of a server whose `model` is ready; at the end it is stopped by SIGTERM.
+def running_server(repository: Path, models: Sequence[str], log: Path) -> Iterator[str]:
+    """The address of a server whose `models` are ready; at the end it is stopped by SIGTERM.
 
     Raises:
         SystemExit: it did not become ready, or did not end with exit status 0.
@@ -32,7 +32,7 @@ def running_server(repository: Path, model: str, log: Path) -> Iterator[str]:
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
-        _wait_until_ready(process, f"127.0.0.1:{port}", model, log)
+        _wait_until_ready(process, f"127.0.0.1:{port}", models, log)
         yield f"127.0.0.1:{port}"
         process.send_signal(signal.SIGTERM)
         status = process.wait(STOP_TIMEOUT_S)
@@ -45,19 +45,19 @@ def running_server(repository: Path, model: str, log: Path) -> Iterator[str]:
         process.wait()
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], address: str, model: str, log: Path) -> None:
+def _wait_until_ready(process: subprocess.Popen[bytes], address: str, models: Sequence[str], log: Path) -> None:
     end = time.monotonic() + START_TIMEOUT_S
     with triton.InferenceServerClient(address) as client:
         while time.monotonic() < end:
             if process.poll() is not None:
                 raise SystemExit(f"the server ended with exit status {process.returncode}{_last_lines(log)}")
             try:
-                if client.is_model_ready(model, client_timeout=1.0):
+                if all(client.is_model_ready(model, client_timeout=1.0) for model in models):
                     return
             except triton.InferenceServerException:
                 pass  # It does not listen yet.
             time.sleep(0.05)
-    raise SystemExit(f"model '{model}' is not ready after {START_TIMEOUT_S:g} s{_last_lines(log)}")
+    raise SystemExit(f"not all of {', '.join(models)} are ready after {START_TIMEOUT_S:g} s{_last_lines(log)}")
 
 
 def _free_port() -> int:
