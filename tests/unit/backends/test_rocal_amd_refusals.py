@@ -122,6 +122,13 @@ def test_more_flags_than_rocal_pipelines_can_be_kept_for(rocal: ModuleType) -> N
     assert "input 'C' is one flag too many" in refusal(both, flip).text
 
 
+def test_a_pipeline_that_cannot_run(rocal: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rocal, "rocalRun", lambda context: rocal.types.RUNTIME_ERROR)
+    error = refusal(RESIZE)
+    assert error.code is StatusCode.UNAVAILABLE
+    assert error.text == "rocAL cannot run a batch of 1: its processing thread ended"
+
+
 @pytest.mark.parametrize(
     ("largest", "sizes"), [(1, [1]), (2, [1, 2]), (8, [1, 2, 4, 8]), (12, [1, 2, 4, 8, 12]), (3, [1, 2, 3])]
 )

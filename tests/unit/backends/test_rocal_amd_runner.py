@@ -151,6 +151,7 @@ def test_nothing_of_an_earlier_image_stands_beside_a_smaller_one(rocal: ModuleTy
     engine, _ = engines(setup)
     engine.run_one(np.full((90, 80, 3), 255, dtype=np.uint8), {})
     engine.run_one(np.full((20, 70, 3), 3, dtype=np.uint8), {})
+    # What rocAL was given, margins and all.
     memory = rocal.contexts[-1].memory[0]
     assert (memory[:20, :70] == 3).all()
     assert memory.sum() == 3 * memory[:20, :70].size
@@ -179,14 +180,6 @@ def test_results_of_a_thread_that_died_are_not_handed_out(rocal: ModuleType, jpe
         engine.run_one(jpeg(50, 30), {})
 
 
-def test_a_first_batch_that_fails(rocal: ModuleType, jpeg: JpegMaker) -> None:
-    engine, _ = engines(setup_for([RESIZE], batch_size=1))
-    with_broken(engine)
-    rocal.break_after(rocal.contexts[-1], 0)
-    with pytest.raises(Broken):
-        engine.run_one(jpeg(), {})
-
-
 def test_a_batch_that_rocal_does_not_take_is_not_waited_for(
     rocal: ModuleType, jpeg: JpegMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,11 +200,11 @@ from support.amd_rocal import engines, setup_for
 from rocserve.backends.rocal.amd import runner
 import numpy as np
 
-runner._LONGEST_RUN_SECONDS = 0.2
 setup = setup_for({"decoder": {"input": "raw"}, "pipeline": [
     {"operation": "Resize", "dest_width": 4, "dest_height": 4, "is_output": True}]}, batch_size=1)
 engine, _ = engines(setup)
 rocal_pybind.contexts[-1].feed = lambda *arguments: None
+runner._LONGEST_RUN_SECONDS = 0.2
 engine.run_one(np.zeros((8, 8, 3), dtype=np.uint8), {})
 """
 
@@ -228,7 +221,7 @@ def test_a_call_that_never_returns_ends_the_process() -> None:
     )
     assert done.returncode == 1, done.stderr
     assert "Timeout (0:00:00.200000)!" in done.stderr
-    assert "rocal_run" in done.stderr
+    assert "getOutputTensors" in done.stderr
 
 
 _BREAKS = """

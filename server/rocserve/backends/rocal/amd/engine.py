@@ -33,6 +33,9 @@ _UNLIMITED_SIDE = 2000
 """The largest side of an image, in pixels, where the decoder has no limit; amd.rocal's own default. rocAL reserves
 memory for the largest image, so there must be one."""
 
+_FIRST_SIDES = (64, 512, 65535)
+"""Of the image that is run before the first request, in pixels; the first that the pipeline can be done with."""
+
 _LONGEST_BUILD_SECONDS = 600.0
 
 _BROKEN_STATUS = 70
@@ -64,9 +67,11 @@ def make_engine(setup: EngineSetup) -> BatchEngine:
     sizes = batch_sizes(setup.batch_size)
     canvas = Canvas(settings, sizes[-1])
     runners: dict[Flags, list[PipelineRunner]] = {}
-    with limited_to(_LONGEST_BUILD_SECONDS):
-        for flags in plan.variants() if plan.image_outputs else ():
+    for flags in plan.variants() if plan.image_outputs else ():
+        with limited_to(_LONGEST_BUILD_SECONDS):
             runners[flags] = [PipelineRunner(settings, build_graph(settings, size, flags), canvas) for size in sizes]
+        for runner in runners[flags]:
+            _run_once(settings, runner, canvas)
     _LOG.info(
         "model '%s' runs on amd.rocal %s, %s, with batches of %s",
         setup.model_name,
@@ -75,6 +80,19 @@ def make_engine(setup: EngineSetup) -> BatchEngine:
         ", ".join(str(size) for size in sizes),
     )
     return RocalEngine(settings, decoder, setup.formats, runners, canvas, setup.threads, end_worker)
+
+
+def _run_once(settings: GraphSettings, runner: PipelineRunner, canvas: Canvas) -> None:
+    """So that the first request is as fast as the next, and that a pipeline which cannot run is found at once."""
+    sizes = [(min(settings.max_height, side), min(settings.max_width, side)) for side in _FIRST_SIDES]
+    fitting = next((size for size in sizes if settings.plan.misfit(*size) is None), None)
+    if fitting is None:
+        return
+    canvas.place([np.zeros((*fitting, settings.color_format.channels), dtype=np.uint8)])
+    try:
+        runner.run(1)
+    except BrokenPipelineError as error:
+        raise unavailable(f"rocAL cannot run a batch of {runner.batch_size}: {error}") from error
 
 
 def batch_sizes(largest: int) -> list[int]:
