@@ -24,6 +24,7 @@ from rocserve.backends.request_model import (
 )
 from rocserve.config.definition import complete_definition, find_model_file, read_model_definitions
 from rocserve.config.json_text import config_json
+from rocserve.core.model_config import InstanceKind
 from rocserve.core.tensors import Tensor, tensor_from_numpy
 
 MODELS = Path(__file__).parents[1] / "data" / "python-models"
@@ -86,20 +87,22 @@ def outputs(answer: Answer | None) -> dict[str, np.ndarray[Any, Any]]:
 
 
 @contextmanager
-def loaded(folder: Path, calls: FakeCalls | None = None, version: int = 1) -> Iterator[RequestModel]:
+def loaded(
+    folder: Path, calls: FakeCalls | None = None, kind: InstanceKind = InstanceKind.AUTO, device: int | None = None
+) -> Iterator[RequestModel]:
     """The model of a folder, as a worker loads it, without `initialize`; afterwards Python imports as before."""
     path, hooks, modules = list(sys.path), list(sys.path_hooks), set(sys.modules)
     (definition,) = read_model_definitions(folder, discover_backends())
-    version_folder = folder / str(version)
+    version_folder = folder / "1"
     source = ModelSource(
         name=definition.name,
-        version=version,
+        version=1,
         model_folder=folder,
         version_folder=version_folder,
         model_file=find_model_file(definition, version_folder),
         config=definition.config,
-        instance_kind=definition.config.instance_groups[0].kind,
-        device=None,
+        instance_kind=kind,
+        device=device,
         instance_count=1,
     )
     try:
@@ -115,9 +118,11 @@ def loaded(folder: Path, calls: FakeCalls | None = None, version: int = 1) -> It
 
 
 @contextmanager
-def serving(folder: Path, calls: FakeCalls | None = None) -> Iterator[RequestModel]:
+def serving(
+    folder: Path, calls: FakeCalls | None = None, kind: InstanceKind = InstanceKind.AUTO, device: int | None = None
+) -> Iterator[RequestModel]:
     """The model of a folder, ready to execute."""
-    with loaded(folder, calls) as model:
+    with loaded(folder, calls, kind, device) as model:
         (definition,) = read_model_definitions(folder, discover_backends())
         complete = complete_definition(definition, model.signature)
         model.initialize(complete.config, config_json(complete.message))

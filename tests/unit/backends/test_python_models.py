@@ -20,11 +20,14 @@ from support.python_models import (
     write_model,
 )
 
+from rocserve.backends.python import BACKEND
 from rocserve.backends.request_model import ModelResponse
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
 from rocserve.core.requests import TensorSpec
 from rocserve.core.tensors import Tensor, tensor_from_numpy
+from rocserve.repository.instance_plan import plan_workers
 
 NUMBERS = """
 backend: "python"
@@ -126,6 +129,19 @@ def test_what_a_model_is_told() -> None:
     assert (seen["request_id"], seen["correlation_id"], seen["flags"]) == ("seven", "thread", 3)
     assert (seen["timeout"], seen["parameters"]) == (5000, {"name": "value", "count": 3, "sure": True})
     assert (seen["requested"], seen["pid"]) == (["SEEN"], os.getpid())
+
+
+def test_an_instance_on_a_gpu_finds_it_as_the_first() -> None:
+    config = ModelConfig("mirror", instance_groups=(InstanceGroup("group", InstanceKind.GPU, 1),))
+    plans = plan_workers(config, BACKEND, lambda: (2, 5))
+    assert [(plan.kind, plan.device, plan.instance_name) for plan in plans] == [
+        (InstanceKind.GPU, 2, "group_0"),
+        (InstanceKind.GPU, 5, "group_1"),
+    ]
+    with serving(MODELS / "mirror", kind=InstanceKind.GPU, device=5) as model:
+        (answer,) = model.execute([request(X=np.zeros((1, 1), np.int32))])
+    told = json.loads(outputs(answer)["SEEN"][0, 0])["args"]
+    assert (told["model_instance_kind"], told["model_instance_device_id"]) == ("GPU", "0")
 
 
 def test_a_request_that_names_no_outputs_gets_all(tmp_path: Path) -> None:

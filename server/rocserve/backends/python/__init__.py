@@ -12,5 +12,7 @@ BACKEND = BackendSpec(
     thread_safe=False,
     forks_from_zygote=True,
     default_max_batch_size=0,
+    # What takes a model to a GPU is the model's own, such as PyTorch in its own environment; numpy is in all of them.
+    gpu_module="numpy",
     answers_requests=True,
 )

@@ -46,7 +46,6 @@ def load(model: RequestModelSource) -> RequestModel:
         folder=source.model_folder,
         instance_name=model.instance_name,
         instance_kind=_kind_name(source.instance_kind, source.device),
-        device=source.device or 0,
     )
     return PythonModel(model_class, utilities.InferenceRequest, signature, place, caller)
 

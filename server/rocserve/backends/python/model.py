@@ -37,7 +37,6 @@ class ModelPlace:
     instance_name: str
     instance_kind: str
     """CPU, GPU or MODEL."""
-    device: int
 
 
 class PythonModel:
@@ -128,7 +127,8 @@ class PythonModel:
             "model_config": config_json,
             "model_instance_kind": place.instance_kind,
             "model_instance_name": place.instance_name,
-            "model_instance_device_id": str(place.device),
+            # A worker is shown its own GPU only, which is the first that PyTorch and others find there.
+            "model_instance_device_id": "0",
             "model_repository": str(place.folder),
             "model_version": str(place.version),
             "model_name": place.name,
