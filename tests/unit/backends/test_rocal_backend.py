@@ -142,8 +142,8 @@ def test_a_bad_image_fails_its_own_request_only(model_source: SourceMaker, jpeg:
     assert list(result.failures) == [17]
     assert result.failures[17].code is StatusCode.INVALID_ARGUMENT
     assert result.failures[17].text == (
-        "the image in input 'ENCODED' cannot be decoded: Premature end of JPEG file: its end-of-image marker is missing,"
-        " so part of it was cut off"
+        "the image in input 'ENCODED' cannot be decoded: Premature end of JPEG file: its end-of-image marker is"
+        " missing, so part of it was cut off"
     )
     good = [index for index in range(32) if index != 17]
     array = result.outputs["IMAGE"]
@@ -155,7 +155,9 @@ def test_the_index_is_named_when_a_request_has_several_images(model_source: Sour
     model = batching_model(model_source)
     result = model.execute(bytes_batch([jpeg(), jpeg(), b"GIF89a", b"", jpeg()], [1, 3, 1]))
     assert list(result.failures) == [1]
-    assert result.failures[1].text.startswith("image 1 of input 'ENCODED' cannot be decoded: it seems to be a GIF image; a JPEG")
+    assert result.failures[1].text.startswith(
+        "image 1 of input 'ENCODED' cannot be decoded: it seems to be a GIF image; a JPEG"
+    )
 
 
 def test_a_bad_image_on_its_own(model_source: SourceMaker, jpeg: JpegMaker) -> None:

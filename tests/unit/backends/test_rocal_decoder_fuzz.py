@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import struct
+import zlib
 from collections.abc import Callable
 
 import numpy as np
@@ -55,8 +58,55 @@ def repeat(data: bytes, random: np.random.Generator) -> bytes:
     return data[:end] + data[start:end] + data[end:]
 
 
-@pytest.mark.parametrize("mutation", [change_bytes, change_header, cut_off, cut_out, repeat])
-@pytest.mark.parametrize("seed", SEEDS)
+def sealed(data: bytes, change: Callable[[bytes, bytes], bytes]) -> bytes:
+    """A PNG with chunks changed (by name and body) and their checksums right again, so that libpng gets to see them."""
+    parts, position = [data[:8]], 8
+    while position < len(data):
+        (length,) = struct.unpack_from(">I", data, position)
+        name, body = data[position + 4 : position + 8], data[position + 8 : position + 8 + length]
+        parts.append(pictures.png_chunk(name, change(name, body)))
+        position += 12 + length
+    return b"".join(parts)
+
+
+def change_sealed_header(data: bytes, random: np.random.Generator) -> bytes:
+    """Sides stay small enough to be decoded."""
+
+    def change(name: bytes, body: bytes) -> bytes:
+        if name != b"IHDR":
+            return body
+        place = random.choice([3, 7, 8, 9, 12])
+        return body[:place] + bytes([random.integers(17)]) + body[place + 1 :]
+
+    return sealed(data, change)
+
+
+def change_sealed_data(data: bytes, random: np.random.Generator) -> bytes:
+    return sealed(data, lambda name, body: change_bytes(body, random) if name in (b"IDAT", b"PLTE") else body)
+
+
+def change_rows(data: bytes, random: np.random.Generator) -> bytes:
+    """Within the compressed stream, which stays sound: filters and levels, and more or fewer of them."""
+
+    def change(name: bytes, body: bytes) -> bytes:
+        if name != b"IDAT":
+            return body
+        mutation = (change_bytes, cut_out, repeat)[random.integers(3)]
+        return zlib.compress(mutation(zlib.decompress(body), random))
+
+    return sealed(data, change)
+
+
+PNG_SEEDS = ("png", "palette", "interlaced")
+
+
+@pytest.mark.parametrize(
+    ("seed", "mutation"),
+    [
+        *itertools.product(SEEDS, (change_bytes, change_header, cut_off, cut_out, repeat)),
+        *itertools.product(PNG_SEEDS, (change_sealed_header, change_sealed_data, change_rows)),
+    ],
+)
 def test_a_damaged_file_gives_its_own_pixels_or_an_error(seed: str, mutation: Mutation) -> None:
     options = DecoderOptions(max_pixels=2_000_000, exif=True)
     decoder = Decoder(ColorFormat.RGB24, options)

@@ -117,7 +117,7 @@ class RocalModel:
         if isinstance(error, ArgumentError | PixelsError):
             return invalid_argument(f"{what} cannot be processed: {error}")
         _LOG.error("%s could not be processed", what, exc_info=error)
-        return internal(f"{what} could not be processed: {error or type(error).__name__}")
+        return internal(f"{what} could not be processed: {str(error) or type(error).__name__}")
 
     def _sample_image(self) -> SourceImage:
         extent = self._interface.image.extent

@@ -1,0 +1,136 @@
+"""The model over any engine: whose fault a failure is, whom it hits, and callers at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from support import pictures
+
+from rocserve.backends.base import Batch, ModelSource
+from rocserve.backends.rocal.backend import load
+from rocserve.backends.rocal.batch_engine import Arguments, EngineSetup
+from rocserve.backends.rocal.decoding.faults import ImageError
+from rocserve.backends.rocal.decoding.options import ColorFormat
+from rocserve.backends.rocal.decoding.source import SourceImage
+from rocserve.backends.rocal.engine import ArgumentError
+from rocserve.backends.rocal.image import PixelsError
+from rocserve.backends.rocal.interface import join
+from rocserve.backends.rocal.model import RocalModel
+from rocserve.backends.rocal.pipeline import parse_pipeline
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, StatusCode, unavailable
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.tensors import Tensor, encode_bytes_elements
+
+SourceMaker = Callable[..., ModelSource]
+
+RESIZE = b'{"pipeline": [{"operation": "Resize", "dest_width": 16, "dest_height": 8, "is_output": true}]}'
+
+
+class WholeBatchEngine:
+    """Gives each image its length as all its levels, and the faults that it was made with."""
+
+    def __init__(self, faults: Mapping[int, Exception]) -> None:
+        self._faults = faults
+        self.closed = False
+
+    def run(
+        self, images: Sequence[SourceImage], arguments: Arguments, outputs: Sequence[np.ndarray[Any, Any] | None]
+    ) -> Mapping[int, Exception]:
+        assert not arguments
+        for output in outputs:
+            if output is not None:
+                output[:] = np.array([len(image) for image in images], np.uint8)[:, None, None, None]
+        return self._faults
+
+    def run_one(self, image: SourceImage, arguments: Arguments) -> Sequence[np.ndarray[Any, Any]]:
+        if self._faults:
+            raise next(iter(self._faults.values()))
+        return [np.full((8, 16, 3), len(image), np.uint8)]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def model_over(engine: WholeBatchEngine, max_batch_size: int = 8) -> RocalModel:
+    pipeline = parse_pipeline(RESIZE, 3)
+    interface = join(pipeline, ModelConfig(name="m", max_batch_size=max_batch_size), 3)
+    setup = EngineSetup(
+        model_name="m",
+        pipeline=pipeline,
+        decoder=pipeline.decoder,
+        color_format=ColorFormat.RGB24,
+        formats=tuple(output.format for output in interface.outputs),
+        shapes=tuple(output.shape for output in interface.outputs),
+        batch_size=max_batch_size,
+        threads=1,
+        device=None,
+    )
+    return RocalModel(engine, setup, interface)
+
+
+def batch(images: Sequence[bytes], sizes: Sequence[int]) -> Batch:
+    tensor = Tensor("encoded", DataType.BYTES, (len(images), 1), encode_bytes_elements(images))
+    return Batch({"encoded": tensor}, ("image",), tuple(sizes))
+
+
+def test_rows_come_back_in_their_order() -> None:
+    engine = WholeBatchEngine({})
+    model = model_over(engine)
+    result = model.execute(batch([b"1", b"333", b"22"], [1, 2]))
+    assert not result.failures
+    np.testing.assert_array_equal(np.asarray(result.outputs["image"])[:, 0, 0, 0], [1, 3, 2])
+    assert not model.execute(Batch(batch([b"1"], [1]).inputs, (), (1,))).outputs
+    model.close()
+    assert engine.closed
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "text"),
+    [
+        (ImageError("it is empty"), StatusCode.INVALID_ARGUMENT, "input 'encoded' cannot be decoded: it is empty"),
+        (PixelsError("too flat"), StatusCode.INVALID_ARGUMENT, "input 'encoded' cannot be processed: too flat"),
+        (ArgumentError("no flag"), StatusCode.INVALID_ARGUMENT, "input 'encoded' cannot be processed: no flag"),
+        (RuntimeError("a kernel failed"), StatusCode.INTERNAL, "could not be processed: a kernel failed"),
+        (MemoryError(), StatusCode.INTERNAL, "could not be processed: MemoryError"),
+        (unavailable("gone"), StatusCode.UNAVAILABLE, "gone"),
+    ],
+)
+def test_a_fault_is_told_to_its_own_request(fault: Exception, code: StatusCode, text: str) -> None:
+    model = model_over(WholeBatchEngine({2: fault}))
+    result = model.execute(batch([b"1", b"22", b"333", b"1"], [1, 2, 1]))
+    assert list(result.failures) == [1]
+    assert result.failures[1].code is code
+    assert text in result.failures[1].text
+    assert result.failures[1].text.startswith("image 1 of") or code is StatusCode.UNAVAILABLE
+    alone = model_over(WholeBatchEngine({0: fault})).execute(batch([b"1"], [1]))
+    assert alone.failures[0].text.startswith("the image in") or code is StatusCode.UNAVAILABLE
+
+
+def test_the_first_fault_of_a_request_counts() -> None:
+    faults = {3: ImageError("late"), 1: ImageError("early")}
+    result = model_over(WholeBatchEngine(faults)).execute(batch([b"1"] * 4, [4]))
+    assert result.failures[0].text == "image 1 of input 'encoded' cannot be decoded: early"
+
+
+def test_a_fault_of_the_warm_up_is_told() -> None:
+    with pytest.raises(ServeError, match="could not be processed: no device"):
+        model_over(WholeBatchEngine({0: RuntimeError("no device")})).warm_up([])
+
+
+def test_instances_share_the_threads_and_nothing_else(model_source: SourceMaker) -> None:
+    model = load(model_source("pipeline.json", RESIZE, max_batch_size=8, parameters={"threads": "3"}, instance_count=4))
+    batches = [[pictures.jpeg(40 + 8 * index + place, 30) for place in range(5)] for index in range(8)]
+    expected = [np.asarray(model.execute(batch(images, [5])).outputs["image"]) for images in batches]
+
+    def run(index: int) -> np.ndarray[Any, Any]:
+        return np.asarray(model.execute(batch(batches[index % 8], [2, 3])).outputs["image"])
+
+    with ThreadPoolExecutor(4) as instances:
+        for index, rows in enumerate(instances.map(run, range(40))):
+            np.testing.assert_array_equal(rows, expected[index % 8])
+    model.close()
