@@ -90,8 +90,9 @@ class Parameters:
         return numbers[0]
 
     def numbers(self, key: str) -> list[float]:
+        text = self._text(key)
         try:
-            return [float(number) for number in self._text(key).split(",")]
+            return [float(number) for number in text.split(",")]
         except ValueError:
             raise ValueError(f"parameter '{key}' must be numbers with commas between them") from None
 

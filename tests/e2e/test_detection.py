@@ -1,0 +1,218 @@
+"""JPEG bytes in, boxes out: the shape detector through the real server, and the clients that ask it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from PIL import Image
+from support.server import wait_until
+from tritonclient.utils import InferenceServerException
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "clients" / "examples"
+SHAPES = ROOT / "tests" / "data" / "shapes"
+POSTPROCESS = ROOT / "model_repository" / "detect_shapes_postprocess"
+
+
+@pytest.fixture(scope="module")
+def examples():
+    """The modules of the examples that measure a detector."""
+    sys.path.insert(0, str(EXAMPLES))
+    try:
+        import average_precision
+        import shapes
+    finally:
+        sys.path.remove(str(EXAMPLES))
+    return shapes, average_precision
+
+
+def ask(client: triton.InferenceServerClient, image: bytes) -> dict[str, np.ndarray]:
+    entry = triton.InferInput("ENCODED", [1], "BYTES")
+    entry.set_data_from_numpy(np.array([image], dtype=object))
+    result = client.infer("detect_shapes", [entry])
+    return {name: result.as_numpy(name) for name in ("BOXES", "SCORES", "CLASSES", "LABELS")}
+
+
+def test_shapes_in_fresh_pictures_are_found(rocserve_server, examples):
+    """Pictures that no training has seen, drawn here: a mean average precision of 0.9 at least, as the README says."""
+    shapes, average_precision = examples
+    pictures = shapes.draw_pictures(seed=141421, count=60)
+    client = rocserve_server.client()
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(lambda picture: ask(client, picture.jpeg), pictures))
+    found, true = [], []
+    for index, (picture, answer) in enumerate(zip(pictures, answers, strict=True)):
+        true += [average_precision.LabelledBox(str(index), shape.label, shape.box) for shape in picture.shapes]
+        found += [
+            average_precision.LabelledBox(str(index), label.decode(), tuple(map(float, box)), float(score))
+            for label, box, score in zip(answer["LABELS"], answer["BOXES"], answer["SCORES"], strict=True)
+        ]
+    assert len(true) > 150
+    assert {box.label for box in true} == {"circle", "square", "triangle"}
+    assert average_precision.mean_average_precision(found, true) >= 0.9
+
+
+def test_an_answer_is_in_order_and_in_the_image(rocserve_server):
+    names = (POSTPROCESS / "labels.txt").read_text().split()
+    client = rocserve_server.client()
+    for path in sorted(SHAPES.glob("*.jpg")):
+        answer = ask(client, path.read_bytes())
+        count = len(answer["SCORES"])
+        with Image.open(path) as image:
+            width, height = image.size
+        assert count > 0
+        assert answer["BOXES"].shape == (count, 4)
+        assert (np.diff(answer["SCORES"]) <= 0).all()
+        assert (answer["SCORES"] > 0.25).all()
+        assert [names[number].encode() for number in answer["CLASSES"]] == list(answer["LABELS"])
+        left, top, right, bottom = answer["BOXES"].T
+        assert ((left >= 0) & (left < right) & (right <= width)).all()
+        assert ((top >= 0) & (top < bottom) & (bottom <= height)).all()
+
+
+def test_an_image_without_shapes_has_no_boxes(rocserve_server, tmp_path):
+    Image.new("RGB", (300, 200), "#406080").save(tmp_path / "empty.png")
+    answer = ask(rocserve_server.client(), (tmp_path / "empty.png").read_bytes())
+    assert answer["BOXES"].shape == (0, 4)
+    assert answer["SCORES"].shape == answer["CLASSES"].shape == answer["LABELS"].shape == (0,)
+
+
+def test_a_bad_image_is_refused(rocserve_server):
+    with pytest.raises(InferenceServerException, match="in ensemble 'detect_shapes'") as caught:
+        ask(rocserve_server.client(), b"no image")
+    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+
+
+def test_the_post_processing_refuses_an_image_without_size(rocserve_server):
+    inputs = []
+    for name, shape in (("HEAD_0", (24, 24, 3, 8)), ("HEAD_1", (12, 12, 3, 8))):
+        inputs.append(triton.InferInput(name, shape, "FP32"))
+        inputs[-1].set_data_from_numpy(np.zeros(shape, dtype=np.float32))
+    inputs.append(triton.InferInput("SIZE", [2], "INT32"))
+    inputs[-1].set_data_from_numpy(np.array([0, 5], dtype=np.int32))
+    with pytest.raises(
+        InferenceServerException, match=r"height and width of the original image, got \[0, 5\]"
+    ) as caught:
+        rocserve_server.client().infer("detect_shapes_postprocess", inputs)
+    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+
+
+@pytest.mark.parametrize("labels", [["circle", "square"], ["circle", "square", "triangle", "star"]])
+def test_labels_that_do_not_fit_the_heads_are_told(repository, serve, labels):
+    (copied(repository) / "labels.txt").write_text("\n".join(labels))
+    server = serve(repository)
+    server.wait_until_ready()
+    inputs = []
+    for name, shape in (("HEAD_0", (24, 24, 3, 8)), ("HEAD_1", (12, 12, 3, 8))):
+        inputs.append(triton.InferInput(name, shape, "FP32"))
+        inputs[-1].set_data_from_numpy(np.zeros(shape, dtype=np.float32))
+    inputs.append(triton.InferInput("SIZE", [2], "INT32"))
+    inputs[-1].set_data_from_numpy(np.array([9, 5], dtype=np.int32))
+    with pytest.raises(InferenceServerException, match=rf"there are {len(labels)} labels, but HEAD_0 has shape \[24"):
+        server.client().infer("detect_shapes_postprocess", inputs)
+
+
+def test_a_wrong_parameter_is_the_reason_in_the_index(repository, serve):
+    faults = {
+        "resize": ('"stretch"', '"squeeze"', "parameter 'resize' must be one of stretch, not_larger, letterbox"),
+        "numbers": ('"1.2, 1.1"', '"1.2, wide"', "parameter 'xy_scale' must be numbers with commas between them"),
+        "counts": ('"8, 16"', '"8, 16, 32"', "got 3 strides, 2 scales and 12 numbers in anchors"),
+        "one": ('"50"', '"50, 60"', "parameter 'max_boxes' must be one number, not '50, 60'"),
+        "missing": ('"score_threshold"', '"threshold"', "parameter 'score_threshold' is missing in config.pbtxt"),
+    }
+    for name, (right, wrong, _) in faults.items():
+        config = copied(repository, f"faulty_{name}") / "config.pbtxt"
+        text = config.read_text()
+        assert text.count(right) == 1
+        config.write_text(text.replace(right, wrong).replace('"detect_shapes_postprocess"', f'"faulty_{name}"'))
+    client = serve(repository).client()
+
+    def reason_holds(model: str, text: str) -> bool:
+        return any(text in entry.reason for entry in client.get_model_repository_index().models if entry.name == model)
+
+    for name, (_, _, expected) in faults.items():
+        told = partial(reason_holds, f"faulty_{name}", expected)
+        wait_until(told, what=f'the reason "{expected}"')
+
+
+def copied(repository: Path, name: str = "detect_shapes_postprocess") -> Path:
+    """The post-processing in a repository of its own."""
+    return Path(shutil.copytree(POSTPROCESS, repository / name))
+
+
+def test_the_network_s_own_words_agree_with_the_post_processing(rocserve_server):
+    """What train_shapes.py wrote into the model, against the parameters that stand in the configuration."""
+    import onnx
+
+    model = onnx.load(ROOT / "model_repository" / "detect_shapes_network" / "1" / "model.onnx")
+    written = {entry.key: entry.value for entry in model.metadata_props}
+    config = rocserve_server.client().get_model_config("detect_shapes_postprocess").config
+    parameters = {
+        key: [float(number) for number in config.parameters[key].string_value.split(",")]
+        for key in ("strides", "anchors", "xy_scale")
+    }
+    assert json.loads(written["strides"]) == parameters["strides"]
+    assert json.loads(written["xy_scale"]) == parameters["xy_scale"]
+    assert np.ravel(json.loads(written["anchors"])).tolist() == parameters["anchors"]
+    assert written["labels"].split(", ") == (POSTPROCESS / "labels.txt").read_text().split()
+
+
+def run_detect(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(EXAMPLES / "detect.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_the_client_prints_and_draws(rocserve_server, tmp_path):
+    twin = tmp_path / "other" / "04.jpg"
+    twin.parent.mkdir()
+    shutil.copy(SHAPES / "05.jpg", twin)
+    (tmp_path / "text.jpg").write_text("no image")
+    images = (SHAPES / "04.jpg", twin, tmp_path / "text.jpg")
+    out = tmp_path / "drawn"
+    ran = run_detect(*images, "--model", "detect_shapes", "--url", rocserve_server.address, "--out", out)
+    assert ran.returncode == 1, "one of the images is none"
+    assert ran.stdout.count("triangle") == 2
+    assert "INVALID_ARGUMENT" in ran.stdout
+    assert sorted(path.name for path in out.iterdir()) == ["04-2.png", "04.png"]
+    for name, image in (("04.png", images[0]), ("04-2.png", images[1])):
+        with Image.open(image) as original, Image.open(out / name) as drawn:
+            assert drawn.size == original.size
+            changed = np.asarray(original.convert("RGB")).astype(int) - np.asarray(drawn)
+            assert 0.005 < np.any(changed, axis=-1).mean() < 0.5
+
+
+def test_the_client_tells_what_to_do(rocserve_server):
+    image = SHAPES / "04.jpg"
+    nobody = run_detect(image, "--url", "127.0.0.1:9")
+    assert (nobody.returncode, nobody.stdout) == (1, "")
+    assert "no server answers at 127.0.0.1:9" in nobody.stderr
+    assert "rocserve serve --model-repository model_repository" in nobody.stderr
+    unknown = run_detect(image, "--url", rocserve_server.address, "--model", "detect_cats")
+    assert unknown.returncode == 1
+    assert "has no model 'detect_cats'; it has " in unknown.stderr
+    assert "detect_shapes" in unknown.stderr
+
+
+def test_a_detector_without_weights_is_told_with_the_way_to_get_them(repository, serve):
+    for name in ("detect_objects", "yolov4", "yolov4_preprocess", "yolov4_postprocess"):
+        shutil.copytree(ROOT / "model_repository" / name, repository / name, ignore=shutil.ignore_patterns("*.onnx"))
+    server = serve(repository)
+
+    def reason() -> str:
+        index = server.client().get_model_repository_index().models
+        return next((model.reason for model in index if model.name == "detect_objects"), "")
+
+    wait_until(lambda: "yolov4:" in reason(), what="the index's word on the missing member")
+    ran = run_detect(SHAPES / "04.jpg", "--url", server.address)
+    assert ran.returncode == 1
+    assert "model 'detect_objects' is not ready" in ran.stderr
+    assert "rocserve get yolov4" in ran.stderr
