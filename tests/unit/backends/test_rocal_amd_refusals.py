@@ -126,7 +126,7 @@ def test_a_pipeline_that_cannot_run(rocal: ModuleType, monkeypatch: pytest.Monke
     monkeypatch.setattr(rocal, "rocalRun", lambda context: rocal.types.RUNTIME_ERROR)
     error = refusal(RESIZE)
     assert error.code is StatusCode.UNAVAILABLE
-    assert error.text == "rocAL cannot run a batch of 1: its processing thread ended"
+    assert error.text == "rocAL cannot run the pipeline: its processing thread ended"
 
 
 @pytest.mark.parametrize(
@@ -139,3 +139,19 @@ def test_batch_sizes(largest: int, sizes: list[int]) -> None:
 def test_all_batch_sizes_are_built_when_the_model_is_loaded(rocal: ModuleType) -> None:
     make_engine(setup_for([RESIZE], batch_size=6)).close()
     assert [context.batch_size for context in rocal.contexts] == [1, 2, 4, 6]
+
+
+def test_rocal_is_compared_with_the_cpu_engine(
+    rocal: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    steps = [RESIZE, {"operation": "brightness_fixed", "brightness": 0.5, "dtype": "FP32", "is_output": True}]
+    make_engine(setup_for(steps)).close()
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    monkeypatch.setattr(
+        rocal,
+        "brightnessFixed",
+        lambda context, image, is_output, factor, *others: rocal.nop(context, image, is_output),
+    )
+    make_engine(setup_for(steps)).close()
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "rocAL does not give what the CPU engine does: output 1 differs by" in warning

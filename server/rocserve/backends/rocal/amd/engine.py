@@ -17,10 +17,12 @@ from rocserve.backends.rocal.amd.graph import GraphSettings, build_graph
 from rocserve.backends.rocal.amd.outputs import BatchOutput
 from rocserve.backends.rocal.amd.plan import Flags, Plan, make_plan
 from rocserve.backends.rocal.amd.runner import BrokenPipelineError, PipelineRunner
+from rocserve.backends.rocal.amd.self_check import RAW_PIXELS, differences, picture
 from rocserve.backends.rocal.amd.watchdog import limited_to
 from rocserve.backends.rocal.batch_engine import Arguments, BatchEngine, EngineSetup
 from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.faults import ImageError
+from rocserve.backends.rocal.decoding.options import DecoderOptions, InputKind
 from rocserve.backends.rocal.decoding.source import SourceImage
 from rocserve.backends.rocal.engine import OutputFormat
 from rocserve.backends.rocal.image import DecodedImage, Pixels, PixelsError
@@ -32,6 +34,9 @@ _LOG = logging.getLogger(__name__)
 _UNLIMITED_SIDE = 2000
 """The largest side of an image, in pixels, where the decoder has no limit; amd.rocal's own default. rocAL reserves
 memory for the largest image, so there must be one."""
+
+_CHECKED_HEIGHT, _CHECKED_WIDTH = 240, 320
+"""Pixels of the picture by which rocAL is compared with the CPU engine."""
 
 _FIRST_SIDES = (64, 512, 65535)
 """Of the image that is run before the first request, in pixels; the first that the pipeline can be done with."""
@@ -59,8 +64,8 @@ def make_engine(setup: EngineSetup) -> BatchEngine:
         binding=binding,
         plan=plan,
         color_format=setup.color_format,
-        max_height=setup.decoder.limits.max_height or _UNLIMITED_SIDE,
-        max_width=setup.decoder.limits.max_width or _UNLIMITED_SIDE,
+        max_height=_longest_side(setup.decoder, setup.decoder.limits.max_height),
+        max_width=_longest_side(setup.decoder, setup.decoder.limits.max_width),
         on_gpu=setup.device is not None,
         threads=setup.threads,
     )
@@ -79,7 +84,25 @@ def make_engine(setup: EngineSetup) -> BatchEngine:
         "on the GPU" if settings.on_gpu else "in its CPU mode",
         ", ".join(str(size) for size in sizes),
     )
+    _check(setup, settings, runners, canvas)
     return RocalEngine(settings, decoder, setup.formats, runners, canvas, setup.threads, end_worker)
+
+
+def _longest_side(decoder: DecoderOptions, limit: int) -> int:
+    return _UNLIMITED_SIDE if decoder.input is InputKind.RAW or not limit else limit
+
+
+def _check(
+    setup: EngineSetup, settings: GraphSettings, runners: Mapping[Flags, Sequence[PipelineRunner]], canvas: Canvas
+) -> None:
+    height, width = min(settings.max_height, _CHECKED_HEIGHT), min(settings.max_width, _CHECKED_WIDTH)
+    if not runners or settings.plan.misfit(height, width) is not None:
+        return
+    decoder = Decoder(setup.color_format, RAW_PIXELS)
+    engine = RocalEngine(settings, decoder, setup.formats, runners, canvas, 1, _refuse_to_load)
+    pixels = picture(height, width, setup.color_format.channels)
+    for text in differences(engine, setup, pixels):
+        _LOG.warning("model '%s': rocAL does not give what the CPU engine does: %s", setup.model_name, text)
 
 
 def _run_once(settings: GraphSettings, runner: PipelineRunner, canvas: Canvas) -> None:
@@ -92,12 +115,16 @@ def _run_once(settings: GraphSettings, runner: PipelineRunner, canvas: Canvas) -
     try:
         runner.run(1)
     except BrokenPipelineError as error:
-        raise unavailable(f"rocAL cannot run a batch of {runner.batch_size}: {error}") from error
+        _refuse_to_load(str(error))
 
 
 def batch_sizes(largest: int) -> list[int]:
     """The powers of two up to the largest, and the largest."""
     return sorted({*(2**power for power in range(largest.bit_length()) if 2**power <= largest), largest})
+
+
+def _refuse_to_load(reason: str) -> NoReturn:
+    raise unavailable(f"rocAL cannot run the pipeline: {reason}")
 
 
 def end_worker(reason: str) -> NoReturn:
@@ -145,7 +172,7 @@ class RocalEngine:
             if result.shape != array.shape[1:]:
                 failures[row] = RuntimeError(f"rocAL gave shape {list(result.shape)}, not {list(array.shape[1:])}")
             else:
-                np.copyto(array[row], result, casting="unsafe")
+                np.copyto(array[row], result)
 
         failures.update(self._process(images, arguments, write))
         return failures
@@ -232,7 +259,8 @@ class RocalEngine:
             if height > settings.max_height or width > settings.max_width:
                 return ImageError(
                     f"its {width}x{height} pixels are more than the {settings.max_width}x{settings.max_height} that"
-                    ' rocAL has memory for; set max_width and max_height of the pipeline\'s "decoder"'
+                    " rocAL has memory for; send it smaller, or have it scaled: max_width and max_height of the"
+                    ' pipeline\'s "decoder"'
                 )
             misfit = settings.plan.misfit(height, width)
             return decoded if misfit is None else PixelsError(misfit)
