@@ -40,7 +40,18 @@ def test_any_message_comes_back_as_it_went(kind: type, data: st.DataObject) -> N
     assert decode_message(encode_message(message)) == message
 
 
-@pytest.mark.parametrize("kind", [BatchLayout, ResultLayout, messages.BatchFailure])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        BatchLayout,
+        ResultLayout,
+        messages.BatchFailure,
+        messages.RequestDetails,
+        messages.RequestResults,
+        messages.AnswerLayout,
+        messages.CallLayout,
+    ],
+)
 @given(data=st.data(), numbers=NUMBERS)
 @settings(max_examples=60, deadline=None)
 def test_any_layout_comes_back_as_it_went(kind: type, data: st.DataObject, numbers: list[int]) -> None:

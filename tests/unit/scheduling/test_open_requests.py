@@ -1,0 +1,313 @@
+"""The scheduler of a model that sees single requests: each request ends once, however its worker ends."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from rocserve.backends.request_model import Answer, ModelResponse
+from rocserve.core.errors import ServeError, StatusCode, unavailable
+from rocserve.core.requests import InferRequest, InputHead, RequestHead
+from rocserve.core.statistics import ModelStatistics
+from rocserve.core.tensors import Tensor, tensor_from_numpy
+from rocserve.core.validation import RequestValidator
+from rocserve.scheduling.model_scheduler import ModelScheduler
+from rocserve.scheduling.queue import QueueLimits
+from rocserve.workers.channel import WorkerGone
+from rocserve.workers.conversation import ConversationEnded
+
+from .conftest import Answer as Responder
+from .conftest import config
+
+
+class HandConversation:
+    """A conversation whose worker the test plays."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, Callable[[Answer | None, bool], None]] = {}
+        self.cancelled: list[int] = []
+        self._last = 0
+
+    def open_request(self, on_answer: Callable[[Answer | None, bool], None]) -> int:
+        self._last += 1
+        self.open[self._last] = on_answer
+        return self._last
+
+    def close_request(self, number: int) -> None:
+        self.open.pop(number, None)
+
+    def cancel(self, number: int) -> None:
+        self.cancelled.append(number)
+
+    def say(self, number: int, answer: Answer | None, final: bool) -> None:
+        (self.open.pop if final else self.open.get)(number)(answer, final)  # type: ignore[misc, operator]
+
+    def end(self) -> None:
+        open_requests, self.open = self.open, {}
+        for on_answer in open_requests.values():
+            on_answer(ConversationEnded(StatusCode.UNAVAILABLE, "it died"), True)
+
+
+class HandOutcome:
+    """What a worker says of a batch."""
+
+    def __init__(self, error: ServeError | None, open_requests: set[int], failures: dict[int, ServeError]) -> None:
+        self.error = error
+        self.failures = failures
+        self.input_end_ns = 1
+        self.output_start_ns = self.compute_end_ns = 1001
+        self._open = open_requests
+
+    def is_open(self, index: int) -> bool:
+        return index in self._open
+
+    def parameters_of(self, index: int) -> dict[str, int]:
+        return {"index": index}
+
+    def outputs_of(self, index: int) -> list[Tensor]:
+        return [tensor_from_numpy("OUT", np.full((1, 1), index, np.float32))]
+
+    def release(self) -> None:
+        pass
+
+
+class HandChannel:
+    """An instance whose batches the test finishes."""
+
+    def __init__(self) -> None:
+        self.conversation = HandConversation()
+        self.closed = False
+        self.batches: list[Callable[[HandOutcome], None]] = []
+        self.sizes: list[int] = []
+        self.on_execute: Callable[[], None] = lambda: None
+
+    def execute(self, layout, requests, on_outcome) -> None:
+        self.on_execute()
+        if self.closed:
+            raise WorkerGone("gone")
+        self.batches.append(on_outcome)
+        self.sizes.append(len(requests))
+
+    def finish(
+        self,
+        error: ServeError | None = None,
+        open_requests: set[int] | None = None,
+        failures: dict[int, ServeError] | None = None,
+    ) -> None:
+        self.batches.pop(0)(HandOutcome(error, open_requests or set(), failures or {}))
+
+
+class Model:
+    def __init__(self, timers) -> None:
+        self.statistics = ModelStatistics()
+        settings = config(max_batch_size=1)
+        self.scheduler = ModelScheduler(
+            settings, 1, self.statistics, timers, QueueLimits(), logging.getLogger("test"), answers_requests=True
+        )
+        self._validator = RequestValidator(settings)
+        self._head = RequestHead("m", "", (InputHead("IN", "FP32", (1, 1)),))
+
+    def channel(self) -> HandChannel:
+        channel = HandChannel()
+        self.scheduler.attach(channel)  # type: ignore[arg-type]
+        return channel
+
+    def submit(self) -> Told:
+        request = InferRequest(self._head, "r", [np.zeros(1, np.float32).tobytes()])
+        told = Told()
+        self.scheduler.submit(request, self._validator.validate(request), told)
+        return told
+
+    def counts(self) -> tuple[int, int, int]:
+        """Executions, successes, failures."""
+        counted = self.statistics.snapshot()
+        return counted.execution_count, counted.success.count, counted.fail.count
+
+
+class Told(Responder):
+    """Keeps every response."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: list[float] = []
+
+    def send(self, response, final: bool = True) -> None:
+        assert not self.done.is_set(), "told more after the end"
+        self.values.append(float(response.outputs[0].numpy()[0, 0]))
+        if final:
+            self.done.set()
+
+    def end(self) -> None:
+        assert not self.done.is_set(), "told more after the end"
+        self.done.set()
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        assert not self.done.is_set(), "told more after the end"
+        self.error = error
+        if final:
+            self.done.set()
+
+
+@pytest.fixture
+def model(timers) -> Model:
+    return Model(timers)
+
+
+def value(number: float) -> ModelResponse:
+    return ModelResponse([tensor_from_numpy("OUT", np.full((1, 1), number, np.float32))])
+
+
+def drained(model: Model) -> threading.Event:
+    event = threading.Event()
+    model.scheduler.close(event.set)
+    return event
+
+
+def test_an_answer_with_the_batch(model: Model) -> None:
+    channel = model.channel()
+    told = model.submit()
+    channel.finish()
+    assert told.values == [0.0]
+    assert channel.conversation.open == {}
+    assert model.counts() == (1, 1, 0)
+
+
+def test_a_request_stays_open_until_its_last_response(model: Model) -> None:
+    channel = model.channel()
+    told, following = model.submit(), model.submit()
+    channel.finish(open_requests={0})
+    # The instance is free for the next one meanwhile.
+    channel.finish()
+    assert following.values == [0.0]
+    event = drained(model)
+    assert not event.is_set()
+    assert model.counts() == (1, 1, 0)
+    channel.conversation.say(1, value(4), False)
+    channel.conversation.say(1, value(5), False)
+    assert told.values == [4.0, 5.0]
+    assert not told.done.is_set()
+    channel.conversation.say(1, None, True)
+    assert told.done.is_set()
+    assert event.is_set()
+    assert model.counts() == (2, 2, 0)
+
+
+def test_the_last_response_may_come_before_the_batch(model: Model) -> None:
+    channel = model.channel()
+    told = model.submit()
+    channel.conversation.say(1, value(4), True)
+    assert told.done.is_set()
+    event = drained(model)
+    assert not event.is_set()
+    channel.finish(open_requests={0})
+    assert told.values == [4.0]
+    assert event.is_set()
+    assert model.counts() == (1, 1, 0)
+
+
+def test_a_failed_batch_fails_only_what_is_not_answered(model: Model) -> None:
+    channel = model.channel()
+    told = model.submit()
+    channel.conversation.say(1, value(4), True)
+    channel.finish(error=unavailable("it died"))
+    assert told.error is None
+    other = model.submit()
+    channel.finish(error=unavailable("it died"))
+    assert other.error is not None
+    assert model.counts() == (1, 1, 1)
+
+
+def test_an_error_over_the_conversation_is_a_failure(model: Model) -> None:
+    channel = model.channel()
+    told = model.submit()
+    channel.finish(open_requests={0})
+    channel.conversation.say(1, ServeError(StatusCode.NOT_FOUND, "no"), True)
+    assert told.error is not None
+    assert told.error.code is StatusCode.NOT_FOUND
+    assert model.counts() == (0, 0, 1)
+
+
+def test_a_dead_worker_fails_what_is_open(model: Model) -> None:
+    channel = model.channel()
+    told = model.submit()
+    channel.finish(open_requests={0})
+    channel.conversation.end()
+    assert told.error is not None
+    assert told.error.text == "it died"
+    assert drained(model).is_set()
+
+
+def test_what_never_ran_is_run_elsewhere(model: Model) -> None:
+    channel = model.channel()
+
+    def die() -> None:
+        # As the worker's end may come between the opening of the request and its sending.
+        channel.closed = True
+        channel.conversation.end()
+
+    channel.on_execute = die
+    told = model.submit()
+    assert not told.done.is_set()
+    successor = model.channel()
+    successor.finish()
+    assert told.values == [0.0]
+    assert model.counts() == (1, 1, 0)
+    assert drained(model).is_set()
+
+
+def test_a_batch_behind_the_dead_is_run_elsewhere(model: Model) -> None:
+    channel = model.channel()
+    told = model.submit()
+    channel.closed = True
+    channel.finish(error=WorkerGone("gone"))
+    channel.conversation.end()
+    successor = model.channel()
+    successor.finish()
+    assert told.values == [0.0]
+
+
+def test_clients_of_requests_that_run_long_are_watched(model: Model, timers) -> None:
+    channel = model.channel()
+    told = model.submit()
+    deadline = threading.Event()
+    timers.call_at(0.0, deadline.set)
+    assert deadline.wait(10)
+    _until(lambda: told.leave is not None)
+    told.leave()
+    assert channel.conversation.cancelled == [1]
+    # One that was quick is not.
+    channel.finish()
+    quick = model.submit()
+    channel.finish()
+    later = model.submit()
+    _until(lambda: later.leave is not None)
+    assert quick.leave is None
+    channel.finish()
+
+
+def test_after_its_first_call_a_model_gets_nothing_ahead(model: Model) -> None:
+    channel = model.channel()
+    for _ in range(40):
+        model.submit()
+        channel.finish()
+    # Quick as it is, a second batch is sent ahead.
+    model.submit(), model.submit()
+    assert len(channel.batches) == 2
+    channel.finish(), channel.finish()
+    model.scheduler.stop_sending_ahead()
+    model.submit(), model.submit()
+    assert len(channel.batches) == 1
+    channel.finish(), channel.finish()
+
+
+def _until(condition: Callable[[], object]) -> None:
+    pause = threading.Event()
+    for _ in range(5000):
+        if condition():
+            return
+        pause.wait(0.002)
+    raise AssertionError("it did not happen in time")
