@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -272,3 +273,19 @@ def test_the_choice_of_the_engine_is_said(
         )
     )
     assert "engine cpu: KIND_GPU is asked for, but amd.rocal is not installed" in caplog.text
+
+
+def test_rocal_that_cannot_be_loaded_is_replaced_only_where_auto_is_written(
+    model_source: SourceMaker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It seems to be installed, but its import fails.
+    monkeypatch.setattr("rocserve.backends.rocal.engine_choice.is_installed", lambda module: True)
+    monkeypatch.setitem(sys.modules, "amd", None)
+    with pytest.raises(ServeError, match=r"amd\.rocal is not installed") as caught:
+        load(model_source("pipeline.json", {"pipeline": [RESIZE]}, kind=InstanceKind.GPU))
+    assert caught.value.code is StatusCode.UNAVAILABLE
+    caplog.set_level(logging.INFO)
+    load(
+        model_source("pipeline.json", {"pipeline": [RESIZE]}, kind=InstanceKind.GPU, parameters={"engine": "auto"})
+    ).warm_up([])
+    assert "engine cpu: rocAL cannot run it (amd.rocal is not installed" in caplog.text

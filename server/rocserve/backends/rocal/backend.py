@@ -8,13 +8,13 @@ from rocserve.backends.base import LoadedModel, ModelSource
 from rocserve.backends.parameters import read_choice, read_integer, usable_cpus
 from rocserve.backends.rocal.batch_engine import BatchEngine, EngineSetup
 from rocserve.backends.rocal.decoding.options import DEFAULT_MAX_PIXELS, ColorFormat
-from rocserve.backends.rocal.engine_choice import EngineName, choose_engine
+from rocserve.backends.rocal.engine_choice import EngineChoice, EngineName, choose_engine
 from rocserve.backends.rocal.interface import join
 from rocserve.backends.rocal.model import RocalModel
 from rocserve.backends.rocal.pipeline import Pipeline, parse_pipeline
 from rocserve.backends.rocal.schema import PipelineError
 from rocserve.backends.rocal.threaded_engine import ThreadedEngine
-from rocserve.core.errors import invalid_argument, unavailable
+from rocserve.core.errors import ServeError, invalid_argument, unavailable
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,7 +46,14 @@ def load(model: ModelSource) -> LoadedModel:
         threads=threads,
         device=model.device,
     )
-    engine = _make_engine(choice.engine, setup)
+    try:
+        engine = _make_engine(choice.engine, setup)
+    except ServeError as error:
+        if not choice.accepts_cpu:
+            raise
+        reason = f"rocAL cannot run it ({error.text}); parameter 'engine' is \"auto\", which accepts the CPU"
+        choice = EngineChoice(EngineName.CPU, reason)
+        engine = _make_engine(choice.engine, setup)
     _LOG.info("%s runs on engine %s: %s", model.model_file.name, choice.engine.value, choice.reason)
     return RocalModel(engine, setup, interface)
 

@@ -25,6 +25,8 @@ class EngineChoice:
     engine: EngineName
     reason: str
     """For the log: goes on after "engine cpu: "."""
+    accepts_cpu: bool = False
+    """Whether the CPU engine may take its place when rocAL turns out to be unable to run the pipeline."""
 
 
 def choose_engine(model: ModelSource) -> EngineChoice:
@@ -54,7 +56,7 @@ def choose_engine(model: ModelSource) -> EngineChoice:
     if not on_gpu and not _asks_for_gpu(model):
         return EngineChoice(EngineName.CPU, f"the instance is {kind}")
     if on_gpu and is_installed(ROCAL_MODULE):
-        return EngineChoice(EngineName.ROCAL, "the instance is KIND_GPU")
+        return EngineChoice(EngineName.ROCAL, "the instance is KIND_GPU", accepts_cpu=wanted == "auto")
     if wanted != "auto":
         raise _missing(
             model, "it asks for KIND_GPU", "use KIND_CPU, or set parameter 'engine' to \"auto\" to accept the CPU"
