@@ -86,6 +86,15 @@ def test_texts_and_modules_beside_the_model() -> None:
     assert not list((MODELS / "words").rglob("__pycache__"))
 
 
+def test_the_example_of_the_documentation(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "python-models.md").read_text()
+    _, source, *_ = page.split("```python\n")
+    config = page.split("```\n\n```\n")[1]
+    with serving_source(tmp_path / "shout", source.split("```")[0], config.split("```")[0]) as model:
+        (answer,) = model.execute([request(TEXT=np.array([["hello"]], dtype=object))])
+    assert outputs(answer)["SHOUTED"].tolist() == [[b"HELLO!"]]
+
+
 def test_a_model_completes_its_configuration() -> None:
     with serving(MODELS / "completed") as model:
         signature = model.signature
