@@ -18,7 +18,8 @@ from rocserve_client import AsyncClient, Client
 
 @dataclass
 class LoopbackServer:
-    """Models: echo gives its inputs back, slow never answers, fails.<STATUS> fails so, classes gives class texts."""
+    """Models: echo gives its inputs back, slow never answers, fails.<STATUS> fails so, classes gives class texts; in a
+    stream times.<N> answers N times."""
 
     address: str = ""
     requests: list[Any] = field(default_factory=list)
@@ -42,6 +43,9 @@ class LoopbackServer:
             if request.model_name == "breaks":
                 context.abort(grpc.StatusCode.UNAVAILABLE, "the stream is broken")
             answer = pb.ModelStreamInferResponse()
+            if request.model_name.startswith("times."):
+                yield from decoupled(request)
+                continue
             if request.model_name == "fails":
                 answer.error_message = "asked to fail"
                 answer.infer_response.id = request.id
@@ -69,6 +73,22 @@ class LoopbackServer:
             return answer
 
         return handle
+
+
+def decoupled(request: Any) -> Iterator[Any]:
+    """As many responses as the model's name says, and an empty last one where that is asked for."""
+    for number in range(int(request.model_name.partition(".")[2])):
+        answer = pb.ModelStreamInferResponse()
+        response = answer.infer_response
+        response.id = request.id
+        response.outputs.add(name="N", datatype="INT32", shape=[1])
+        response.raw_output_contents.append(number.to_bytes(4, "little"))
+        yield answer
+    if "triton_enable_empty_final_response" in request.parameters:
+        last = pb.ModelStreamInferResponse()
+        last.infer_response.id = request.id
+        last.infer_response.parameters["triton_final_response"].bool_param = True
+        yield last
 
 
 def echo(request: Any) -> Any:

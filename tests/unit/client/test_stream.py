@@ -40,6 +40,37 @@ def test_a_failed_request_does_not_end_the_stream(loopback: Any) -> None:
             stream.receive()
 
 
+def test_a_request_may_have_any_number_of_answers(loopback: Any) -> None:
+    with Client(loopback.address) as client, client.stream() as stream:
+        stream.send("times.3", numbered(0), request_id="three")
+        stream.send("times.0", numbered(0), request_id="none")
+        stream.send("times.1", numbered(0), request_id="one")
+        stream.close_sending()
+        results = list(stream)
+    assert [(result.request_id, int(result["N"][0])) for result in results] == [
+        ("three", 0),
+        ("three", 1),
+        ("three", 2),
+        ("one", 0),
+    ]
+    assert not any(result.is_last for result in results)
+
+
+async def test_the_last_answer_is_marked_when_asked_for(loopback: Any) -> None:
+    with Client(loopback.address) as client, client.stream() as stream:
+        stream.send("times.2", numbered(0), mark_last=True)
+        answers = [stream.receive() for _ in range(3)]
+    async with AsyncClient(loopback.address) as client, client.stream() as stream:
+        await stream.send("times.0", numbered(0), mark_last=True)
+        answers.append(await stream.receive())
+    assert [(answer.is_last, list(answer.outputs)) for answer in answers] == [
+        (False, ["N"]),
+        (False, ["N"]),
+        (True, []),
+        (True, []),
+    ]
+
+
 def test_a_broken_stream_raises_its_status(loopback: Any) -> None:
     with Client(loopback.address) as client, client.stream() as stream:
         stream.send("breaks", numbered(0))

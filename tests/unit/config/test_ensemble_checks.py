@@ -44,6 +44,15 @@ def test_all_agrees() -> None:
     check_ensemble(_ENSEMBLE, {"a": _model("a"), "b": _model("b", (-1,), 16)})
 
 
+def test_a_decoupled_member() -> None:
+    with pytest.raises(ServeError) as raised:
+        check_ensemble(_ENSEMBLE, {"a": replace(_model("a"), decoupled=True), "b": _model("b")})
+    assert raised.value.code is StatusCode.UNIMPLEMENTED
+    assert raised.value.text == (
+        "ensemble e contains model a, which is decoupled; a step of an ensemble must be answered exactly once"
+    )
+
+
 def test_members_that_are_not_there() -> None:
     assert _fault(b=None) == "ensemble e contains models that are not available or ambiguous: b"
     with pytest.raises(ServeError, match=r"not available or ambiguous: a, b$"):

@@ -1,0 +1,146 @@
+"""The configuration of backends whose models answer each request for itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocserve.backends.base import BackendSpec
+from rocserve.backends.registry import BackendRegistry
+from rocserve.config.definition import ModelDefinition, complete_definition, read_model_definitions
+from rocserve.config.json_text import config_json
+from rocserve.config.pbtxt import parse_model_config
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.model_config import InputConfig, OutputConfig
+from rocserve.core.requests import Signature, TensorSpec
+
+REGISTRY = BackendRegistry(
+    [
+        BackendSpec(
+            name="python",
+            platforms=("python",),
+            engine="engines.python",
+            model_filenames=("model.py",),
+            thread_safe=False,
+            forks_from_zygote=True,
+            default_max_batch_size=0,
+            answers_requests=True,
+        )
+    ]
+)
+TENSORS = 'input { name: "x" data_type: TYPE_FP32 dims: 4 } output { name: "y" data_type: TYPE_STRING dims: 1 }'
+EMPTY = Signature((), (), False)
+Read = Callable[..., ModelDefinition]
+
+
+@pytest.fixture
+def read(make_folder: Callable[..., Path]) -> Read:
+    def read_text(text: str, *, strict: bool = False) -> ModelDefinition:
+        folder = make_folder("m", {"config.pbtxt": f'backend: "python" {text}', "1/model.py": ""})
+        (definition,) = read_model_definitions(folder, REGISTRY, strict=strict)
+        return definition
+
+    return read_text
+
+
+def test_what_the_model_says_of_itself_is_added(read: Read) -> None:
+    signature = Signature(
+        (TensorSpec("x", DataType.FP32, (-1, 4)), TensorSpec("w", DataType.INT8, (-1, -1))),
+        (TensorSpec("y", DataType.BYTES, (-1, 1)), TensorSpec("z", DataType.INT64, (-1, 2, 3))),
+        supports_batching=True,
+        optional_inputs=frozenset({"w"}),
+        max_batch_size=16,
+        dynamic_batching=True,
+        decoupled=True,
+    )
+    definition = complete_definition(read(TENSORS), signature)
+    config = definition.config
+    assert config.max_batch_size == 16
+    assert config.inputs == (
+        InputConfig("x", DataType.FP32, (4,)),
+        InputConfig("w", DataType.INT8, (-1,), optional=True),
+    )
+    assert config.outputs == (OutputConfig("y", DataType.BYTES, (1,)), OutputConfig("z", DataType.INT64, (2, 3)))
+    assert config.dynamic_batching is not None
+    assert config.dynamic_batching.preferred_batch_sizes == (16,)
+    assert config.decoupled
+    assert definition.message.model_transaction_policy.decoupled
+
+
+def test_a_model_that_says_nothing_leaves_all_as_it_is(read: Read) -> None:
+    config = complete_definition(read(TENSORS + "max_batch_size: 2"), EMPTY).config
+    assert (config.max_batch_size, config.decoupled, config.dynamic_batching) == (2, False, None)
+    assert [tensor.name for tensor in (*config.inputs, *config.outputs)] == ["x", "y"]
+
+
+def test_nothing_is_taken_from_the_model_when_told_so(read: Read) -> None:
+    signature = replace(EMPTY, max_batch_size=16, decoupled=True)
+    config = complete_definition(read(TENSORS, strict=True), signature, strict=True).config
+    assert (config.max_batch_size, config.decoupled) == (0, False)
+
+
+def test_tensors_must_come_from_somewhere(read: Read) -> None:
+    with pytest.raises(ServeError, match="must specify at least one 'input' for m"):
+        complete_definition(read(""), EMPTY)
+
+
+def test_a_decoupled_model_keeps_no_order(read: Read) -> None:
+    text = TENSORS + "max_batch_size: 2 dynamic_batching { preserve_ordering: true }"
+    with pytest.raises(ServeError) as raised:
+        complete_definition(read(text), replace(EMPTY, decoupled=True))
+    assert raised.value.code is StatusCode.UNIMPLEMENTED
+    assert raised.value.text.startswith("model 'm': preserve_ordering of a decoupled model is not supported")
+
+
+def test_the_policy_is_read(read: Read) -> None:
+    assert read(TENSORS + "model_transaction_policy { decoupled: true }").config.decoupled
+
+
+def test_the_configuration_as_json_has_all_fields_and_numbers() -> None:
+    text = """
+    name: "m" backend: "python" max_batch_size: 8
+    version_policy { latest { num_versions: 2 } }
+    input { name: "x" data_type: TYPE_FP32 dims: [ -1, 9223372036854775807 ] reshape { shape: [ 4 ] } optional: true }
+    output { name: "y" data_type: TYPE_STRING dims: 1 label_filename: "labels" }
+    instance_group { kind: KIND_CPU count: 2 gpus: [ ] }
+    dynamic_batching {
+      max_queue_delay_microseconds: 100
+      priority_queue_policy { key: 2 value { max_queue_size: 5 } }
+    }
+    parameters { key: "k" value { string_value: "v" } }
+    model_transaction_policy { decoupled: true }
+    """
+    config: dict[str, Any] = json.loads(config_json(parse_model_config(text, "config.pbtxt")))
+    assert config["name"] == "m"
+    assert config["max_batch_size"] == 8
+    assert config["platform"] == ""
+    assert config["version_policy"] == {"latest": {"num_versions": 2}}
+    assert config["input"] == [
+        {
+            "name": "x",
+            "data_type": "TYPE_FP32",
+            "format": "FORMAT_NONE",
+            "dims": [-1, 9223372036854775807],
+            "reshape": {"shape": [4]},
+            "is_shape_tensor": False,
+            "allow_ragged_batch": False,
+            "optional": True,
+            "is_non_linear_format_io": False,
+        }
+    ]
+    assert config["output"][0]["label_filename"] == "labels"
+    assert config["instance_group"][0]["count"] == 2
+    assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 100
+    assert config["dynamic_batching"]["priority_queue_policy"]["2"]["max_queue_size"] == 5
+    assert config["parameters"] == {"k": {"string_value": "v"}}
+    assert config["model_transaction_policy"] == {"decoupled": True}
+    assert config["model_warmup"] == []
+    # Messages that are not set are not there.
+    assert "optimization" not in config
+    assert "sequence_batching" not in config
