@@ -114,11 +114,28 @@ def test_resize_mirror_normalize() -> None:
     np.testing.assert_array_equal(run(operation, pixels)[0, -1], [0, 0, 0])
 
 
-def test_resize_mirror_normalize_takes_swapped_divisors_in_the_columns_beyond_a_multiple_of_eight() -> None:
+def test_resize_mirror_normalize_divides_each_channel_by_its_own_deviation_in_every_column() -> None:
     pixels = np.full((4, 9, 3), 120, np.uint8)
-    floats = run(ResizeMirrorNormalize(9, 4, (0.0, 0.0, 0.0), (2.0, 4.0, 8.0), False), pixels, as_float=True)
-    np.testing.assert_allclose(floats[0, 7], [60, 30, 15])
-    np.testing.assert_allclose(floats[0, 8], [30, 60, 15])
+    operation = ResizeMirrorNormalize(9, 4, (0.0, 0.0, 0.0), (2.0, 4.0, 8.0), False)
+    for as_float in (False, True):
+        np.testing.assert_allclose(run(operation, pixels, as_float), np.full((4, 9, 3), (60, 30, 15)))
+
+
+def test_resizing_a_part_of_an_image_equals_resizing_its_copy() -> None:
+    generator = np.random.default_rng(5)
+    whole = generator.integers(0, 256, (60, 50, 3), dtype=np.uint8)
+    part = whole[7:44, 3:40]
+    for as_float in (False, True):
+        for size in ((21, 13), (80, 90), (1, 1)):
+            np.testing.assert_array_equal(run(Resize(*size), part, as_float), run(Resize(*size), part.copy(), as_float))
+
+
+@pytest.mark.parametrize("source", [(1, 1), (1, 9), (9, 1), (2, 2)])
+def test_images_of_a_row_or_a_column_are_resized(source: tuple[int, int]) -> None:
+    pixels = np.full((*source, 3), 77, np.uint8)
+    for size in ((1, 1), (9, 8), (17, 3)):
+        for as_float in (False, True):
+            np.testing.assert_array_equal(run(Resize(*size), pixels, as_float), np.full((size[1], size[0], 3), 77))
 
 
 def test_crop_mirror_normalize_starts_at_fractions_of_the_room() -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import cast
 
 import cv2
@@ -25,12 +26,15 @@ from rocserve.backends.rocal.image import Pixels
 _VECTOR_WIDTH = 8
 """Pixels that RPP's vectorised loop writes at once; the rest of a row goes through its scalar loop."""
 
-_ERROR = 1e-5
-"""How far a level of OpenCV's is from RPP's at most, for each pixel of the source's longer side: both keep places in 32
-bits, which the larger they are the coarser they are."""
+_ERROR = 3e-6
+"""How far a level of OpenCV's is from RPP's, for each pixel of the source's longer side: both keep places in 32 bits,
+which the larger they are the coarser they are. One level in 10,000 is farther, none by more than twice as much."""
 
 _CLOSE_TO_MEAN = 5.0
 """Grey levels. Farther from the mean, OpenCV's error is hardly ever more than a thousandth of the result."""
+
+_GRIDS = 64
+"""How many pairs of sizes are remembered."""
 
 _BLOCK = 1 << 15
 _PLACES = 1 << 12
@@ -69,8 +73,9 @@ def resize_to_floats(
         if np.any(scaling.mean):
             # Where a level is close to the mean, OpenCV's error is no longer small against the result.
             limit = _CLOSE_TO_MEAN * float(np.max(np.abs(scaling.factor)))
-            grid = _Grid(pixels, width, height, mirror, for_bytes=False)
-            _reckon_anew(results, grid, scaling, _places_where(results, lambda block: np.abs(block) < limit))
+            grid = _grid(pixels.shape, width, height, mirror, False)
+            close = _places_where(results, lambda block: np.abs(block) < limit)
+            _reckon_anew(results, close, _in_a_row(pixels), grid, scaling)
     return results
 
 
@@ -82,15 +87,16 @@ def resize_to_bytes(
     if source.shape[0] > 1:
         source[-1] = source[-2]
     results = _bilinear(source, width, height, mirror)
-    grid = _Grid(pixels, width, height, mirror, for_bytes=True)
-    columns = grid.columns_unlike_opencv
+    grid = _grid(pixels.shape, width, height, mirror, True)
+    numbers = _in_a_row(pixels)
+    columns, channels = grid.columns_unlike_opencv, results.shape[2]
     if len(columns):
-        channels = results.shape[2]
-        numbers = columns[:, np.newaxis] * channels + np.arange(channels)
-        results[:, columns] = grid.levels(np.arange(height)[:, np.newaxis, np.newaxis], numbers)
+        places = columns[:, np.newaxis] * channels + np.arange(channels)
+        results[:, columns] = grid.levels(numbers, np.arange(height)[:, np.newaxis, np.newaxis], places)
     if scaling is not None:
         scaling.apply(results)
-    _settle(results, grid, scaling)
+    if not grid.is_exact:
+        _reckon_anew(results, _doubtful(results, grid, scaling), numbers, grid, scaling)
     return to_bytes(results)
 
 
@@ -111,13 +117,16 @@ class _Grid:
     A row of an image is a row of numbers here, with the channels of a pixel beside each other.
     """
 
-    def __init__(self, pixels: Pixels, width: int, height: int, mirror: bool, for_bytes: bool) -> None:
-        source_height, source_width, channels = pixels.shape
+    def __init__(
+        self, source_shape: tuple[int, int, int], width: int, height: int, mirror: bool, for_bytes: bool
+    ) -> None:
+        source_height, source_width, channels = source_shape
         self.longer_side = max(source_height, source_width)
-        self._numbers = np.ascontiguousarray(pixels).reshape(-1)
         last_row, last_column = (max(side - (2 if for_bytes else 1), 0) for side in (source_height, source_width))
         rows, self._tops, self._bottoms = _places(source_height, height)
         columns, lefts, rights = _places(source_width, width)
+        self.is_exact = not any(np.any(weights * 128 % 1) for weights in (self._tops, lefts))
+        """Whether arithmetic in 32 bits never has to round: the weights are multiples of 1/128."""
         if mirror:
             columns, lefts, rights = columns[::-1], lefts[::-1], rights[::-1]
         row_length = source_width * channels
@@ -135,10 +144,11 @@ class _Grid:
         self._lefts, self._rights = np.repeat(lefts, channels), np.repeat(rights, channels)
         self._is_scalar = np.repeat(is_scalar, channels)
 
-    def levels(self, rows: Pixels, columns: Pixels) -> Pixels:
+    def levels(self, source: Pixels, rows: Pixels, columns: Pixels) -> Pixels:
         """The levels at these places, of indices that numpy broadcasts, the columns counted in numbers; FP32.
 
-        In the UINT8 kernel's last columns they are cut off to whole numbers.
+        In the UINT8 kernel's last columns they are cut off to whole numbers. `source`: all numbers of the image in one
+        row.
         """
         top, bottom, left, right = self._tops[rows], self._bottoms[rows], self._lefts[columns], self._rights[columns]
         top_row, bottom_row = self._top_rows[rows], self._bottom_rows[rows]
@@ -151,19 +161,16 @@ class _Grid:
             (bottom_row + right_column, bottom * right),
         ):
             # A fused multiplication and addition: in 64 bits the product is exact, and the sum is rounded once to 32.
-            levels = (self._numbers[place] * weight.astype(np.float64) + levels).astype(np.float32)
+            levels = (source[place] * weight.astype(np.float64) + levels).astype(np.float32)
         return np.where(self._is_scalar[columns], np.floor(levels), levels)
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether arithmetic in 32 bits never has to round: the weights are multiples of 1/128."""
-        return not any(np.any(weights * 128 % 1) for weights in (self._tops, self._lefts))
+
+# A model meets few sizes, and often the same again.
+_grid = lru_cache(_GRIDS)(_Grid)
 
 
-def _settle(results: Pixels, grid: _Grid, scaling: Scaling | None) -> None:
-    """Reckon anew the results that OpenCV's error may have put on the wrong side of a rounding boundary."""
-    if grid.is_exact:
-        return
+def _doubtful(results: Pixels, grid: _Grid, scaling: Scaling | None) -> Pixels:
+    """The places of results that OpenCV's error may have put on the wrong side of a rounding boundary."""
     error = _ERROR * grid.longer_side
     if scaling is not None:
         error *= float(np.max(np.abs(scaling.factor)))
@@ -175,7 +182,7 @@ def _settle(results: Pixels, grid: _Grid, scaling: Scaling | None) -> None:
         close: Pixels = distances > 0.5 - error
         return close
 
-    _reckon_anew(results, grid, scaling, _places_where(results, is_close_to_a_half))
+    return _places_where(results, is_close_to_a_half)
 
 
 def _places_where(results: Pixels, condition: Callable[[Pixels], Pixels]) -> Pixels:
@@ -185,7 +192,7 @@ def _places_where(results: Pixels, condition: Callable[[Pixels], Pixels]) -> Pix
     return np.concatenate([np.flatnonzero(condition(numbers[start : start + _BLOCK])) + start for start in starts])
 
 
-def _reckon_anew(results: Pixels, grid: _Grid, scaling: Scaling | None, places: Pixels) -> None:
+def _reckon_anew(results: Pixels, places: Pixels, source: Pixels, grid: _Grid, scaling: Scaling | None) -> None:
     numbers = results.reshape(-1)
     row_length, channels = results[0].size, results.shape[2]
     # In blocks, too: what exceeds the cache, and the sizes that the allocator keeps, is several times slower.
@@ -193,7 +200,7 @@ def _reckon_anew(results: Pixels, grid: _Grid, scaling: Scaling | None, places: 
         some = places[start : start + _PLACES]
         rows = some // row_length
         columns = some - rows * row_length
-        levels = grid.levels(rows, columns)
+        levels = grid.levels(source, rows, columns)
         if scaling is not None:
             levels = (levels - scaling.mean[columns % channels]) * scaling.factor[columns % channels]
         numbers[some] = levels
@@ -201,7 +208,7 @@ def _reckon_anew(results: Pixels, grid: _Grid, scaling: Scaling | None, places: 
 
 def _places(source_size: int, size: int) -> tuple[Pixels, Pixels, Pixels]:
     """The first of the two source pixels of each destination pixel, its weight, and that of the other."""
-    ratio = np.float32(source_size) / np.float32(size)
+    ratio = _ratio(source_size, size)
     offset = np.float32(np.float64(ratio) * 0.5 - 1.5)
     # Places are counted from one pixel to the left, which makes the next whole number the first pixel.
     places = (np.arange(size) * np.float64(ratio) + np.float64(offset)).astype(np.float32)
@@ -210,8 +217,18 @@ def _places(source_size: int, size: int) -> tuple[Pixels, Pixels, Pixels]:
     return first.astype(np.intp), weights, np.float32(1) - weights
 
 
+def _in_a_row(pixels: Pixels) -> Pixels:
+    return np.ascontiguousarray(pixels).reshape(-1)
+
+
 def _bilinear(source: Pixels, width: int, height: int, mirror: bool) -> Pixels:
-    resized = cv2.resize(source, (width, height), interpolation=cv2.INTER_LINEAR)
+    # Given the ratios of the sizes instead of the sizes, OpenCV reckons with RPP's, which are of 32 bits.
+    across, down = _ratio(source.shape[1], width), _ratio(source.shape[0], height)
+    resized = cv2.resize(source, None, fx=1 / float(across), fy=1 / float(down), interpolation=cv2.INTER_LINEAR)
     if mirror:
         resized = cv2.flip(resized, 1)
     return with_channels(cast(Pixels, resized))
+
+
+def _ratio(source_size: int, size: int) -> np.float32:
+    return np.float32(source_size) / np.float32(size)
