@@ -26,8 +26,9 @@ def places(matrix: Sequence[float], height: int, width: int, lanes: int) -> dict
         for axis, (by_column, by_row, offset, half) in enumerate(
             ((factors[3], factors[4], factors[5], half_height), (factors[0], factors[1], factors[2], half_width))
         ):
-            start = np.float32(np.float64(row - half_height) * by_row + offset)
-            start = np.float32(np.float32(np.float64(-half_width) * by_column + start) + half)
+            start = np.float32(
+                (row - half_height) * float(by_row) - half_width * float(by_column) + float(offset) + half
+            )
             blocks_end = width - width % lanes
             for column in range(width):
                 if column >= blocks_end:

@@ -18,39 +18,40 @@ from rocserve.backends.rocal.operations.base import PipelineOperation
 from rocserve.backends.rocal.operations.kept_size import KeptSizeOperation
 from rocserve.backends.rocal.schema import Key
 
-_SIXTHS = tuple(np.float32(count / 6) for count in range(7))
+_ONE = np.float32(1)
+_THIRD, _HALF, _TWO_THIRDS = np.float32(2 / 6), np.float32(3 / 6), np.float32(4 / 6)
 
 
 class _Saturated:
     """The hue and saturation of an image as RPP's older kernels find them: fractions, FP32, one plane each."""
 
     def __init__(self, pixels: Pixels) -> None:
-        red, green, blue = (plane.astype(np.float32) / np.float32(255) for plane in cv2.split(pixels))
+        # Constants are built and applied as there: the levels of many results lie in the middle between two whole ones.
+        red, green, blue = (plane.astype(np.float32) * (_ONE / np.float32(255)) for plane in cv2.split(pixels))
         self.value = np.maximum(np.maximum(green, blue), red)
-        least = np.minimum(np.minimum(green, blue), red)
-        chroma = self.value - least
-        divisor = np.maximum(chroma * np.float32(6), np.float32(1e-9))
+        chroma = self.value - np.minimum(np.minimum(green, blue), red)
         is_red, is_green = self.value == red, self.value == green
         difference = np.where(is_red, green - blue, np.where(is_green, blue - red, red - green))
-        start = np.where(is_red, _SIXTHS[6], np.where(is_green, _SIXTHS[2], np.float32(10 / 6)))
-        self.hue = np.where(chroma > 0, difference / divisor + start, np.float32(0))
+        start = np.where(is_red, _ONE, np.where(is_green, _ONE - _TWO_THIRDS, _ONE + _TWO_THIRDS))
+        is_grey = chroma == 0
+        self.hue = difference / np.where(is_grey, _ONE, chroma * np.float32(6)) + start
         self.hue -= self.hue >= 1
-        self.saturation = chroma / np.maximum(self.value, np.float32(1e-9))
+        self.saturation = chroma / np.where(is_grey, _ONE, self.value)
 
     def pixels(self) -> Pixels:
         """Back to red, green and blue."""
-        from_half = np.abs(self.hue - _SIXTHS[3]) * np.float32(6) - np.float32(2)
-        from_third = np.float32(1) - np.abs(self.hue - _SIXTHS[2]) * np.float32(6)
-        from_two_thirds = np.float32(1) - np.abs(self.hue - _SIXTHS[4]) * np.float32(6)
-        planes = []
-        for share in (from_half, from_third, from_two_thirds):
+        shares = (
+            np.abs(self.hue - _HALF) * np.float32(6) - np.float32(2),
+            _ONE - np.abs(self.hue - _THIRD) * np.float32(6),
+            _ONE - np.abs(self.hue - _TWO_THIRDS) * np.float32(6),
+        )
+        for share in shares:
             np.clip(share, -1, 0, out=share)
             share *= self.saturation
             share *= self.value
             share += self.value
             share *= np.float32(255)
-            planes.append(share)
-        return cv2.convertScaleAbs(cv2.merge(planes))
+        return cv2.convertScaleAbs(cv2.merge(shares))
 
 
 @dataclass(frozen=True)

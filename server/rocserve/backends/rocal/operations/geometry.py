@@ -16,7 +16,6 @@ from rocserve.backends.rocal import schema
 from rocserve.backends.rocal.image import Extent, Image, Pixels, ResultExtent
 from rocserve.backends.rocal.operations.base import Operation, PipelineOperation
 from rocserve.backends.rocal.operations.kept_size import KeptSizeOperation, padded
-from rocserve.backends.rocal.operations.levels import fused
 from rocserve.backends.rocal.remapping import BilinearPlaces, NearestPlaces
 from rocserve.backends.rocal.sampling import with_channels
 from rocserve.backends.rocal.schema import Key
@@ -144,9 +143,9 @@ def _affine_places(matrix: tuple[float, ...], height: int, width: int, lanes: in
         (matrix[3], matrix[4], matrix[5], height // 2),
         (matrix[0], matrix[1], matrix[2], width // 2),
     ):
-        from_middle = np.arange(height, dtype=np.float32) - height // 2
-        start = fused(np.full(height, -(width // 2), dtype=np.float32), step, 0)
-        start = (start.astype(np.float64) + fused(from_middle, by_row, offset)).astype(np.float32) + np.float32(half)
+        # The first column's places are found in 64 bits.
+        from_middle = np.arange(height, dtype=np.float64) - height // 2
+        start = (by_row * from_middle + offset - step * (width // 2) + half).astype(np.float32)
         places.append(_row_sums(start, np.float32(step), width, lanes))
     return places[0], places[1]
 
