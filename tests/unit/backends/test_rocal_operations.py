@@ -135,7 +135,9 @@ def test_images_of_a_row_or_a_column_are_resized(source: tuple[int, int]) -> Non
     pixels = np.full((*source, 3), 77, np.uint8)
     for size in ((1, 1), (9, 8), (17, 3)):
         for as_float in (False, True):
-            np.testing.assert_array_equal(run(Resize(*size), pixels, as_float), np.full((size[1], size[0], 3), 77))
+            # The weights add up to nearly one, and the last columns are cut off.
+            result = run(Resize(*size), pixels, as_float)
+            np.testing.assert_allclose(result, np.full((size[1], size[0], 3), 77), atol=0.001 if as_float else 1)
 
 
 def test_crop_mirror_normalize_starts_at_fractions_of_the_room() -> None:
