@@ -307,6 +307,25 @@ def test_coroutines_of_a_decoupled_model_go_on_side_by_side(caplog: pytest.LogCa
     assert "in respond" in caplog.text
 
 
+def test_coroutines_that_have_not_ended_are_cancelled_when_the_model_is_closed(tmp_path: Path) -> None:
+    source = """
+import asyncio
+
+
+class TritonPythonModel:
+    async def execute(self, requests):
+        await asyncio.Event().wait()
+"""
+    responder = RecordingResponder()
+    with serving_source(tmp_path / "m", source, DECOUPLED) as model:
+        assert model.execute([request(X=X, responder=responder)]) == [None]
+        assert responder.sent == []
+    ((error, final),) = responder.wait()
+    assert isinstance(error, ServeError)
+    assert "Failed to process the request(s) for model 'm_0_0', message: CancelledError" in error.text
+    assert final
+
+
 def test_requests_that_a_model_lets_go_of_are_ended(tmp_path: Path) -> None:
     silent, spoken, decoupled = RecordingResponder(), RecordingResponder(), RecordingResponder()
     body = """
