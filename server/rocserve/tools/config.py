@@ -54,7 +54,10 @@ def _effective_config(
         raise invalid_argument("is not a folder; expected the folder of a model, as in a model repository")
     if models := _models_in(folder):
         raise invalid_argument(f"is a model repository; give the folder of one of its models: {', '.join(models)}")
-    definitions = read_model_definitions(folder, registry, config_name=config_name, strict=strict)
+    # As in a server, files may be links to a neighbour's.
+    definitions = read_model_definitions(
+        folder, registry, config_name=config_name, strict=strict, repository=folder.parent
+    )
     written = read_written_config(
         folder, folder.name, config_name=config_name, strict=strict, override_json=None, roots=(folder,)
     )
