@@ -9,12 +9,14 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from PIL import Image
 from support.server import wait_until
+from support.slow_yolo import opencv_suppress, slow_decode
 from tritonclient.utils import InferenceServerException
 
 ROOT = Path(__file__).parents[2]
@@ -216,3 +218,37 @@ def test_a_detector_without_weights_is_told_with_the_way_to_get_them(repository,
     assert ran.returncode == 1
     assert "model 'detect_objects' is not ready" in ran.stderr
     assert "rocserve get yolov4" in ran.stderr
+
+
+def test_yolov4_s_heads_become_boxes_by_the_published_numbers(rocserve_server):
+    """The served post-processing against the zoo's formulas, written out cell by cell, and OpenCV's suppression."""
+    anchors = (
+        ((12, 16), (19, 36), (40, 28)),
+        ((36, 75), (76, 55), (72, 146)),
+        ((142, 110), (192, 243), (459, 401)),
+    )
+    random = np.random.default_rng(80)
+    inputs, candidates = [], []
+    for index, (stride, of_head, xy_scale) in enumerate(zip((8, 16, 32), anchors, (1.2, 1.1, 1.05), strict=True)):
+        side = 416 // stride
+        raw = random.normal(0, 1, (side, side, 3, 4))
+        probabilities = random.random((side, side, 3, 81)) ** 12
+        head = np.concatenate([raw, probabilities], axis=-1).astype(np.float32)
+        inputs.append(triton.InferInput(f"HEAD_{index}", head.shape, "FP32"))
+        inputs[-1].set_data_from_numpy(head)
+        candidates += slow_decode(head, SimpleNamespace(stride=stride, anchors=of_head, xy_scale=xy_scale), 0.25)
+    inputs.append(triton.InferInput("SIZE", [2], "INT32"))
+    inputs[-1].set_data_from_numpy(np.array([832, 208], dtype=np.int32))
+    result = rocserve_server.client().infer("yolov4_postprocess", inputs)
+
+    placed = []
+    for score, number, (left, top, right, bottom) in candidates:
+        box = np.clip(np.array([left / 2, top * 2, right / 2, bottom * 2]), 0, [208, 832, 208, 832])
+        placed.append((score, number, tuple(box)))
+    expected = opencv_suppress(placed, 0.213)[:100]
+    assert len(expected) == 100
+    names = (ROOT / "model_repository" / "yolov4_postprocess" / "labels.txt").read_text().splitlines()
+    np.testing.assert_allclose(result.as_numpy("SCORES"), [score for score, _, _ in expected], rtol=1e-5)
+    np.testing.assert_allclose(result.as_numpy("BOXES"), [box for _, _, box in expected], atol=0.01)
+    assert [label.decode() for label in result.as_numpy("LABELS")] == [names[number] for _, number, _ in expected]
+    assert (names[0], names[16], names[79]) == ("person", "dog", "toothbrush")

@@ -8,7 +8,7 @@ import pytest
 
 from rocserve.backends.base import BackendSpec
 from rocserve.backends.registry import BackendRegistry
-from rocserve.config.definition import ModelDefinition
+from rocserve.config.definition import ModelDefinition, find_model_file
 from rocserve.config.pbtxt import parse_model_config
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
@@ -138,3 +138,22 @@ def test_ensemble_needs_no_engine(tmp_path: Path) -> None:
     status, printed, _ = _run(tmp_path / "e")
     assert status == 0
     assert parse_model_config(printed, "printed").ensemble_scheduling.step[0].model_name == "a"
+
+
+def test_a_model_s_file_may_be_a_link_to_a_neighbour_s_but_not_further(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "neighbour" / "1").mkdir(parents=True)
+    (tmp_path / "neighbour" / "1" / "model.onnx").touch()
+
+    def describe(definition: ModelDefinition, version: int) -> Signature:
+        find_model_file(definition, definition.folder / str(version))
+        return _SIGNATURE
+
+    linked = folder / "3" / "model.onnx"
+    linked.unlink()
+    linked.symlink_to("../../neighbour/1/model.onnx")
+    assert _run(folder, describe)[0] == 0
+    linked.unlink()
+    linked.symlink_to("/etc/hostname")
+    status, _, err = _run(folder, describe)
+    assert status == 1
+    assert "is a link that leads out of the model repository" in err
