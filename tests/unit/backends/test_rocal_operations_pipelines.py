@@ -144,6 +144,27 @@ def test_a_padded_image_keeps_its_size_through_operations_that_keep_it(jpeg: Jpe
     assert not output[32:].any()
 
 
+@pytest.mark.parametrize(
+    ("operation", "key"),
+    [
+        ({"operation": "flip"}, "horizontal"),
+        ({"operation": "flip"}, "vertical"),
+        ({"operation": "crop_mirror_normalize", "crop": [20, 30]}, "mirror"),
+        ({"operation": "resize_mirror_normalize", "resize_width": 24, "resize_height": 16}, "mirror"),
+        ({"operation": "resize_crop_mirror", "resize_width": 24, "resize_height": 16}, "mirror"),
+    ],
+)
+def test_flags_may_come_with_each_image(operation: dict[str, Any], key: str, jpeg: JpegMaker) -> None:
+    document = {"pipeline": [{**operation, key: {"input": "TURN"}, "is_output": True}]}
+    pipeline = parse_pipeline(json.dumps(document), channels=3)
+    engine = PipelineEngine(
+        pipeline, Decoder(ColorFormat.RGB24, pipeline.decoder), (OutputFormat(DataType.UINT8, Layout.NHWC),)
+    )
+    (plain,), (turned,) = (engine.run(jpeg(60, 40), {"TURN": flag}) for flag in (False, True))
+    np.testing.assert_array_equal(turned, np.flip(plain, axis=0 if key == "vertical" else 1))
+    assert not np.array_equal(turned, plain)
+
+
 @pytest.mark.parametrize("name", RANDOM_OPERATIONS)
 def test_random_operations_are_refused_as_random(name: str) -> None:
     document = {"pipeline": [{"operation": name, "is_output": True}]}
