@@ -126,11 +126,14 @@ class DynamicBatcher:
         return BatchDecision(0, oldest_ns + self._delay_ns)
 
 
-def batch_policy(config: ModelConfig) -> BatchPolicy:
-    """The policy that a model's configuration asks for."""
+def batch_policy(config: ModelConfig, answers_requests: bool = False) -> BatchPolicy:
+    """The policy that a model's configuration asks for.
+
+    `answers_requests`: the model sees each request for itself, so that answers of any shape can be told apart.
+    """
     batching = config.dynamic_batching
     if batching is None or config.max_batch_size == 0:
-        return NoBatching(may_convoy=_may_convoy(config))
+        return NoBatching(may_convoy=config.max_batch_size > 0 if answers_requests else _may_convoy(config))
     return DynamicBatcher(
         config.max_batch_size,
         batching.preferred_batch_sizes or (config.max_batch_size,),

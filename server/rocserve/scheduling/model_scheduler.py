@@ -66,7 +66,7 @@ class ModelScheduler:
         self._statistics = statistics
         self._timers = timers
         self._log = log
-        self._policy = batch_policy(config)
+        self._policy = batch_policy(config, answers_requests)
         self._layouts: BatchLayouts | RequestBatches
         self._answerer: BatchAnswerer | RequestBatches
         if answers_requests:

@@ -304,6 +304,27 @@ def test_after_its_first_call_a_model_gets_nothing_ahead(model: Model) -> None:
     channel.finish(), channel.finish()
 
 
+def test_requests_travel_together_and_end_each_for_itself(model: Model) -> None:
+    channel = model.channel()
+    for _ in range(40):
+        model.submit()
+        channel.finish()
+    before = model.counts()
+    asked = [model.submit() for _ in range(9)]
+    while sum(told.done.is_set() for told in asked) < 5:
+        size = channel.sizes[-len(channel.batches)]
+        channel.finish(failures={0: unavailable("not this one")} if size > 2 else None)
+    convoy = max(channel.sizes)
+    assert convoy > 2
+    while channel.batches:
+        channel.finish()
+    assert all(told.done.is_set() for told in asked)
+    assert [told.error for told in asked].count(None) == 8
+    # An execution for each.
+    executions, successes, failures = model.counts()
+    assert (executions - before[0], successes - before[1], failures - before[2]) == (8, 8, 1)
+
+
 def _until(condition: Callable[[], object]) -> None:
     pause = threading.Event()
     for _ in range(5000):

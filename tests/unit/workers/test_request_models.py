@@ -84,6 +84,21 @@ async def test_one_request_fails_with_its_own_code(models: RequestModels) -> Non
     assert (counters.success.count, counters.fail.count) == (2, 1)
 
 
+async def test_without_a_batcher_the_model_gets_one_request_at_a_time(models: RequestModels) -> None:
+    await models.load("echo")
+    await models.load("picky", "picky")
+    asked = [models.ask("echo", [[value]], ("OUT", "TEXT")) for value in range(100)]
+    for value, answers in enumerate(asked):
+        await answers.done()
+        assert answers.out == [[float(value)]]
+        assert json.loads(answers.array(0, "TEXT")[0, 0])["together"] == 1
+    picked = [models.ask("picky", [[value if value % 3 else -1]]) for value in range(100)]
+    for value, answers in enumerate(picked):
+        await answers.done()
+        assert answers.out == ([[2.0 * value]] if value % 3 else [])
+        assert len(answers.errors) == (0 if value % 3 else 1)
+
+
 async def test_an_exception_fails_what_is_not_answered_and_the_model_goes_on(
     models: RequestModels, caplog: pytest.LogCaptureFixture
 ) -> None:
