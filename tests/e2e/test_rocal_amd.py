@@ -40,6 +40,13 @@ dynamic_batching { max_queue_delay_microseconds: 20000 }
 parameters { key: "engine" value: { string_value: "%s" } }
 """
 
+GOLDEN_CONFIG = """
+platform: "rocal_json"
+max_batch_size: 0
+input [ { name: "ENCODED" data_type: TYPE_STRING dims: [ 1 ] } ]
+parameters { key: "engine" value: { string_value: "rocal" } }
+"""
+
 
 def add_model(repository: Path, engine: str) -> None:
     folder = repository / f"on_{engine}"
@@ -113,3 +120,44 @@ def test_without_amd_rocal_the_model_says_so(repository: Path, serve: Serve) -> 
     wait_until(lambda: any(model.state == "UNAVAILABLE" for model in index().models), what="the failure")
     (model,) = index().models
     assert "amd.rocal is not installed" in model.reason
+
+
+GOLDEN = Path(__file__).parents[1] / "data" / "rocal-golden"
+LARGEST_MEAN_DIFFERENCE = 0.1
+"""Of a pipeline's outputs from those of the rocAL that made them, in grey levels or in the output's own units."""
+
+
+@pytest.mark.skipif(
+    not is_installed("amd.rocal"), reason="amd.rocal is not installed; put it, or the stand-in, on PYTHONPATH"
+)
+def test_the_installed_amd_rocal_against_the_golden_outputs(repository: Path, serve: Serve) -> None:
+    manifest = json.loads((GOLDEN / "manifest.json").read_text())
+    for name, operations in manifest["pipelines"].items():
+        (repository / name / "1").mkdir(parents=True)
+        document = {"mean_std_range": "pixel", "pipeline": operations}
+        (repository / name / "1" / "pipeline.json").write_text(json.dumps(document))
+        (repository / name / "config.pbtxt").write_text(GOLDEN_CONFIG)
+    server = serve(repository)
+    server.wait_until_ready(90)
+    client = server.client()
+    differences: dict[str, list[float]] = {}
+    for entry_ in manifest["entries"]:
+        if entry_["stored"]:
+            tensor = triton.InferInput("ENCODED", [1], "BYTES")
+            tensor.set_data_from_numpy(np.array([(GOLDEN / entry_["image"]).read_bytes()], dtype=object))
+            given = client.infer(entry_["pipeline"], [tensor]).as_numpy("image")
+            with np.load(GOLDEN / entry_["npz"]) as stored:
+                expected = stored[entry_["key"]]
+            _, _, width, height = entry_["roi_xywh"]
+            if entry_["stored"] == "full":
+                given, expected = given[:height, :width], expected[:height, :width]
+            else:
+                given = np.concatenate([given[start:end] for start, end in entry_["stored"]["rows"]])
+            assert given.shape == expected.shape, entry_
+            if any(step["operation"] == "ResizeMirrorNormalize" for step in manifest["pipelines"][entry_["pipeline"]]):
+                # RPP exchanges two channels' std_dev in the last columns, unless it is asked for planes.
+                given, expected = (array[:, : width - width % 8] for array in (given, expected))
+            difference = np.mean(np.abs(given.astype(np.float64) - expected))
+            differences.setdefault(entry_["pipeline"], []).append(float(difference))
+    assert differences.keys() == manifest["pipelines"].keys()
+    assert {name: found for name, found in differences.items() if np.mean(found) > LARGEST_MEAN_DIFFERENCE} == {}

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from rocserve.backends.rocal.amd.engine import RocalEngine, make_engine
+from rocserve.backends.rocal.amd.engine import make_engine
+from rocserve.backends.rocal.amd.rocal_engine import RocalEngine
 from rocserve.backends.rocal.batch_engine import BatchEngine, EngineSetup
 from rocserve.backends.rocal.decoding.options import ColorFormat
 from rocserve.backends.rocal.engine import OutputFormat

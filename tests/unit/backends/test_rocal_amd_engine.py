@@ -111,6 +111,13 @@ def test_formats_of_outputs(jpeg: JpegMaker) -> None:
     assert [result.shape for result in results[:3]] == [(8, 16, 3), (3, 6, 12), (6, 12, 3)]
 
 
+def test_the_kernel_that_exchanges_deviations_is_not_used_for_outputs(rocal: ModuleType, jpeg: JpegMaker) -> None:
+    step = output("ResizeMirrorNormalize", dest_width=13, dest_height=9, mean=[0], std_dev=[2, 3, 4])
+    assert_same(setup_for([step], batch_size=1), [jpeg(50, 40)])
+    (tensor,) = rocal.contexts[0].outputs
+    assert tensor.layout is rocal.types.NCHW
+
+
 def test_outputs_that_nobody_wants_are_left_out(jpeg: JpegMaker) -> None:
     setup = setup_for([RESIZE, output("Resize", dest_width=4, dest_height=4)])
     engine, reference = engines(setup)

@@ -102,7 +102,7 @@ _EXPRESSIONS: Mapping[str, Expression] = {
     **resizing.EXPRESSIONS,
     **cropping.EXPRESSIONS,
     ScaledResize.name: Expression(_by_name, gives_floats=True, gives_layouts=True),
-    ScaledResizeMirrorNormalize.name: Expression(_by_name, gives_floats=True, gives_layouts=True),
+    ScaledResizeMirrorNormalize.name: Expression(_by_name, gives_floats=True, gives_layouts=True, only_planes=True),
     CropMirrorNormalizeOfFn.name: Expression(_by_name, gives_floats=True, gives_layouts=True),
     ResizeCropMirror.name: Expression(_by_name, gives_floats=True, gives_layouts=True, fills_result=True),
     Normalize.name: Expression(_normalize, gives_floats=True),

@@ -105,7 +105,8 @@ def output_type(settings: GraphSettings, step: PlannedStep) -> tuple[Any, Any]:
     assert step.format is not None
     as_float = step.format.datatype is not DataType.UINT8 and step.expression.gives_floats
     as_asked = step.expression.gives_layouts and not settings.is_grey
-    asked = types.NCHW if step.format.layout is Layout.NCHW else types.NHWC
+    as_planes = step.format.layout is Layout.NCHW or step.expression.only_planes
+    asked = types.NCHW if as_planes else types.NHWC
     return asked if as_asked else settings.source_layout, types.FLOAT if as_float else types.UINT8
 
 

@@ -51,6 +51,8 @@ class Expression:
     """Whether rocAL's FP32 holds more than whole levels of 0..255. Where not, UINT8 is asked for and converted."""
     gives_layouts: bool = False
     """Whether rocAL can hand out channels first or last as asked for. Where not, it keeps the source's layout."""
+    only_planes: bool = False
+    """Whether an output is to be asked for with its channels first, since rocAL's kernel for the other layout errs."""
     fills_result: bool = False
     """Whether all of the result is written, though rocAL calls less of it valid."""
     refusal: Callable[[Any, ResultExtent], str | None] = _never_refused

@@ -102,7 +102,7 @@ def _resize_crop_mirror(node: Node, operation: ResizeCropMirrorFixed, images: Se
 EXPRESSIONS: Mapping[str, Expression] = {
     Resize.name: Expression(_resize, gives_floats=True, gives_layouts=True, refusal=_without_size),
     ResizeMirrorNormalize.name: Expression(
-        _resize_mirror_normalize, gives_floats=True, gives_layouts=True, refusal=_without_size
+        _resize_mirror_normalize, gives_floats=True, gives_layouts=True, only_planes=True, refusal=_without_size
     ),
     CropResizeFixed.name: Expression(
         _crop_resize, gives_floats=True, gives_layouts=True, fills_result=True, misfit=_too_small_a_part
