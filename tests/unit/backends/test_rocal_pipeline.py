@@ -12,8 +12,8 @@ from rocserve.backends.rocal.decoding.options import DecoderLimits
 from rocserve.backends.rocal.operations import OPERATIONS
 from rocserve.backends.rocal.operations.normalize import CropMirrorNormalize
 from rocserve.backends.rocal.operations.resize import Resize
-from rocserve.backends.rocal.pipeline import Layout, Pipeline, parse_pipeline
-from rocserve.backends.rocal.schema import PipelineError
+from rocserve.backends.rocal.pipeline import DECODED, Layout, Pipeline, PipelineInput, parse_pipeline
+from rocserve.backends.rocal.schema import REQUIRED, PipelineError
 from rocserve.core.datatypes import DataType
 
 RESIZE = {"operation": "Resize", "dest_width": 8, "dest_height": 6, "is_output": True}
@@ -137,6 +137,61 @@ def test_three_means_do_not_fit_grey_images() -> None:
 def test_a_wrong_operation_is_told_where_and_why(operation: Any, text: str) -> None:
     with pytest.raises(PipelineError, match=text):
         parse(RESIZE, operation)
+
+
+BLEND = {"operation": "blend", "ratio": 0.5, "is_output": True}
+
+
+@pytest.mark.parametrize(
+    ("operations", "text"),
+    [
+        (
+            [{**RESIZE, "inputs": ["decoded", "decoded"]}],
+            r"pipeline\[0\] \(Resize\): key 'inputs' must name 1 image, not 2",
+        ),
+        ([{**RESIZE, "inputs": ["a"]}], r"no earlier operation has the \"name\" 'a'; known are 'decoded'"),
+        ([{**RESIZE, "inputs": "decoded"}], "key 'inputs' must be a list of names, not 'decoded'"),
+        ([{**RESIZE, "name": "decoded"}], r"the \"name\" 'decoded' is taken"),
+        ([{**RESIZE, "name": "a"}, {**RESIZE, "name": "a"}], r"pipeline\[1\] \(Resize\): the \"name\" 'a' is taken"),
+        ([{**RESIZE, "name": 3}], "key 'name' must be a name, not 3"),
+        ([BLEND], r"pipeline\[0\] \(blend\): key 'inputs' is missing; it names the 2 images to read, of 'decoded'"),
+        ([{**BLEND, "inputs": ["decoded"]}], "key 'inputs' must name 2 images, not 1"),
+        ([{**RESIZE, "dest_width": {"input": "W"}}], "key 'dest_width' cannot be an object or come from an input"),
+        ([{**NORMALIZE, "mirror": {"inputs": "M"}}], "key 'mirror' must be a value or .*input.*, not"),
+        ([{**NORMALIZE, "mirror": {"input": ""}}], "key 'mirror' must be a value or"),
+        ([{"operation": "ImageSize"}], r"pipeline\[0\] \(ImageSize\) is nothing but an output"),
+        ([{"operation": "ImageSize", "is_output": True, "layout": "NHWC"}], "unknown key 'layout'"),
+    ],
+)
+def test_wrong_names_and_inputs_are_told(operations: list[Any], text: str) -> None:
+    with pytest.raises(PipelineError, match=text):
+        parse(*operations)
+
+
+def test_operations_read_the_one_before_or_those_that_they_name() -> None:
+    pipeline = parse(
+        {**RESIZE, "is_output": False, "name": "a"},
+        {"operation": "ImageSize", "is_output": True},
+        {**RESIZE, "is_output": False, "name": "b"},
+        {**RESIZE, "is_output": False, "inputs": ["decoded"]},
+        {**BLEND, "inputs": ["b", "a"]},
+    )
+    assert [step.sources for step in pipeline.steps] == [(DECODED,), (), (0,), (DECODED,), (2, 0)]
+
+
+def test_inputs_are_listed_once_in_their_order() -> None:
+    flipped, turned = {**NORMALIZE, "mirror": {"input": "F"}}, {**NORMALIZE, "mirror": {"input": "T"}}
+    pipeline = parse(flipped, turned, flipped)
+    assert pipeline.inputs == (PipelineInput("F", DataType.BOOL), PipelineInput("T", DataType.BOOL))
+    assert [[binding.key for binding in step.bindings] for step in pipeline.steps] == [["mirror"]] * 3
+
+
+@pytest.mark.parametrize("name", sorted(OPERATIONS))
+def test_what_an_input_gives_has_a_default_until_it_comes(name: str) -> None:
+    for key in OPERATIONS[name].keys.values():
+        if key.input_datatype is not None:
+            assert key.default is not REQUIRED
+            assert key.read(key.default) == key.default
 
 
 @pytest.mark.parametrize(

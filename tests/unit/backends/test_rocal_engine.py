@@ -1,0 +1,190 @@
+"""Runs of whole pipelines: formats of outputs, several outputs, images by name, values that come with the request."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rocserve.backends.rocal.decoding.decoder import Decoder
+from rocserve.backends.rocal.decoding.options import ColorFormat
+from rocserve.backends.rocal.engine import OutputFormat, PipelineEngine, output_extents
+from rocserve.backends.rocal.image import Extent
+from rocserve.backends.rocal.pipeline import Layout, parse_pipeline
+from rocserve.backends.rocal.schema import PipelineError
+from rocserve.core.datatypes import DataType
+
+JpegMaker = Callable[..., bytes]
+Operation = dict[str, Any]
+
+MEAN, DEVIATION = [100.0, 110.0, 120.0], [2.0, 3.0, 4.0]
+DESTINATION = {"dest_width": 19, "dest_height": 11}
+OPERATIONS: list[Operation] = [
+    {"operation": "Resize", **DESTINATION},
+    {"operation": "ResizeMirrorNormalize", **DESTINATION, "mean": MEAN, "std_dev": DEVIATION, "mirror": True},
+    {
+        "operation": "CropMirrorNormalize",
+        "crop_width": 19,
+        "crop_height": 11,
+        "start_x": 0.3,
+        "start_y": 0.7,
+        "mean": MEAN,
+        "std_dev": DEVIATION,
+        "mirror": True,
+    },
+    {"operation": "CropFixed", "crop_width": 19, "crop_height": 11, "crop_pos_x": 3, "crop_pos_y": 4},
+    {
+        "operation": "CropResizeFixed",
+        **DESTINATION,
+        "area": 0.3,
+        "aspect_ratio": 1.2,
+        "x_center_drift": 0.2,
+        "y_center_drift": 0.9,
+    },
+    {"operation": "ResizeCropMirrorFixed", **DESTINATION, "crop_w": 30, "crop_h": 21, "mirror": True},
+]
+RESIZE: Operation = {"operation": "Resize", "dest_width": 16, "dest_height": 8}
+UINT8_NHWC = OutputFormat(DataType.UINT8, Layout.NHWC)
+
+each_operation = pytest.mark.parametrize("operation", OPERATIONS, ids=[item["operation"] for item in OPERATIONS])
+
+
+def engine(
+    operations: list[Operation],
+    formats: list[OutputFormat] | None = None,
+    color_format: ColorFormat = ColorFormat.RGB24,
+    **top_level: Any,
+) -> PipelineEngine:
+    pipeline = parse_pipeline(json.dumps({"pipeline": operations, **top_level}), color_format.channels)
+    count = sum(step.is_output for step in pipeline.steps)
+    return PipelineEngine(pipeline, Decoder(color_format, pipeline.decoder), tuple(formats or [UINT8_NHWC] * count))
+
+
+def output(operation: Operation, encoded: bytes, output_format: OutputFormat, color_format: ColorFormat) -> Any:
+    return engine([{**operation, "is_output": True}], [output_format], color_format).run(encoded)[0]
+
+
+def in_grey(operation: Operation) -> Operation:
+    return {**operation, **{key: operation[key][:1] for key in ("mean", "std_dev") if key in operation}}
+
+
+@each_operation
+@pytest.mark.parametrize("color_format", ColorFormat)
+def test_every_datatype_and_layout_of_every_operation(
+    operation: Operation, color_format: ColorFormat, jpeg: JpegMaker
+) -> None:
+    encoded = jpeg(64, 48)
+    if color_format is ColorFormat.U8:
+        operation = in_grey(operation)
+    floats = output(operation, encoded, OutputFormat(DataType.FP32, Layout.NHWC), color_format)
+    assert floats.dtype == np.float32
+    assert floats.shape == (11, 19, color_format.channels)
+    for datatype, layout in itertools.product((DataType.UINT8, DataType.FP32, DataType.FP16), Layout):
+        given = output(operation, encoded, OutputFormat(datatype, layout), color_format)
+        assert given.dtype == datatype.numpy_dtype
+        if layout is Layout.NCHW:
+            given = given.transpose(1, 2, 0)
+        if datatype is DataType.UINT8:
+            # Resizing to bytes cuts off in the last columns, and reads next to nothing of the source's last row and
+            # column, which mirrored is the first.
+            inside = slice(0, -1), slice(3, 16)
+            assert np.max(np.abs(given[inside] - np.clip(floats, 0, 255)[inside])) <= 0.51
+        else:
+            np.testing.assert_array_equal(given, floats.astype(given.dtype))
+
+
+@each_operation
+def test_bgr_is_rgb_with_the_channels_in_the_other_order(operation: Operation, jpeg: JpegMaker) -> None:
+    encoded = jpeg(64, 48)
+    swapped = {**operation, **{key: operation[key][::-1] for key in ("mean", "std_dev") if key in operation}}
+    for datatype in (DataType.UINT8, DataType.FP32):
+        output_format = OutputFormat(datatype, Layout.NHWC)
+        rgb = output(operation, encoded, output_format, ColorFormat.RGB24)
+        bgr = output(swapped, encoded, output_format, ColorFormat.BGR24)
+        np.testing.assert_array_equal(bgr, rgb[:, :, ::-1])
+
+
+@pytest.mark.parametrize("name", ["ResizeMirrorNormalize", "CropMirrorNormalize"])
+@pytest.mark.parametrize("said", ["auto", "unit"])
+def test_mean_and_deviation_for_levels_of_0_to_1_are_those_of_0_to_255_times_255(
+    name: str, said: str, jpeg: JpegMaker
+) -> None:
+    encoded = jpeg(64, 48)
+    (operation,) = (item for item in OPERATIONS if item["operation"] == name)
+    unit = {"mean": [0.4, 0.5, 0.6], "std_dev": [0.2, 0.3, 0.4]}
+    pixel = {key: [number * 255 for number in numbers] for key, numbers in unit.items()}
+    floats = OutputFormat(DataType.FP32, Layout.NHWC)
+    scaled = output({**operation, **unit, "mean_std_range": said}, encoded, floats, ColorFormat.RGB24)
+    expected = output({**operation, **pixel, "mean_std_range": "pixel"}, encoded, floats, ColorFormat.RGB24)
+    np.testing.assert_array_equal(scaled, expected)
+    as_they_are = output({**operation, **unit, "mean_std_range": "pixel"}, encoded, floats, ColorFormat.RGB24)
+    assert np.max(as_they_are) > 255 * 0.9 * np.max(scaled)
+
+
+def test_several_outputs_come_in_the_order_of_their_operations_and_in_formats_of_their_own(jpeg: JpegMaker) -> None:
+    encoded = jpeg(64, 48)
+    crop = {"operation": "CropFixed", "crop_width": 5, "crop_height": 4, "crop_pos_x": 1, "crop_pos_y": 2}
+    operations = [{**RESIZE, "is_output": True}, {**crop, "is_output": True}, {**RESIZE, "dest_width": 3}]
+    formats = [OutputFormat(DataType.FP32, Layout.NCHW), UINT8_NHWC]
+    resized, cropped = engine(operations, formats).run(encoded)
+    assert resized.shape == (3, 8, 16)
+    assert resized.dtype == np.float32
+    # What the next operation reads is UINT8, whatever is handed out before it.
+    (bytes_,) = engine([{**RESIZE, "is_output": True}]).run(encoded)
+    np.testing.assert_array_equal(cropped, bytes_[2:6, 1:6])
+
+
+def test_image_size_is_that_of_the_image_that_was_sent(jpeg: JpegMaker) -> None:
+    operations = [{"operation": "ImageSize", "is_output": True}, {**RESIZE, "is_output": True}]
+    size, resized = engine(operations).run(jpeg(300, 200))
+    assert size.dtype == np.int32
+    assert size.tolist() == [200, 300]
+    (alone,) = engine([{**RESIZE, "is_output": True}]).run(jpeg(300, 200))
+    np.testing.assert_array_equal(resized, alone)
+    pipeline = parse_pipeline(json.dumps({"pipeline": operations}), 3)
+    assert output_extents(pipeline, Extent(None, None)) == [None, Extent(8, 16)]
+
+
+def test_operations_read_the_images_that_they_name(jpeg: JpegMaker) -> None:
+    encoded = jpeg(64, 48)
+    small = {**RESIZE, "name": "small"}
+    blend = {"operation": "blend", "inputs": ["small", "mirrored"], "ratio": 1.0, "is_output": True}
+    mirrored = {
+        "operation": "ResizeCropMirrorFixed",
+        "dest_width": 16,
+        "dest_height": 8,
+        "crop_w": 0,
+        "crop_h": 0,
+        "mirror": True,
+        "inputs": ["decoded"],
+        "name": "mirrored",
+    }
+    (plain,) = engine([{**RESIZE, "is_output": True}]).run(encoded)
+    (flipped,) = engine([{**mirrored, "is_output": True}]).run(encoded)
+    np.testing.assert_array_equal(engine([small, mirrored, blend]).run(encoded)[0], plain)
+    other = {**blend, "inputs": ["mirrored", "small"]}
+    np.testing.assert_array_equal(engine([small, mirrored, other]).run(encoded)[0], flipped)
+
+
+@pytest.mark.parametrize("name", ["ResizeMirrorNormalize", "CropMirrorNormalize", "ResizeCropMirrorFixed"])
+def test_mirror_may_come_with_each_image(name: str, jpeg: JpegMaker) -> None:
+    encoded = jpeg(64, 48)
+    (operation,) = ({**item, "is_output": True} for item in OPERATIONS if item["operation"] == name)
+    runner = engine([{**operation, "mirror": {"input": "FLIPPED"}}])
+    for value in (False, True, np.bool_(True), np.uint8(0), np.int32(1)):
+        (expected,) = engine([{**operation, "mirror": bool(value)}]).run(encoded)
+        np.testing.assert_array_equal(runner.run(encoded, {"FLIPPED": value})[0], expected)
+
+
+def test_images_that_never_fit_each_other_are_refused_when_the_model_is_loaded() -> None:
+    operations = [
+        {**RESIZE, "name": "one"},
+        {**RESIZE, "dest_width": 9, "name": "other"},
+        {"operation": "blend", "inputs": ["one", "other"], "ratio": 0.5, "is_output": True},
+    ]
+    with pytest.raises(PipelineError, match=r"pipeline\[2\] \(blend\): "):
+        output_extents(parse_pipeline(json.dumps({"pipeline": operations}), 3), Extent(None, None))
