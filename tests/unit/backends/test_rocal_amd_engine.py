@@ -153,6 +153,16 @@ def test_images_too_small_for_a_gpu_decoder(jpeg: JpegMaker) -> None:
     assert_same(setup_for([RESIZE]), [jpeg(9, 7), jpeg(63, 64), png(2, 3)])
 
 
+@pytest.mark.parametrize(("width", "height"), [(1, 40), (40, 1), (5, 40)])
+def test_images_beside_which_rocal_would_read(jpeg: JpegMaker, width: int, height: int) -> None:
+    setup = setup_for([{**RESIZE, "dest_width": 7}])
+    engine, _ = engines(setup)
+    _, failures = run_batch(engine, setup, [png(width, height), jpeg()], [(8, 7, 3)])
+    assert set(failures) == {0}
+    assert isinstance(failures[0], PixelsError)
+    assert "read other memory" in str(failures[0]) or "reads other memory" in str(failures[0])
+
+
 def test_raw_pixels() -> None:
     setup = setup_for({"decoder": {"input": "raw"}, "pipeline": [RESIZE]})
     pixels = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)

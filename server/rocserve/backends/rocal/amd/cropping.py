@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rocserve.backends.rocal.amd.node import Expression, Node, Tensor
+from rocserve.backends.rocal.amd.resizing import reads_beside
 from rocserve.backends.rocal.image import Extent, ResultExtent
 from rocserve.backends.rocal.operations.arithmetic import Slice
 from rocserve.backends.rocal.operations.crop import CropFixed
@@ -104,6 +105,13 @@ def _roi_resize(node: Node, operation: RoiResize, images: Sequence[Tensor]) -> T
     )
 
 
+def _roi_resize_misfit(operation: RoiResize, known: Extent, source: Extent) -> str | None:
+    assert source.height is not None and source.width is not None
+    overhang = _overhang(_roi_resize_part(operation), known, source)
+    width, height = min(operation.roi_w, source.width), min(operation.roi_h, source.height)
+    return overhang or reads_beside(width, height, operation.resize_width)
+
+
 def _slice_refusal(operation: Slice, source: ResultExtent) -> str | None:
     # fn.slice takes its anchor from another tensor only; a slice that stays in the image is a crop.
     if operation.out_of_bounds_policy == "ERROR":
@@ -143,7 +151,7 @@ EXPRESSIONS: Mapping[str, Expression] = {
     Crop.name: Expression(_cutter(_crop_part), misfit=_misfit(_crop_part)),
     Slice.name: Expression(_cutter(_slice_part), refusal=_slice_refusal, misfit=_slice_misfit),
     RoiResize.name: Expression(
-        _roi_resize, gives_floats=True, gives_layouts=True, fills_result=True, misfit=_misfit(_roi_resize_part)
+        _roi_resize, gives_floats=True, gives_layouts=True, fills_result=True, misfit=_roi_resize_misfit
     ),
     CropMirrorNormalize.name: Expression(_crop_mirror_normalize, gives_floats=True, gives_layouts=True),
 }

@@ -101,10 +101,14 @@ def _affine_refusal(operation: Rotate | WarpAffine, source: ResultExtent) -> str
 _EXPRESSIONS: Mapping[str, Expression] = {
     **resizing.EXPRESSIONS,
     **cropping.EXPRESSIONS,
-    ScaledResize.name: Expression(_by_name, gives_floats=True, gives_layouts=True),
-    ScaledResizeMirrorNormalize.name: Expression(_by_name, gives_floats=True, gives_layouts=True, only_planes=True),
+    ScaledResize.name: Expression(_by_name, gives_floats=True, gives_layouts=True, misfit=resizing.whole_misfit),
+    ScaledResizeMirrorNormalize.name: Expression(
+        _by_name, gives_floats=True, gives_layouts=True, only_planes=True, misfit=resizing.whole_misfit
+    ),
     CropMirrorNormalizeOfFn.name: Expression(_by_name, gives_floats=True, gives_layouts=True),
-    ResizeCropMirror.name: Expression(_by_name, gives_floats=True, gives_layouts=True, fills_result=True),
+    ResizeCropMirror.name: Expression(
+        _by_name, gives_floats=True, gives_layouts=True, fills_result=True, misfit=resizing.corner_misfit_of_fn
+    ),
     Normalize.name: Expression(_normalize, gives_floats=True),
     Transpose.name: Expression(_transpose, fills_result=True, refusal=needs_whole_source),
     Rotate.name: Expression(_by_name, fills_result=True, refusal=_affine_refusal),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rocserve.backends.rocal.amd.node import Expression, Node, Tensor
 from rocserve.backends.rocal.image import Extent, ResultExtent
-from rocserve.backends.rocal.operations.cropping import ResizeCrop
+from rocserve.backends.rocal.operations.cropping import ResizeCrop, ResizeCropMirror
 from rocserve.backends.rocal.operations.normalize import ResizeMirrorNormalize
 from rocserve.backends.rocal.operations.resize import CropResizeFixed, Resize, ResizeCropMirrorFixed
+
+_FETCHED_COLUMNS = 8
 
 
 def _resize(node: Node, operation: Resize, images: Sequence[Tensor]) -> Tensor:
@@ -71,15 +74,41 @@ def _fixed(operation: ResizeCrop) -> CropResizeFixed:
     )
 
 
-def _too_small_a_part(operation: CropResizeFixed, known: Extent, source: Extent) -> str | None:
+def reads_beside(width: float, height: float, resized_width: int) -> str | None:
+    """Why a part of an image cannot be resized by RPP's kernels; None = it can.
+
+    They step back from the last row and column without looking whether there is one before, and fetch 8 columns at
+    once.
+    """
+    if width < 2 or height < 2:
+        return (
+            f"rocAL reads other memory where it resizes less than two rows or columns, here {int(width)}x{int(height)}"
+            " pixels (width x height)"
+        )
+    if width < resized_width <= _FETCHED_COLUMNS:
+        return f"rocAL may read other memory where it resizes {int(width)} columns to {resized_width}"
+    return None
+
+
+def whole_misfit(operation: Any, known: Extent, source: Extent) -> str | None:
+    """Of operations that resize all of their source; by either of the two names of a width."""
+    assert source.height is not None and source.width is not None
+    width = operation.dest_width if hasattr(operation, "dest_width") else operation.resize_width
+    return reads_beside(source.width, source.height, width)
+
+
+def _area_misfit(operation: CropResizeFixed, known: Extent, source: Extent) -> str | None:
     assert source.height is not None and source.width is not None
     target = operation.area * source.height * source.width
-    if math.sqrt(target * operation.aspect_ratio) < 1 or math.sqrt(target / operation.aspect_ratio) < 1:
-        return (
-            f"the part that is {operation.area} of its {source.width}x{source.height} pixels is less than a pixel wide"
-            " or high, which rocAL cannot resize"
-        )
-    return None
+    width, height = math.sqrt(target * operation.aspect_ratio), math.sqrt(target / operation.aspect_ratio)
+    return reads_beside(min(width, source.width), min(height, source.height), operation.dest_width)
+
+
+def _corner_misfit(operation: ResizeCropMirrorFixed, known: Extent, source: Extent) -> str | None:
+    assert source.height is not None and source.width is not None
+    width = min(operation.crop_w or source.width, source.width)
+    height = min(operation.crop_h or source.height, source.height)
+    return reads_beside(width, height, operation.dest_width)
 
 
 def _resize_crop_mirror(node: Node, operation: ResizeCropMirrorFixed, images: Sequence[Tensor]) -> Tensor:
@@ -99,22 +128,35 @@ def _resize_crop_mirror(node: Node, operation: ResizeCropMirrorFixed, images: Se
     )
 
 
+def corner_misfit_of_fn(operation: ResizeCropMirror, known: Extent, source: Extent) -> str | None:
+    # fn exchanges the crop's sides.
+    width, height = operation.resize_width, operation.resize_height
+    return _corner_misfit(
+        ResizeCropMirrorFixed(width, height, operation.crop_h, operation.crop_w, operation.mirror), known, source
+    )
+
+
 EXPRESSIONS: Mapping[str, Expression] = {
-    Resize.name: Expression(_resize, gives_floats=True, gives_layouts=True, refusal=_without_size),
+    Resize.name: Expression(_resize, gives_floats=True, gives_layouts=True, refusal=_without_size, misfit=whole_misfit),
     ResizeMirrorNormalize.name: Expression(
-        _resize_mirror_normalize, gives_floats=True, gives_layouts=True, only_planes=True, refusal=_without_size
+        _resize_mirror_normalize,
+        gives_floats=True,
+        gives_layouts=True,
+        only_planes=True,
+        refusal=_without_size,
+        misfit=whole_misfit,
     ),
     CropResizeFixed.name: Expression(
-        _crop_resize, gives_floats=True, gives_layouts=True, fills_result=True, misfit=_too_small_a_part
+        _crop_resize, gives_floats=True, gives_layouts=True, fills_result=True, misfit=_area_misfit
     ),
     ResizeCropMirrorFixed.name: Expression(
-        _resize_crop_mirror, gives_floats=True, gives_layouts=True, fills_result=True
+        _resize_crop_mirror, gives_floats=True, gives_layouts=True, fills_result=True, misfit=_corner_misfit
     ),
     ResizeCrop.name: Expression(
         _resize_crop,
         gives_floats=True,
         gives_layouts=True,
         fills_result=True,
-        misfit=lambda operation, known, source: _too_small_a_part(_fixed(operation), known, source),
+        misfit=lambda operation, known, source: _area_misfit(_fixed(operation), known, source),
     ),
 }
