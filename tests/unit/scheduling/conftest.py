@@ -92,7 +92,13 @@ class Answer:
         )
         self._finish()
 
-    def fail(self, error: ServeError) -> None:
+    def expect_many(self) -> None:
+        raise AssertionError("the model is not decoupled")
+
+    def end(self) -> None:
+        raise AssertionError("the model is not decoupled")
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
         assert not self.done.is_set(), "answered twice"
         self.error = error
         self._finish()

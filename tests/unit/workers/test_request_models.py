@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import signal
 import venv
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.request_models import DECOUPLED, RequestModels
+from support.workers import open_descriptors, until
 
 from rocserve.core.errors import ServeError, StatusCode
 
@@ -277,6 +279,29 @@ async def test_the_death_of_the_called_fails_the_call(models: RequestModels) -> 
     (error,) = answers.errors
     assert error.code is StatusCode.UNAVAILABLE
     assert "model 'waits'" in error.text
+
+
+async def test_nothing_is_left_behind(models: RequestModels) -> None:
+    await models.load("echo")
+
+    async def come_and_go() -> None:
+        version = await models.load("m", "waits", DECOUPLED)
+        await models.load("caller", "calls", target="echo")
+        assert (await models.ask("caller", np.zeros((8, 50_000))).done()).errors == []
+        waiting = models.ask("m")
+        await waiting.until(lambda answers: answers.responses)
+        os.kill(version._group.pids[0], signal.SIGKILL)
+        await waiting.done()
+        for name in ("m", "caller"):
+            await models.unload(name)
+            shutil.rmtree(models.folder / name)
+
+    await come_and_go()
+    before = open_descriptors()
+    for _ in range(3):
+        await come_and_go()
+    # The ends of the workers' pipes are closed as their ends become known.
+    await until(lambda: open_descriptors() <= before)
 
 
 async def test_warm_up_samples_are_requests(models: RequestModels) -> None:
