@@ -130,8 +130,9 @@ def _ramp(random: np.random.Generator, width: int, height: int) -> Array:
         ramp = rows * np.sin(angle) + columns * np.cos(angle)
     else:
         ramp = np.hypot(rows - random.random(), columns - random.random())
-    ramp = ramp - ramp.min()
-    return (ramp / ramp.max()).astype(np.float32)
+    ramp -= ramp.min()
+    scaled: Array = (ramp / ramp.max()).astype(np.float32)
+    return scaled
 
 
 def _add_blob(random: np.random.Generator, canvas: Array) -> None:
@@ -236,8 +237,8 @@ def _paint(random: np.random.Generator, canvas: Array, stencil: _Stencil) -> Non
     while np.linalg.norm(colour - mean) < LEAST_CONTRAST:
         colour = random.uniform(0, 255, 3)
     height, width = stencil.coverage.shape
-    shade = (_ramp(random, width, height) - 0.5) * random.uniform(0, 60) if min(width, height) > 1 else 0.0
-    fill = colour.astype(np.float32) + np.float32(shade)[..., np.newaxis]
+    shade = (_ramp(random, width, height) - 0.5) * random.uniform(0, 60)
+    fill = colour.astype(np.float32) + shade[..., np.newaxis]
     behind += (fill - behind) * stencil.coverage[..., np.newaxis]
 
 

@@ -94,17 +94,22 @@ def test_a_bad_image_is_refused(rocserve_server):
     assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
 
 
-def test_the_post_processing_refuses_an_image_without_size(rocserve_server):
+def empty_heads(height: int, width: int) -> list[triton.InferInput]:
+    """What the network would say of an image of this size without shapes."""
     inputs = []
     for name, shape in (("HEAD_0", (24, 24, 3, 8)), ("HEAD_1", (12, 12, 3, 8))):
         inputs.append(triton.InferInput(name, shape, "FP32"))
         inputs[-1].set_data_from_numpy(np.zeros(shape, dtype=np.float32))
     inputs.append(triton.InferInput("SIZE", [2], "INT32"))
-    inputs[-1].set_data_from_numpy(np.array([0, 5], dtype=np.int32))
+    inputs[-1].set_data_from_numpy(np.array([height, width], dtype=np.int32))
+    return inputs
+
+
+def test_the_post_processing_refuses_an_image_without_size(rocserve_server):
     with pytest.raises(
         InferenceServerException, match=r"height and width of the original image, got \[0, 5\]"
     ) as caught:
-        rocserve_server.client().infer("detect_shapes_postprocess", inputs)
+        rocserve_server.client().infer("detect_shapes_postprocess", empty_heads(0, 5))
     assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
 
 
@@ -113,14 +118,8 @@ def test_labels_that_do_not_fit_the_heads_are_told(repository, serve, labels):
     (copied(repository) / "labels.txt").write_text("\n".join(labels))
     server = serve(repository)
     server.wait_until_ready()
-    inputs = []
-    for name, shape in (("HEAD_0", (24, 24, 3, 8)), ("HEAD_1", (12, 12, 3, 8))):
-        inputs.append(triton.InferInput(name, shape, "FP32"))
-        inputs[-1].set_data_from_numpy(np.zeros(shape, dtype=np.float32))
-    inputs.append(triton.InferInput("SIZE", [2], "INT32"))
-    inputs[-1].set_data_from_numpy(np.array([9, 5], dtype=np.int32))
     with pytest.raises(InferenceServerException, match=rf"there are {len(labels)} labels, but HEAD_0 has shape \[24"):
-        server.client().infer("detect_shapes_postprocess", inputs)
+        server.client().infer("detect_shapes_postprocess", empty_heads(9, 5))
 
 
 def test_a_wrong_parameter_is_the_reason_in_the_index(repository, serve):
