@@ -94,10 +94,16 @@ def resize_to_bytes(
         places = columns[:, np.newaxis] * channels + np.arange(channels)
         results[:, columns] = grid.levels(numbers, np.arange(height)[:, np.newaxis, np.newaxis], places)
     if scaling is not None:
-        scaling.apply(results)
-    if not grid.is_exact:
-        _reckon_anew(results, _doubtful(results, grid, scaling), numbers, grid, scaling)
-    return to_bytes(results)
+        np.clip(scaling.apply(results), 0, 255, out=results)
+    if grid.is_exact:
+        return to_bytes(results)
+    error = _error(grid, scaling)
+    rounded, other = (cv2.convertScaleAbs(results, beta=beta).reshape(-1) for beta in (-error, error))
+    # Where OpenCV's error may have put a level on the wrong side of a rounding boundary.
+    doubtful = np.flatnonzero(rounded != other)
+    _reckon_anew(results, doubtful, numbers, grid, scaling)
+    rounded[doubtful] = np.clip(np.rint(results.reshape(-1)[doubtful]), 0, 255)
+    return cast(Pixels, rounded.reshape(results.shape))
 
 
 def to_bytes(levels: Pixels) -> Pixels:
@@ -169,20 +175,10 @@ class _Grid:
 _grid = lru_cache(_GRIDS)(_Grid)
 
 
-def _doubtful(results: Pixels, grid: _Grid, scaling: Scaling | None) -> Pixels:
-    """The places of results that OpenCV's error may have put on the wrong side of a rounding boundary."""
-    error = _ERROR * grid.longer_side
-    if scaling is not None:
-        error *= float(np.max(np.abs(scaling.factor)))
-
-    def is_close_to_a_half(block: Pixels) -> Pixels:
-        distances = np.rint(block)
-        np.subtract(block, distances, out=distances)
-        np.abs(distances, out=distances)
-        close: Pixels = distances > 0.5 - error
-        return close
-
-    return _places_where(results, is_close_to_a_half)
+def _error(grid: _Grid, scaling: Scaling | None) -> float:
+    """How far a result of OpenCV's is from RPP's."""
+    factor = 1.0 if scaling is None else float(np.max(np.abs(scaling.factor)))
+    return _ERROR * grid.longer_side * factor
 
 
 def _places_where(results: Pixels, condition: Callable[[Pixels], Pixels]) -> Pixels:
