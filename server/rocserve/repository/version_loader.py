@@ -8,14 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rocserve.backends.request_model import ModelCall
-from rocserve.config.definition import ModelDefinition, complete_definition, find_model_file
-from rocserve.config.json_text import config_json
+from rocserve.config.definition import ModelDefinition, complete_definition
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.serving import ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.repository.instance_plan import plan_workers
 from rocserve.repository.loader import LoadedVersion
-from rocserve.repository.model_interpreter import model_interpreter
+from rocserve.repository.version_workers import config_text, load_message, worker_group
 from rocserve.scheduling.ensemble import EnsembleVersion
 from rocserve.scheduling.model_calls import ModelCallDispatcher
 from rocserve.scheduling.model_scheduler import ModelScheduler
@@ -26,7 +25,6 @@ from rocserve.workers.completion import CompletionThread
 from rocserve.workers.conversation import CallStarter, OpenCall
 from rocserve.workers.group import WorkerGroup
 from rocserve.workers.launcher import WorkerLauncher
-from rocserve.workers.messages import Load
 
 STOP_SECONDS = 10.0
 """How long a worker may take to end by itself once it has nothing to do."""
@@ -63,16 +61,15 @@ class WorkerVersionLoader:
             complete = complete_definition(definition, None, strict=self._strict)
             return LoadedEnsemble(complete.config, complete.serialized, version, ModelStatistics(), self._tables)
         wiring = _Wiring(definition.name, on_change, self._calls.start)
-        group = WorkerGroup(
-            load=load_message(definition, version, version_folder, self._log.isEnabledFor(logging.DEBUG)),
-            plans=plan_workers(definition.config, definition.backend),
+        group = worker_group(
+            load_message(definition, version, version_folder, self._log.isEnabledFor(logging.DEBUG)),
+            definition,
+            plan_workers(definition.config, definition.backend),
             launcher=self._launcher,
             completion=self._completion,
             events=wiring,
+            start_call=wiring.start_call,
             log=self._log.getChild("workers"),
-            forked=definition.backend.forks_from_zygote,
-            interpreter=model_interpreter(definition),
-            start_call=wiring.start_call if definition.backend.answers_requests else None,
         )
         try:
             signature = await group.load()
@@ -89,43 +86,12 @@ class WorkerVersionLoader:
                 self._log.getChild("scheduler"),
                 definition.backend.answers_requests,
             )
-            await group.warm_up(complete.config, _json_of(complete))
+            await group.warm_up(complete.config, config_text(complete))
         except BaseException:
             await asyncio.shield(group.stop(0.0))
             raise
         wiring.connect(scheduler, group.channels)
         return LoadedModelVersion(complete, version, statistics, scheduler, group, wiring)
-
-
-def load_message(definition: ModelDefinition, version: int, version_folder: Path, verbose: bool = False) -> Load:
-    """What a worker is told of a version; `kind`, `device` and `count` are each worker's own.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, the model's file is missing.
-    """
-    backend = definition.backend
-    assert backend is not None, "an ensemble has no workers"
-    return Load(
-        model_name=definition.name,
-        version=version,
-        model_folder=str(definition.folder),
-        version_folder=str(version_folder),
-        model_file=str(find_model_file(definition, version_folder)),
-        engine=backend.engine,
-        config=definition.config,
-        instance_kind=definition.config.instance_groups[0].kind,
-        device=None,
-        instance_count=1,
-        answers_requests=backend.answers_requests,
-        config_json=_json_of(definition),
-        verbose=verbose,
-    )
-
-
-def _json_of(definition: ModelDefinition) -> str:
-    """The configuration for backends that hand it to their models."""
-    wants_it = definition.backend is not None and definition.backend.answers_requests
-    return config_json(definition.message) if wants_it else ""
 
 
 class _Wiring:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from rocserve.backends.request_model import ModelCall
 from rocserve.config.definition import ModelDefinition
-from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.requests import Signature
 from rocserve.repository.instance_plan import plan_workers
-from rocserve.repository.version_loader import load_message
+from rocserve.repository.version_workers import load_message, worker_group
 from rocserve.workers.channel import Channel
 from rocserve.workers.completion import CompletionThread
-from rocserve.workers.group import WorkerGroup
+from rocserve.workers.conversation import OpenCall
 from rocserve.workers.launcher import WorkerLauncher
 
 
@@ -33,21 +34,29 @@ async def _describe(definition: ModelDefinition, version: int) -> Signature:
     launcher = WorkerLauncher(preload=(), log=log)
     completion = CompletionThread(log)
     completion.start()
-    group = WorkerGroup(
-        load=load_message(definition, version, folder),
-        plans=plan_workers(definition.config, definition.backend)[:1],
-        launcher=launcher,
-        completion=completion,
-        events=_Unwatched(),
-        log=log,
-        forked=definition.backend.forks_from_zygote,
-    )
     try:
-        return await group.load()
+        group = worker_group(
+            load_message(definition, version, folder),
+            definition,
+            plan_workers(definition.config, definition.backend)[:1],
+            launcher=launcher,
+            completion=completion,
+            events=_Unwatched(),
+            start_call=_refuse_call,
+            log=log,
+        )
+        try:
+            return await group.load()
+        finally:
+            await group.stop(1.0)
     finally:
-        await group.stop(1.0)
         await launcher.close()
         completion.stop()
+
+
+def _refuse_call(call: ModelCall, opened: OpenCall) -> None:
+    text = f"model '{call.model_name}' cannot be called while a model is only described: no server runs"
+    opened.answer(unavailable(text), final=True)
 
 
 class _Unwatched:

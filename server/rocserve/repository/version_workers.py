@@ -1,0 +1,78 @@
+"""The workers of a version: what they are told, and the group that runs them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from rocserve.config.definition import ModelDefinition, find_model_file
+from rocserve.config.json_text import config_json
+from rocserve.repository.model_interpreter import model_interpreter
+from rocserve.workers.completion import CompletionThread
+from rocserve.workers.conversation import CallStarter
+from rocserve.workers.group import WorkerGroup, WorkerGroupEvents, WorkerPlan
+from rocserve.workers.launcher import WorkerLauncher
+from rocserve.workers.messages import Load
+
+
+def load_message(definition: ModelDefinition, version: int, version_folder: Path, verbose: bool = False) -> Load:
+    """What a worker is told of a version; `kind`, `device` and `count` are each worker's own.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT, the model's file is missing.
+    """
+    backend = definition.backend
+    assert backend is not None, "an ensemble has no workers"
+    return Load(
+        model_name=definition.name,
+        version=version,
+        model_folder=str(definition.folder),
+        version_folder=str(version_folder),
+        model_file=str(find_model_file(definition, version_folder)),
+        engine=backend.engine,
+        config=definition.config,
+        instance_kind=definition.config.instance_groups[0].kind,
+        device=None,
+        instance_count=1,
+        answers_requests=backend.answers_requests,
+        config_json=config_text(definition),
+        verbose=verbose,
+    )
+
+
+def config_text(definition: ModelDefinition) -> str:
+    """The configuration for backends that hand it to their models."""
+    wants_it = definition.backend is not None and definition.backend.answers_requests
+    return config_json(definition.message) if wants_it else ""
+
+
+def worker_group(
+    load: Load,
+    definition: ModelDefinition,
+    plans: Sequence[WorkerPlan],
+    *,
+    launcher: WorkerLauncher,
+    completion: CompletionThread,
+    events: WorkerGroupEvents,
+    start_call: CallStarter,
+    log: logging.Logger,
+) -> WorkerGroup:
+    """The workers of a version, not yet started. `start_call`: runs what the model calls, where its backend may.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT, the interpreter that the model asks for cannot run it.
+    """
+    backend = definition.backend
+    assert backend is not None, "an ensemble has no workers"
+    return WorkerGroup(
+        load=load,
+        plans=plans,
+        launcher=launcher,
+        completion=completion,
+        events=events,
+        log=log,
+        forked=backend.forks_from_zygote,
+        interpreter=model_interpreter(definition),
+        start_call=start_call if backend.answers_requests else None,
+    )
