@@ -1,4 +1,4 @@
-"""The command of the benchmarks: `python -m benchmarks [--only add_sub,identity,digits,resnet50] [--rounds N] ...`."""
+"""The command of the benchmarks: `python -m benchmarks [--only add_sub,identity,digits,resnet50,rocal] ...`."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from benchmarks.machine import machine_facts
 from benchmarks.models import add_sub, identity
 from benchmarks.probe import WrongAnswer
 from benchmarks.resnet50 import load_resnet50
+from benchmarks.rocal_engine import ROCAL_FACTS, ROCAL_GROUP, measure_rocal
 from benchmarks.rocserve_peer import rocserve_server
 from benchmarks.sample_ensemble import SampleEnsemble
 from benchmarks.server_process import ServerFailed, ServerProcess, free_port
@@ -28,7 +29,7 @@ from benchmarks.table import render
 from benchmarks.triton_peer import TritonPeer, TritonUnavailable, default_cache_folder, provision
 from rocserve.core.errors import ServeError
 
-GROUPS = ("add_sub", "identity", "digits", "resnet50")
+GROUPS = ("add_sub", "identity", "digits", "resnet50", ROCAL_GROUP)
 RESULTS = Path(__file__).resolve().parent / "results"
 SUBJECT = "rocserve"
 NOISE_SUBJECT = "triton again"
@@ -73,6 +74,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--rounds and --seconds must be above 0")
     if parsed.noise and parsed.no_triton:
         parser.error("--noise needs Triton")
+    if parsed.noise and ROCAL_GROUP in parsed.groups:
+        parsed.groups.remove(ROCAL_GROUP)  # No server takes part in it.
+        if not parsed.groups:
+            parser.error(f"--noise needs another group than {ROCAL_GROUP}")
     return parsed
 
 
@@ -81,10 +86,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(arguments)
     try:
         h2load_program()
-        triton = None if options.no_triton else provision(options.triton_cache)
+        serves = options.groups != [ROCAL_GROUP]
+        triton = provision(options.triton_cache) if serves and not options.no_triton else None
         facts = machine_facts(triton)
         with tempfile.TemporaryDirectory(prefix="rocserve-benchmark-") as folder:
-            comparisons = measure(options, triton, Path(folder))
+            comparisons = measure(options, triton, Path(folder)) if serves else []
+        if ROCAL_GROUP in options.groups:
+            comparisons += measure_rocal(options.rounds, options.seconds, progress)
     except (LoadFailed, ServeError, ServerFailed, TritonUnavailable, WrongAnswer) as problem:
         print(f"benchmarks: {problem}", file=sys.stderr)
         if isinstance(problem, TritonUnavailable):
@@ -95,6 +103,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     if "digits" in options.groups:
         facts += DIGITS_FACTS
+    if ROCAL_GROUP in options.groups:
+        facts += ROCAL_FACTS
     page = render(comparisons, NOISE_SUBJECT if options.noise else SUBJECT, "rocserve against its peers", facts)
     print(page)
     if options.write:
