@@ -148,7 +148,7 @@ class _Grid:
         self._left_columns = (left_columns[:, np.newaxis] * channels + offsets).reshape(-1)
         self._right_columns = (right_columns[:, np.newaxis] * channels + offsets).reshape(-1)
         self._lefts, self._rights = np.repeat(lefts, channels), np.repeat(rights, channels)
-        self._is_scalar = np.repeat(is_scalar, channels)
+        self._is_scalar = np.repeat(is_scalar, channels) if np.any(is_scalar) else None
 
     def levels(self, source: Pixels, rows: Pixels, columns: Pixels) -> Pixels:
         """The levels at these places, of indices that numpy broadcasts, the columns counted in numbers; FP32.
@@ -159,16 +159,16 @@ class _Grid:
         top, bottom, left, right = self._tops[rows], self._bottoms[rows], self._lefts[columns], self._rights[columns]
         top_row, bottom_row = self._top_rows[rows], self._bottom_rows[rows]
         left_column, right_column = self._left_columns[columns], self._right_columns[columns]
-        levels: Pixels = np.zeros((), np.float32)
+        # The first product is exact, for a byte and a weight, but for the one rounding to 32 bits.
+        levels: Pixels = source[top_row + left_column] * (top * left)
         for place, weight in (
-            (top_row + left_column, top * left),
             (top_row + right_column, top * right),
             (bottom_row + left_column, bottom * left),
             (bottom_row + right_column, bottom * right),
         ):
             # A fused multiplication and addition: in 64 bits the product is exact, and the sum is rounded once to 32.
             levels = (source[place] * weight.astype(np.float64) + levels).astype(np.float32)
-        return np.where(self._is_scalar[columns], np.floor(levels), levels)
+        return levels if self._is_scalar is None else np.where(self._is_scalar[columns], np.floor(levels), levels)
 
 
 # A model meets few sizes, and often the same again.
