@@ -20,6 +20,7 @@ from benchmarks.probe import Outputs
 from rocserve.backends.base import ModelSource
 from rocserve.backends.registry import discover_backends
 from rocserve.config.definition import ModelDefinition, find_model_file, read_model_definitions
+from rocserve.core.model_config import InstanceKind
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -87,7 +88,8 @@ class SampleEnsemble(ABC):
         return min(member.config.max_batch_size for member in self.members)
 
     def steps(self) -> list[BareStep]:
-        """The members as the server would load them: same files, parameters and instance counts."""
+        """The members as the server would load them, but for one caller at a time: same files and parameters, and for
+        it alone as many threads as the server's instances have together."""
         return [
             BareStep(engine_of(member), source_of(member), step.input_map, step.output_map)
             for member, step in zip(self.members, self.ensemble.config.ensemble_steps, strict=True)
@@ -159,7 +161,6 @@ def engine_of(member: ModelDefinition) -> str:
 
 def source_of(member: ModelDefinition) -> ModelSource:
     """What the member's worker would be given."""
-    group = member.config.instance_groups[0]
     version_folder = member.folder / str(VERSION)
     return ModelSource(
         name=member.name,
@@ -168,7 +169,7 @@ def source_of(member: ModelDefinition) -> ModelSource:
         version_folder=version_folder,
         model_file=find_model_file(member, version_folder),
         config=member.config,
-        instance_kind=group.kind,
+        instance_kind=InstanceKind.CPU,
         device=None,
-        instance_count=group.count,
+        instance_count=1,
     )

@@ -235,7 +235,9 @@ def test_session_options_follow_the_parameters() -> None:
     defaults = session_options(ModelConfig("m"), instance_count=1)
     assert defaults.intra_op_num_threads == usable_cpus()
     assert defaults.get_session_config_entry("session.force_spinning_stop") == "1"
-    assert session_options(ModelConfig("m"), instance_count=2).intra_op_num_threads == 1
+    several = session_options(ModelConfig("m"), instance_count=2)
+    assert several.intra_op_num_threads == max(1, usable_cpus() - 1)
+    assert session_options(ModelConfig("m"), instance_count=usable_cpus() + 1).intra_op_num_threads == 1
     chosen = session_options(
         ModelConfig(
             "m",

@@ -89,5 +89,6 @@ def session_options(config: ModelConfig, instance_count: int) -> Any:
 
 
 def default_thread_count(instance_count: int) -> int:
-    """Several instances fill the CPUs by running side by side; one alone uses them all for each run."""
-    return 1 if instance_count > 1 else usable_cpus()
+    """Of one operator, its caller's thread included: the instances share the others, so that all that run at once have
+    as many threads as there are CPUs."""
+    return max(1, usable_cpus() - instance_count + 1)
