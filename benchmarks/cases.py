@@ -42,7 +42,7 @@ class Case:
     """One row of the comparison."""
 
     group: str
-    """add_sub, identity or digits: what `--only` takes."""
+    """What `--only` takes."""
     title: str
     model: str
     dynamic_batching: bool | None
@@ -68,7 +68,14 @@ def infer_request(model: str, inputs: Mapping[str, NDArray[numpy.generic]]) -> b
     return bytes(request.SerializeToString())
 
 
-def add_sub_cases() -> list[Case]:
+ADD_SUB_TARGETS = {
+    ("add_sub", 1): (Target(Quantity.P50, "triton", 1.0),),
+    ("add_sub", 32): (Target(Quantity.RATE, "triton", 1.4),),
+    ("add_sub_batched", 32): (Target(Quantity.RATE, "triton", 1.1),),
+}
+
+
+def add_sub_cases(group: str, model_prefix: str = "") -> list[Case]:
     """16 INT32 at 1, 8 and 32 streams of one connection, without and with dynamic batching."""
     numbers = numpy.random.default_rng(SEED).integers(-1000, 1000, (2, 1, ADD_SUB_LENGTH), dtype=numpy.int32)
     left, right = numbers
@@ -77,24 +84,19 @@ def add_sub_cases() -> list[Case]:
         numpy.testing.assert_array_equal(outputs["OUTPUT0"], left + right)
         numpy.testing.assert_array_equal(outputs["OUTPUT1"], left - right)
 
-    targets = {
-        ("add_sub", 1): (Target(Quantity.P50, "triton", 1.0),),
-        ("add_sub", 32): (Target(Quantity.RATE, "triton", 1.4),),
-        ("add_sub_batched", 32): (Target(Quantity.RATE, "triton", 1.1),),
-    }
     return [
         Case(
-            group="add_sub",
-            title=f"add_sub, {'dynamic batching' if batching else 'no batching'}, concurrency {streams}",
-            model=model,
+            group=group,
+            title=f"{model_prefix}add_sub, {'dynamic batching' if batching else 'no batching'}, concurrency {streams}",
+            model=model_prefix + model,
             dynamic_batching=batching,
             unit="requests/s",
             units_per_request=1.0,
             connections=1,
             streams=streams,
-            message=infer_request(model, {"INPUT0": left, "INPUT1": right}),
+            message=infer_request(model_prefix + model, {"INPUT0": left, "INPUT1": right}),
             check=check,
-            targets=targets.get((model, streams), ()),
+            targets=ADD_SUB_TARGETS.get((model_prefix + model, streams), ()),
         )
         for model, batching in (("add_sub", False), ("add_sub_batched", True))
         for streams in (1, 8, 32)

@@ -1,4 +1,4 @@
-"""The synthetic models: an ONNX graph for rocserve, and a Python model with the same answers for Triton."""
+"""The synthetic models: an ONNX graph or a Python model for rocserve, a Python model with its answers for Triton."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ADD_SUB_MAX_BATCH_SIZE = 64
 OPSET_VERSION = 17
 IR_VERSION = 8
 
-TRITON_ADD_SUB = """\
+PYTHON_ADD_SUB = """\
 import triton_python_backend_utils as pb_utils
 
 
@@ -32,7 +32,7 @@ class TritonPythonModel:
         return responses
 """
 
-TRITON_IDENTITY = """\
+PYTHON_IDENTITY = """\
 import triton_python_backend_utils as pb_utils
 
 
@@ -54,16 +54,21 @@ class TwinModel:
     tensors: str
     """The input, output and max_batch_size part of config.pbtxt."""
     dynamic_batching: bool
-    graph: onnx.ModelProto
-    triton_source: str
+    graph: onnx.ModelProto | None
+    """What rocserve serves; None: the Python model that Triton serves, from the same file."""
+    source: str
+    """model.py"""
 
     def write_for_rocserve(self, repository: Path) -> None:
+        if self.graph is None:
+            self.write_for_triton(repository)
+            return
         version = self._write_config(repository, 'backend: "onnxruntime"')
         onnx.save(self.graph, version / "model.onnx")
 
     def write_for_triton(self, repository: Path) -> None:
         version = self._write_config(repository, 'backend: "python"')
-        (version / "model.py").write_text(self.triton_source)
+        (version / "model.py").write_text(self.source)
 
     def _write_config(self, repository: Path, backend: str) -> Path:
         """Write config.pbtxt and return the folder of version 1."""
@@ -76,8 +81,8 @@ class TwinModel:
         return version
 
 
-def add_sub(name: str, dynamic_batching: bool) -> TwinModel:
-    """OUTPUT0 = INPUT0 + INPUT1, OUTPUT1 = INPUT0 - INPUT1, on [batch, 16] INT32."""
+def add_sub(name: str, dynamic_batching: bool, python: bool = False) -> TwinModel:
+    """OUTPUT0 = INPUT0 + INPUT1, OUTPUT1 = INPUT0 - INPUT1, on [batch, 16] INT32; `python`: in rocserve too."""
     shape: list[str | int] = ["batch", ADD_SUB_LENGTH]
     tensors = [f"max_batch_size: {ADD_SUB_MAX_BATCH_SIZE}"]
     for kind in ("input", "output"):
@@ -94,7 +99,7 @@ def add_sub(name: str, dynamic_batching: bool) -> TwinModel:
         inputs=("INPUT0", "INPUT1"),
         outputs=("OUTPUT0", "OUTPUT1"),
     )
-    return TwinModel(name, "\n".join(tensors), dynamic_batching, graph, TRITON_ADD_SUB)
+    return TwinModel(name, "\n".join(tensors), dynamic_batching, None if python else graph, PYTHON_ADD_SUB)
 
 
 def identity(name: str) -> TwinModel:
@@ -111,7 +116,7 @@ def identity(name: str) -> TwinModel:
         inputs=("INPUT0",),
         outputs=("OUTPUT0",),
     )
-    return TwinModel(name, "\n".join(tensors), False, graph, TRITON_IDENTITY)
+    return TwinModel(name, "\n".join(tensors), False, graph, PYTHON_IDENTITY)
 
 
 def build_graph(

@@ -1,4 +1,4 @@
-"""The command of the benchmarks: `python -m benchmarks [--only add_sub,identity,digits,resnet50,rocal] ...`."""
+"""The command of the benchmarks: `python -m benchmarks [--only GROUP,...] ...`."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ from benchmarks.table import render
 from benchmarks.triton_peer import TritonPeer, TritonUnavailable, default_cache_folder, provision
 from rocserve.core.errors import ServeError
 
-GROUPS = ("add_sub", "identity", "digits", "resnet50", ROCAL_GROUP)
+GROUPS = ("add_sub", "python", "identity", "digits", "resnet50", ROCAL_GROUP)
+ENSEMBLE_GROUPS = frozenset({"digits", "resnet50"})
 RESULTS = Path(__file__).resolve().parent / "results"
 SUBJECT = "rocserve"
 NOISE_SUBJECT = "triton again"
-DIGITS_FACTS = (
-    "digits in Triton: one Python model that makes the same engine calls (rocserve's rocAL CPU engine, ONNX Runtime) in"
-    " one process on what the dynamic batcher gathers; in rocserve: an ensemble of two models",
+PYTHON_FACTS = ("python: the same model.py in both servers, each on its Python backend",)
+ENSEMBLE_FACTS = (
+    "digits and resnet50 in Triton: one Python model that makes the same engine calls (rocserve's rocAL CPU engine,"
+    " ONNX Runtime) in one process on what the dynamic batcher gathers; in rocserve: an ensemble of its models",
     "bare: the same engine calls in one process, in batches as large as the concurrency; it has all cores to itself,"
     " while a server shares them with the load generator",
 )
@@ -101,8 +103,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     facts.append(
         f"{options.rounds} interleaved rounds of {options.seconds:g} s; medians over the rounds, ratios paired in them"
     )
-    if "digits" in options.groups:
-        facts += DIGITS_FACTS
+    if "python" in options.groups:
+        facts += PYTHON_FACTS
+    if not ENSEMBLE_GROUPS.isdisjoint(options.groups):
+        facts += ENSEMBLE_FACTS
     if ROCAL_GROUP in options.groups:
         facts += ROCAL_FACTS
     page = render(comparisons, NOISE_SUBJECT if options.noise else SUBJECT, "rocserve against its peers", facts)
@@ -147,7 +151,13 @@ def choose(groups: Sequence[str], folder: Path) -> tuple[list[Model], list[Case]
     cases: list[Case] = []
     if "add_sub" in groups:
         models += [add_sub("add_sub", dynamic_batching=False), add_sub("add_sub_batched", dynamic_batching=True)]
-        cases += add_sub_cases()
+        cases += add_sub_cases("add_sub")
+    if "python" in groups:
+        models += [
+            add_sub(f"python_{name}", dynamic_batching, python=True)
+            for name, dynamic_batching in (("add_sub", False), ("add_sub_batched", True))
+        ]
+        cases += add_sub_cases("python", model_prefix="python_")
     if "identity" in groups:
         models.append(identity("identity"))
         cases += identity_cases()

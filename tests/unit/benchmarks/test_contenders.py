@@ -21,7 +21,7 @@ from benchmarks.server_process import ServerProcess
 
 pytestmark = pytest.mark.skipif(shutil.which("h2load") is None, reason="h2load (nghttp2-client) is not installed")
 
-CASE = add_sub_cases()[1]
+CASE = add_sub_cases("add_sub")[1]
 
 
 class AddSubServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
@@ -100,6 +100,6 @@ def test_a_wrong_sum_is_seen(contender: ServedContender, servicer: AddSubServer)
 
 
 def test_batching_where_there_must_be_none_is_seen(contender: ServedContender) -> None:
-    batched = next(case for case in add_sub_cases() if case.dynamic_batching)
+    batched = next(case for case in add_sub_cases("add_sub") if case.dynamic_batching)
     with pytest.raises(WrongAnswer, match="dynamic batching on"):
         contender.prepare(batched)

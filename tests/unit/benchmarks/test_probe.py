@@ -52,6 +52,6 @@ def test_bytes_elements_have_their_length_in_front() -> None:
 def test_checks_refuse_wrong_answers() -> None:
     wrong = {"OUTPUT0": numpy.zeros((1, 16), numpy.int32), "OUTPUT1": numpy.zeros((1, 16), numpy.int32)}
     with pytest.raises(AssertionError):
-        add_sub_cases()[0].check(wrong)
+        add_sub_cases("add_sub")[0].check(wrong)
     with pytest.raises(KeyError):
         identity_cases()[0].check({})

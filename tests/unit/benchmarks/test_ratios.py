@@ -36,7 +36,7 @@ def test_less_cpu_time_is_a_ratio_above_one() -> None:
 
 def test_cpu_times_are_shown_in_microseconds() -> None:
     measurements = {"rocserve": [Measurement(1, cpu=100e-6)], "triton": [Measurement(1, cpu=150e-6)]}
-    row = cpu_table([Comparison(add_sub_cases()[0], measurements, {})], "rocserve").splitlines()[2]
+    row = cpu_table([Comparison(add_sub_cases("add_sub")[0], measurements, {})], "rocserve").splitlines()[2]
     assert [cell.strip() for cell in row.strip("|").split("|")][1:] == ["100", "triton", "150", "1.50", "1.50 to 1.50"]
 
 
@@ -74,7 +74,7 @@ def test_unequal_rounds_are_an_error() -> None:
 
 
 def test_a_target_is_held_from_its_value_on() -> None:
-    case = next(case for case in add_sub_cases() if case.targets == (Target(Quantity.RATE, "triton", 1.4),))
+    case = next(case for case in add_sub_cases("add_sub") if case.targets == (Target(Quantity.RATE, "triton", 1.4),))
     assert ratio_cells(case, Quantity.RATE, "triton", Spread(1.4, 1.2, 1.5)) == ["1.40", "1.20 to 1.50", "1.40: held"]
     assert ratio_cells(case, Quantity.RATE, "triton", Spread(1.39, 1.2, 1.5))[2] == "1.40: missed"
     assert ratio_cells(case, Quantity.RATE, "bare", Spread(1.39, 1.2, 1.5))[2] == "-"
@@ -82,7 +82,7 @@ def test_a_target_is_held_from_its_value_on() -> None:
 
 
 def test_the_table_has_medians_and_each_peer() -> None:
-    case = add_sub_cases()[2]
+    case = add_sub_cases("add_sub")[2]
     measurements = {
         "rocserve": rounds(2000, 3000, 1000),
         "triton": rounds(1000, 1000, 1000),
@@ -97,7 +97,8 @@ def test_the_table_has_medians_and_each_peer() -> None:
 
 
 def test_a_contender_alone_has_a_row_too() -> None:
-    row = rate_table([Comparison(add_sub_cases()[0], {"rocserve": rounds(2000)}, {})], "rocserve").splitlines()[2]
+    comparison = Comparison(add_sub_cases("add_sub")[0], {"rocserve": rounds(2000)}, {})
+    row = rate_table([comparison], "rocserve").splitlines()[2]
     assert "2,000" in row
 
 
@@ -108,7 +109,7 @@ def test_columns_line_up() -> None:
 
 
 def test_a_busy_idle_contender_is_told() -> None:
-    case = add_sub_cases()[0]
+    case = add_sub_cases("add_sub")[0]
     calm = Comparison(case, {}, {"triton": IDLE_SHARE_LIMIT})
     busy = Comparison(case, {}, {"triton": IDLE_SHARE_LIMIT * 2})
     assert "doubtful" not in idle_note([calm])
