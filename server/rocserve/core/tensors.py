@@ -55,8 +55,13 @@ def tensor_from_numpy(name: str, array: np.ndarray[Any, Any], datatype: DataType
     datatype = datatype or datatype_of(array)
     if datatype is DataType.BYTES:
         return Tensor(name, datatype, array.shape, encode_bytes_elements(array.ravel()))
-    contiguous = np.ascontiguousarray(array, dtype=datatype.numpy_dtype)
-    return Tensor(name, datatype, array.shape, contiguous.reshape(-1).view(np.uint8).data)
+    return Tensor(name, datatype, array.shape, octets(np.ascontiguousarray(array, dtype=datatype.numpy_dtype)))
+
+
+def octets(array: np.ndarray[Any, Any]) -> Buffer:
+    """The bytes of a C-contiguous array, on its memory."""
+    # A view without elements cannot be cast.
+    return array.data.cast("B") if array.size else b""
 
 
 def encode_bytes_elements(elements: Iterable[bytes | str | memoryview]) -> bytes:

@@ -30,23 +30,21 @@ class Tensor:
             )
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
-        contiguous = numpy_array.flags.c_contiguous
-        self._name = name
-        self._datatype = datatype
-        self._shape = numpy_array.shape
-        self._array: np.ndarray[Any, Any] | None = numpy_array if contiguous else np.ascontiguousarray(numpy_array)
-        # Taken down now: a model may use the same array of objects for the next request.
-        self._data: core.Buffer = encode_array(numpy_array) if datatype is DataType.BYTES else b""
+        array = numpy_array if numpy_array.flags.c_contiguous else np.ascontiguousarray(numpy_array)
+        # Texts are taken down now: a model may use the same array of objects for the next request.
+        data = encode_array(array) if datatype is DataType.BYTES else core.octets(array)
+        self._tensor = core.Tensor(name, datatype, numpy_array.shape, data)
+        self._array: np.ndarray[Any, Any] | None = array
 
     def name(self) -> str:
-        return self._name
+        return self._tensor.name
 
     def shape(self) -> list[int]:
-        return list(self._shape)
+        return list(self._tensor.shape)
 
     def triton_dtype(self) -> int:
         """The number of the datatype in Triton's TRITONSERVER_DataType."""
-        return triton_number(self._datatype)
+        return triton_number(self._tensor.datatype)
 
     def is_cpu(self) -> bool:
         return True
@@ -57,7 +55,7 @@ class Tensor:
         Raises:
             TritonModelException: the tensor is BF16, for which numpy has no type.
         """
-        if self._datatype is DataType.BF16:
+        if self._tensor.datatype is DataType.BF16:
             raise TritonModelException(
                 "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
             )
@@ -65,9 +63,9 @@ class Tensor:
 
     def to_dlpack(self) -> Any:
         """A DLPack capsule on the tensor's memory."""
-        if self._datatype is DataType.BYTES:
+        if self._tensor.datatype is DataType.BYTES:
             raise TritonModelException("DLPack does not have support for string tensors.")
-        return export_array(self._memory(), self._datatype is DataType.BF16)
+        return export_array(self._memory(), self._tensor.datatype is DataType.BF16)
 
     @staticmethod
     def from_dlpack(name: str | bytes, tensor: Any) -> Tensor:
@@ -77,7 +75,7 @@ class Tensor:
         array, bfloat16 = import_array(tensor)
         made = Tensor(name, array)
         if bfloat16:
-            made._datatype = DataType.BF16
+            made._tensor.datatype = DataType.BF16
         return made
 
     def __dlpack__(self, stream: Any = None) -> Any:
@@ -88,25 +86,27 @@ class Tensor:
 
     def _memory(self) -> np.ndarray[Any, Any]:
         if self._array is None:
-            array = core.Tensor(self._name, self._datatype, self._shape, self._data).numpy()
-            # Models change their inputs in place.
-            self._array = array if array.flags.writeable else array.copy()
+            tensor = self._tensor
+            if tensor.datatype is DataType.BYTES:
+                self._array = tensor.numpy()
+            else:
+                array = np.ndarray(tensor.shape, tensor.datatype.numpy_dtype, tensor.data)
+                if not array.flags.writeable:
+                    # Models change their inputs in place.
+                    array = array.copy()
+                    tensor.data = core.octets(array)
+                self._array = array
         return self._array
 
 
 def wrap_tensor(tensor: core.Tensor) -> Tensor:
     """A tensor that came from outside, as a model sees it; its data is looked at only when it is asked for."""
     wrapped = Tensor.__new__(Tensor)
-    wrapped._name = tensor.name
-    wrapped._datatype = tensor.datatype
-    wrapped._shape = tensor.shape
-    wrapped._data = tensor.data
+    wrapped._tensor = tensor
     wrapped._array = None
     return wrapped
 
 
 def unwrap_tensor(tensor: Tensor) -> core.Tensor:
     """A model's tensor on its way out, on the same memory."""
-    if tensor._array is None or tensor._datatype is DataType.BYTES:
-        return core.Tensor(tensor._name, tensor._datatype, tensor._shape, tensor._data)
-    return core.tensor_from_numpy(tensor._name, tensor._array, tensor._datatype)
+    return tensor._tensor
