@@ -18,9 +18,9 @@ from rocserve.core.requests import NO_PARAMETERS, Parameters, Signature
 from rocserve.core.tensors import Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ModelResponse:
-    """One response to a request, or to a call of another model."""
+    """One response to a request, or to a call of another model. Not frozen, as core.tensors.Tensor is not."""
 
     outputs: Sequence[Tensor]
     parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
@@ -45,9 +45,12 @@ class RequestResponder(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ModelRequest:
-    """One request as a model sees it. Its tensors are its own: they stay valid for as long as they are held."""
+    """One request as a model sees it. Its tensors are its own: they stay valid for as long as they are held.
+
+    Not frozen, as core.tensors.Tensor is not.
+    """
 
     inputs: Mapping[str, Tensor]
     """With the batch dimension where the model batches."""

@@ -20,4 +20,7 @@ def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) 
 
 
 def _find(tensors: Iterable[Tensor], name: str) -> Tensor | None:
-    return next((tensor for tensor in tensors if tensor.name() == name), None)
+    for tensor in tensors:
+        if tensor.name() == name:
+            return tensor
+    return None

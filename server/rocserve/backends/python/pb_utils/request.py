@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rocserve.backends.python.pb_utils.calls import Caller, ResponseIterator
@@ -22,18 +21,6 @@ TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
 TRITONSERVER_REQUEST_RELEASE_ALL = 1
 TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
-
-
-@dataclass(frozen=True, slots=True)
-class _Fields:
-    model_name: str
-    model_version: int
-    request_id: str
-    correlation_id: int | str
-    flags: int
-    timeout: int
-    priority: int
-    parameters: dict[str, Any]
 
 
 class InferenceRequest:
@@ -73,18 +60,20 @@ class InferenceRequest:
             raise TritonModelException(f"Requested output name {whose}")
         self._inputs = list(inputs)
         self._names = names
-        self._fields = _Fields(
-            model_name,
-            operator.index(model_version),
-            request_id,
-            correlation_id,
-            operator.index(flags),
-            operator.index(timeout),
-            0,
-            checked_parameters(parameters),
+        self._model_name = model_name
+        self._model_version = operator.index(model_version)
+        self._said: ModelRequest | ModelCall = ModelCall(
+            model_name=model_name,
+            inputs=(),
+            requested_outputs=names,
+            id=request_id,
+            correlation_id=correlation_id,
+            timeout_microseconds=operator.index(timeout),
+            parameters=checked_parameters(parameters),
         )
-        self._flags = self._fields.flags
-        self._trace = trace or InferenceTrace()
+        """For what a request says beside its tensors and what it asks for."""
+        self._flags = operator.index(flags)
+        self._trace = trace
         self._answers: RequestAnswers | None = None
 
     def inputs(self) -> list[Tensor]:
@@ -94,10 +83,10 @@ class InferenceRequest:
         return set(self._names)
 
     def request_id(self) -> str:
-        return self._fields.request_id
+        return self._said.id
 
     def correlation_id(self) -> int | str:
-        return self._fields.correlation_id
+        return self._said.correlation_id
 
     def flags(self) -> int:
         return self._flags
@@ -107,19 +96,20 @@ class InferenceRequest:
 
     def timeout(self) -> int:
         """Microseconds; 0 = none."""
-        return self._fields.timeout
+        return self._said.timeout_microseconds
 
     def priority(self) -> int:
-        return self._fields.priority
+        return self._said.priority
 
     def model_name(self) -> str:
-        return self._fields.model_name
+        return self._model_name
 
     def parameters(self) -> str:
         """JSON."""
-        return parameters_text(self._fields.parameters)
+        return parameters_text(self._said.parameters)
 
     def trace(self) -> InferenceTrace:
+        self._trace = self._trace or InferenceTrace()
         return self._trace
 
     def is_cancelled(self) -> bool:
@@ -179,18 +169,18 @@ class InferenceRequest:
         return responses
 
     def _call(self) -> ModelCall:
-        fields = self._fields
+        said = self._said
         return ModelCall(
-            fields.model_name,
+            self._model_name,
             [unwrap_tensor(tensor) for tensor in self._inputs],
             self._names,
-            fields.model_version,
-            fields.request_id,
-            fields.correlation_id,
+            self._model_version,
+            said.id,
+            said.correlation_id,
             self._flags,
-            fields.priority,
-            fields.timeout,
-            fields.parameters,
+            said.priority,
+            said.timeout_microseconds,
+            said.parameters,
         )
 
 
@@ -206,17 +196,10 @@ def received_request(
     received = kind.__new__(kind)
     received._inputs = [wrap_tensor(tensor) for tensor in request.inputs.values()]
     received._names = outputs
-    received._fields = _Fields(
-        model_name,
-        model_version,
-        request.id,
-        request.correlation_id,
-        request.flags,
-        request.timeout_microseconds,
-        request.priority,
-        dict(request.parameters),
-    )
+    received._model_name = model_name
+    received._model_version = model_version
+    received._said = request
     received._flags = request.flags
-    received._trace = InferenceTrace()
+    received._trace = None
     received._answers = answers
     return received
