@@ -5,6 +5,7 @@ The tail's body is a RequestResults; its numbers are offset and nbytes of each o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from rocserve.backends.request_model import Answer, ModelResponse
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
+from rocserve.core.requests import Parameters
 from rocserve.core.tensors import Tensor
 from rocserve.workers.memory import Arena, aligned
 from rocserve.workers.messages import RequestResult, RequestResults, TensorHead
@@ -21,7 +23,13 @@ from rocserve.workers.wire import REMEMBERED, pack_tail
 _FAILURE_TEXTS = 64 * 1024
 """Characters that the texts of one batch's failures share."""
 
-_OPEN = RequestResult(is_open=True)
+_COPIED_IN_PLACE = 64 * 1024
+"""Bytes up to which the copy takes less time than letting go of the GIL for it."""
+
+_Head = tuple[str, DataType, tuple[int, ...]]
+"""The fields of a TensorHead; made for each output of each request, and compared, in a fraction of its time."""
+
+_Outcome = tuple[tuple[_Head, ...], Parameters] | ServeError | None
 
 
 class RequestResultWriter:
@@ -38,45 +46,48 @@ class RequestResultWriter:
         Args:
             answers: of each request, with its requested outputs only; None where the conversation answers.
         """
-        texts = max(_FAILURE_TEXTS // max(len(answers), 1), 1)
         tensors: list[Tensor] = []
-        results: list[RequestResult] = []
+        outcomes: list[_Outcome] = []
         key: list[object] = []
         for answer in answers:
             if isinstance(answer, ModelResponse):
                 try:
-                    heads = tuple(_head(tensor) for tensor in answer.outputs)
+                    heads = tuple([_head(tensor) for tensor in answer.outputs])
                 except ServeError as error:
                     answer = error
                 else:
                     tensors += answer.outputs
-                    results.append(RequestResult(heads, answer.parameters))
+                    outcomes.append((heads, answer.parameters))
                     key.append(heads if not answer.parameters else None)
                     continue
             key.append(None)
-            results.append(_OPEN if answer is None else RequestResult(code=int(answer.code), text=answer.text[:texts]))
-        return pack_tail(self._lay_out(tensors), self._body(tuple(key), results))
+            outcomes.append(answer)
+        return pack_tail(self._lay_out(tensors), self._body(tuple(key), outcomes))
 
     def _lay_out(self, tensors: Sequence[Tensor]) -> list[int]:
+        arena = self._arena
         numbers: list[int] = []
-        end = 0
+        offset = 0
         for tensor in tensors:
-            offset, nbytes = aligned(end), memoryview(tensor.data).nbytes
-            numbers += (offset, nbytes)
+            data = tensor.data
+            nbytes = len(data)
             end = offset + nbytes
-        self._arena.reserve(end)
-        octets = self._arena.octets
-        for index, tensor in enumerate(tensors):
-            offset, nbytes = numbers[2 * index : 2 * index + 2]
-            if nbytes:
+            if end > arena.peak:
+                arena.reserve(end)
+            if nbytes <= _COPIED_IN_PLACE:
+                arena.mapping[offset:end] = data
+            else:
                 # numpy lets go of the GIL while it copies.
-                octets[offset : offset + nbytes] = np.frombuffer(tensor.data, dtype=np.uint8)
+                arena.octets[offset:end] = np.frombuffer(data, dtype=np.uint8)
+            numbers += (offset, nbytes)
+            offset = aligned(end)
         return numbers
 
-    def _body(self, key: tuple[object, ...], results: Sequence[RequestResult]) -> bytes:
+    def _body(self, key: tuple[object, ...], outcomes: Sequence[_Outcome]) -> bytes:
         body = self._bodies.get(key)
         if body is None:
-            body = to_json(RequestResults(tuple(results)))
+            texts = max(_FAILURE_TEXTS // max(len(outcomes), 1), 1)
+            body = to_json(RequestResults(tuple(_result(outcome, texts) for outcome in outcomes)))
             if None not in key:
                 if len(self._bodies) >= REMEMBERED:
                     self._bodies.clear()
@@ -84,11 +95,20 @@ class RequestResultWriter:
         return body
 
 
-def _head(tensor: Tensor) -> TensorHead:
+def _head(tensor: Tensor) -> _Head:
     """Raises: ServeError: INTERNAL, the data is not what the shape says."""
-    shape = tuple(tensor.shape)
-    if tensor.datatype is not DataType.BYTES:
-        expected, nbytes = tensor.element_count * tensor.datatype.itemsize, memoryview(tensor.data).nbytes
-        if nbytes != expected:
-            raise internal(f"output '{tensor.name}' of shape {list(shape)} needs {expected} bytes, got {nbytes}")
-    return TensorHead(tensor.name, tensor.datatype, shape)
+    name, datatype, shape, nbytes = tensor.name, tensor.datatype, tuple(tensor.shape), len(tensor.data)
+    if datatype is not DataType.BYTES and nbytes != math.prod(shape) * datatype.itemsize:
+        expected = math.prod(shape) * datatype.itemsize
+        raise internal(f"output '{name}' of shape {list(shape)} needs {expected} bytes, got {nbytes}")
+    return name, datatype, shape
+
+
+def _result(outcome: _Outcome, texts: int) -> RequestResult:
+    """`texts`: how many characters a failure's text may have."""
+    if outcome is None:
+        return RequestResult(is_open=True)
+    if isinstance(outcome, ServeError):
+        return RequestResult(code=int(outcome.code), text=outcome.text[:texts])
+    heads, parameters = outcome
+    return RequestResult(tuple(TensorHead(*head) for head in heads), parameters)
