@@ -49,9 +49,7 @@ class _Running:
 
     entry: QueuedRequest
     batch: _RunningBatch
-    conversation: Conversation
     number: int = 0
-    started_at: float = 0.0
     ended_ns: int = 0
     """0 while it is open."""
     failed: bool = False
@@ -60,7 +58,11 @@ class _Running:
 @dataclass(slots=True, eq=False)
 class _RunningBatch:
     formed: FormedBatch
+    conversation: Conversation
+    started_at: float
     requests: list[_Running] = field(default_factory=list)
+    """Emptied when the batch is over: a ring of references would keep the clients' data until the next collection."""
+    open_count: int = 0
     times: tuple[int, int, int] | None = None
     """When the inputs were there, the engine ended, the outputs were there; None until it has come back."""
 
@@ -86,7 +88,7 @@ class RequestBatches:
         self._batches: dict[FormedBatch, _RunningBatch] = {}
         self._lock = threading.Lock()
         """Guards the two below."""
-        self._unwatched: deque[_Running] = deque()
+        self._unwatched: deque[_RunningBatch] = deque()
         self._looking = False
 
     # On its way in
@@ -96,15 +98,16 @@ class RequestBatches:
         layout, data = self._layouts.of(batch, channel)
         conversation = channel.conversation
         assert conversation is not None, "a worker of the other kind"
-        running = self._batches[batch] = _RunningBatch(batch)
+        running = self._batches[batch] = _RunningBatch(batch, conversation, time.monotonic())
         requests: list[Sequence[Buffer]] = []
         for entry, tensors in zip(batch.entries, data, strict=True):
-            single = _Running(entry, running, conversation, started_at=time.monotonic())
-            single.number = conversation.open_request(functools.partial(self._said, single))
+            single = _Running(entry, running)
+            number = single.number = conversation.open_request(functools.partial(self._said, single))
             running.requests.append(single)
             request = entry.request
-            requests.append([*tensors, self._details.write(single.number, request.id, request.head, entry.plan)])
-        self._watch(running.requests)
+            requests.append([*tensors, self._details.write(number, request.id, request.head, entry.plan)])
+        running.open_count = len(requests)
+        self._watch(running)
         return layout, requests
 
     def forget(self, batch: FormedBatch) -> None:
@@ -112,8 +115,9 @@ class RequestBatches:
         running = self._batches.pop(batch, None)
         if running is not None:
             for single in running.requests:
-                single.ended_ns = single.ended_ns or time.monotonic_ns()
-                single.conversation.close_request(single.number)
+                if not single.ended_ns:
+                    self._mark_ended(single, True, time.monotonic_ns())
+            running.requests = []
 
     # On its way out, on the completion thread
 
@@ -121,18 +125,19 @@ class RequestBatches:
         """Answer the requests whose answers have come with the batch; whether none is left open."""
         running = self._batches[batch]
         running.times = (outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)
-        answers: list[tuple[_Running, InferResponse | ServeError]] = []
+        now_ns = time.monotonic_ns()
+        answers: list[tuple[QueuedRequest, InferResponse | ServeError]] = []
         for index, single in enumerate(running.requests):
             if single.ended_ns:
                 continue
             answer = self._answer(index, single.entry, outcome)
             if answer is not None:
-                self._mark_ended(single, isinstance(answer, ServeError))
-                answers.append((single, answer))
+                self._mark_ended(single, isinstance(answer, ServeError), now_ns)
+                answers.append((single.entry, answer))
         # Counted before they are sent: who has an answer and asks for the statistics finds it there.
         is_done = self._count_if_done(running)
-        for single, answer in answers:
-            self._tell(single, answer, True)
+        for entry, answer in answers:
+            self._tell(entry, answer, True)
         return is_done
 
     def _answer(self, index: int, entry: QueuedRequest, outcome: RequestOutcome) -> InferResponse | ServeError | None:
@@ -162,18 +167,18 @@ class RequestBatches:
             except ServeError as error:
                 told = error
         if not final:
-            self._tell(single, told, final)
+            self._tell(single.entry, told, final)
             return
-        self._mark_ended(single, isinstance(told, ServeError))
+        self._mark_ended(single, isinstance(told, ServeError), time.monotonic_ns())
         is_done = self._count_if_done(running)
         try:
-            self._tell(single, told, final)
+            self._tell(single.entry, told, final)
         finally:
             if is_done:
                 self._on_answered()
 
-    def _tell(self, single: _Running, told: InferResponse | ServeError | None, final: bool) -> None:
-        responder = single.entry.responder
+    def _tell(self, entry: QueuedRequest, told: InferResponse | ServeError | None, final: bool) -> None:
+        responder = entry.responder
         try:
             if told is None:
                 responder.end()
@@ -185,25 +190,30 @@ class RequestBatches:
             # A parameter that has no form on the wire.
             responder.fail(error, final)
 
-    def _mark_ended(self, single: _Running, failed: bool) -> None:
-        single.ended_ns = time.monotonic_ns()
+    def _mark_ended(self, single: _Running, failed: bool, now_ns: int) -> None:
+        single.ended_ns = now_ns
         single.failed = failed
-        single.conversation.close_request(single.number)
+        single.batch.open_count -= 1
+        single.batch.conversation.close_request(single.number)
 
     def _count_if_done(self, running: _RunningBatch) -> bool:
-        """Whether the batch has come back and all its requests have ended; then it is counted."""
-        if running.times is None or not all(single.ended_ns for single in running.requests):
+        """Whether the batch has come back and all its requests have ended; then it is counted, and let go."""
+        times = running.times
+        if times is None or running.open_count:
             return False
         del self._batches[running.formed]
-        good = [single for single in running.requests if not single.failed]
-        for single in running.requests:
+        requests, running.requests = running.requests, []
+        good: list[_Running] = []
+        for single in requests:
             if single.failed:
                 self._statistics.record_failure(single.entry.queue_start_ns, single.ended_ns)
+            else:
+                good.append(single)
         start = running.formed.compute_start_ns
         if running.formed.one_by_one:
             # An execution for each request; of the time, each has the same part.
             count = max(len(good), 1)
-            input_end, output_start, compute_end = (start + (time_ns - start) // count for time_ns in running.times)
+            input_end, output_start, compute_end = (start + (time_ns - start) // count for time_ns in times)
             for single in good:
                 self._statistics.record_batch(
                     start,
@@ -216,17 +226,17 @@ class RequestBatches:
                 )
         elif good:
             # They may have ended at different times; what is counted is the sum.
-            ended_ns = sum(single.ended_ns for single in good) // len(good)
-            rows = sum(single.entry.plan.batch_size for single in running.requests)
+            ended_ns = sum([single.ended_ns for single in good]) // len(good)
+            rows = sum([single.entry.plan.batch_size for single in requests])
             queue_starts = [single.entry.queue_start_ns for single in good]
-            self._statistics.record_batch(start, *running.times, queue_starts, ended_ns, rows)
+            self._statistics.record_batch(start, *times, queue_starts, ended_ns, rows)
         return True
 
     # Clients that leave
 
-    def _watch(self, requests: Sequence[_Running]) -> None:
+    def _watch(self, running: _RunningBatch) -> None:
         with self._lock:
-            self._unwatched.extend(requests)
+            self._unwatched.append(running)
             if self._looking:
                 return
             self._looking = True
@@ -235,17 +245,18 @@ class RequestBatches:
     def _look(self) -> None:
         """Ask after the clients of requests that have run for a while, so that the model can be told when they go."""
         oldest = time.monotonic() - LOOK_SECONDS
-        due: list[_Running] = []
+        due: list[_RunningBatch] = []
         with self._lock:
-            while self._unwatched and (self._unwatched[0].ended_ns or self._unwatched[0].started_at <= oldest):
+            while self._unwatched and (not self._unwatched[0].open_count or self._unwatched[0].started_at <= oldest):
                 due.append(self._unwatched.popleft())
             self._looking = bool(self._unwatched)
             if self._looking:
                 self._clock.call_at(time.monotonic() + LOOK_SECONDS, self._look)
-        for single in due:
-            if not single.ended_ns:
-                cancel = functools.partial(single.conversation.cancel, single.number)
-                single.entry.responder.watch_cancellation(cancel)
+        for running in due:
+            for single in running.requests:
+                if not single.ended_ns:
+                    cancel = functools.partial(running.conversation.cancel, single.number)
+                    single.entry.responder.watch_cancellation(cancel)
 
 
 class _RequestBatchLayouts(BatchLayouts):

@@ -54,18 +54,8 @@ class InputLayout:
             return self._write_variable(arena, requests)
         if self._end > arena.peak:
             arena.reserve(self._end)
-        mapping = arena.mapping
-        alone = requests[0] if len(requests) == 1 else None
         for index, nbytes in enumerate(self._sizes):
-            offset = self._offsets[index]
-            if nbytes > _JOINED_AT_ONCE:
-                _copy_parts(arena, offset, nbytes, self.heads[index], _column(requests, index))
-                continue
-            data = alone[index] if alone is not None else b"".join(_column(requests, index))
-            try:
-                mapping[offset : offset + nbytes] = data
-            except IndexError:
-                raise _wrong_size(self.heads[index], nbytes, len(data)) from None
+            _copy(arena, self._offsets[index], nbytes, self.heads[index], _column(requests, index))
         return tail
 
     def _write_variable(self, arena: Arena, requests: Sequence[Sequence[Buffer]]) -> bytes:
@@ -79,7 +69,7 @@ class InputLayout:
         offsets, end = _offsets(sizes)
         arena.reserve(end)
         for head, column, offset, nbytes in zip(self.heads, columns, offsets, sizes, strict=True):
-            _copy_parts(arena, offset, nbytes, head, column)
+            _copy(arena, offset, nbytes, head, column)
         return self._pack(offsets, sizes)
 
     def _pack(self, offsets: Sequence[int], sizes: Sequence[int]) -> bytes:
@@ -100,8 +90,16 @@ def _offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
     return offsets, end
 
 
-def _copy_parts(arena: Arena, offset: int, nbytes: int, head: TensorHead, parts: Sequence[Buffer]) -> None:
+def _copy(arena: Arena, offset: int, nbytes: int, head: TensorHead, parts: Sequence[Buffer]) -> None:
+    """The parts of one input, which are to be `nbytes` together, to their place."""
     end = offset + nbytes
+    if nbytes <= _JOINED_AT_ONCE:
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        try:
+            arena.mapping[offset:end] = data
+        except IndexError:
+            raise _wrong_size(head, nbytes, len(data)) from None
+        return
     octets = arena.octets
     for part in parts:
         if not len(part):

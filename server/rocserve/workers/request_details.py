@@ -8,16 +8,20 @@ again and again and is made and read once.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from rocserve.core.requests import ParameterValue, RequestHead
-from rocserve.core.tensors import encode_bytes_elements
 from rocserve.core.validation import RequestPlan
 from rocserve.workers.messages import RequestDetails
 from rocserve.workers.plain import to_json
 from rocserve.workers.wire import REMEMBERED, LayoutReader
 
 _START = struct.Struct("<QI")
+_ELEMENT_START = struct.Struct("<IQI")
+"""The same behind the length of the element."""
+_LENGTH_BYTES = 4
+_ELEMENT = struct.Struct("<IQI")
+"""The length of a BYTES element, and what such an element begins with."""
 
 SEQUENCE_START = 1
 SEQUENCE_END = 2
@@ -25,13 +29,6 @@ SEQUENCE_END = 2
 
 RESERVED = frozenset({"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output"})
 """Parameters that the protocol reads; so are those that begin with "triton_"."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReceivedDetails:
-    number: int
-    id: str
-    details: RequestDetails
 
 
 class DetailsWriter:
@@ -49,7 +46,7 @@ class DetailsWriter:
                 self._written.clear()
             self._written[plan] = text
         name = request_id.encode(errors="replace")
-        return encode_bytes_elements([_START.pack(number, len(name)) + name + text])
+        return _ELEMENT.pack(_START.size + len(name) + len(text), number, len(name)) + name + text
 
 
 class DetailsReader:
@@ -58,15 +55,23 @@ class DetailsReader:
     def __init__(self) -> None:
         self._reader = LayoutReader(RequestDetails)
 
-    def read(self, element: memoryview) -> ReceivedDetails:
-        """Raises: ValueError."""
-        if len(element) < _START.size:
-            raise ValueError(f"the details of a request have {len(element)} bytes")
-        number, length = _START.unpack_from(element)
-        end = _START.size + length
-        return ReceivedDetails(
-            number, bytes(element[_START.size : end]).decode(), self._reader.read(bytes(element[end:]))
-        )
+    def read(self, data: bytes) -> Iterator[tuple[int, str, RequestDetails]]:
+        """The number, the id and the rest of each request of a batch, from the data of the input that carries them.
+
+        Raises:
+            ValueError: the data ends within an element.
+        """
+        position = 0
+        while position < len(data):
+            if position + _ELEMENT_START.size > len(data):
+                raise ValueError(f"the details of a request have {len(data) - position} bytes")
+            length, number, id_length = _ELEMENT_START.unpack_from(data, position)
+            id_start = position + _ELEMENT_START.size
+            id_end = id_start + id_length
+            position += _LENGTH_BYTES + length
+            if not id_end <= position <= len(data):
+                raise ValueError(f"the details of a request end at byte {position}, its id at {id_end}, of {len(data)}")
+            yield number, data[id_start:id_end].decode(), self._reader.read(data[id_end:position])
 
 
 def details_of(head: RequestHead, plan: RequestPlan) -> RequestDetails:

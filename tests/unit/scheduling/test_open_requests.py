@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+from support.workers import until
 
 from rocserve.backends.request_model import Answer, ModelResponse
 from rocserve.core.errors import ServeError, StatusCode, unavailable
@@ -174,6 +177,40 @@ def test_an_answer_with_the_batch(model: Model) -> None:
     assert told.values == [0.0]
     assert channel.conversation.open == {}
     assert model.counts() == (1, 1, 0)
+
+
+def with_its_batch(channel: HandChannel) -> None:
+    channel.finish()
+
+
+def over_the_conversation(channel: HandChannel) -> None:
+    channel.finish(open_requests={0})
+    channel.conversation.say(1, value(4), True)
+
+
+def before_its_batch(channel: HandChannel) -> None:
+    channel.conversation.say(1, value(4), True)
+    channel.finish(open_requests={0})
+
+
+def by_the_end_of_its_worker(channel: HandChannel) -> None:
+    channel.finish(open_requests={0})
+    channel.conversation.end()
+
+
+@pytest.mark.parametrize("end", [with_its_batch, over_the_conversation, before_its_batch, by_the_end_of_its_worker])
+async def test_nothing_of_a_request_is_left_for_the_garbage_collector(
+    model: Model, end: Callable[[HandChannel], None]
+) -> None:
+    channel = model.channel()
+    gc.disable()
+    try:
+        told = weakref.ref(model.submit())
+        end(channel)
+        # Until then it is among those whose clients are to be asked after.
+        await until(lambda: told() is None)
+    finally:
+        gc.enable()
 
 
 def test_a_request_stays_open_until_its_last_response(model: Model) -> None:
