@@ -17,9 +17,6 @@ from rocserve.workers.plain import to_json
 from rocserve.workers.wire import REMEMBERED, LayoutReader
 
 _START = struct.Struct("<QI")
-_ELEMENT_START = struct.Struct("<IQI")
-"""The same behind the length of the element."""
-_LENGTH_BYTES = 4
 _ELEMENT = struct.Struct("<IQI")
 """The length of a BYTES element, and what such an element begins with."""
 
@@ -63,12 +60,12 @@ class DetailsReader:
         """
         position = 0
         while position < len(data):
-            if position + _ELEMENT_START.size > len(data):
+            id_start = position + _ELEMENT.size
+            if id_start > len(data):
                 raise ValueError(f"the details of a request have {len(data) - position} bytes")
-            length, number, id_length = _ELEMENT_START.unpack_from(data, position)
-            id_start = position + _ELEMENT_START.size
+            length, number, id_length = _ELEMENT.unpack_from(data, position)
             id_end = id_start + id_length
-            position += _LENGTH_BYTES + length
+            position = id_start - _START.size + length
             if not id_end <= position <= len(data):
                 raise ValueError(f"the details of a request end at byte {position}, its id at {id_end}, of {len(data)}")
             yield number, data[id_start:id_end].decode(), self._reader.read(data[id_end:position])

@@ -6,11 +6,9 @@ import logging
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rocserve.backends.request_model import Answer, ModelRequest, ModelResponse, RequestModel
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.core.tensors import bytes_elements
 from rocserve.workers.batch_loop import error_text, failure_tail, input_tensors, serve_batches, stop_serving
 from rocserve.workers.memory import Arena
 from rocserve.workers.messages import REQUEST_DETAILS, BatchLayout
@@ -26,12 +24,6 @@ from rocserve.workers.wire import (
     LayoutReader,
     unpack_tail,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Received:
-    request: ModelRequest
-    responder: ConversationResponder
 
 
 class RequestExecutor:
@@ -65,60 +57,64 @@ class RequestExecutor:
     def _execute(self, slot: int, batch_id: int, tail: bytes) -> bytes:
         """The answer to one batch."""
         input_end = output_start = time.monotonic_ns()
-        received: Sequence[_Received] = ()
+        responders: list[ConversationResponder] = []
         try:
-            layout, received = self._receive(slot, tail)
+            layout, requests = self._receive(slot, tail, responders)
             input_end = time.monotonic_ns()
-            together = [[single] for single in received] if layout.one_by_one else [received]
-            answers = [answer for requests in together for answer in self._run(requests)]
+            together = [[request] for request in requests] if layout.one_by_one else [requests]
+            answers = [answer for batch in together for answer in self._run(batch)]
             output_start = time.monotonic_ns()
-            settled = [_settled(single, answer) for single, answer in zip(received, answers, strict=True)]
+            settled = [
+                _settled(answer, request.requested_outputs, responder)
+                for answer, request, responder in zip(answers, requests, responders, strict=True)
+            ]
             kind, answer = EXECUTED, self._writers[slot].write(settled)
             if len(answer) > MAXIMUM_DATAGRAM - HEADER.size:
                 raise RuntimeError(f"the layout of the outputs takes {len(answer)} bytes, more than a message can hold")
         except BaseException as error:
             kind, answer = EXECUTE_FAILED, failure_tail(self._serve_error(error))
             output_start = max(output_start, input_end)
-            for single in received:
-                single.responder.claim()
+            for responder in responders:
+                responder.claim()
         return HEADER.pack(kind, slot, batch_id, input_end, output_start, time.monotonic_ns()) + answer
 
-    def _receive(self, slot: int, tail: bytes) -> tuple[BatchLayout, Sequence[_Received]]:
+    def _receive(
+        self, slot: int, tail: bytes, responders: list[ConversationResponder]
+    ) -> tuple[BatchLayout, list[ModelRequest]]:
+        """The requests of a batch; what answers them is appended to `responders`, also where this fails."""
         numbers, body = unpack_tail(tail)
         layout = self._reader.read(body)
         inputs = input_tensors(layout, numbers, self._input_arenas[slot])
-        written = inputs.pop(REQUEST_DETAILS)
-        elements = bytes_elements(written.data, len(layout.request_sizes), "the requests' details")
-        requests = separate(inputs, layout.request_sizes)
-        received: list[_Received] = []
-        for element, tensors in zip(elements, requests, strict=True):
-            said = self._details.read(element)
-            responder = self._conversation.open_request(said.number)
-            details = said.details
-            request = ModelRequest(
-                inputs=tensors,
-                requested_outputs=details.requested_outputs,
-                responder=responder,
-                id=said.id,
-                correlation_id=details.correlation_id,
-                flags=details.flags,
-                priority=details.priority,
-                timeout_microseconds=details.timeout_microseconds,
-                parameters=details.parameters,
+        written = self._details.read(bytes(inputs.pop(REQUEST_DETAILS).data))
+        requests: list[ModelRequest] = []
+        for (number, request_id, details), tensors in zip(written, separate(inputs, layout.request_sizes), strict=True):
+            responder = self._conversation.open_request(number)
+            responders.append(responder)
+            requests.append(
+                ModelRequest(
+                    tensors,
+                    details.requested_outputs,
+                    responder,
+                    request_id,
+                    details.correlation_id,
+                    details.flags,
+                    details.priority,
+                    details.timeout_microseconds,
+                    details.parameters,
+                )
             )
-            received.append(_Received(request, responder))
-        return layout, received
+        return layout, requests
 
-    def _run(self, received: Sequence[_Received]) -> Sequence[Answer | None]:
+    def _run(self, requests: Sequence[ModelRequest]) -> Sequence[Answer | None]:
         """What the model gives, an error for each request where it raises."""
         try:
-            answers = self._model.execute([single.request for single in received])
-            if len(answers) != len(received):
-                raise RuntimeError(f"the model gave {len(answers)} answers to {len(received)} requests")
+            answers = self._model.execute(requests)
+            if len(answers) != len(requests):
+                raise RuntimeError(f"the model gave {len(answers)} answers to {len(requests)} requests")
         except BaseException as error:
             # SystemExit as well: a model that calls sys.exit() fails its batch, it does not take the worker along.
             told = self._serve_error(error)
-            return [told] * len(received)
+            return [told] * len(requests)
         return answers
 
     def _serve_error(self, error: BaseException) -> ServeError:
@@ -128,16 +124,17 @@ class RequestExecutor:
         return ServeError(StatusCode.INTERNAL, error_text(error))
 
 
-def _settled(single: _Received, answer: Answer | None) -> Answer | None:
+def _settled(
+    answer: Answer | None, requested_outputs: tuple[str, ...], responder: ConversationResponder
+) -> Answer | None:
     """What goes with the batch: the answer, unless the request is answered over the conversation."""
     if answer is None:
         return None
     if isinstance(answer, ModelResponse):
-        wanted = single.request.requested_outputs
-        if any(tensor.name not in wanted for tensor in answer.outputs):
-            outputs = [tensor for tensor in answer.outputs if tensor.name in wanted]
+        outputs = [tensor for tensor in answer.outputs if tensor.name in requested_outputs]
+        if len(outputs) < len(answer.outputs):
             answer = ModelResponse(outputs, answer.parameters)
-    if single.responder.claim():
+    if responder.claim():
         return answer
-    single.responder.end_with(answer)
+    responder.end_with(answer)
     return None

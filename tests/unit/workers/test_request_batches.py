@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 
 from rocserve.backends.request_model import ModelResponse
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.requests import InputHead, RequestHead
-from rocserve.core.tensors import Tensor, bytes_elements, tensor_from_numpy
+from rocserve.core.tensors import Tensor, encode_bytes_elements, tensor_from_numpy
 from rocserve.core.validation import RequestPlan
 from rocserve.workers.memory import Arena
 from rocserve.workers.messages import RequestDetails, RequestResult, RequestResults, TensorHead
@@ -57,12 +59,24 @@ def test_details_travel() -> None:
     )
     plan = RequestPlan(1, (), (), ("A",), {}, 3, 4)
     written = DetailsWriter().write(2**40, "id \N{SNOWMAN}", head, plan)
-    (element,) = bytes_elements(written, 1, "details")
-    said = DetailsReader().read(element)
-    assert (said.number, said.id) == (2**40, "id \N{SNOWMAN}")
-    assert said.details == RequestDetails(("A",), 7, 2, 3, 4, {"mine": "x"})
-    with pytest.raises(ValueError, match="the details of a request have 3 bytes"):
-        DetailsReader().read(element[:3])
+    other = DetailsWriter().write(8, "", head, plan)
+    details = RequestDetails(("A",), 7, 2, 3, 4, {"mine": "x"})
+    said = list(DetailsReader().read(written + other))
+    assert said == [(2**40, "id \N{SNOWMAN}", details), (8, "", details)]
+
+
+@pytest.mark.parametrize("end", [3, 15, 18, -1])
+def test_damaged_details_are_refused(end: int) -> None:
+    head, plan = RequestHead("m", "", ()), RequestPlan(1, (), (), ("A",), {}, 0, 0)
+    written = DetailsWriter().write(1, "identity", head, plan)
+    with pytest.raises(ValueError, match="the details of a request"):
+        list(DetailsReader().read(written[:end]))
+
+
+def test_an_id_that_is_longer_than_its_element_is_refused() -> None:
+    element = struct.pack("<QI", 1, 30) + b"identity"
+    with pytest.raises(ValueError, match="its id at 46"):
+        list(DetailsReader().read(encode_bytes_elements([element])))
 
 
 def test_results_travel_through_shared_memory() -> None:
