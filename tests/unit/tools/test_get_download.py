@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import resource
 import threading
@@ -16,6 +17,7 @@ import pytest
 from rocserve.tools.get.catalogue import CATALOGUE, RemoteFile
 from rocserve.tools.get.download import Patience, download
 from rocserve.tools.get.errors import GetError
+from rocserve.tools.get.partial_file import PartialFile
 
 CONTENT = np.random.default_rng(7).integers(0, 256, 600_000, dtype=np.uint8).tobytes()
 PATIENT = Patience(silence=2.0, first_pause=0.01)
@@ -190,6 +192,53 @@ def test_a_part_from_elsewhere_than_asked_for_is_refused(server: Server, target:
     assert "asked for the bytes from 1000 on, it sends those from 5 on" in refusal(server.file(), target, part)
 
 
+@pytest.mark.parametrize("text", ["bytes 1000-1999", "pages 1-2/3", "bytes */600000", ""])
+def test_a_part_without_a_readable_place_is_refused(server: Server, target: Path, part: Path, text: str) -> None:
+    part.write_bytes(CONTENT[:1000])
+    server.answers["/file"] = [lambda handler: handler.head(206, 10, Content_Range=text)]
+    assert f"with the header Content-Range: '{text}'" in refusal(server.file(), target, part)
+    assert part.read_bytes() == CONTENT[:1000]
+
+
+def test_a_part_of_a_file_of_another_length_is_refused(server: Server, target: Path, part: Path) -> None:
+    part.write_bytes(CONTENT[:1000])
+    server.answers["/file"] = [send(CONTENT + b"more")]
+    assert f"the file there has {len(CONTENT) + 4} bytes" in refusal(server.file(), target, part)
+
+
+def test_a_part_whose_bytes_are_not_those_it_says_begins_anew(server: Server, target: Path, part: Path) -> None:
+    """The header is right, the bytes are those of the beginning, as from a cache that does not know of ranges."""
+    part.write_bytes(CONTENT[:1000])
+
+    def lie(handler: Handler) -> None:
+        handler.head(206, len(CONTENT) - 1000, Content_Range=f"bytes 1000-{len(CONTENT) - 1}/{len(CONTENT)}")
+        handler.wfile.write(CONTENT[:-1000])
+
+    server.answers["/file"] = [lie, send()]
+    fetch(server.file(), target, part)
+    assert [asked for _, asked in server.asked] == ["bytes=1000-", None]
+
+
+def test_a_redirection_is_followed_to_the_rest(server: Server, target: Path, part: Path) -> None:
+    part.write_bytes(CONTENT[:1000])
+    server.answers = {"/moved": [lambda handler: handler.head(302, 0, Location="/file")], "/file": [send()]}
+    fetch(server.file("/moved"), target, part)
+    assert server.asked == [("/moved", "bytes=1000-"), ("/file", "bytes=1000-")]
+
+
+def test_redirections_in_a_circle_are_left_in_one_line(server: Server, target: Path, part: Path) -> None:
+    server.answers = {"/circle": [lambda handler: handler.head(302, 0, Location="/circle")]}
+    text = refusal(server.file("/circle"), target, part)
+    assert "HTTP status 302" in text
+    assert len(text.splitlines()) == 3, text
+
+
+@pytest.mark.parametrize("address", ["somewhere/file", "http://[::1/file", "http://local host/file"])
+def test_what_is_no_address_is_said_at_once(target: Path, part: Path, address: str) -> None:
+    file = RemoteFile("file.bin", 10, "0" * 64, (address,))
+    assert f"{address}: it is no address" in refusal(file, target, part)
+
+
 @pytest.mark.parametrize("status", [404, 403])
 def test_the_next_address_is_tried_where_the_first_has_nothing(
     server: Server, target: Path, part: Path, status: int
@@ -311,6 +360,24 @@ def test_a_file_that_cannot_grow_any_more(server: Server, target: Path, part: Pa
     fetch(server.file(), target, part)
 
 
+def test_a_part_that_just_got_its_name_is_not_written_to(
+    target: Path, part: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between opening the part and locking it another process may have finished: the file is then the model's."""
+    part.write_bytes(CONTENT)
+    target.parent.mkdir()
+    lock = fcntl.flock
+
+    def lock_later(descriptor: int, operation: int) -> None:
+        part.rename(target)
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", lock_later)
+    with pytest.raises(GetError, match="another process is writing"), PartialFile(part):
+        pass
+    assert target.read_bytes() == CONTENT
+
+
 def test_two_downloads_of_one_file_do_not_mix(server: Server, target: Path, part: Path) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
@@ -323,7 +390,7 @@ def test_two_downloads_of_one_file_do_not_mix(server: Server, target: Path, part
     first = threading.Thread(target=download, args=(server.file(), target, part, Notes(), PATIENT))
     first.start()
     assert begun.wait(10.0)
-    with pytest.raises(GetError, match="another process is downloading"):
+    with pytest.raises(GetError, match="another process is writing"):
         download(server.file(), target, part, Notes(), PATIENT)
     go_on.set()
     first.join()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import io
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import onnx
@@ -17,7 +20,7 @@ from rich.console import Console
 
 from rocserve.cli import main
 from rocserve.tools.get import verb
-from rocserve.tools.get.catalogue import RemoteFile
+from rocserve.tools.get.catalogue import CATALOGUE, RemoteFile
 from rocserve.tools.get.download import Patience
 from rocserve.tools.untrained import resnet50
 from rocserve.tools.untrained.origin import PRODUCER, is_untrained
@@ -129,6 +132,95 @@ def test_somebody_elses_file_is_replaced_by_force_alone(repository: Path, mirror
     assert file.read_bytes() == b"my own network"
     assert get(repository, source=mirror, force=True)[0] == 0
     assert file.read_bytes() == CONTENT
+
+
+def test_untrained_weights_may_be_built_beside_a_download_that_was_ended(repository: Path) -> None:
+    part = repository / "resnet50" / "model.onnx.part"
+    part.write_bytes(CONTENT[:5000])
+    assert get(repository, untrained=True)[0] == 0
+    assert part.read_bytes() == CONTENT[:5000]
+    assert sorted(path.name for path in part.parent.iterdir()) == ["1", "model.onnx.part"]
+
+
+def test_a_build_that_fails_leaves_nothing(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> onnx.ModelProto:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(resnet50, "build", fail)
+    status, text = get(repository, untrained=True)
+    assert status == 130
+    assert "ended by you" in text
+    assert list((repository / "resnet50").iterdir()) == []
+
+
+def test_ctrl_c_ends_it_in_a_line_and_the_next_time_goes_on(tmp_path: Path) -> None:
+    """The command itself: a server that stops in the middle, SIGINT, and what is asked for the second time."""
+    folder, asked, stopped = tmp_path / "resnet50", [], threading.Event()
+    size = CATALOGUE["resnet50"].size
+
+    class Stops(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.headers["Range"])
+            if len(asked) > 1:
+                self.send_error(404)
+                return
+            self.send_response(200)
+            self.send_header("Content-Length", str(size))
+            self.end_headers()
+            self.wfile.write(bytes(size // 10 + 1))
+            self.wfile.flush()
+            stopped.wait(20.0)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Stops) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        command = [
+            sys.executable,
+            "-c",
+            "import sys; from rocserve.cli import main; sys.exit(main())",
+            "get",
+            "resnet50",
+        ]
+        command += [f"--model-repository={tmp_path}", f"--source=http://127.0.0.1:{server.server_address[1]}"]
+        ran = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert ran.stdout.readline() == "resnet50: 10.3 of 102.6 MB\n"
+        ran.send_signal(signal.SIGINT)
+        _, errors = ran.communicate(timeout=20)
+        stopped.set()
+        assert (ran.returncode, errors.count("\n")) == (130, 1), errors
+        assert "run it again" in errors
+        assert (folder / "model.onnx.part").stat().st_size == size // 10 + 1
+        assert subprocess.run(command, capture_output=True, check=False, timeout=20).returncode == 1
+        assert asked == [None, f"bytes={size // 10 + 1}-"]
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("source", ["mirror", "/srv/mirror", "file:///srv/mirror"])
+def test_a_source_that_is_no_address(repository: Path, source: str) -> None:
+    status, text = get(repository, source=source)
+    assert status == 1
+    assert f"the source '{source}' is no address; expected one that begins with http://" in text
+
+
+def test_complaints_go_to_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["get", "resnet50", f"--model-repository={tmp_path / 'absent'}"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "is no folder" in printed.err
+
+
+def test_a_folder_that_cannot_be_written(repository: Path, mirror: str) -> None:
+    """A folder where the part should be stands for a read-only disk: root may write anywhere else."""
+    for part in ("model.onnx.part", "model.onnx.untrained.part"):
+        (repository / "resnet50" / part).mkdir()
+    for untrained in (False, True):
+        status, text = get(repository, source=mirror, untrained=untrained)
+        assert status == 1
+        assert "cannot write" in text
+        assert "run again" not in text, "there is nothing to go on from"
 
 
 def test_a_repository_that_is_not_there(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ class _Download:
         headers = {"User-Agent": "rocserve", "Accept-Encoding": "identity"}
         if self._partial.size:
             headers["Range"] = f"bytes={self._partial.size}-"
-        request = Request(self._address, headers=headers)
+        request = _request(self._address, headers)
         with _network_faults(self._partial), urlopen(request, timeout=self._patience.silence) as response:
             self._check_head(response)
             self._progress.at(self._partial.size)
@@ -139,6 +139,13 @@ class _Download:
             raise SourceFailed(f"asked for the bytes from {self._partial.size} on, it sends those from {first} on")
         if first < self._partial.size:
             self._partial.clear()
+
+
+def _request(address: str, headers: dict[str, str]) -> Request:
+    try:
+        return Request(address, headers=headers)
+    except ValueError as error:
+        raise SourceFailed(f"it is no address ({error})") from None
 
 
 def _whole_length(response: http.client.HTTPResponse) -> int | None:
@@ -173,13 +180,15 @@ def _network_faults(partial: PartialFile) -> Iterator[None]:
             if error.code == _RANGE_NOT_SATISFIABLE and partial.size:
                 partial.clear()
                 raise Interrupted("the server has no bytes after those that are there already") from None
-            text = f"HTTP status {error.code} ({error.reason})"
+            text = f"HTTP status {error.code} ({' '.join(str(error.reason).split())})"
         raise (Interrupted if error.code in _PASSING_STATUSES else SourceFailed)(text) from None
     except URLError as error:
         failure = SourceFailed if isinstance(error.reason, socket.gaierror) else Interrupted
         raise failure(f"no connection ({error.reason})") from None
     except OSError as error:
         raise Interrupted(f"the connection broke ({error or type(error).__name__})") from None
+    except http.client.InvalidURL as error:
+        raise SourceFailed(f"it is no address ({error})") from None
     except http.client.HTTPException as error:
         raise Interrupted(f"the answer is not HTTP ({type(error).__name__}: {error})") from None
 

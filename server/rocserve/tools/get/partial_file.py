@@ -1,4 +1,4 @@
-"""The part of a file that has been downloaded so far, and its digest."""
+"""The part of a file that is there so far, and its digest."""
 
 from __future__ import annotations
 
@@ -27,15 +27,13 @@ class PartialFile:
         self._file: BufferedRandom | None = None
 
     def __enter__(self) -> Self:
-        """Raises: GetError when another process downloads it, or it cannot be written."""
+        """Raises: GetError when another process writes it, or it cannot be written."""
         with self._disk_faults():
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             file = self._file = os.fdopen(descriptor, "r+b")
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _is_ours(file, self.path):
                 file.close()
-                raise GetError(f"another process is downloading '{self.path}'; wait for it, or end it") from None
+                raise GetError(f"another process is writing '{self.path}'; wait for it, or end it")
             while block := file.read(_BLOCK_BYTES):
                 self._digest.update(block)
                 self.size += len(block)
@@ -84,9 +82,19 @@ class PartialFile:
         try:
             yield
         except OSError as error:
-            text = f"cannot write '{self.path}': {error.strerror or error}; run again, it goes on from what is there"
-            raise GetError(text) from error
+            text = f"cannot write '{self.path}': {error.strerror or error}"
+            raise GetError(text + ("; run again, it goes on from what is there" if self.size else "")) from error
 
     def _open(self) -> BufferedRandom:
         assert self._file is not None, "used outside its block"
         return self._file
+
+
+def _is_ours(file: BufferedRandom, path: Path) -> bool:
+    """Lock it; no where another process has, or has given the file its name while this one waited to open it: to write
+    into it would then be to write into what a server has loaded."""
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False

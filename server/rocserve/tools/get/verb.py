@@ -13,11 +13,14 @@ from rich.console import Console
 from rocserve.tools.get.catalogue import CATALOGUE, RemoteFile
 from rocserve.tools.get.download import Patience, download
 from rocserve.tools.get.errors import GetError
+from rocserve.tools.get.partial_file import PartialFile
 from rocserve.tools.get.progress import progress_on
 from rocserve.tools.untrained.origin import is_untrained
 
 SOURCE_VARIABLE = "ROCSERVE_GET_SOURCE"
 """The environment's way to name a mirror."""
+_ENDED_BY_USER = 130
+"""As shells have it: 128 and SIGINT's number."""
 _VERSION = "1"
 _MODEL_FILE = "model.onnx"
 
@@ -32,26 +35,33 @@ def run(
     console: Console | None = None,
     patience: Patience | None = None,
 ) -> int:
-    """Get the models, one after the other; returns the exit status: 0, or 1 when one of them could not be had.
+    """Get the models, one after the other; returns the exit status: 0, 1 when one of them could not be had, or 130 when
+    the user ended it.
 
     A server that serves the repository meanwhile sees each file appear whole.
     """
-    out = console or Console()
+    out, errors = console or Console(), console or Console(stderr=True)
     if not repository.is_dir():
-        out.print(f"'{repository}' is no folder; name the model repository with --model-repository=DIR", markup=False)
+        _complain(errors, f"'{repository}' is no folder; name the model repository with --model-repository=DIR")
         return 1
     source = source or os.environ.get(SOURCE_VARIABLE)
+    if source and not source.lower().startswith(("http://", "https://")):
+        _complain(errors, f"the source '{source}' is no address; expected one that begins with http:// or https://")
+        return 1
     status = 0
     for name in dict.fromkeys(names):
         try:
             if untrained:
                 _build(name, repository / name, force, out)
             else:
-                remote = CATALOGUE[name] if source is None else CATALOGUE[name].at(source)
+                remote = CATALOGUE[name].at(source) if source else CATALOGUE[name]
                 _fetch(name, remote, repository / name, force, out, patience)
         except GetError as error:
-            out.print(f"{name}: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+            _complain(errors, f"{name}: {error}")
             status = 1
+        except KeyboardInterrupt:
+            _complain(errors, f"{name}: ended by you; a download goes on from what is there when you run it again")
+            return _ENDED_BY_USER
     return status
 
 
@@ -86,16 +96,17 @@ def _build(name: str, folder: Path, force: bool, out: Console) -> None:
         raise GetError(
             f"untrained weights need packages that are not installed ({error}); run: pip install 'rocserve[cpu]'"
         ) from error
-    _say(out, f"{name}: building the network with seeded weights")
-    content: bytes = builder.build().SerializeToString()
-    part = _part(folder)
-    try:
-        part.write_bytes(content)
-        target.parent.mkdir(exist_ok=True)
-        part.replace(target)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise GetError(f"cannot write '{target}': {error.strerror or error}") from error
+    # A download's part is left alone: it goes on another time.
+    with PartialFile(_part(folder, "untrained.")) as partial:
+        try:
+            _say(out, f"{name}: building the network with seeded weights")
+            content: bytes = builder.build().SerializeToString()
+            partial.clear()
+            partial.append(content)
+            partial.keep_as(target)
+        except BaseException:
+            partial.discard()
+            raise
     _say(
         out,
         f"{name}: '{target}', {len(content) / 1e6:.0f} MB of UNTRAINED weights: speed and shapes are real, the"
@@ -103,14 +114,14 @@ def _build(name: str, folder: Path, force: bool, out: Console) -> None:
     )
 
 
-def _part(folder: Path) -> Path:
+def _part(folder: Path, kind: str = "") -> Path:
     """A file beside the version folder under a name that a server ignores: were it in there, the folder would be a
     version without its model until the file is complete."""
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise GetError(f"cannot create '{folder}': {error.strerror or error}") from error
-    return folder / f"{_MODEL_FILE}.part"
+    return folder / f"{_MODEL_FILE}.{kind}part"
 
 
 def _is_file(path: Path, remote: RemoteFile) -> bool:
@@ -122,3 +133,7 @@ def _is_file(path: Path, remote: RemoteFile) -> bool:
 
 def _say(out: Console, text: str) -> None:
     out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _complain(errors: Console, text: str) -> None:
+    errors.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
