@@ -38,7 +38,7 @@ def read_choice(config: ModelConfig, name: str, default: str, choices: tuple[str
     """
     text = config.parameters.get(name, "").strip() or default
     if text not in choices:
-        raise _wrong(config, name, "one of " + ", ".join(choices), text)
+        raise _wrong(config, name, "one of " + ", ".join(filter(None, choices)), text)
     return text
 
 

@@ -244,6 +244,7 @@ def test_color_format(model_source: SourceMaker, jpeg: JpegMaker) -> None:
         ({"pipeline": []}, {}, r"pipeline.json: pipeline file: key 'pipeline' must be a list of operations"),
         (RESIZE, {"parameters": {"threads": "0"}}, "parameter 'threads' .* must be a whole number of 1 or more"),
         (RESIZE, {"parameters": {"color_format": "RGB"}}, "'color_format' .* one of RGB24, BGR24, U8, not \"RGB\""),
+        (RESIZE, {"parameters": {"engine": "gpu"}}, "'engine' .* must be one of auto, cpu, rocal, not \"gpu\""),
         (RESIZE, {"kind": InstanceKind.GPU, "parameters": {"engine": "cpu"}}, "asks for KIND_GPU, but its parameter"),
         (RESIZE, {"inputs": [ENCODED, ENCODED]}, "a pipeline has one input of images, but 2 are configured"),
         (RESIZE, {"inputs": [InputConfig("X", DataType.FP32, (1,))]}, "input 'X' must be TYPE_STRING or TYPE_UINT8"),

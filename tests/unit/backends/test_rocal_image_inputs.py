@@ -160,7 +160,7 @@ def test_options() -> None:
     [
         ({"max_pixels": 0}, "decoder: key 'max_pixels' must be a number of pixels, a whole number of 1 or more, not 0"),
         ({"exif": 1}, "decoder: key 'exif' must be true or false, not 1"),
-        ({"input": "jpeg"}, "decoder: key 'input' must be one of \"encoded\", \"raw\", not 'jpeg'"),
+        ({"input": "jpeg"}, 'decoder: key \'input\' must be one of "encoded", "raw", not "jpeg"'),
         ({"scale": 1}, "decoder: unknown key 'scale'; allowed are exif, input, max_height, max_pixels, max_width"),
         ({"input": "raw", "max_width": 0}, 'key \'max_width\' has no meaning with "input": "raw"'),
         ({"input": "raw", "exif": False}, "key 'exif' has no meaning"),

@@ -95,7 +95,7 @@ def test_grey_images_are_refused(name: str) -> None:
     [
         ("hue", {}, "key 'hue' is missing"),
         ("saturation", {"saturation": -1}, "'saturation' must be a number of 0 or more"),
-        ("color_twist", {"hue": "red"}, "'hue' must be a number, not 'red'"),
+        ("color_twist", {"hue": "red"}, "'hue' must be a number, not \"red\""),
     ],
 )
 def test_wrong_keys_are_told(name: str, keys: dict[str, Any], text: str) -> None:

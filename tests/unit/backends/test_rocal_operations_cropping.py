@@ -127,7 +127,7 @@ def test_roi_resize_stretches_a_part(interpolation: str, as_float: bool) -> None
     [
         ("resize_crop", {"resize_width": 3, "resize_height": 3}, "key 'crop_area_factor' is missing"),
         ("roi_resize", {"resize_width": 3, "resize_height": 3}, "key 'roi_w' is missing"),
-        ("roi_resize", {"resize_width": 0}, "'resize_width' must be a size in pixels, a whole number of 1 or more"),
+        ("roi_resize", {"resize_width": 0}, "'resize_width' must be a size in pixels, a whole number from 1 to 65535"),
         (
             "crop_mirror_normalize",
             {"crop": [3, 3], "std": [0]},

@@ -75,7 +75,7 @@ def test_floats_are_the_whole_levels(name: str, keys: dict[str, Any], formula: C
         ("contrast", {"contrast": 1}, "key 'contrast_center' is missing"),
         ("gamma_correction", {"gamma": -1}, "'gamma' must be a number of 0 or more, not -1"),
         ("exposure", {"exposure": 99}, "'exposure' must be a number from -32 to 32, not 99"),
-        ("color_temp", {"adjustment_value": 0.5}, "'adjustment_value' must be a whole number, not 0.5"),
+        ("color_temp", {"adjustment_value": 0.5}, "must be a whole number from -65535 to 65535, not 0.5"),
     ],
 )
 def test_wrong_keys_are_told(name: str, keys: dict[str, Any], text: str) -> None:

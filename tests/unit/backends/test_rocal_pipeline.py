@@ -102,24 +102,24 @@ def test_three_means_do_not_fit_grey_images() -> None:
     ("operation", "text"),
     [
         ({}, r"pipeline\[1\]: key 'operation' is missing"),
-        ({"operation": "Rotate"}, r"pipeline\[1\]: key 'operation' must be one of .*\"CropFixed\".*, not 'Rotate'"),
+        ({"operation": "Rotate"}, r"pipeline\[1\]: key 'operation' must be one of .*\"CropFixed\".*, not \"Rotate\""),
         ([], r"pipeline\[1\] must be an object, not \[\]"),
         ({**RESIZE, "width": 3}, r"pipeline\[1\] \(Resize\): unknown key 'width'; allowed are dest_height, dest_width"),
         ({**RESIZE, "mean": [1]}, "unknown key 'mean'"),
         ({**RESIZE, "mean_std_range": "unit"}, "unknown key 'mean_std_range'"),
         ({"operation": "Resize", "dest_width": 8}, r"pipeline\[1\] \(Resize\): key 'dest_height' is missing"),
-        ({**RESIZE, "dest_width": -1}, "'dest_width' must be a size in pixels, a whole number of 0 or more, not -1"),
+        ({**RESIZE, "dest_width": -1}, "'dest_width' must be a size in pixels, a whole number from 0 to 65535, not -1"),
         ({**RESIZE, "dest_width": 1.5}, "'dest_width' must be a size"),
         ({**RESIZE, "dest_width": True}, "'dest_width' must be a size"),
-        ({**RESIZE, "dest_width": "8"}, "'dest_width' must be a size in pixels.*, not '8'"),
+        ({**RESIZE, "dest_width": "8"}, "'dest_width' must be a size in pixels.*, not \"8\""),
         ({**RESIZE, "is_output": 1}, "'is_output' must be true or false, not 1"),
-        ({**RESIZE, "dtype": "INT8"}, "'dtype' must be one of \"UINT8\", \"FP32\".*, not 'INT8'"),
+        ({**RESIZE, "dtype": "INT8"}, '\'dtype\' must be one of "UINT8", "FP32".*, not "INT8"'),
         ({**RESIZE, "is_output": False, "layout": "NCHW"}, "'dtype' and 'layout' belong to an output"),
         ({**NORMALIZE, "std_dev": [1, 0, 1]}, "'std_dev' must be a list of 1 or 3 numbers, none of them 0"),
         ({**NORMALIZE, "mean": [1, 2]}, "'mean' must be a list of 1 or 3 numbers"),
         ({**NORMALIZE, "mean": 1}, "'mean' must be a list of 1 or 3 numbers, not 1"),
         ({**NORMALIZE, "mean": [1, 2, None]}, "'mean' must be a list of 1 or 3 numbers"),
-        ({**NORMALIZE, "crop_width": 0}, "'crop_width' must be a size in pixels, a whole number of 1 or more"),
+        ({**NORMALIZE, "crop_width": 0}, "'crop_width' must be a size in pixels, a whole number from 1 to 65535"),
         ({**NORMALIZE, "start_x": 30}, "'start_x' must be a fraction from 0 to 1, not 30"),
         (
             {
@@ -130,13 +130,40 @@ def test_three_means_do_not_fit_grey_images() -> None:
                 "crop_pos_y": 0,
                 "crop_depth": 0,
             },
-            "'crop_depth' must be a size in pixels, a whole number of 1 or more, not 0",
+            "'crop_depth' must be a size in pixels, a whole number from 1 to 65535, not 0",
         ),
     ],
 )
 def test_a_wrong_operation_is_told_where_and_why(operation: Any, text: str) -> None:
     with pytest.raises(PipelineError, match=text):
         parse(RESIZE, operation)
+
+
+@pytest.mark.parametrize(
+    ("operation", "text"),
+    [
+        ({**RESIZE, "dest_width": None}, "whole number from 0 to 65535, not null"),
+        ({**RESIZE, "dest_width": 70000}, "whole number from 0 to 65535, not 70000"),
+        ({**RESIZE, "dest_width": [False, "a"]}, r'not \[false, "a"\]'),
+        ({**RESIZE, "dest_width": list(range(1000))}, r"not \[0, 1, 2.*\.\.\.$"),
+        ({**NORMALIZE, "mean": [10**400]}, "'mean' must be a list of 1 or 3 numbers, which 32 bits hold"),
+        ({**NORMALIZE, "mean": [1e300]}, "'mean' must be a list of 1 or 3 numbers, which 32 bits hold"),
+        ({**NORMALIZE, "mean": [float("nan")]}, "'mean' must be a list of 1 or 3 numbers.*NaN"),
+        ({**NORMALIZE, "mean": [float("-inf")]}, "'mean' must be a list of 1 or 3 numbers.*Infinity"),
+        # Too small for 32 bits: one divided by it would be infinite.
+        ({**NORMALIZE, "std_dev": [1e-39]}, "'std_dev' must be a list of 1 or 3 numbers, none of them 0, not"),
+        ({"operation": "resise"}, r'not "resise"; did you mean "resize"\?$'),
+        ({"operation": "CROPMIRRORNORMALIZE"}, r'did you mean "CropMirrorNormalize"\?$'),
+        ({"operation": "resnet"}, r'not "resnet"(; did you mean "\w+"\?)?$'),
+        ({"operation": "yolo"}, 'not "yolo"$'),
+        ({"operation": ["Resize"]}, r'not \["Resize"\]$'),
+        ({**RESIZE, "dest_widht": 3}, r'unknown key \'dest_widht\'; allowed are .*; did you mean "dest_width"\?$'),
+        ({**RESIZE, "dtype": "fp32"}, r'not "fp32"; did you mean "FP32"\?$'),
+    ],
+)
+def test_errors_show_json_and_guess_what_was_meant(operation: Any, text: str) -> None:
+    with pytest.raises(PipelineError, match=text):
+        parse(operation)
 
 
 BLEND = {"operation": "blend", "ratio": 0.5, "is_output": True}
@@ -150,7 +177,7 @@ BLEND = {"operation": "blend", "ratio": 0.5, "is_output": True}
             r"pipeline\[0\] \(Resize\): key 'inputs' must name 1 image, not 2",
         ),
         ([{**RESIZE, "inputs": ["a"]}], r"no earlier operation has the \"name\" 'a'; known are 'decoded'"),
-        ([{**RESIZE, "inputs": "decoded"}], "key 'inputs' must be a list of names, not 'decoded'"),
+        ([{**RESIZE, "inputs": "decoded"}], "key 'inputs' must be a list of names, not \"decoded\""),
         ([{**RESIZE, "name": "decoded"}], r"the \"name\" 'decoded' is taken"),
         ([{**RESIZE, "name": "a"}, {**RESIZE, "name": "a"}], r"pipeline\[1\] \(Resize\): the \"name\" 'a' is taken"),
         ([{**RESIZE, "name": 3}], "key 'name' must be a name, not 3"),
@@ -199,7 +226,14 @@ def test_what_an_input_gives_has_a_default_until_it_comes(name: str) -> None:
     [
         ("{", "not valid JSON: .*line 1"),
         ("\xff", "not valid JSON"),
-        ("[]", "expected an object"),
+        ("[]", r'expected an object {"pipeline": \[...\]}, not \[\]'),
+        (" \n", "the file is empty; expected an object"),
+        ("[" * 100_000, "nested too deeply"),
+        (
+            '{"pipeline": [{"operation": "copy", "is_output": true, "is_output": false}]}',
+            "key 'is_output' stands twice",
+        ),
+        ('{"pipeline": [], "pipeline": []}', "key 'pipeline' stands twice in one object"),
         ("{}", "pipeline file: key 'pipeline' is missing"),
         ('{"pipeline": []}', "key 'pipeline' must be a list of operations"),
         ('{"pipeline": [], "batch": 3}', "pipeline file: unknown key 'batch'; allowed are decoder"),

@@ -10,16 +10,17 @@ them lie between 0 and 1.
 from __future__ import annotations
 
 import enum
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from rocserve.backends.rocal import schema
 from rocserve.backends.rocal.decoding.options import DecoderOptions
+from rocserve.backends.rocal.document import read_document
 from rocserve.backends.rocal.operations import OPERATIONS
 from rocserve.backends.rocal.operations.base import Measurement, PairOperation, PipelineOperation
 from rocserve.backends.rocal.operations.refused import read_operation_name
 from rocserve.backends.rocal.schema import Binding, Key, PipelineError
+from rocserve.backends.rocal.wording import shown
 from rocserve.core.datatypes import DataType
 
 DECODED = -1
@@ -115,13 +116,7 @@ def parse_pipeline(text: str | bytes, channels: int) -> Pipeline:
     Raises:
         PipelineError: it is not JSON, has unknown, missing or wrong keys, no output, or means for other channels.
     """
-    try:
-        document = json.loads(text)
-    except ValueError as error:
-        raise PipelineError(f"not valid JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise PipelineError(f'expected an object {{"pipeline": [...]}}, not {document!r:.60}')
-    top_level = schema.read_keys("pipeline file", document, _TOP_LEVEL_KEYS)
+    top_level = schema.read_keys("pipeline file", read_document(text), _TOP_LEVEL_KEYS)
     reader = _StepReader(top_level["mean_std_range"], channels)
     steps = tuple(reader.read(index, entry) for index, entry in enumerate(top_level["pipeline"]))
     if not any(step.is_output for step in steps):
@@ -145,7 +140,7 @@ class _StepReader:
     def read(self, index: int, entry: Any) -> Step:
         where = f"pipeline[{index}]"
         if not isinstance(entry, dict):
-            raise PipelineError(f"{where} must be an object, not {entry!r:.60}")
+            raise PipelineError(f"{where} must be an object, not {shown(entry)}")
         name = schema.read_keys(where, {key: entry[key] for key in entry if key == "operation"}, _OPERATION_KEY)
         operation_class = OPERATIONS[name["operation"]]
         where = f"{where} ({operation_class.name})"

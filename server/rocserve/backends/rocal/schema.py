@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rocserve.backends.rocal.wording import meant, shown
 from rocserve.core.datatypes import DataType
+
+_LARGEST_SIZE = 65535
+_LARGEST_NUMBER, _SMALLEST_DIVISOR = 3.4e38, 1.2e-38
+"""What 32-bit floats hold, in which pixels are reckoned: the first and one divided by the second."""
 
 
 class PipelineError(ValueError):
@@ -59,11 +63,11 @@ def read_names(value: Any) -> tuple[str, ...]:
 
 
 def read_size(value: Any) -> int:
-    return _read_integer(value, 0, "a size in pixels, a whole number of 0 or more")
+    return _read_integer(value, 0, "a size in pixels")
 
 
 def read_positive_size(value: Any) -> int:
-    return _read_integer(value, 1, "a size in pixels, a whole number of 1 or more")
+    return _read_integer(value, 1, "a size in pixels")
 
 
 def read_number(value: Any) -> float:
@@ -86,7 +90,7 @@ def read_area(value: Any) -> float:
 
 def read_positive_number(value: Any) -> float:
     number = _read_number(value, "a number above 0")
-    if number <= 0:
+    if number < _SMALLEST_DIVISOR:
         raise ValueError("a number above 0")
     return number
 
@@ -113,15 +117,23 @@ def read_channel_numbers(value: Any) -> tuple[float, ...]:
 
 def read_divisors(value: Any) -> tuple[float, ...]:
     numbers = read_channel_numbers(value)
-    if 0 in numbers:
+    if any(abs(number) < _SMALLEST_DIVISOR for number in numbers):
         raise ValueError("a list of 1 or 3 numbers, none of them 0")
     return numbers
+
+
+class ChoiceError(ValueError):
+    """A value that is none of some names; the text says what was expected."""
+
+    def __init__(self, choices: tuple[str, ...]) -> None:
+        super().__init__("one of " + ", ".join(f'"{choice}"' for choice in choices))
+        self.choices = choices
 
 
 def read_choice(*choices: str) -> Callable[[Any], str]:
     def read(value: Any) -> str:
         if not isinstance(value, str) or value not in choices:
-            raise ValueError("one of " + ", ".join(f'"{choice}"' for choice in choices))
+            raise ChoiceError(choices)
         return value
 
     return read
@@ -135,14 +147,16 @@ def read_keys(where: str, table: dict[str, Any], keys: dict[str, Key]) -> dict[s
     """
     for name in table:
         if name not in keys:
-            raise PipelineError(f"{where}: unknown key '{name}'; allowed are {', '.join(sorted(keys))}")
+            allowed = ", ".join(sorted(keys))
+            raise PipelineError(f"{where}: unknown key '{name}'; allowed are {allowed}{meant(name, keys)}")
     values: dict[str, Any] = {}
     for name, key in keys.items():
         if name in table:
             try:
                 values[name] = key.read(table[name])
             except ValueError as error:
-                raise PipelineError(f"{where}: key '{name}' must be {error}, not {table[name]!r}") from None
+                hint = meant(table[name], error.choices) if isinstance(error, ChoiceError) else ""
+                raise PipelineError(f"{where}: key '{name}' must be {error}, not {shown(table[name])}{hint}") from None
         elif key.default is REQUIRED:
             needed = ", ".join(sorted(name for name, key in keys.items() if key.default is REQUIRED))
             raise PipelineError(f"{where}: key '{name}' is missing; required are {needed}")
@@ -167,9 +181,9 @@ def read_bound_keys(
             constants[name] = value
             continue
         if key.input_datatype is None:
-            raise PipelineError(f"{where}: key '{name}' cannot be an object or come from an input, not {value!r:.60}")
+            raise PipelineError(f"{where}: key '{name}' cannot be an object or come from an input, not {shown(value)}")
         if list(value) != ["input"] or not isinstance(value["input"], str) or not value["input"]:
-            raise PipelineError(f'{where}: key \'{name}\' must be a value or {{"input": "NAME"}}, not {value!r:.60}')
+            raise PipelineError(f'{where}: key \'{name}\' must be a value or {{"input": "NAME"}}, not {shown(value)}')
         bindings.append(Binding(name, value["input"], key.input_datatype, key.read))
     return read_keys(where, constants, keys), tuple(bindings)
 
@@ -177,14 +191,17 @@ def read_bound_keys(
 def _read_integer(value: Any, least: int, expected: str) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= 65535:
-        raise ValueError(expected)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _LARGEST_SIZE:
+        raise ValueError(f"{expected}, a whole number from {least} to {_LARGEST_SIZE}")
     return value
 
 
 def _read_number(value: Any, expected: str) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, int | float) or isinstance(value, bool):
         raise ValueError(expected)
+    # NaN is not, either.
+    if not abs(value) <= _LARGEST_NUMBER:
+        raise ValueError(f"{expected}, which 32 bits hold (up to {_LARGEST_NUMBER})")
     return float(value)
 
 
@@ -198,8 +215,8 @@ def read_switch(value: Any) -> bool:
 def read_signed_integer(value: Any) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > 65535:
-        raise ValueError("a whole number")
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > _LARGEST_SIZE:
+        raise ValueError(f"a whole number from -{_LARGEST_SIZE} to {_LARGEST_SIZE}")
     return value
 
 
