@@ -80,6 +80,8 @@ def input_tensors(layout: BatchLayout, numbers: Sequence[int], arena: Arena) -> 
     tensors: dict[str, Tensor] = {}
     for index, head in enumerate(layout.inputs):
         offset, nbytes = numbers[2 * index : 2 * index + 2]
-        arena.cover(offset + nbytes)
-        tensors[head.name] = Tensor(head.name, head.datatype, head.shape, arena.view[offset : offset + nbytes])
+        end = offset + nbytes
+        if end > arena.peak:
+            arena.cover(end)
+        tensors[head.name] = Tensor(head.name, head.datatype, head.shape, arena.view[offset:end])
     return tensors

@@ -120,6 +120,8 @@ class ModelConversation:
 class ConversationResponder:
     """Implements request_model.RequestResponder; an answer that needs no conversation goes with the batch instead."""
 
+    __slots__ = ("_conversation", "_ended", "_lock", "_number", "_spoken", "is_cancelled")
+
     def __init__(self, conversation: ModelConversation, number: int) -> None:
         self._conversation = conversation
         self._number = number

@@ -88,8 +88,13 @@ class PythonModel:
         Raises:
             ServeError: INTERNAL; the model's code raised, or returned what it may not.
         """
-        answers = [self._answers(request) for request in requests]
-        received = [self._received(request, each) for request, each in zip(requests, answers, strict=True)]
+        answers: list[RequestAnswers] = []
+        received: list[InferenceRequest] = []
+        for request in requests:
+            outputs = request.requested_outputs or self._outputs
+            answering = RequestAnswers(request.responder, self._decoupled, outputs, self._abandoned.take)
+            answers.append(answering)
+            received.append(self._received(request, outputs, answering))
         try:
             returned = self._model.execute(received)
             if asyncio.iscoroutine(returned):
@@ -134,12 +139,7 @@ class PythonModel:
             "model_name": place.name,
         }
 
-    def _answers(self, request: ModelRequest) -> RequestAnswers:
-        wanted = frozenset(request.requested_outputs or self._outputs)
-        return RequestAnswers(request.responder, self._decoupled, wanted, self._abandoned.take)
-
-    def _received(self, request: ModelRequest, answers: RequestAnswers) -> InferenceRequest:
-        outputs = request.requested_outputs or self._outputs
+    def _received(self, request: ModelRequest, outputs: tuple[str, ...], answers: RequestAnswers) -> InferenceRequest:
         place = self._place
         return received_request(self._request_class, request, outputs, place.name, place.version, answers)
 

@@ -54,10 +54,9 @@ class InferenceResponse:
 
 def answer_of(response: InferenceResponse, wanted: Collection[str]) -> Answer:
     """What goes to the client: the error, or those of the tensors that it asked for."""
-    error = response.error()
-    if error is not None:
-        return to_serve_error(error)
-    tensors = [unwrap_tensor(tensor) for tensor in response.output_tensors() if tensor.name() in wanted]
+    if response._error is not None:
+        return to_serve_error(response._error)
+    tensors = [unwrap_tensor(tensor) for tensor in response._tensors if tensor.name() in wanted]
     return ModelResponse(tensors, response._parameters)
 
 

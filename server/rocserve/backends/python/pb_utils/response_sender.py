@@ -19,11 +19,13 @@ AbandonedHandler = Callable[[RequestResponder, bool], None]
 class RequestAnswers:
     """The answers to one request: they come from `execute`'s return or from the sender, on any thread."""
 
+    __slots__ = ("_closed", "_decoupled", "_lock", "_on_abandoned", "_responder", "_sent", "_wanted")
+
     def __init__(
         self,
         responder: RequestResponder,
         decoupled: bool,
-        wanted: frozenset[str],
+        wanted: tuple[str, ...],
         on_abandoned: AbandonedHandler,
     ) -> None:
         """`wanted`: the outputs that the request asks for. `on_abandoned` may be called from a garbage collection."""
