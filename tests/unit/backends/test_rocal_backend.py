@@ -248,6 +248,11 @@ def test_color_format(model_source: SourceMaker, jpeg: JpegMaker) -> None:
         (RESIZE, {"kind": InstanceKind.GPU, "parameters": {"engine": "cpu"}}, "asks for KIND_GPU, but its parameter"),
         (RESIZE, {"inputs": [ENCODED, ENCODED]}, "a pipeline has one input of images, but 2 are configured"),
         (RESIZE, {"inputs": [InputConfig("X", DataType.FP32, (1,))]}, "input 'X' must be TYPE_STRING or TYPE_UINT8"),
+        (
+            RESIZE,
+            {"inputs": [InputConfig("X", DataType.UINT8, (8, 16, 3))]},
+            r'must be \[ -1 \], not \[8, 16, 3\]; for pixels instead of files give the pipeline "decoder"',
+        ),
         (RESIZE, {"inputs": [InputConfig("X", DataType.BYTES, (1, 2, 3))]}, r"dims of input 'X' must be \[ 1 \]"),
         (RESIZE, {"outputs": [IMAGE, IMAGE]}, "2 outputs are configured, but the pipeline has 1"),
         (
@@ -291,3 +296,22 @@ def test_an_image_that_misses_the_declared_size_is_refused(model_source: SourceM
     assert output(model, bytes_batch([jpeg(50, 50)], [1], shape=(1,))).shape == (30, 30, 3)
     with pytest.raises(ServeError, match=r"must have shape \[30, 30, 3\], but this image gives \[30, 20, 3\]"):
         model.execute(bytes_batch([jpeg(20, 50)], [1], shape=(1,)))
+
+
+@pytest.mark.parametrize(
+    ("document", "side"),
+    [
+        ({**RESIZE, "decoder": {"max_width": 5, "max_height": 5}}, 30),
+        ({**RESIZE, "decoder": {"max_pixels": 1000}}, 30),
+        ({"pipeline": [{"operation": "slice", "anchor": [0, 0], "shape": [200, 200], "is_output": True}]}, 400),
+    ],
+)
+def test_a_model_is_warmed_up_though_not_every_image_suits_it(
+    model_source: SourceMaker, jpeg: JpegMaker, document: Mapping[str, Any], side: int
+) -> None:
+    model = load(model_source("pipeline.json", document))
+    model.warm_up([])
+    for size, suits in ((side, True), (64, False)):
+        tensor = Tensor("encoded", DataType.BYTES, (1, 1), encode_bytes_elements([jpeg(size, size)]))
+        failures = model.execute(Batch({"encoded": tensor}, ("image",), (1,))).failures
+        assert bool(failures) is not suits

@@ -13,7 +13,7 @@ import pytest
 from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.options import ColorFormat
 from rocserve.backends.rocal.engine import OutputFormat, PipelineEngine, output_extents
-from rocserve.backends.rocal.image import Extent
+from rocserve.backends.rocal.image import Extent, PixelsError
 from rocserve.backends.rocal.pipeline import Layout, parse_pipeline
 from rocserve.backends.rocal.schema import PipelineError
 from rocserve.core.datatypes import DataType
@@ -171,6 +171,21 @@ def test_operations_read_the_images_that_they_name(jpeg: JpegMaker) -> None:
 
 
 @pytest.mark.parametrize("name", ["ResizeMirrorNormalize", "CropMirrorNormalize", "ResizeCropMirrorFixed"])
+def test_mirror_may_be_written_as_json_or_rocal_write_it(name: str, jpeg: JpegMaker) -> None:
+    encoded = jpeg(64, 48)
+    (operation,) = ({**item, "is_output": True} for item in OPERATIONS if item["operation"] == name)
+    plain, plain_again, mirrored, mirrored_again = (
+        engine([{**operation, "mirror": value}]).run(encoded)[0] for value in (False, 0, True, 1)
+    )
+    np.testing.assert_array_equal(plain, plain_again)
+    np.testing.assert_array_equal(mirrored, mirrored_again)
+    assert not np.array_equal(plain, mirrored)
+    for value in ("true", 2, None, 1.0):
+        with pytest.raises(PipelineError, match="key 'mirror' must be true or false, or 1 or 0, not "):
+            engine([{**operation, "mirror": value}])
+
+
+@pytest.mark.parametrize("name", ["ResizeMirrorNormalize", "CropMirrorNormalize", "ResizeCropMirrorFixed"])
 def test_mirror_may_come_with_each_image(name: str, jpeg: JpegMaker) -> None:
     encoded = jpeg(64, 48)
     (operation,) = ({**item, "is_output": True} for item in OPERATIONS if item["operation"] == name)
@@ -188,3 +203,41 @@ def test_images_that_never_fit_each_other_are_refused_when_the_model_is_loaded()
     ]
     with pytest.raises(PipelineError, match=r"pipeline\[2\] \(blend\): "):
         output_extents(parse_pipeline(json.dumps({"pipeline": operations}), 3), Extent(None, None))
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        {"operation": "Resize", "dest_width": 20_000, "dest_height": 20_000},
+        {"operation": "resize", "resize_shorter": 2000},
+        {"operation": "slice", "anchor": [0, 0], "shape": [50_000, 50_000], "out_of_bounds_policy": "PAD"},
+    ],
+)
+def test_results_that_would_take_all_memory_are_refused_when_the_model_is_loaded(operation: Operation) -> None:
+    document = json.dumps({"pipeline": [{**operation, "is_output": True}]})
+    with pytest.raises(PipelineError, match=r"pipeline\[0\] \(\w+\): its result would have .* 100000000 are allowed"):
+        output_extents(parse_pipeline(document, 3), Extent(None, None))
+
+
+def test_results_that_would_take_all_memory_are_refused_where_the_image_decides_their_size() -> None:
+    runner = engine(
+        [{"operation": "Resize", "dest_width": 60_000, "dest_height": 0, "is_output": True}], decoder={"input": "raw"}
+    )
+    assert runner.run(np.zeros((2, 5, 3), np.uint8))[0].shape == (2, 60_000, 3)
+    with pytest.raises(PixelsError, match="Resize: its result would have 60000x2000 pixels"):
+        runner.run(np.zeros((2000, 5, 3), np.uint8))
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        {"operation": "rotate", "angle": 3},
+        {"operation": "rotate", "angle": 3, "interpolation_type": "NEAREST_NEIGHBOR"},
+        {"operation": "lens_correction", "camera_matrix": [1, 1, 1, 1], "distortion_coeffs": [0, 0, 0, 0, 0]},
+    ],
+)
+def test_sides_that_are_too_long_to_be_turned_are_told(operation: Operation) -> None:
+    runner = engine([{**operation, "is_output": True}], decoder={"input": "raw"})
+    assert runner.run(np.zeros((1, 32_766, 3), np.uint8))[0].shape == (1, 32_766, 3)
+    with pytest.raises(PixelsError, match="an image of 32767x1 pixels cannot be rotated, warped or corrected"):
+        runner.run(np.zeros((1, 32_767, 3), np.uint8))

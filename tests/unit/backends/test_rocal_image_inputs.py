@@ -97,7 +97,9 @@ def test_exif_that_cannot_be_read_turns_nothing(body: bytes) -> None:
         (b"iVBORw0KGgoAAAANSUhEUg", "a PNG as base64 text; send its bytes"),
         (b"data:image/jpeg;base64,/9j/", "a data: URL; send the bytes that it holds"),
         (bytes(40), "nothing but zeros"),
-        (b"404 page not found\n", "text"),
+        (b"404 page not found\n", "text, perhaps a path or an address; send the bytes of the file"),
+        (b"\x96\x04\0\0" + pictures.jpeg(), "a JPEG behind four other bytes, perhaps its length; send the file alone"),
+        (b"\x96\x04\0\0\x89PNG\r\n", "a PNG behind four other bytes, perhaps its length; send the file alone"),
     ],
 )
 def test_what_is_neither_jpeg_nor_png_is_named(encoded: bytes, kind: str) -> None:

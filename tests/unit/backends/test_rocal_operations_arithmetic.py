@@ -108,9 +108,10 @@ def test_normalize_leaves_what_is_not_valid_black() -> None:
 
 
 def test_normalize_of_grey_images_takes_one_value() -> None:
-    operation = make("normalize", channels=1, axes=[0, 1], mean=[1, 2, 3], stddev=[1])
-    with pytest.raises(PixelsError, match="for 3 channels, but the image has 1"):
-        operation.run(Image.whole(picture(4, 4, 1)), as_float=True)
+    with pytest.raises(PipelineError, match=r"\(normalize\): key 'mean' has 3 values, but the images have 1 channel"):
+        make("normalize", channels=1, axes=[0, 1], mean=[1, 2, 3], stddev=[1])
+    with pytest.raises(PipelineError, match="key 'stddev' has 3 values"):
+        make("normalize", channels=1, axes=[0, 1], mean=[1], stddev=[1, 2, 3])
     grey = make("normalize", channels=1, axes=[0, 1], mean=[10], stddev=[2])
     np.testing.assert_allclose(
         result(grey, picture(4, 4, 1), as_float=True), (picture(4, 4, 1).astype(np.float64) - 10) / 2

@@ -194,9 +194,9 @@ def test_an_even_picture_stays_even(kernel: str) -> None:
 @pytest.mark.parametrize(
     ("keys", "text"),
     [
-        ({}, "the size must be given in one way"),
-        ({"resize_width": 3, "resize_longer": 3}, "the size must be given in one way"),
-        ({"resize_longer": 3, "resize_shorter": 3}, "the size must be given in one way"),
+        ({}, "the size must be given in one way: .*, not by none of these"),
+        ({"resize_width": 3, "resize_longer": 3}, "in one way: .*, not by resize_width and resize_longer"),
+        ({"resize_longer": 3, "resize_shorter": 3}, "in one way: .*, not by resize_longer and resize_shorter"),
         ({"resize_width": 3, "max_size": [1, 2, 3]}, r"a list of 0, 1 or 2 sizes in pixels, \[width, height\], not"),
         ({"resize_width": 3, "max_size": [-1]}, r"\[width, height\], each a size in pixels"),
         ({"resize_width": 3, "scaling_mode": "MIN_MAX"}, 'one of "DEFAULT", "STRETCH"'),

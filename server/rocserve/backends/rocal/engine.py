@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from rocserve.backends.rocal.decoding.decoder import Decoder
-from rocserve.backends.rocal.image import Extent, Image, Pixels, ResultExtent
+from rocserve.backends.rocal.image import Extent, Image, Pixels, PixelsError, ResultExtent
 from rocserve.backends.rocal.operations.base import Measurement, Operation, PairOperation, PipelineOperation
 from rocserve.backends.rocal.pipeline import DECODED, Layout, Pipeline, Step
 from rocserve.backends.rocal.schema import Binding, PipelineError
@@ -50,7 +50,7 @@ def output_extents(pipeline: Pipeline, decoded: Extent) -> list[Extent | None]:
     `decoded` is what is known of the size of the decoder's images.
 
     Raises:
-        PipelineError: two images that are read together can never fit each other.
+        PipelineError: two images that are read together can never fit each other, or a result would be too large.
     """
     extents: list[Extent | None] = []
     known = {DECODED: ResultExtent(decoded, decoded)}
@@ -59,17 +59,20 @@ def output_extents(pipeline: Pipeline, decoded: Extent) -> list[Extent | None]:
         if not isinstance(step.operation, Measurement):
             sources = [known[source] for source in step.sources]
             try:
-                result = (
-                    step.operation.extent_of_pair(sources[0].valid, sources[1].valid)
-                    if isinstance(step.operation, PairOperation)
-                    else cast(Operation, step.operation).result_extent(sources[0])
-                )
+                result = _result_extent(step.operation, sources)
+                result.check()
             except ValueError as error:
                 raise PipelineError(f"pipeline[{index}] ({step.operation.name}): {error}") from None
             size, known[index] = result.size, result
         if step.is_output:
             extents.append(size)
     return extents
+
+
+def _result_extent(operation: PipelineOperation, sources: list[ResultExtent]) -> ResultExtent:
+    if isinstance(operation, PairOperation):
+        return operation.extent_of_pair(sources[0].valid, sources[1].valid)
+    return cast(Operation, operation).result_extent(sources[0])
 
 
 class PipelineEngine:
@@ -102,6 +105,7 @@ class PipelineEngine:
                 outputs.append(operation.measure(decoded))
                 continue
             sources = [images[source] for source in step.sources]
+            _check_size(operation, sources)
             if step.is_read:
                 # The next operation works on bytes, as in rocAL, whatever is handed out here.
                 images[step.index] = _run(operation, sources, as_float=False)
@@ -167,6 +171,17 @@ def _planned(steps: tuple[Step, ...], formats: tuple[OutputFormat, ...]) -> tupl
             planned.append(_PlannedStep(index, step, index in read, output))
             read.update(step.sources)
     return tuple(reversed(planned))
+
+
+def _check_size(operation: PipelineOperation, sources: list[Image]) -> None:
+    """
+    Raises:
+        PixelsError: the images do not fit each other, or the result would be too large.
+    """
+    try:
+        _result_extent(operation, [image.extent for image in sources]).check()
+    except ValueError as error:
+        raise PixelsError(f"{operation.name}: {error}") from None
 
 
 def _run(operation: PipelineOperation, sources: list[Image], as_float: bool) -> Image:

@@ -10,6 +10,9 @@ import numpy as np
 Pixels = np.ndarray[Any, Any]
 """Height x width x channels, UINT8 or FP32."""
 
+MAX_RESULT_PIXELS = 100_000_000
+"""Of what an operation makes of an image. More is a slip of the pen, which would take the worker's memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class Extent:
@@ -25,6 +28,17 @@ class ResultExtent:
 
     size: Extent
     valid: Extent
+
+    def check(self) -> None:
+        """
+        Raises:
+            ValueError: the result would be larger than any may be.
+        """
+        height, width = self.size.height, self.size.width
+        if height is not None and width is not None and height * width > MAX_RESULT_PIXELS:
+            raise ValueError(
+                f"its result would have {width}x{height} pixels; {MAX_RESULT_PIXELS} are allowed, so ask for less"
+            )
 
 
 class PixelsError(ValueError):
@@ -54,6 +68,11 @@ class Image:
     @staticmethod
     def whole(pixels: Pixels) -> Image:
         return Image(pixels, pixels.shape[0], pixels.shape[1])
+
+    @property
+    def extent(self) -> ResultExtent:
+        height, width, _ = self.pixels.shape
+        return ResultExtent(Extent(height, width), Extent(self.valid_height, self.valid_width))
 
     @property
     def valid(self) -> Pixels:

@@ -15,6 +15,8 @@ from rocserve.core.requests import TensorSpec
 
 DEFAULT_NAMES = {InputKind.ENCODED: "encoded", InputKind.RAW: "pixels"}
 
+_RAW_HINT = '; for pixels instead of files give the pipeline "decoder": {"input": "raw"}'
+
 _ARGUMENT_DATATYPES: Mapping[DataType, tuple[DataType, ...]] = {
     # Clients of other servers send flags as numbers.
     DataType.BOOL: (DataType.BOOL, DataType.UINT8, DataType.INT32),
@@ -131,10 +133,12 @@ def _encoded_input(config: ModelConfig, spec: TensorSpec) -> ImageInput:
         fits, expected = len(shape) == 2 or (len(shape) == 1 and not batching), "[ -1 ]"
     else:
         raise wrong(
-            config, f"input '{spec.name}' must be TYPE_STRING or TYPE_UINT8 (encoded images), not {spec.datatype.value}"
+            config,
+            f"input '{spec.name}' must be TYPE_STRING or TYPE_UINT8 (encoded images), not {spec.datatype.value}"
+            + _RAW_HINT,
         )
     if not fits:
-        raise _wrong_dims(config, spec, expected)
+        raise _wrong_dims(config, spec, expected, _RAW_HINT)
     return ImageInput(spec, 0 if spec.datatype is DataType.BYTES else 1)
 
 
@@ -154,9 +158,9 @@ def _ends_with_channels(shape: tuple[int, ...], channels: int) -> bool:
     return len(shape) >= 3 and shape[-1] == channels
 
 
-def _wrong_dims(config: ModelConfig, spec: TensorSpec, expected: str) -> ServeError:
+def _wrong_dims(config: ModelConfig, spec: TensorSpec, expected: str, hint: str = "") -> ServeError:
     dims = spec.shape[1:] if config.max_batch_size > 0 else spec.shape
-    return wrong(config, f"dims of input '{spec.name}' must be {expected}, not {list(dims)}")
+    return wrong(config, f"dims of input '{spec.name}' must be {expected}, not {list(dims)}{hint}")
 
 
 def _dims(tensor: InputConfig | OutputConfig) -> tuple[int, ...]:

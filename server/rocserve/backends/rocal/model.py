@@ -49,6 +49,9 @@ class RocalModel:
             image = self._sample_image()
             try:
                 self._engine.run_one(image, self._sample_arguments())
+            except (ImageError, PixelsError) as error:
+                # Clients' images may be of another size.
+                _LOG.info("not warmed up: an image of %d pixels a side does not do (%s)", _WARM_UP_SIDE, error)
             except Exception as error:
                 raise self._fault(error, None) from error
 

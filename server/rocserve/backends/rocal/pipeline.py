@@ -155,7 +155,7 @@ class _StepReader:
             )
         unit_range = self._normalise_for_pixels(where, operation_class, values)
         step = Step(
-            operation=_make(where, operation_class, values),
+            operation=_make(where, operation_class, values, self._channels),
             sources=self._sources(where, operation_class, values["inputs"]),
             bindings=bindings,
             is_output=values["is_output"],
@@ -179,7 +179,7 @@ class _StepReader:
     def _measurement(self, where: str, operation_class: type[Measurement], values: dict[str, Any]) -> Step:
         if not values["is_output"]:
             raise PipelineError(f'{where} is nothing but an output; set "is_output": true')
-        operation = _make(where, operation_class, values)
+        operation = _make(where, operation_class, values, self._channels)
         return Step(operation, (), (), True, operation_class.datatype, None, operation_class.datatype)
 
     def _sources(
@@ -242,8 +242,12 @@ class _StepReader:
         return True
 
 
-def _make(where: str, operation_class: type[PipelineOperation], values: dict[str, Any]) -> PipelineOperation:
+def _make(
+    where: str, operation_class: type[PipelineOperation], values: dict[str, Any], channels: int
+) -> PipelineOperation:
     try:
-        return operation_class(**{key: values[key] for key in operation_class.keys})
+        operation = operation_class(**{key: values[key] for key in operation_class.keys})
+        operation.check_channels(channels)
+        return operation
     except ValueError as error:
         raise PipelineError(f"{where}: {error}") from None

@@ -11,15 +11,23 @@ from typing import cast
 import cv2
 import numpy as np
 
-from rocserve.backends.rocal.image import Pixels
+from rocserve.backends.rocal.image import Pixels, PixelsError
 from rocserve.backends.rocal.sampling import with_channels
+
+_LONGEST_SIDE = 2**15 - 2
+"""Of the images that OpenCV reads at given places."""
 
 
 class BilinearPlaces:
     """Places to read between four pixels, made ready for images of one size; safe to use on several threads."""
 
     def __init__(self, rows: Pixels, columns: Pixels, height: int, width: int) -> None:
-        """`rows` and `columns` are FP32, as large as the result, in pixels of the source."""
+        """`rows` and `columns` are FP32, as large as the result, in pixels of the source.
+
+        Raises:
+            PixelsError: the image's sides are too long.
+        """
+        _check_sides(height, width)
         top, left = np.floor(rows), np.floor(columns)
         outside = (rows < 0) | (columns < 0) | (top > height - 1) | (left > width - 1)
         self._below = np.where(outside, np.float32(0), rows - top)
@@ -50,13 +58,26 @@ class NearestPlaces:
     """Places to read the nearest pixel of, made ready for images of one size; safe to use on several threads."""
 
     def __init__(self, rows: Pixels, columns: Pixels, height: int, width: int) -> None:
-        """`rows` and `columns` are whole numbers in FP32, as large as the result."""
+        """`rows` and `columns` are whole numbers in FP32, as large as the result.
+
+        Raises:
+            PixelsError: the image's sides are too long.
+        """
+        _check_sides(height, width)
         outside = (rows < 0) | (columns < 0) | (rows > height - 1) | (columns > width - 1)
         self._rows = np.where(outside, np.float32(-1), rows)
         self._columns = np.where(outside, np.float32(-1), columns)
 
     def read(self, pixels: Pixels) -> Pixels:
         return _read(pixels, self._columns, self._rows)
+
+
+def _check_sides(height: int, width: int) -> None:
+    if max(height, width) > _LONGEST_SIDE:
+        raise PixelsError(
+            f"an image of {width}x{height} pixels cannot be rotated, warped or corrected; its sides may have"
+            f" {_LONGEST_SIDE} pixels, so scale it before, or by the decoder's max_width and max_height"
+        )
 
 
 def _read(pixels: Pixels, columns: Pixels, rows: Pixels) -> Pixels:

@@ -34,8 +34,10 @@ _SIGNATURES: tuple[tuple[re.Pattern[bytes], str], ...] = tuple(
         (rb"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*|<!doctype svg[^>]*>\s*)*<svg", "an SVG image"),
         (rb"\s*<\?xml", "XML text"),
         (rb"\s*[{\[]\s*[\"{\[\]}\d-]", "JSON text"),
+        (rb".{4}\xff\xd8\xff", "a JPEG behind four other bytes, perhaps its length; send the file alone"),
+        (rb".{4}\x89PNG", "a PNG behind four other bytes, perhaps its length; send the file alone"),
         (rb"\0+\Z", "nothing but zeros"),
-        (rb"[\t\n\r\x20-\x7e]+\Z", "text"),
+        (rb"[\t\n\r\x20-\x7e]+\Z", "text, perhaps a path or an address; send the bytes of the file"),
     )
 )
 

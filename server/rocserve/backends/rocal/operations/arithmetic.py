@@ -50,7 +50,7 @@ class Blend(PairOperation):
 
 def _sizes_differ(height: int | None, width: int | None, other_height: int | None, other_width: int | None) -> str:
     first, second = (f"{h or '?'}x{w or '?'}" for h, w in ((height, width), (other_height, other_width)))
-    return f"blend takes two images of one size, not {first} and {second} (height x width); resize them before"
+    return f"it takes two images of one size, not {first} and {second} (height x width); resize them before"
 
 
 @dataclass(frozen=True)
@@ -84,13 +84,16 @@ class Normalize(Operation):
         if max(len(self.mean), len(self.stddev)) > 1 and set(self.axes) != {0, 1}:
             raise ValueError("keys 'mean' and 'stddev' may have a value for each channel only where 'axes' is [0, 1]")
 
+    def check_channels(self, channels: int) -> None:
+        for key, values in (("mean", self.mean), ("stddev", self.stddev)):
+            if len(values) not in (0, 1, channels):
+                raise ValueError(
+                    f"key '{key}' has {len(values)} values, but the images have {channels} channel (parameter"
+                    " 'color_format')"
+                )
+
     def run(self, image: Image, as_float: bool) -> Image:
         source = image.valid
-        if 1 < max(len(self.mean), len(self.stddev)) != source.shape[2]:
-            raise PixelsError(
-                f"normalize has means or deviations for {max(len(self.mean), len(self.stddev))} channels, but the image"
-                f" has {source.shape[2]}"
-            )
         levels = self._normalised(source)
         if not as_float:
             levels = np.clip(levels, 0, 255).astype(np.uint8)

@@ -13,7 +13,7 @@ from rocserve.backends.rocal.schema import Key
 from rocserve.core.datatypes import DataType
 
 DESTINATION = {"dest_width": Key(schema.read_size), "dest_height": Key(schema.read_size)}
-MIRROR = {"mirror": Key(schema.read_flag, default=False, input_datatype=DataType.BOOL)}
+MIRROR = {"mirror": Key(schema.read_switch, default=False, input_datatype=DataType.BOOL)}
 NORMALISATION = {"mean": Key(schema.read_channel_numbers), "std_dev": Key(schema.read_divisors)}
 
 
@@ -37,6 +37,12 @@ class PipelineOperation(abc.ABC):
     """Whether it needs three channels."""
     default_datatype: ClassVar[DataType] = DataType.UINT8
     """That of the output, where neither the pipeline nor the configuration says."""
+
+    def check_channels(self, channels: int) -> None:  # noqa: B027
+        """
+        Raises:
+            ValueError: its keys are for images of other channels.
+        """
 
 
 class Operation(PipelineOperation):

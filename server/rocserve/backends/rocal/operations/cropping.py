@@ -40,7 +40,8 @@ class CroppingOperation(Operation):
         sides = (self.crop_h, self.crop_w)
         if any(self.crop) == any(sides) or not all(self._height_and_width):
             raise ValueError(
-                "the size must be given in one way: by 'crop', [height, width], or by 'crop_h' and 'crop_w'"
+                "the size must be given in one way: by 'crop', [height, width], or by 'crop_h' and 'crop_w', not by"
+                f" crop {list(self.crop)}, crop_h {self.crop_h} and crop_w {self.crop_w}"
             )
 
     @property

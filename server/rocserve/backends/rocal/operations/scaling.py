@@ -38,11 +38,9 @@ NORMALISATION_OF_FN = {
     "mean": Key(schema.read_channel_numbers, default=(0.0,)),
     "std": Key(schema.read_divisors, default=(1.0,)),
 }
+_SIDES = ("resize_width", "resize_height", "resize_longer", "resize_shorter")
 _SIZE = {
-    "resize_width": Key(schema.read_size, default=0),
-    "resize_height": Key(schema.read_size, default=0),
-    "resize_longer": Key(schema.read_size, default=0),
-    "resize_shorter": Key(schema.read_size, default=0),
+    **{side: Key(schema.read_size, default=0) for side in _SIDES},
     "max_size": Key(schema.read_list(schema.read_size, (0, 1, 2), "sizes in pixels, [width, height]"), default=()),
     "scaling_mode": Key(
         schema.read_constant("DEFAULT", "STRETCH", "NOT_SMALLER", "NOT_LARGER", prefix="SCALING_MODE_"),
@@ -81,9 +79,10 @@ class ScalingOperation(Operation):
         by_sides = bool(self.resize_width or self.resize_height)
         ways = [by_sides, bool(self.resize_longer), bool(self.resize_shorter)]
         if ways.count(True) != 1:
+            given = [key for key in _SIDES if getattr(self, key)]
             raise ValueError(
                 "the size must be given in one way: by 'resize_width', 'resize_height' or both, by 'resize_longer', or"
-                " by 'resize_shorter'"
+                f" by 'resize_shorter', not by {' and '.join(given) or 'none of these'}"
             )
 
     def extent(self, source: Extent) -> ResultExtent:
