@@ -59,9 +59,8 @@ class InputLayout:
         for index, nbytes in enumerate(self._sizes):
             offset = self._offsets[index]
             if nbytes > _JOINED_AT_ONCE:
-                _copy(arena, offset, nbytes, self.heads[index], _column(requests, index))
+                _copy_parts(arena, offset, nbytes, self.heads[index], _column(requests, index))
                 continue
-            # As `_copy` would; one call less for each input of each small request.
             data = alone[index] if alone is not None else b"".join(_column(requests, index))
             try:
                 mapping[offset : offset + nbytes] = data
@@ -80,7 +79,10 @@ class InputLayout:
         offsets, end = _offsets(sizes)
         arena.reserve(end)
         for head, column, offset, nbytes in zip(self.heads, columns, offsets, sizes, strict=True):
-            _copy(arena, offset, nbytes, head, column)
+            if nbytes > _JOINED_AT_ONCE:
+                _copy_parts(arena, offset, nbytes, head, column)
+            else:
+                arena.mapping[offset : offset + nbytes] = b"".join(column)
         return self._pack(offsets, sizes)
 
     def _pack(self, offsets: Sequence[int], sizes: Sequence[int]) -> bytes:
@@ -101,16 +103,8 @@ def _offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
     return offsets, end
 
 
-def _copy(arena: Arena, offset: int, nbytes: int, head: TensorHead, parts: Sequence[Buffer]) -> None:
-    """The parts of one input, which are to be `nbytes` together, to their place."""
+def _copy_parts(arena: Arena, offset: int, nbytes: int, head: TensorHead, parts: Sequence[Buffer]) -> None:
     end = offset + nbytes
-    if nbytes <= _JOINED_AT_ONCE:
-        data = b"".join(parts)
-        try:
-            arena.mapping[offset:end] = data
-        except IndexError:
-            raise _wrong_size(head, nbytes, len(data)) from None
-        return
     octets = arena.octets
     for part in parts:
         if not len(part):
