@@ -143,6 +143,10 @@ def test_arrays_of_any_layout(pb_utils: Any) -> None:
     assert unwrap_tensor(pb_utils.Tensor("T", square.T)).numpy().tolist() == square.T.tolist()
     assert unwrap_tensor(pb_utils.Tensor("E", np.zeros((0, 3)))).shape == (0, 3)
     assert unwrap_tensor(pb_utils.Tensor("S", np.array(4.0))).shape == ()
+    unaligned = np.frombuffer(bytes(range(9)), np.int32, 2, offset=1)
+    for array in (square, np.zeros((0, 3)), np.array(4.0), np.ones((2, 1), np.float16), np.ones(3, bool), unaligned):
+        sent = unwrap_tensor(pb_utils.Tensor("A", array))
+        assert (len(sent.data), bytes(sent.data)) == (array.nbytes, array.tobytes())
     fixed = np.arange(3)
     fixed.setflags(write=False)
     assert np.from_dlpack(pb_utils.Tensor("F", fixed)).tolist() == [0, 1, 2]
