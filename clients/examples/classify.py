@@ -16,16 +16,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from asking import (
+    CannotAskError,
+    at_least_one,
+    image_column,
+    print_faults,
+    print_refusal,
+    read_image,
+    reason_of,
+    require_model,
+    tensors_text,
+)
 from rich.bar import Bar
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from rocserve_client import AsyncClient, Classification, Output, RocserveError, Unavailable
+from rocserve_client import AsyncClient, Classification, Output, RocserveError
 
 REQUESTS_AT_ONCE = 8
-BAR_WIDTH = 20
-CONNECT_TIMEOUT_S = 5.0
+BAR_WIDTH = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,39 +57,45 @@ class Finding:
     error: str = ""
 
 
-async def describe(client: AsyncClient, model: str) -> Classifier:
+async def describe(client: AsyncClient, url: str, model: str) -> Classifier:
     """How to ask the model.
 
     Raises:
-        SystemExit: the model does not take one encoded image, or gives no floating-point output.
+        CannotAskError: it is not there, does not take one encoded image, or gives no floating-point output.
     """
-    metadata = await client.model_metadata(model, timeout=CONNECT_TIMEOUT_S)
+    metadata = await require_model(client, url, model)
     encoded = [tensor for tensor in metadata.inputs if tensor.datatype == "BYTES"]
     probabilities = [tensor for tensor in metadata.outputs if tensor.datatype.startswith(("FP", "BF"))]
     if len(metadata.inputs) != 1 or not encoded or not probabilities:
-        raise SystemExit(f"model '{model}' does not make probabilities from one BYTES input: {metadata}")
+        raise CannotAskError(
+            f"model '{model}' does not make probabilities from one encoded image (BYTES): it takes"
+            f" {tensors_text(metadata.inputs)} and gives {tensors_text(metadata.outputs)}"
+        )
     return Classifier(model, encoded[0].name, (1,) * len(encoded[0].shape), probabilities[0].name)
 
 
 async def classify(client: AsyncClient, classifier: Classifier, image: Path, top: int) -> Finding:
     """Ask for one image; a bad one is a finding of its own and harms no other."""
     try:
-        encoded = np.full(classifier.input_shape, await asyncio.to_thread(image.read_bytes), dtype=object)
+        encoded = np.full(classifier.input_shape, await read_image(image), dtype=object)
         wanted = Output(classifier.probabilities, classification=top)
         result = await client.infer(classifier.model, {classifier.input: encoded}, [wanted])
     except (OSError, RocserveError) as error:
-        return Finding(image, error=str(error))
-    return Finding(image, result.classes(classifier.probabilities)[0])
+        return Finding(image, error=reason_of(error))
+    classes = result.classes(classifier.probabilities)[0]
+    if not all(0.0 <= found.score <= 1.0 for found in classes):
+        return Finding(image, error=f"output '{classifier.probabilities}' of '{classifier.model}' is no probabilities")
+    return Finding(image, classes)
 
 
 async def classify_all(url: str, model: str, images: Sequence[Path], top: int) -> list[Finding]:
     """The findings in the order of the images.
 
     Raises:
-        RocserveError: the server is not there, or does not have the model.
+        CannotAskError: the server is not there, does not serve the model, or that is no classifier.
     """
     async with AsyncClient(url) as client:
-        classifier = await describe(client, model)
+        classifier = await describe(client, url, model)
         at_once = asyncio.Semaphore(REQUESTS_AT_ONCE)
 
         async def one(image: Path) -> Finding:
@@ -90,11 +106,14 @@ async def classify_all(url: str, model: str, images: Sequence[Path], top: int) -
 
 
 def findings_table(findings: Sequence[Finding]) -> Table:
-    """The best classes of each image, their probabilities also as bars: a full one is certainty."""
-    table = Table("image", "label", Column("confidence", justify="right"), Column("", width=BAR_WIDTH))
+    """The best classes of each image that has them, their probabilities also as bars: a full one is certainty."""
+    table = Table(
+        image_column([finding.image for finding in findings]),
+        Column("label", overflow="fold"),
+        Column("confidence", justify="right"),
+        Column("", width=BAR_WIDTH),
+    )
     for finding in findings:
-        if finding.error:
-            table.add_row(Text(str(finding.image)), Text(finding.error, style="red"), "", "")
         for place, found in enumerate(finding.classes):
             name = Text(str(finding.image) if place == 0 else "")
             bar = Bar(1.0, 0.0, found.score, width=BAR_WIDTH, color="green")
@@ -104,27 +123,24 @@ def findings_table(findings: Sequence[Finding]) -> Table:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Classify images with a model of a running server.")
-    parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
+    parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="JPEG or PNG files")
     parser.add_argument("--url", default="localhost:8001", help="the server's gRPC address (default localhost:8001)")
     parser.add_argument("--model", default="digits", help="the model's name (default digits)")
     parser.add_argument(
-        "--top", type=int, default=1, metavar="K", help="how many classes an image, the best first (default 1)"
+        "--top", type=at_least_one, default=1, metavar="K", help="how many classes an image, the best first (default 1)"
     )
     options = parser.parse_args()
     try:
         findings = asyncio.run(classify_all(options.url, options.model, options.images, options.top))
-    except Unavailable as error:
-        print(
-            f"no server answers at {options.url} ({error.text}); start one with:"
-            " rocserve serve --model-repository model_repository",
-            file=sys.stderr,
-        )
+    except (CannotAskError, RocserveError) as error:
+        print_refusal(options.url, error)
         return 1
-    except RocserveError as error:
-        print(f"the server at {options.url} says: {error}", file=sys.stderr)
-        return 1
-    Console().print(findings_table(findings))
-    return 1 if any(finding.error for finding in findings) else 0
+    table = findings_table(findings)
+    if table.row_count:
+        Console().print(table)
+    faults = [(finding.image, finding.error) for finding in findings if finding.error]
+    print_faults(faults)
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

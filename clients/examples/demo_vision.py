@@ -7,12 +7,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from asking import print_faults
 from classify import classify_all
 from classify import findings_table as classes_table
-from detect import detect_all, write_drawings
+from detect import detect_all
 from detect import findings_table as boxes_table
+from detection_drawing import draw_detections, enlarge, read_picture
 from picture_sheet import Tile, write_picture_sheet
-from PIL import Image
 from rich.console import Console
 
 CLASSIFIER, DETECTOR = "classify_image", "detect_objects"
@@ -36,16 +37,17 @@ def show_vision(address: str, images: Sequence[Path], is_untrained: bool, output
     console.print(boxes_table(detected, BOXES_SHOWN))
     rates = len(images) / (between - started), len(images) / (ended - between)
     console.print(f"{CLASSIFIER}: {rates[0]:.1f} images/s; {DETECTOR}: {rates[1]:.1f} images/s", soft_wrap=True)
-    if any(finding.error for finding in (*classified, *detected)):
+    faults = [(finding.image, finding.error) for finding in classified if finding.error]
+    faults += [(finding.image, finding.error) for finding in detected if finding.error]
+    if faults:
+        print_faults(faults)
         console.print("an image got no answer", style="bold red")
         return False
     tiles = []
-    for path, classes, boxes in zip(
-        write_drawings(detected, output / "demo-objects"), classified, detected, strict=True
-    ):
+    for classes, boxes in zip(classified, detected, strict=True):
         best = "\n".join(f"{found.score:.1%} {found.label}" for found in classes.classes)
-        with Image.open(path) as drawn:
-            tiles.append(Tile(drawn.convert("RGB"), f"{len(boxes.detections)} boxes; the whole picture is:\n{best}"))
+        drawn = draw_detections(*enlarge(read_picture(boxes.image), boxes.detections))
+        tiles.append(Tile(drawn, f"{len(boxes.detections)} boxes; the whole picture is:\n{best}"))
     title = f"rocserve, {DETECTOR} and {CLASSIFIER}" + (
         ": UNTRAINED weights, meaningless labels" if is_untrained else ""
     )

@@ -10,26 +10,35 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from detection_drawing import Detection, draw_detections
+from asking import (
+    CannotAskError,
+    at_least_one,
+    image_column,
+    print_faults,
+    print_refusal,
+    read_image,
+    reason_of,
+    require_model,
+    tensors_text,
+)
+from detection_drawing import Detection, draw_detections, enlarge, read_picture
 from PIL import Image
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from rocserve_client import AsyncClient, InferResult, NotFound, RocserveError, Unavailable
+from rocserve_client import AsyncClient, InferResult, RocserveError
 
 REQUESTS_AT_ONCE = 4
-CONNECT_TIMEOUT_S = 5.0
-
-
-class DetectorMissingError(Exception):
-    """There is nobody to ask; the text says what to do."""
+INPUT = "ENCODED"
+OUTPUTS = ("BOXES", "SCORES", "CLASSES", "LABELS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,40 +53,29 @@ class Finding:
 async def require_detector(client: AsyncClient, url: str, model: str) -> None:
     """
     Raises:
-        DetectorMissingError: no server answers, or it does not serve the model.
+        CannotAskError: the model is not there, or is no detector.
         RocserveError: the server answers otherwise than expected.
     """
-    try:
-        await client.server_live(timeout=CONNECT_TIMEOUT_S)
-    except Unavailable as error:
-        raise DetectorMissingError(
-            f"no server answers at {url} ({error.text}); start one with:"
-            " rocserve serve --model-repository model_repository"
-        ) from None
-    try:
-        ready = await client.model_ready(model, timeout=CONNECT_TIMEOUT_S)
-    except (NotFound, Unavailable):
-        ready = False
-    if ready:
-        return
-    entries = {entry.name: entry for entry in await client.repository_index(timeout=CONNECT_TIMEOUT_S)}
-    if model not in entries:
-        raise DetectorMissingError(f"the server at {url} has no model '{model}'; it has {', '.join(sorted(entries))}")
-    reason = entries[model].reason or f"it is {entries[model].state or 'not loaded'}"
-    raise DetectorMissingError(f"model '{model}' is not ready: {reason}")
+    metadata = await require_model(client, url, model)
+    outputs = {tensor.name for tensor in metadata.outputs}
+    if [tensor.name for tensor in metadata.inputs] != [INPUT] or not outputs.issuperset(OUTPUTS):
+        raise CannotAskError(
+            f"model '{model}' is no detector, which takes {INPUT} and gives {', '.join(OUTPUTS)}: it takes"
+            f" {tensors_text(metadata.inputs)} and gives {tensors_text(metadata.outputs)}"
+        )
 
 
 async def detect(client: AsyncClient, model: str, image: Path) -> Finding:
     """Ask for one image; a bad one is a finding of its own and harms no other."""
     try:
-        encoded = np.array([await asyncio.to_thread(image.read_bytes)], dtype=object)
-        return Finding(image, detections_of(await client.infer(model, {"ENCODED": encoded})))
+        encoded = np.array([await read_image(image)], dtype=object)
+        return Finding(image, detections_of(await client.infer(model, {INPUT: encoded})))
     except (OSError, RocserveError) as error:
-        return Finding(image, error=str(error))
+        return Finding(image, error=reason_of(error))
 
 
 def detections_of(result: InferResult) -> tuple[Detection, ...]:
-    rows = zip(result["BOXES"], result["SCORES"], result["CLASSES"], result["LABELS"], strict=True)
+    rows = zip(*(result[name] for name in OUTPUTS), strict=True)
     return tuple(
         Detection(
             label.decode(), int(number), float(score), (float(box[0]), float(box[1]), float(box[2]), float(box[3]))
@@ -90,7 +88,7 @@ async def detect_all(url: str, model: str, images: Sequence[Path]) -> list[Findi
     """The findings in the order of the images.
 
     Raises:
-        DetectorMissingError: no server answers, or it does not serve the model.
+        CannotAskError: no server answers, it does not serve the model, or that is no detector.
     """
     async with AsyncClient(url) as client:
         await require_detector(client, url, model)
@@ -103,40 +101,48 @@ async def detect_all(url: str, model: str, images: Sequence[Path]) -> list[Findi
         return await asyncio.gather(*map(one, images))
 
 
-def write_drawings(findings: Sequence[Finding], folder: Path) -> list[Path]:
-    """A PNG for each image that could be looked at, named like it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written: list[Path] = []
+def write_drawings(findings: Sequence[Finding], folder: Path) -> Iterator[Finding | Path]:
+    """A PNG for each image that could be looked at, named like it; the finding with its error where none can be made.
+
+    None is written over another one of this run, nor over an image.
+    """
+    taken = {finding.image.resolve() for finding in findings}
     for finding in findings:
         if finding.error:
             continue
-        path = folder / f"{finding.image.stem}.png"
-        for number in range(2, len(findings) + 2):
-            if path not in written:
-                break
-            path = folder / f"{finding.image.stem}-{number}.png"
-        with Image.open(finding.image) as image:
-            draw_detections(image.convert("RGB"), finding.detections).save(path)
-        written.append(path)
-    return written
+        path = next(path for path in _names(folder, finding.image.stem) if path.resolve() not in taken)
+        try:
+            drawn = draw_detections(*enlarge(read_picture(finding.image), finding.detections))
+            drawn.save(path)
+        except (OSError, Image.DecompressionBombError) as error:
+            yield replace(finding, error=f"it cannot be drawn into {path}: {reason_of(error)}")
+        else:
+            taken.add(path.resolve())
+            yield path
+
+
+def _names(folder: Path, stem: str) -> Iterator[Path]:
+    yield folder / f"{stem}.png"
+    for number in itertools.count(2):
+        yield folder / f"{stem}-{number}.png"
 
 
 def findings_table(findings: Sequence[Finding], most: int) -> Table:
-    """At most `most` rows for each image."""
+    """At most `most` rows for each image that could be looked at."""
     table = Table(
-        Column("image", overflow="fold"),
-        "label",
-        Column("score", justify="right"),
-        Column("x1, y1, x2, y2", justify="right"),
+        image_column([finding.image for finding in findings]),
+        Column("label", no_wrap=True),
+        Column("score", justify="right", no_wrap=True),
+        Column("x1, y1, x2, y2", justify="right", no_wrap=True),
     )
     for finding in findings:
+        if finding.error:
+            continue
         rows = [
             (Text(found.label), f"{found.score:.1%}", ", ".join(f"{side:.0f}" for side in found.box))
             for found in finding.detections[:most]
         ]
-        if finding.error:
-            rows = [(Text(finding.error, style="red"), "", "")]
-        elif not rows:
+        if not rows:
             rows = [(Text("nothing", style="dim"), "", "")]
         elif len(finding.detections) > most:
             rows.append((Text(f"and {len(finding.detections) - most} more", style="dim"), "", ""))
@@ -147,26 +153,36 @@ def findings_table(findings: Sequence[Finding], most: int) -> Table:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Find objects in images with a detector of a running server.")
-    parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
+    parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="JPEG or PNG files")
     parser.add_argument("--out", type=Path, metavar="DIR", help="draw what was found into PNGs in this folder")
     parser.add_argument("--model", default="detect_objects", help="the model's name (default detect_objects)")
     parser.add_argument("--url", default="localhost:8001", help="the server's gRPC address (default localhost:8001)")
-    parser.add_argument("--rows", type=int, default=10, help="how many objects an image are printed (default 10)")
+    parser.add_argument(
+        "--rows", type=at_least_one, default=10, metavar="N", help="how many objects an image are printed (default 10)"
+    )
     options = parser.parse_args()
+    if options.out:
+        try:
+            options.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(f"argument --out: '{options.out}' cannot be made a folder: {error.strerror}")
     try:
         findings = asyncio.run(detect_all(options.url, options.model, options.images))
-    except DetectorMissingError as error:
-        print(error, file=sys.stderr)
-        return 1
-    except RocserveError as error:
-        print(f"the server at {options.url} says: {error}", file=sys.stderr)
+    except (CannotAskError, RocserveError) as error:
+        print_refusal(options.url, error)
         return 1
     console = Console()
-    console.print(findings_table(findings, options.rows))
-    if options.out:
-        for path in write_drawings(findings, options.out):
-            console.print(str(path), soft_wrap=True)
-    return 1 if any(finding.error for finding in findings) else 0
+    table = findings_table(findings, options.rows)
+    if table.row_count:
+        console.print(table)
+    faults = [finding for finding in findings if finding.error]
+    for written in write_drawings(findings, options.out) if options.out else ():
+        if isinstance(written, Finding):
+            faults.append(written)
+        else:
+            console.print(str(written), soft_wrap=True, markup=False, highlight=False)
+    print_faults((fault.image, fault.error) for fault in faults)
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import colorsys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 _HUE_STEP = 0.618034
 """Of a turn (the golden section): neighbouring classes get hues that are far apart."""
+
+_LEGIBLE_SIDE = 160
+"""Pixels that a name and its score want; smaller pictures are enlarged until they have them, ..."""
+_LONGEST_SIDE = 4096
+"""... but not beyond this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +31,33 @@ class Detection:
 def class_colour(class_index: int) -> tuple[int, int, int]:
     red, green, blue = colorsys.hsv_to_rgb(class_index * _HUE_STEP % 1.0, 0.85, 1.0)
     return round(red * 255), round(green * 255), round(blue * 255)
+
+
+def read_picture(path: Path) -> Image.Image:
+    """RGB with 8 bits a level, as a model sees it: not turned as its EXIF orientation says.
+
+    Raises:
+        OSError: it cannot be read.
+        Image.DecompressionBombError: it has more pixels than Pillow opens.
+    """
+    with Image.open(path) as picture:
+        if picture.mode.startswith("I;16"):  # Pillow would cut its levels at 255.
+            return Image.fromarray((np.asarray(picture) // 257).astype(np.uint8)).convert("RGB")
+        return picture.convert("RGB")
+
+
+def enlarge(picture: Image.Image, detections: Sequence[Detection]) -> tuple[Image.Image, list[Detection]]:
+    """A small picture a whole number of times as large, and its detections with it; others as they are."""
+    factor = max(1, min(-(-_LEGIBLE_SIDE // min(picture.size)), _LONGEST_SIDE // max(picture.size)))
+    if factor == 1:
+        return picture, list(detections)
+    large = picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
+    return large, [_enlarged(found, factor) for found in detections]
+
+
+def _enlarged(found: Detection, factor: int) -> Detection:
+    left, top, right, bottom = (side * factor for side in found.box)
+    return replace(found, box=(left, top, right, bottom))
 
 
 def draw_detections(picture: Image.Image, detections: Sequence[Detection]) -> Image.Image:

@@ -67,23 +67,3 @@ def test_findings_are_measured_by_picture_and_label():
     found = Detection("circle", 0, 0.9, (0, 1, 10, 10))
     findings = [Finding(Path("x/a.jpg"), (found,)), Finding(Path("x/b.jpg"), (found,))]
     assert measure(findings, truth) == 0.5
-
-
-def test_files_of_one_name_get_drawings_of_their_own(tmp_path):
-    from detect import Finding, write_drawings
-    from PIL import Image
-
-    findings = []
-    for number in range(3):
-        path = tmp_path / str(number) / "photo.jpg"
-        path.parent.mkdir()
-        Image.new("RGB", (30 + number, 20)).save(path)
-        findings.append(Finding(path))
-    findings.insert(1, Finding(tmp_path / "missing.jpg", error="there is no such file"))
-    written = write_drawings(findings, tmp_path / "out")
-    assert [path.name for path in written] == ["photo.png", "photo-2.png", "photo-3.png"]
-    widths = []
-    for path in written:
-        with Image.open(path) as drawn:
-            widths.append(drawn.width)
-    assert widths == [30, 31, 32]

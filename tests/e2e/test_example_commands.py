@@ -1,0 +1,116 @@
+"""classify.py and detect.py as commands: what they say when all is well, and what when something is wrong."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "clients" / "examples"
+DIGITS = ROOT / "tests" / "data" / "digits"
+SHAPE = ROOT / "tests" / "data" / "shapes" / "04.jpg"
+
+
+def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(EXAMPLES / script), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_classify_ranks_the_classes_with_bars(rocserve_server):
+    images = (DIGITS / "0002_two.jpg", DIGITS / "0008_eight.jpg")
+    ran = run("classify.py", *images, "--top", 5, "--url", rocserve_server.address)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    rows = [line for line in ran.stdout.splitlines() if line.endswith("│") and "%" in line]
+    assert len(rows) == 10
+    assert "two" in rows[0]
+    assert "eight" in rows[5]
+    assert "█" * 12 in rows[5], "certainty is a full bar"
+    confidences = [float(row.rpartition("%")[0].split()[-1]) for row in rows]
+    assert confidences[:5] == sorted(confidences[:5], reverse=True)
+
+
+@pytest.mark.parametrize(("script", "model"), [("classify.py", "digits"), ("detect.py", "detect_shapes")])
+def test_a_bad_image_is_told_in_a_line_and_harms_no_other(rocserve_server, tmp_path, script, model):
+    (tmp_path / "text.jpg").write_text("no image")
+    (tmp_path / "empty.jpg").write_bytes(b"")
+    bad = [tmp_path / "text.jpg", tmp_path / "empty.jpg", tmp_path / "missing.jpg", tmp_path]
+    ran = run(script, SHAPE, *bad, "--model", model, "--url", rocserve_server.address)
+    assert ran.returncode == 1
+    assert str(SHAPE) in ran.stdout
+    lines = ran.stderr.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == [str(path) for path in bad]
+    assert "a JPEG or a PNG is expected" in lines[0]
+    assert "it is empty" in lines[1]
+    assert lines[2].endswith(": No such file or directory")
+    assert lines[3].endswith(": Is a directory")
+
+
+def test_images_of_all_kinds_are_drawn(rocserve_server, tmp_path):
+    with Image.open(SHAPE) as image:
+        image.convert("L").save(tmp_path / "grey.jpg")
+        image.convert("CMYK").save(tmp_path / "four-inks.jpg")
+        image.convert("RGBA").save(tmp_path / "clear.png")
+        image.convert("P").save(tmp_path / "palette.png")
+        image.resize((1, 1)).save(tmp_path / "dot.png")
+    images = sorted(tmp_path.iterdir())
+    ran = run("detect.py", *images, "--model", "detect_shapes", "--out", tmp_path, "--url", rocserve_server.address)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    drawn = {path.name for path in tmp_path.iterdir()} - {path.name for path in images}
+    assert drawn == {"clear-2.png", "dot-2.png", "four-inks.png", "grey.png", "palette-2.png"}
+    assert "triangle" in ran.stdout
+
+
+@pytest.mark.parametrize("script", ["classify.py", "detect.py"])
+def test_who_cannot_be_asked_is_told_with_what_to_do(rocserve_server, script):
+    nobody = run(script, SHAPE, "--url", "127.0.0.1:9")
+    assert (nobody.returncode, nobody.stdout) == (1, "")
+    assert "no server answers at 127.0.0.1:9" in nobody.stderr
+    assert "rocserve serve --model-repository model_repository" in nobody.stderr
+    unknown = run(script, SHAPE, "--url", rocserve_server.address, "--model", "cats")
+    assert (unknown.returncode, unknown.stdout) == (1, "")
+    assert "has no model 'cats'; it has " in unknown.stderr
+    assert "detect_shapes" in unknown.stderr
+
+
+@pytest.mark.parametrize(("script", "model"), [("classify.py", "classify_image"), ("detect.py", "detect_objects")])
+def test_a_pipeline_without_weights_is_told_with_the_way_to_get_them(rocserve_server, repository, serve, script, model):
+    shutil.copytree(ROOT / "model_repository" / model, repository / model)
+    network = {"classify_image": "resnet50", "detect_objects": "yolov4"}[model]
+    for path in (ROOT / "model_repository").glob(f"{network}*"):
+        shutil.copytree(
+            path, repository / path.name, ignore=shutil.ignore_patterns("1" if path.name == network else "")
+        )
+    server = serve(repository)
+    server.wait_until_ready()
+    ran = run(script, SHAPE, "--url", server.address, "--model", model)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert f"model '{model}' is not ready" in ran.stderr
+    assert f"rocserve get {network}" in ran.stderr
+
+
+def test_models_of_another_kind_are_refused(rocserve_server):
+    def refusal(script: str, model: str) -> str:
+        ran = run(script, SHAPE, "--url", rocserve_server.address, "--model", model)
+        assert (ran.returncode, ran.stdout) == (1, "")
+        assert len(ran.stderr.splitlines()) == 1
+        return ran.stderr
+
+    assert "takes IMAGE: FP32 [-1, 1, 16, 16] and gives PROBABILITIES" in refusal("classify.py", "digits_classifier")
+    assert "output 'BOXES' of 'detect_shapes' is no probabilities" in refusal("classify.py", "detect_shapes")
+    assert "'digits' is no detector, which takes ENCODED and gives BOXES" in refusal("detect.py", "digits")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("classify.py", "--top", "0"), ("detect.py", "--rows", "-1"), ("detect.py", "--out", SHAPE)]
+)
+def test_wrong_arguments_are_told_before_anything_is_asked(arguments):
+    script, *others = arguments
+    ran = run(script, SHAPE, *others, "--url", "127.0.0.1:9")
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert f"argument {others[0]}: " in ran.stderr
+    assert "no server" not in ran.stderr
