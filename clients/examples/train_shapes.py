@@ -49,7 +49,7 @@ def prepare(picture: Picture) -> tuple[Array, Array]:
     It is what model_repository/detect_shapes_preprocess does, to within a grey level. The truth is FP32
     [MOST_SHAPES, 5]: label, x1, y1, x2, y2 in pixels of the input; label -1 in the rows that are left.
     """
-    decoded = cv2.imdecode(np.frombuffer(picture.jpeg, dtype=np.uint8), cv2.IMREAD_COLOR_RGB)
+    decoded: Array = np.asarray(cv2.imdecode(np.frombuffer(picture.jpeg, dtype=np.uint8), cv2.IMREAD_COLOR_RGB))
     image = cv2.resize(decoded, (INPUT_SIZE, INPUT_SIZE), interpolation=cv2.INTER_LINEAR)
     truth = np.full((MOST_SHAPES, 5), -1, dtype=np.float32)
     scale = np.array([INPUT_SIZE / picture.width, INPUT_SIZE / picture.height] * 2)
@@ -154,7 +154,7 @@ def pair_overlap(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def train(images: Tensor, truths: Tensor, batch_size: int, passes: int) -> ShapesNetwork:
-    network = ShapesNetwork().to(images.device).train()
+    network: ShapesNetwork = ShapesNetwork().to(images.device).train()
     steps = passes * math.ceil(len(images) / batch_size)
     optimiser = torch.optim.AdamW(network.parameters(), LEARNING_RATE, weight_decay=WEIGHT_DECAY)
 
@@ -175,7 +175,8 @@ def train(images: Tensor, truths: Tensor, batch_size: int, passes: int) -> Shape
         schedule.step()
         if step % max(steps // 20, 1) == 0 or step == steps - 1:
             print(f"step {step + 1} of {steps}: loss {loss.item():.3f}, {time.monotonic() - started:.0f} s", flush=True)
-    return network.eval()
+    network.eval()
+    return network
 
 
 def main() -> None:
