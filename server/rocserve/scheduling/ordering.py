@@ -29,7 +29,9 @@ class AnswerOrder:
     def flush(self) -> None:
         with self._lock:
             while self._turns and self._turns[0].answer is not None:
-                answer = self._turns.popleft().answer
+                turn = self._turns.popleft()
+                # The answer knows its responder, which knows its turn.
+                answer, turn.answer = turn.answer, None
                 if answer is not None:
                     answer()
 

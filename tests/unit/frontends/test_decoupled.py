@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +45,16 @@ class HandModel:
 
     def next(self) -> Responder:
         return self.asked.get(timeout=10)[1]
+
+
+class Watcher:
+    """Waits for the client to leave, and knows the request, as a queue does."""
+
+    def __init__(self, responder: Responder) -> None:
+        self._responder = responder
+
+    def __call__(self) -> None:
+        self._responder.fail(not_found("it left"))
 
 
 class Stream:
@@ -187,6 +199,25 @@ def test_who_leaves_is_told_of_for_each_open_request(
     late = threading.Event()
     responder.watch_cancellation(late.set)
     assert late.wait(10)
+
+
+@pytest.mark.parametrize("name", ["many", "one"])
+def test_nothing_of_an_answered_request_is_left_for_the_garbage_collector(
+    stream: Stream, models: dict[str, HandModel], name: str, eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    gc.disable()
+    try:
+        stream.ask(name, "a")
+        responder = models[name].next()
+        watcher = Watcher(responder)
+        responder.watch_cancellation(watcher)
+        responder.send(response("a", 1))
+        kept = weakref.ref(watcher)
+        del responder, watcher
+        assert stream.told()[1] == 1
+        eventually(lambda: kept() is None)
+    finally:
+        gc.enable()
 
 
 def test_responses_after_the_client_left_are_dropped(

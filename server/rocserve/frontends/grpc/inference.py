@@ -216,8 +216,9 @@ class _StreamResponder:
         self._stream.watch(self)
 
     def cancelled(self) -> None:
-        if self._callback is not None:
-            self._callback()
+        callback = self._callback
+        if callback is not None:
+            callback()
 
     @property
     def _tells_the_last(self) -> bool:
@@ -230,6 +231,8 @@ class _StreamResponder:
             self._stream.send(message)
             return
         self._stream.unwatch(self)
+        # It knows the request in the queue, which knows this.
+        self._callback = None
         if self._turn_left:
             self._stream.send_last(message)
         else:
