@@ -176,18 +176,86 @@ def test_pixel_limit_is_inclusive(jpeg: JpegMaker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("encoded", "color_model", "baseline"),
+    ("encoded", "color_model", "scans"),
     [
-        (pictures.jpeg(), ColorModel.COLOUR, True),
-        (pictures.jpeg(progressive=True), ColorModel.COLOUR, False),
-        (pictures.jpeg(mode="L"), ColorModel.GREY, True),
-        (pictures.jpeg(mode="CMYK"), ColorModel.CMYK, True),
+        (pictures.jpeg(), ColorModel.COLOUR, 1),
+        (pictures.jpeg(progressive=True), ColorModel.COLOUR, 10),
+        (pictures.jpeg(mode="L"), ColorModel.GREY, 1),
+        (pictures.jpeg(mode="CMYK"), ColorModel.CMYK, 1),
     ],
 )
-def test_probing_tells_the_header(encoded: bytes, color_model: ColorModel, baseline: bool) -> None:
+def test_probing_tells_the_header(encoded: bytes, color_model: ColorModel, scans: int) -> None:
     decoder = Decoder(ColorFormat.RGB24, DecoderOptions())
-    expected = ImageHeader(ImageKind.JPEG, 60, 40, color_model, 1, len(encoded), baseline)
+    expected = ImageHeader(ImageKind.JPEG, 60, 40, color_model, 1, len(encoded), scans == 1, scans)
     assert decoder.probe(encoded + bytes(7)) == expected
+
+
+def with_color_transform(jpeg: bytes, transform: int) -> bytes:
+    """With Adobe's segment in the place of JFIF's, which would make it count for nothing."""
+    segment = b"\xff\xee\0\x0eAdobe\0\x64\0\0\0\0" + bytes([transform])
+    return jpeg[:2] + segment + jpeg[4 + int.from_bytes(jpeg[4:6], "big") :]
+
+
+def with_scan_parameters(jpeg: bytes, parameters: bytes) -> bytes:
+    scan = jpeg.index(b"\xff\xda")
+    end = scan + 2 + int.from_bytes(jpeg[scan + 2 : scan + 4], "big")
+    return jpeg[: end - 3] + parameters + jpeg[end:]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: with_color_transform(data, 7),
+        lambda data: with_scan_parameters(data, b"\0\0\0"),
+        lambda data: with_scan_parameters(with_color_transform(data, 7), b"\1\2\3"),
+        lambda data: data[:-2] + b"\x12\x34\xff\0" + data[-2:],
+        lambda data: with_scan_parameters(data[:-2] + b"\x12\x34" + data[-2:] + b"\0text", b"\0\0\0"),
+    ],
+)
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_harmless_fault_is_forgiven_and_hides_no_other(
+    change: Callable[[bytes], bytes], restarts: int, jpeg: JpegMaker
+) -> None:
+    decoder = Decoder(ColorFormat.RGB24, UNSCALED)
+    good = jpeg(240, 160, restart_marker_rows=restarts)
+    np.testing.assert_array_equal(decoder.decode(change(good)).pixels, decoder.decode(good).pixels)
+    cut = good[: len(good) * 3 // 4] + b"\xff\xd9"
+    with pytest.raises(ImageError, match="Corrupt JPEG data"):
+        decoder.decode(change(cut))
+
+
+@pytest.mark.parametrize("encoded", [pictures.jpeg(mode="CMYK"), pictures.ycck_jpeg()], ids=["CMYK", "YCCK"])
+def test_an_unknown_colour_transform_of_four_inks_is_taken_for_ycck(encoded: bytes) -> None:
+    place = encoded.index(b"Adobe") + 11
+    decoder = Decoder(ColorFormat.RGB24, UNSCALED)
+    unknown, known = (decoder.decode(encoded[:place] + last + encoded[place + 1 :]).pixels for last in (b"\7", b"\2"))
+    np.testing.assert_array_equal(unknown, known)
+
+
+@pytest.mark.parametrize("place", [0, 1, 7])
+def test_a_lost_restart_marker_is_no_harmless_fault(place: int, jpeg: JpegMaker) -> None:
+    encoded = jpeg(240, 160, restart_marker_rows=1)
+    marker = encoded.index(bytes([0xFF, 0xD0 + place]))
+    with pytest.raises(ImageError, match=f"found marker 0xd9 instead of RST{place}"):
+        Decoder(ColorFormat.RGB24, UNSCALED).decode(encoded[:marker] + b"\x12\x34\xff\xd9")
+
+
+def test_a_small_file_cannot_ask_for_hundreds_of_passes_over_a_large_image() -> None:
+    encoded = pictures.jpeg(progressive=True)
+    last = encoded.rindex(b"\xff\xda")
+    many = encoded[:last] + encoded[last:-2] * 91 + b"\xff\xd9"
+    assert many.count(b"\xff\xda") == 100
+    # 2,400 pixels a hundred times are twenty times 12,000.
+    for look in ("probe", "decode"):
+        with pytest.raises(ImageError, match=r"goes 100 times over 60x40 pixels; 20 times over the 11999 that"):
+            getattr(Decoder(ColorFormat.RGB24, UNSCALED.at_most(11_999)), look)(many)
+    assert Decoder(ColorFormat.RGB24, UNSCALED.at_most(12_000)).probe(many).scans == 100
+
+
+def test_sides_that_libjpeg_does_not_read_are_refused_before_it_sees_them(jpeg: JpegMaker) -> None:
+    for look in ("probe", "decode"):
+        with pytest.raises(ImageError, match="its header says 65535x1000 pixels; libjpeg reads sides of 65500"):
+            getattr(Decoder(ColorFormat.RGB24, UNSCALED), look)(with_frame(jpeg(), 65_535, 1000))
 
 
 def test_probing_refuses_what_not_even_an_eighth_of_fits(jpeg: JpegMaker) -> None:

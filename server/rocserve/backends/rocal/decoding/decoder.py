@@ -16,6 +16,9 @@ from rocserve.backends.rocal.decoding.raw import pixels_of
 from rocserve.backends.rocal.decoding.source import SourceImage, bytes_of
 from rocserve.backends.rocal.image import DecodedImage, Pixels
 
+_SCANS_OF_LARGEST = 20
+"""How many scans the largest image may have; common progressive JPEGs have about ten, smaller ones may have more."""
+
 
 class Decoder:
     """Decodes JPEGs and PNGs, or takes raw pixels, as the options say; safe to use on several threads at once.
@@ -71,10 +74,16 @@ class Decoder:
         if start.startswith(jpeg_header.SIGNATURE):
             header = jpeg_header.read_jpeg_header(encoded)
             self._check_pixels(header.width, header.height)
+            self._check_scans(header)
             return header
         if start == png_header.SIGNATURE:
             file = read_png(encoded)
             self._check_pixels(file.header.width, file.header.height)
+            if max(file.header.width, file.header.height) > png_header.LONGEST_SIDE:
+                raise ImageError(
+                    f"it has {file.header.width}x{file.header.height} pixels; libpng reads sides of"
+                    f" {png_header.LONGEST_SIDE} at most"
+                )
             return file
         raise ImageError(_neither(encoded))
 
@@ -82,6 +91,14 @@ class Decoder:
         if width * height > self._options.max_pixels:
             raise ImageError(
                 f"its {width}x{height} pixels are more than the {self._options.max_pixels} that 'max_pixels' allows"
+            )
+
+    def _check_scans(self, header: ImageHeader) -> None:
+        """Hundreds of scans fit into some kilobytes, and each takes as long as the image is large."""
+        if header.width * header.height * header.scans > self._options.max_pixels * _SCANS_OF_LARGEST:
+            raise ImageError(
+                f"it is a progressive JPEG that goes {header.scans} times over {header.width}x{header.height} pixels;"
+                f" {_SCANS_OF_LARGEST} times over the {self._options.max_pixels} that 'max_pixels' allows is the most"
             )
 
     def _raw_header(self, pixels: Pixels) -> ImageHeader:

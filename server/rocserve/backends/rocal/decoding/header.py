@@ -38,3 +38,5 @@ class ImageHeader:
     """How many of the bytes are the file's; what stands behind them is padding, or no part of the picture."""
     baseline: bool = True
     """Of a JPEG, whether it is coded in one sequential scan's order (not progressive, not with arithmetic coding)."""
+    scans: int = 1
+    """How often decoding it goes through all of its pixels."""

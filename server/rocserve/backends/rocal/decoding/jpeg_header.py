@@ -17,9 +17,12 @@ SIGNATURE = b"\xff\xd8"
 """The start-of-image marker."""
 
 _MARKER = re.compile(rb"\xff+([^\xff])")
-_END = b"\xff\xd9"
+END = b"\xff\xd9"
 _MARKER_AFTER_SCAN = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
 """In entropy-coded data 0xFF is followed by 0x00 (a stuffed byte) or is a restart marker, 0xD0 to 0xD7."""
+
+_MAX_SIDE = 65_500
+"""Pixels that libjpeg reads; the format goes up to 65535."""
 
 _START_OF_IMAGE, _END_OF_IMAGE, _START_OF_SCAN, _APPLICATION_1 = 0xD8, 0xD9, 0xDA, 0xE1
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -36,22 +39,24 @@ _COLOR_MODELS = {1: ColorModel.GREY, 3: ColorModel.COLOUR, 4: ColorModel.CMYK}
 _TRUNCATED = "Premature end of JPEG file: its end-of-image marker is missing, so part of it was cut off"
 
 
-def read_jpeg_header(data: memoryview) -> ImageHeader:
+def read_jpeg_header(data: memoryview, trusts_last_bytes: bool = True) -> ImageHeader:
     """The header of a file that starts with SIGNATURE.
+
+    Where the last bytes may be trusted, a sequential image ends with the file if an end marker stands there.
 
     Raises:
         ImageError: it is truncated, its segments do not follow each other, or its coding is not supported.
     """
     frame: tuple[int, int, int, int] | None = None
     orientation = None
-    scanned = False
+    scans = 0
     position = 2
     for _ in range(_MAX_SEGMENTS):
         marker, position = _marker_at(data, position)
         if marker == _END_OF_IMAGE:
-            if frame is None or not scanned:
+            if frame is None or not scans:
                 raise ImageError("it is a JPEG with no image in it")
-            return _header(frame, orientation or NOT_TURNED, position)
+            return _header(frame, orientation or NOT_TURNED, position, scans)
         body = _segment_at(data, position, marker)
         position += 2 + len(body)
         if marker in _FRAMES:
@@ -61,11 +66,11 @@ def read_jpeg_header(data: memoryview) -> ImageHeader:
         elif marker == _APPLICATION_1 and orientation is None:
             orientation = exif.orientation_in_segment(body)
         elif marker == _START_OF_SCAN:
-            scanned = True
-            if frame is not None and frame[0] in _SEQUENTIAL_FRAMES and data[-2:] == _END:
+            scans += 1
+            if trusts_last_bytes and frame is not None and frame[0] in _SEQUENTIAL_FRAMES and data[-2:] == END:
                 # The end is there. A marker before it that does not belong there is found in decoding: a sequential
                 # image's data is read in one go. Looking for one here would take as long as a tenth of the decoding.
-                return _header(frame, orientation or NOT_TURNED, len(data))
+                return _header(frame, orientation or NOT_TURNED, len(data), scans)
             found = _MARKER_AFTER_SCAN.search(data, position)
             if found is None:
                 raise ImageError(_TRUNCATED)
@@ -114,13 +119,23 @@ def _read_frame(marker: int, body: memoryview) -> tuple[int, int, int, int]:
         raise ImageError(f"it is a JPEG of {precision} bits a sample; 8 are accepted")
     if not height or not width:
         raise ImageError(f"Empty JPEG image: its header says {width}x{height} pixels")
+    if max(height, width) > _MAX_SIDE:
+        raise ImageError(f"its header says {width}x{height} pixels; libjpeg reads sides of {_MAX_SIDE} at most")
     if components not in _COLOR_MODELS:
         raise ImageError(f"it is a JPEG of {components} components; 1 (grey), 3 (colour) and 4 (CMYK) are accepted")
     return marker, height, width, components
 
 
-def _header(frame: tuple[int, int, int, int], orientation: int, length: int) -> ImageHeader:
+def _header(frame: tuple[int, int, int, int], orientation: int, length: int, scans: int) -> ImageHeader:
     marker, height, width, components = frame
+    baseline = marker in _SEQUENTIAL_FRAMES
     return ImageHeader(
-        ImageKind.JPEG, width, height, _COLOR_MODELS[components], orientation, length, marker in _SEQUENTIAL_FRAMES
+        ImageKind.JPEG,
+        width,
+        height,
+        _COLOR_MODELS[components],
+        orientation,
+        length,
+        baseline,
+        1 if baseline else scans,
     )

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from rocserve.backends.rocal.decoding.faults import ImageError
+from rocserve.backends.rocal.decoding.jpeg_mending import mended
 from rocserve.backends.rocal.image import Pixels
 
 RGB, BGR, GREY, CMYK = 0, 1, 6, 11
@@ -23,13 +24,8 @@ _ACCURATE_DCT, _LIMIT_SCANS = 4096, 32768
 
 _FILENAMES = ("libturbojpeg.so.0", "libturbojpeg.so", "libturbojpeg.dylib")
 
-_HARMLESS_WARNINGS = (
-    # Bytes between the last scan and the end-of-image marker: every pixel has been decoded by then.
-    "extraneous bytes before marker 0xd9",
-    # Header fields that some cameras write wrongly and that no decoder uses.
-    "Unknown Adobe color transform code",
-    "Invalid SOS parameters for sequential JPEG",
-)
+_MENDINGS = 4
+"""How often a JPEG is decoded at most: as many times as there are harmless faults, and once without."""
 
 
 class TurboJpeg:
@@ -62,6 +58,19 @@ class TurboJpeg:
             ImageError: the image is damaged; the text is libjpeg's.
         """
         pixels = np.empty((height, width, _CHANNELS[pixel_format]), dtype=np.uint8)
+        for _ in range(_MENDINGS):
+            fault = self._decompress_into(pixels, encoded, pixel_format)
+            if not fault:
+                return pixels
+            without = mended(encoded, fault, is_cmyk=pixel_format == CMYK)
+            if without is None:
+                break
+            encoded = without
+        raise ImageError(fault)
+
+    def _decompress_into(self, pixels: Pixels, encoded: memoryview, pixel_format: int) -> str:
+        """The error, or else the first warning; empty where there is none."""
+        height, width = pixels.shape[:2]
         handle = self._make()
         if not handle:
             raise MemoryError("libturbojpeg has no memory for a decompressor")
@@ -77,17 +86,9 @@ class TurboJpeg:
                 pixel_format,
                 _ACCURATE_DCT | _LIMIT_SCANS,
             )
-            # An error, or else the first warning.
-            fault = self._error_text(handle).decode(errors="replace") if status else ""
+            return self._error_text(handle).decode(errors="replace") if status else ""
         finally:
             self._destroy(handle)
-        if fault and not _is_harmless(fault):
-            raise ImageError(fault)
-        return pixels
-
-
-def _is_harmless(fault: str) -> bool:
-    return fault.endswith(_HARMLESS_WARNINGS[0]) or fault.startswith(_HARMLESS_WARNINGS[1:])
 
 
 def _function(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Any:

@@ -21,6 +21,9 @@ _CHECKSUM = struct.Struct(">I")
 _IMAGE_HEADER = struct.Struct(">IIBBBBB")
 _MAX_SIDE = 2**31 - 1
 
+LONGEST_SIDE = 1_000_000
+"""Pixels that libpng reads."""
+
 _MAX_CHUNKS = 200_000
 """More than the largest pictures have in the customary chunks of 8 KiB; walking them takes time."""
 
