@@ -1,7 +1,8 @@
 """The CPU engine against real rocAL (see the manifest for its versions).
 
 Of some outputs only a checksum is known. So a slow restatement of rocAL's arithmetic is held to all checksums first,
-and the engine then to the restatement, which has an array for each.
+and the engine then to the restatement, which has an array for each; where the engine follows rocAL in every pixel and
+to the bit, its own checksum is compared too.
 """
 
 from __future__ import annotations
@@ -27,7 +28,15 @@ OWN_DATA = ROOT / "tests" / "data" / "rocal-golden"
 WHOLE_DATA = Path(os.environ.get("ROCSERVE_ROCAL_GOLDEN", ROOT.parent / "shared" / "rocal-golden"))
 
 LARGEST_RELATIVE_DIFFERENCE = 1e-3
-"""Of FP32 outputs: against the expected number or, where that is smaller, against what one grey level comes to."""
+"""Of FP32 outputs."""
+
+LEFT_OUT = {"rmn_u8_odd": 5 * 61 * 2, "rmn_f32_odd_mirror": 5 * 61 * 2}
+"""Numbers of each output that RPP gets wrong and that do not count: two channels of the last five of 85 columns."""
+SMALLER = ("cmn_crop_larger", "rcm_then_crop")
+"""Pipelines with crops larger than the image: rocAL keeps room for the whole crop, here the output ends with it."""
+NOT_TO_THE_BIT = ("rmn_f32", "rmn_f32_odd_mirror")
+"""Pipelines that resize to FP32."""
+OUTPUTS = {OWN_DATA: 29 * 3, WHOLE_DATA: 29 * 9}
 
 PIPELINES = sorted(json.loads((OWN_DATA / "manifest.json").read_text())["pipelines"])
 
@@ -89,6 +98,14 @@ def test_restatement_is_rocal_to_the_bit(data: Path, name: str) -> None:
 
 
 @data_sets
+def test_no_output_is_left_out(data: Path) -> None:
+    manifest = json.loads((data / "manifest.json").read_text())
+    assert sorted(manifest["pipelines"]) == PIPELINES
+    assert len(manifest["entries"]) == OUTPUTS[data]
+    assert {entry["pipeline"] for entry in manifest["entries"]} == set(PIPELINES)
+
+
+@data_sets
 @pipelines
 def test_engine_gives_what_rocal_gives(data: Path, name: str) -> None:
     golden = Golden(data, name)
@@ -103,18 +120,17 @@ def test_engine_gives_what_rocal_gives(data: Path, name: str) -> None:
         (given,) = engine.run(golden.encoded(entry))
         result = golden.restated(entry)
         height, width = result.valid.shape[:2]
-        # Outside of the valid part rocAL leaves what was there before; a crop of ours ends with it.
-        given = given[:height, :width]
         assert given.dtype == result.pixels.dtype
-        right = ~result.mistaken[:height, :width]
-        assert np.mean(right) > 0.95
-        if datatype is DataType.UINT8:
-            np.testing.assert_array_equal(given[right], result.valid[right])
+        assert given.shape == ((height, width, 3) if name in SMALLER else tuple(entry["shape"]))
+        right = ~result.mistaken
+        assert np.sum(result.mistaken) == LEFT_OUT.get(name, 0)
+        if name not in NOT_TO_THE_BIT:
+            there = np.s_[: given.shape[0], : given.shape[1]]
+            np.testing.assert_array_equal(given[right[there]], result.pixels[there][right[there]])
+            if name not in LEFT_OUT and name not in SMALLER:
+                assert hashlib.sha256(given.tobytes()).hexdigest() == entry["sha256"], entry["key"]
         else:
-            grey_level = 1 / np.broadcast_to(golden.operations[-1]["std_dev"], given.shape)[right]
-            difference = np.abs(given[right].astype(np.float64) - result.valid[right])
-            allowed = LARGEST_RELATIVE_DIFFERENCE * np.maximum(np.abs(result.valid[right]), grey_level)
-            assert np.all(difference <= allowed), float(np.max(difference / allowed))
+            np.testing.assert_allclose(given[right], result.pixels[right], rtol=LARGEST_RELATIVE_DIFFERENCE, atol=0)
 
 
 @data_sets
