@@ -63,6 +63,13 @@ def test_shapes_in_fresh_pictures_are_found(rocserve_server, examples):
     assert average_precision.mean_average_precision(found, true) >= 0.9
 
 
+def test_the_detector_is_small():
+    models = (ROOT / "model_repository").glob("detect_shapes*")
+    files = [path for model in models for path in model.rglob("*") if path.is_file()]
+    assert any(path.name == "model.onnx" for path in files)
+    assert sum(path.stat().st_size for path in files) < 5_000_000
+
+
 def test_an_answer_is_in_order_and_in_the_image(rocserve_server):
     names = (POSTPROCESS / "labels.txt").read_text().split()
     client = rocserve_server.client()
@@ -128,6 +135,10 @@ def test_a_wrong_parameter_is_the_reason_in_the_index(repository, serve):
         "numbers": ('"1.2, 1.1"', '"1.2, wide"', "parameter 'xy_scale' must be numbers with commas between them"),
         "counts": ('"8, 16"', '"8, 16, 32"', "got 3 strides, 2 scales and 12 numbers in anchors"),
         "one": ('"50"', '"50, 60"', "parameter 'max_boxes' must be one number, not '50, 60'"),
+        "negative": ('"50"', '"-1"', "parameter 'max_boxes' must be whole numbers of at least 1, not '-1'"),
+        "fractions": ('"8, 16"', '"8.5, 16"', "parameter 'strides' must be whole numbers of at least 1"),
+        "endless": ('"0.45"', '"nan"', "parameter 'iou_threshold' must be numbers with commas between them, not 'nan'"),
+        "unlabelled": ('    label_filename: "labels.txt"\n', "", "output 'CLASSES' has no label_filename"),
         "missing": ('"score_threshold"', '"threshold"', "parameter 'score_threshold' is missing in config.pbtxt"),
     }
     for name, (right, wrong, _) in faults.items():

@@ -7,12 +7,15 @@ The numbers are `yolo.py`'s.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 from yolo import Detections, HeadGeometry, Resize, Thresholds, detect
+
+Number = TypeVar("Number", int, float)
 
 
 class TritonPythonModel:
@@ -28,9 +31,11 @@ class TritonPythonModel:
         self._thresholds = Thresholds(
             score=parameters.number("score_threshold"),
             iou=parameters.number("iou_threshold"),
-            max_boxes=int(parameters.number("max_boxes")),
+            max_boxes=parameters.count("max_boxes"),
         )
-        filename = pb_utils.get_output_config_by_name(config, "CLASSES")["label_filename"]
+        filename = pb_utils.get_output_config_by_name(config, "CLASSES").get("label_filename")
+        if not filename:
+            raise ValueError("output 'CLASSES' has no label_filename in config.pbtxt; expected the file of the labels")
         lines = (Path(args["model_repository"]) / filename).read_text(encoding="utf-8").splitlines()
         self._labels = np.array([line.encode() for line in lines], dtype=object)
 
@@ -65,7 +70,7 @@ class Parameters:
 
     def geometries(self) -> tuple[HeadGeometry, ...]:
         """From `strides`, one for each head; `anchors`, as many for each; `xy_scale`, one for each head."""
-        strides, scales, sides = self.numbers("strides"), self.numbers("xy_scale"), self.numbers("anchors")
+        strides, scales, sides = self.counts("strides"), self.numbers("xy_scale"), self.numbers("anchors")
         if len(scales) != len(strides) or not strides or not sides or len(sides) % (2 * len(strides)):
             raise ValueError(
                 "expected an xy_scale and equally many anchors (width, height) for each of the strides, got"
@@ -73,7 +78,7 @@ class Parameters:
             )
         anchors = np.reshape(sides, (len(strides), -1, 2)).tolist()
         return tuple(
-            HeadGeometry(int(stride), tuple((width, height) for width, height in of_head), scale)
+            HeadGeometry(stride, tuple((width, height) for width, height in of_head), scale)
             for stride, of_head, scale in zip(strides, anchors, scales, strict=True)
         )
 
@@ -84,17 +89,31 @@ class Parameters:
         return text
 
     def number(self, key: str) -> float:
+        return self._only(key, self.numbers(key))
+
+    def count(self, key: str) -> int:
+        return self._only(key, self.counts(key))
+
+    def counts(self, key: str) -> list[int]:
         numbers = self.numbers(key)
-        if len(numbers) != 1:
-            raise ValueError(f"parameter '{key}' must be one number, not '{self._text(key)}'")
-        return numbers[0]
+        if not all(number >= 1 and number.is_integer() for number in numbers):
+            raise ValueError(f"parameter '{key}' must be whole numbers of at least 1, not '{self._text(key)}'")
+        return [int(number) for number in numbers]
 
     def numbers(self, key: str) -> list[float]:
         text = self._text(key)
         try:
-            return [float(number) for number in text.split(",")]
+            numbers = [float(number) for number in text.split(",")]
         except ValueError:
-            raise ValueError(f"parameter '{key}' must be numbers with commas between them") from None
+            numbers = []
+        if not numbers or not all(map(math.isfinite, numbers)):
+            raise ValueError(f"parameter '{key}' must be numbers with commas between them, not '{text}'")
+        return numbers
+
+    def _only(self, key: str, numbers: list[Number]) -> Number:
+        if len(numbers) != 1:
+            raise ValueError(f"parameter '{key}' must be one number, not '{self._text(key)}'")
+        return numbers[0]
 
     def _text(self, key: str) -> str:
         if key not in self._texts:

@@ -103,8 +103,9 @@ def decode(head: Array, geometry: HeadGeometry, score_threshold: float) -> Detec
     rows, columns, anchors = np.nonzero(head[..., 4] > score_threshold)
     values = head[rows, columns, anchors]
     classes = values[:, _BOX_VALUES:].argmax(axis=1) if len(values) else np.zeros(0, dtype=np.int64)
-    scores = values[:, 4] * values[np.arange(len(values)), _BOX_VALUES + classes]
-    above = scores > score_threshold
+    with np.errstate(invalid="ignore"):  # A head gone wild has infinities; with 0 they make no number.
+        scores = values[:, 4] * values[np.arange(len(values)), _BOX_VALUES + classes]
+    above = (scores > score_threshold) & np.isfinite(scores)
     values, cells = values[above], np.stack([columns[above], rows[above]], axis=1)
     shift = np.float32((geometry.xy_scale - 1) / 2)
     offsets = _sigmoid(values[:, 0:2]) * np.float32(geometry.xy_scale) - shift
@@ -181,7 +182,8 @@ def _input_size(heads: Sequence[Array], geometries: Sequence[HeadGeometry]) -> t
 
 
 def _areas(boxes: Array) -> Array:
-    return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+    areas: Array = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+    return areas
 
 
 def _sigmoid(raw: Array) -> Array:

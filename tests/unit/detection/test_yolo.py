@@ -165,6 +165,48 @@ def test_wild_values_do_no_harm(yolo, geometries):
     np.testing.assert_array_equal(detections.boxes[0], [0, 0, 60, 50])
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("objectness", "probability"), [(np.inf, 1), (np.inf, 0), (1, np.inf), (1, np.nan), (np.nan, 1), (-np.inf, -np.inf)]
+)
+def test_a_score_that_is_no_number_is_none(yolo, geometries, objectness, probability):
+    heads = [np.zeros((side, side, 3, 7), dtype=np.float32) for side in (16, 8, 4)]
+    heads[0][5, 5, 0, 4:] = objectness, 0, probability
+    heads[1][3, 2, 1, 4:] = 0.9, 0.8, 0.1
+    thresholds = yolo.Thresholds(score=0.25, iou=0.5, max_boxes=100)
+    detections = yolo.detect(heads, geometries, yolo.Resize.STRETCH, (50, 60), thresholds)
+    np.testing.assert_allclose(detections.scores, [0.72])
+    assert np.isfinite(detections.boxes).all()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("seed", range(6))
+def test_heads_full_of_extremes_follow_the_formulas(yolo, geometries, seed):
+    """Raw values up to the largest floats and beyond: boxes are in the image, best first, as the formulas say."""
+    random = np.random.default_rng(seed)
+    heads = random_heads(seed, input_size=128, classes=3)
+    for head in heads:
+        wild = random.random(head[..., :4].shape) < 0.1
+        head[..., :4][wild] = random.choice([np.inf, -np.inf, 3e38, -3e38, 89, -104], wild.sum())
+    height, width = 300, 40
+    resize = list(yolo.Resize)[seed % 3]
+    thresholds = yolo.Thresholds(score=0.2, iou=1.0, max_boxes=10_000)
+    detections = yolo.detect(heads, geometries, resize, (height, width), thresholds)
+    scale = np.array([128 / width, 128 / height] if resize is yolo.Resize.STRETCH else [128 / height] * 2)
+    margin = (128 - np.array([width, height]) * scale) / 2 * (resize is yolo.Resize.LETTERBOX)
+    expected = []
+    for head, geometry in zip(heads, geometries, strict=True):
+        for score, number, box in slow_decode(
+            np.nan_to_num(head, posinf=40, neginf=-200).clip(-200, 40), geometry, 0.2
+        ):
+            corners = ((np.array(box).reshape(2, 2) - margin) / scale).clip(0, [width, height])
+            if (corners[1] - corners[0] > 1e-4).all():
+                expected.append((score, number, tuple(corners.ravel())))
+    assert len(expected) > 50
+    wide = (detections.boxes[:, 2:] - detections.boxes[:, :2] > 1e-4).all(axis=1)
+    assert_same(detections[wide], sorted(expected, key=lambda each: -each[0]), tolerance=0.01)
+
+
 @pytest.mark.parametrize("resize", ["stretch", "not_larger", "letterbox"])
 @pytest.mark.parametrize("size", [(300, 640), (640, 300), (416, 416), (33, 1000)])
 def test_boxes_come_back_through_the_resize(yolo, resize, size):
