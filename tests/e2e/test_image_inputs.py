@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from support import pictures
-from support.server import RocserveProcess
+from support.server import RocserveProcess, wait_until
 from tritonclient.utils import InferenceServerException
 
 RESIZE = {"operation": "Resize", "dest_width": 32, "dest_height": 24, "is_output": True}
@@ -53,7 +53,43 @@ MODELS: Mapping[str, tuple[dict[str, Any], str]] = {
         f"input {{ name: 'PIXELS' data_type: TYPE_UINT8 dims: [ -1, -1, 3 ] }} {OUTPUT}",
     ),
     "completed_raw": ({"decoder": {"input": "raw"}, "pipeline": [RESIZE]}, ""),
+    "formats": (
+        {
+            "pipeline": [
+                {**RESIZE, "layout": "NCHW", "name": "resized"},
+                {"operation": "copy", "dtype": "FP16", "is_output": True},
+                {"operation": "flip", "inputs": ["resized"], "horizontal": 1, "dtype": "FLOAT", "is_output": True},
+            ]
+        },
+        "parameters { key: 'color_format' value { string_value: 'BGR24' } }",
+    ),
+    "grey": (
+        {"decoder": DECODER, "pipeline": [RESIZE]},
+        "parameters { key: 'color_format' value { string_value: 'U8' } }",
+    ),
     "completed": ({"decoder": {"exif": True}, "pipeline": [MIRROR, SIZE]}, ""),
+}
+WRONG_PIPELINES = {
+    "wrong_json": "pipeline: []",
+    "wrong_key": '{"pipeline": [{"operation": "Resize", "dest_widht": 32, "dest_height": 24, "is_output": true}]}',
+    "wrong_value": '{"pipeline": [{"operation": "Resize", "dest_width": null, "dest_height": 24, "is_output": true}]}',
+    "wrong_operation": '{"pipeline": [{"operation": "copy"}, {"operation": "resise", "is_output": true}]}',
+    "wrong_size": '{"pipeline": [{"operation": "Resize", "dest_width": 65000, "dest_height": 65000, "is_output": true}]}',
+}
+REASONS = {
+    "wrong_json": "pipeline.json: not valid JSON: Expecting value: line 1 column 1",
+    "wrong_key": (
+        "pipeline.json: pipeline[0] (Resize): unknown key 'dest_widht'; allowed are dest_height, dest_width, dtype,"
+        ' inputs, is_output, layout, name, operation; did you mean "dest_width"?'
+    ),
+    "wrong_value": (
+        "pipeline.json: pipeline[0] (Resize): key 'dest_width' must be a size in pixels, a whole number from 0 to 65535,"
+        " not null"
+    ),
+    "wrong_operation": 'not "resise"; did you mean "resize"?',
+    "wrong_size": (
+        "pipeline[0] (Resize): its result would have 65000x65000 pixels; 100000000 are allowed, so ask for less"
+    ),
 }
 FILES = [
     pictures.saved(pictures.colours(), "PNG"),
@@ -71,9 +107,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess
         version.mkdir(parents=True)
         (version / "pipeline.json").write_text(json.dumps(pipeline))
         (repository / name / "config.pbtxt").write_text(f"platform: 'rocal_json' {config}".replace("'", '"'))
+    version = repository / "without_configuration" / "1"
+    version.mkdir(parents=True)
+    (version / "preprocessing.json").write_text(json.dumps({"decoder": DECODER, "pipeline": [RESIZE, SIZE]}))
+    for name, text in WRONG_PIPELINES.items():
+        version = repository / name / "1"
+        version.mkdir(parents=True)
+        (version / "pipeline.json").write_text(text)
     log = tmp_path_factory.mktemp("log") / "server.log"
     with RocserveProcess([repository], log=log) as running:
-        running.wait_until_ready()
+        good = (*MODELS, "without_configuration")
+        client = running.client()
+        wait_until(lambda: all(client.is_model_ready(name) for name in good), 30, f"readiness of {good}")
         yield running
 
 
@@ -177,3 +222,83 @@ def test_the_index_of_a_bad_image_is_told(server: RocserveProcess) -> None:
 
 def test_the_choice_of_the_engine_is_in_the_log(server: RocserveProcess) -> None:
     assert "pipeline.json runs on engine cpu: the instance is KIND_CPU" in server.log_text
+
+
+def test_a_pipeline_alone_is_a_model(server: RocserveProcess, expected: np.ndarray[Any, Any]) -> None:
+    metadata = server.client().get_model_metadata("without_configuration", as_json=True)
+    assert metadata["inputs"] == [{"name": "encoded", "datatype": "BYTES", "shape": ["-1", "1"]}]
+    assert metadata["outputs"] == [
+        {"name": "image", "datatype": "UINT8", "shape": ["-1", "24", "32", "3"]},
+        {"name": "image_1", "datatype": "INT32", "shape": ["-1", "2"]},
+    ]
+    files = tensor("encoded", "BYTES", objects(FILES).reshape(-1, 1))
+    result = server.client().infer("without_configuration", [files])
+    np.testing.assert_array_equal(result.as_numpy("image"), expected)
+    np.testing.assert_array_equal(result.as_numpy("image_1"), [[40, 60]] * 4)
+    wanted = [triton.InferRequestedOutput("image_1")]
+    result = server.client().infer("without_configuration", [files], outputs=wanted)
+    assert result.as_numpy("image") is None
+    np.testing.assert_array_equal(result.as_numpy("image_1"), [[40, 60]] * 4)
+
+
+def test_every_output_has_its_own_type_and_layout(server: RocserveProcess) -> None:
+    metadata = server.client().get_model_metadata("formats", as_json=True)
+    assert [(one["name"], one["datatype"], one["shape"]) for one in metadata["outputs"]] == [
+        ("image", "UINT8", ["-1", "3", "24", "32"]),
+        ("image_1", "FP16", ["-1", "24", "32", "3"]),
+        ("image_2", "FP32", ["-1", "24", "32", "3"]),
+    ]
+    result = server.client().infer("formats", [tensor("encoded", "BYTES", objects(FILES[1:2]).reshape(1, 1))])
+    image = result.as_numpy("image").transpose(0, 2, 3, 1)
+    np.testing.assert_array_equal(result.as_numpy("image_1"), image)
+    np.testing.assert_array_equal(result.as_numpy("image_2"), image[:, :, ::-1])
+    # Blue comes first: of this picture it grows less where red grows more.
+    assert image[0, 12, 0, 0] > image[0, 12, -1, 0]
+    assert image[0, 12, 0, 2] < image[0, 12, -1, 2]
+
+
+def test_grey_images(server: RocserveProcess, expected: np.ndarray[Any, Any]) -> None:
+    rows = sent(server, "grey", tensor("encoded", "BYTES", objects(FILES).reshape(-1, 1)), output="image")
+    assert rows.shape == (4, 24, 32, 1)
+    luma = expected.astype(float) @ np.array([0.299, 0.587, 0.114])
+    assert np.abs(rows[..., 0] - luma).mean() < 1.5
+
+
+@pytest.mark.parametrize("name", WRONG_PIPELINES)
+def test_a_wrong_pipeline_is_told_in_the_index(server: RocserveProcess, name: str) -> None:
+    def reason() -> str:
+        models = server.client().get_model_repository_index(as_json=True)["models"]
+        return next((model.get("reason", "") for model in models if model["name"] == name), "")
+
+    wait_until(lambda: REASONS[name] in reason(), what=f"the reason {REASONS[name]!r}")
+    assert not server.client().is_model_ready(name)
+
+
+def test_damaged_files_by_the_hundred_harm_no_other_request(
+    server: RocserveProcess, expected: np.ndarray[Any, Any]
+) -> None:
+    random = np.random.default_rng(3)
+
+    def ask(place: int) -> tuple[int | None, Any]:
+        file = FILES[place % len(FILES)]
+        good = place % 3 == 0
+        if not good:
+            start = int(damage[place] * len(file))
+            file = file[:start] if place % 3 == 1 else file[:start] + b"\x13\x37" + file[start + 2 :]
+        try:
+            rows = sent(server, "files", tensor("FILES", "BYTES", objects([file]).reshape(1, 1)))
+        except InferenceServerException as error:
+            assert not good, error
+            assert error.status() == "StatusCode.INVALID_ARGUMENT"
+            return None, error.message()
+        return (place % len(FILES) if good else None), rows[0]
+
+    damage = random.random(300)
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(ask, range(300)))
+    texts = [answer for _, answer in answers if isinstance(answer, str)]
+    assert len(texts) > 100
+    assert all(text.startswith("the image in input 'FILES' cannot be decoded: ") for text in texts)
+    for which, answer in answers:
+        if which is not None:
+            np.testing.assert_array_equal(answer, expected[which])
