@@ -74,7 +74,7 @@ WRONG_PIPELINES = {
     "wrong_key": '{"pipeline": [{"operation": "Resize", "dest_widht": 32, "dest_height": 24, "is_output": true}]}',
     "wrong_value": '{"pipeline": [{"operation": "Resize", "dest_width": null, "dest_height": 24, "is_output": true}]}',
     "wrong_operation": '{"pipeline": [{"operation": "copy"}, {"operation": "resise", "is_output": true}]}',
-    "wrong_size": '{"pipeline": [{"operation": "Resize", "dest_width": 65000, "dest_height": 65000, "is_output": true}]}',
+    "wrong_size": json.dumps({"pipeline": [{**RESIZE, "dest_width": 65000, "dest_height": 65000}]}),
 }
 REASONS = {
     "wrong_json": "pipeline.json: not valid JSON: Expecting value: line 1 column 1",
@@ -83,8 +83,8 @@ REASONS = {
         ' inputs, is_output, layout, name, operation; did you mean "dest_width"?'
     ),
     "wrong_value": (
-        "pipeline.json: pipeline[0] (Resize): key 'dest_width' must be a size in pixels, a whole number from 0 to 65535,"
-        " not null"
+        "pipeline.json: pipeline[0] (Resize): key 'dest_width' must be a size in pixels, a whole number from 0 to"
+        " 65535, not null"
     ),
     "wrong_operation": 'not "resise"; did you mean "resize"?',
     "wrong_size": (

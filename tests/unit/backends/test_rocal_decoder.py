@@ -206,6 +206,7 @@ def with_scan_parameters(jpeg: bytes, parameters: bytes) -> bytes:
     "change",
     [
         lambda data: with_color_transform(data, 7),
+        lambda data: with_scan_parameters(data, b"\0\0\0").replace(b"JFIF\0\1", b"JFIF\0\2"),
         lambda data: with_scan_parameters(data, b"\0\0\0"),
         lambda data: with_scan_parameters(with_color_transform(data, 7), b"\1\2\3"),
         lambda data: data[:-2] + b"\x12\x34\xff\0" + data[-2:],

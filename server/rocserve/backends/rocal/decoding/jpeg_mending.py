@@ -13,6 +13,9 @@ from rocserve.backends.rocal.decoding.jpeg_header import END, read_jpeg_header
 
 _EXTRANEOUS = re.compile(r"(\d+) extraneous bytes before marker 0xd9\Z")
 
+_VERSION = re.compile(rb"(\xff\xe0..JFIF\0).", re.DOTALL)
+"""JFIF's segment, up to the first byte of its version."""
+
 _COLOR_TRANSFORM = re.compile(rb"(\xff\xee..Adobe.{6}).", re.DOTALL)
 """Adobe's segment, up to its last byte."""
 
@@ -34,6 +37,8 @@ def mended(encoded: memoryview, fault: str, is_cmyk: bool) -> memoryview | None:
         # Every pixel of the scan has been decoded by then, unless a restart marker is missing.
         end = read_jpeg_header(encoded, trusts_last_bytes=False).length - len(END)
         return memoryview(bytes(encoded[: max(end - int(found[1]), 0)]) + END)
+    if fault.startswith("Warning: unknown JFIF revision number"):
+        return _replaced(_VERSION, encoded, lambda match: match[1] + b"\x01")
     if fault.startswith("Unknown Adobe color transform code"):
         # What libjpeg takes an unknown one for.
         return _replaced(_COLOR_TRANSFORM, encoded, lambda match: match[1] + (_YCCK if is_cmyk else _YCC))
