@@ -263,9 +263,15 @@ WRITTEN = {
     "contrast": {"contrast": 1.2, "contrast_center": 100},
     "hue": {"hue": 40},
     "blend": {"ratio": 0.3, "inputs": ["before", "other"]},
-    "normalize": {"axes": [0, 1]},
     "slice": {"anchor": [2, 3], "shape": [10, 20]},
 }  # fmt: skip
+
+
+REFUSED = ("ImageSize", "blur", "normalize")
+WHOLE_LEVELS = (
+    "CropResizeFixed", "ResizeCropMirrorFixed", "resize", "resize_crop", "resize_crop_mirror", "roi_resize",
+)  # fmt: skip
+"""Of which rocAL has no FP32, or not in the interpolation that is written here; they are rounded as UINT8 is."""
 
 
 @pytest.mark.parametrize("datatype", ["UINT8", "FP32"])
@@ -275,13 +281,31 @@ WRITTEN = {
         (name, color_format)
         for name, operation in sorted(OPERATIONS.items())
         for color_format in (ColorFormat.RGB24, ColorFormat.U8)
-        if name != "ImageSize" and not (operation.colour_only and color_format is ColorFormat.U8)
+        if name not in REFUSED and not (operation.colour_only and color_format is ColorFormat.U8)
     ],
 )
 def test_every_operation(jpeg: JpegMaker, name: str, datatype: str, color_format: ColorFormat) -> None:
+    def setup(datatype: str) -> Any:
+        steps = [
+            {"operation": "Resize", "dest_width": 32, "dest_height": 26, "name": "other"},
+            {"operation": "brightness_fixed", "brightness": 0.8, "name": "before"},
+            output(name, **WRITTEN.get(name, {}), dtype=datatype, layout="NCHW"),
+        ]
+        return setup_for(steps, color_format=color_format)
+
+    engine, reference = engines(setup(datatype))
+    if name in WHOLE_LEVELS:
+        _, reference = engines(setup("UINT8"))
+    (given,), (expected,) = engine.run_one(jpeg(60, 40), {}), reference.run_one(jpeg(60, 40), {})
+    assert given.dtype == np.dtype("float32" if datatype == "FP32" else "uint8")
+    np.testing.assert_array_equal(given, expected)
+
+
+@pytest.mark.parametrize("color_format", [ColorFormat.RGB24, ColorFormat.U8])
+def test_unrounded_levels_of_resizing(jpeg: JpegMaker, color_format: ColorFormat) -> None:
     steps = [
-        {"operation": "Resize", "dest_width": 32, "dest_height": 26, "name": "other"},
-        {"operation": "brightness_fixed", "brightness": 0.8, "name": "before"},
-        output(name, **WRITTEN.get(name, {}), dtype=datatype, layout="NCHW"),
+        output("Resize", dest_width=13, dest_height=9, dtype="FP32"),
+        output("resize", resize_shorter=12, dtype="FP32", layout="NCHW", inputs=["decoded"]),
     ]
-    assert_same(setup_for(steps, color_format=color_format), [jpeg(60, 40)])
+    first, second = assert_same(setup_for(steps, color_format=color_format), [jpeg(60, 40)])
+    assert (first % 1).any() and (second % 1).any()

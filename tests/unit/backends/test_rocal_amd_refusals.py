@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -42,10 +43,37 @@ def test_an_amd_rocal_without_what_is_needed(rocal: ModuleType, monkeypatch: pyt
         import_binding()
 
 
+def test_an_amd_rocal_for_another_python(rocal: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "rocal_pybind")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "amd"]:
+        monkeypatch.delitem(sys.modules, name)
+    find = importlib.machinery.PathFinder.find_spec
+    monkeypatch.setattr(
+        importlib.machinery.PathFinder,
+        "find_spec",
+        lambda name, *others: None if name == "rocal_pybind" else find(name, *others),
+    )
+    error = refusal(RESIZE)
+    assert error.code is StatusCode.UNAVAILABLE
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert f"amd.rocal is installed, but not rocal_pybind for Python {python}" in error.text
+
+
+def test_an_amd_rocal_whose_libraries_are_not_found(rocal: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> ModuleType:
+        raise ImportError("librocal.so.2: cannot open shared object file: No such file or directory")
+
+    monkeypatch.setattr("rocserve.backends.rocal.amd.binding.importlib.import_module", fail)
+    error = refusal(RESIZE)
+    assert error.code is StatusCode.UNAVAILABLE
+    assert "cannot be loaded: librocal.so.2: cannot open shared object file" in error.text
+    assert "LD_LIBRARY_PATH" in error.text
+
+
 def test_a_gpu_that_is_not_there(rocal: ModuleType) -> None:
     error = refusal(RESIZE, device=0)
     assert error.code is StatusCode.UNAVAILABLE
-    assert error.text == "rocAL cannot make a pipeline on an AMD GPU: Failed creating the pipeline"
+    assert error.text.startswith("rocAL cannot make a pipeline on an AMD GPU: Failed creating the pipeline; it wrote")
 
 
 def test_a_graph_that_rocal_finds_wrong_does_not_end_the_worker(
@@ -85,6 +113,8 @@ def test_a_node_that_rocal_refuses(rocal: ModuleType, monkeypatch: pytest.Monkey
              {**RESIZE}],
             'with "out_of_bounds_policy": "ERROR", not "PAD"',
         ),
+        ([RESIZE, {"operation": "blur", "is_output": True}], "moves the picture four pixels to the left"),
+        ([RESIZE, {"operation": "normalize", "axes": [0, 1], "is_output": True}], "use crop_mirror_normalize or"),
     ],
 )  # fmt: skip
 def test_operations_that_cannot_be_said(rocal: ModuleType, steps: list[dict[str, Any]], text: str) -> None:
@@ -96,10 +126,11 @@ def test_operations_that_cannot_be_said(rocal: ModuleType, steps: list[dict[str,
 
 def test_an_operation_that_this_amd_rocal_lacks(rocal: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     import_binding()
-    monkeypatch.delattr("amd.rocal.fn.normalize")
-    error = refusal(RESIZE, {"operation": "normalize", "axes": [0, 1], "is_output": True})
+    monkeypatch.delattr("amd.rocal.fn.lens_correction")
+    lens = {"camera_matrix": [30, 20, 30, 15], "distortion_coeffs": [0.1, 0, 0, 0, 0]}
+    error = refusal(RESIZE, {"operation": "lens_correction", **lens, "is_output": True})
     assert error.text.endswith(
-        "pipeline[1] (normalize): amd.rocal (version unknown) has no such operation; use the CPU engine"
+        "pipeline[1] (lens_correction): amd.rocal (version unknown) has no such operation; use the CPU engine"
     )
 
 
@@ -149,8 +180,8 @@ def test_rocal_is_compared_with_the_cpu_engine(
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
     monkeypatch.setattr(
         rocal,
-        "brightnessFixed",
-        lambda context, image, is_output, factor, *others: rocal.nop(context, image, is_output),
+        "brightness",
+        lambda context, image, is_output, *others: rocal.copy(context, image, is_output),
     )
     make_engine(setup_for(steps)).close()
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]

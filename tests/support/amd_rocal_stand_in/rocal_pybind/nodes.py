@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rocal_pybind import types
-from rocal_pybind.context import Context, RocalError, Tensor
+from rocal_pybind.context import GARBAGE, Context, RocalError, Tensor
 from rocserve.backends.rocal.image import Extent, Image, ResultExtent
 from rocserve.backends.rocal.operations import OPERATIONS
 from rocserve.backends.rocal.operations.base import PairOperation
@@ -74,7 +74,6 @@ def _add(
     layout: Any = None,
     datatype: Any = None,
     size: tuple[int, int] | None = None,
-    as_float: bool | None = None,
 ) -> Tensor:
     """A node that does what our operation `name` does. `size` is the largest result's height and width."""
     for source in sources:
@@ -91,14 +90,23 @@ def _add(
     except ValueError as error:
         raise RocalError(str(error)) from error
     height, width = size if size else _largest(operation, sources)
-    floats = datatype is types.FLOAT if as_float is None else as_float
+    floats = datatype is types.FLOAT
+    is_written = name in _WRITES_FLOATS if floats else name != "nop"
 
     def compute(images: list[Image]) -> Image:
         if isinstance(operation, PairOperation):
-            return operation.run_pair(images[0], images[1], floats)
-        return operation.run(images[0], floats)
+            result = operation.run_pair(images[0], images[1], floats)
+        else:
+            result = operation.run(images[0], floats)
+        if not is_written:
+            result.pixels[...] = GARBAGE
+        return result
 
     return Tensor(first.context, height, width, first.channels, layout, datatype, compute, sources)
+
+
+_WRITES_FLOATS = ("resize_mirror_normalize", "CropMirrorNormalize")
+"""The kernels from UINT8 to FP32 that RPP has. Others leave the tensor as it was, and say nothing."""
 
 
 def _largest(operation: Any, sources: tuple[Tensor, ...]) -> tuple[int, int]:
@@ -326,8 +334,9 @@ def brightness(context, source, is_output, factor, shift, layout, datatype):
 
 
 @native
-def brightnessFixed(context, source, is_output, factor, shift, layout, datatype):  # noqa: N802
-    _expect(float, factor, shift)
+def brightnessFixed(context, source, factor, shift, is_output, layout, datatype):  # noqa: N802
+    # pybind11 takes False for 0.0, and 0.0 for False.
+    factor, shift = float(factor), float(shift)
     values = {"brightness": factor, "brightness_shift": shift}
     return _add("brightness_fixed", values, (source,), layout, datatype)
 
@@ -387,8 +396,12 @@ class DistortionCoeffs:
 
 @native
 def lensCorrection(context, source, camera, distortion, is_output, layout, datatype):  # noqa: N802
-    _expect(CameraMatrix, camera)
-    _expect(DistortionCoeffs, distortion)
+    for kind, objects in ((CameraMatrix, camera), (DistortionCoeffs, distortion)):
+        _expect(list, objects)
+        _expect(kind, *objects)
+        if len(objects) != context.batch_size:
+            raise RocalError("User should pass camera matrix for all images in a batch")
+    camera, distortion = camera[0], distortion[0]
     values = {
         "camera_matrix": (camera.fx, camera.cx, camera.fy, camera.cy),
         "distortion_coeffs": (distortion.k1, distortion.k2, distortion.p1, distortion.p2, distortion.k3),
@@ -403,7 +416,17 @@ def fishEye(context, source, is_output, layout, datatype):  # noqa: N802
 
 @native
 def blur(context, source, is_output, layout, datatype):
-    return _add("blur", {}, (source,), layout, datatype)
+    node = _add("blur", {}, (source,), layout, datatype)
+    compute = node.compute
+
+    def moved(images: list[Image]) -> Image:
+        """RPP is handed the image 12 bytes late."""
+        result = compute(images)
+        result.pixels[...] = np.roll(result.pixels, -12 // source.channels, axis=1)
+        return result
+
+    node.compute = moved
+    return node
 
 
 @native

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import sys
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -14,6 +15,10 @@ from typing import Any
 from rocserve.core.errors import unavailable
 
 _DISTRIBUTION = "amd-rocal"
+
+_NATIVE = "rocal_pybind"
+
+_REMEDY = "Parameter 'engine' set to \"cpu\" does without rocAL"
 
 _NEEDED = (
     "createIntParameter",
@@ -52,20 +57,31 @@ def import_binding() -> Binding:
     """
     try:
         pipeline, functions, types, native = (
-            importlib.import_module(name)
-            for name in ("amd.rocal.pipeline", "amd.rocal.fn", "amd.rocal.types", "rocal_pybind")
+            importlib.import_module(name) for name in ("amd.rocal.pipeline", "amd.rocal.fn", "amd.rocal.types", _NATIVE)
         )
     except ModuleNotFoundError as error:
-        raise unavailable(
-            f"amd.rocal is not installed ({error}); install ROCm's rocAL with its Python module, or set parameter"
-            " 'engine' to \"cpu\""
-        ) from None
+        raise unavailable(_why_not_found(error)) from None
     except (ImportError, OSError) as error:
-        raise unavailable(f"amd.rocal is installed but cannot be loaded: {error}") from None
+        raise unavailable(
+            f"amd.rocal is installed but cannot be loaded: {error}; its libraries are found by LD_LIBRARY_PATH, which"
+            f" must name ROCm's, usually /opt/rocm/lib, when the server starts. {_REMEDY}"
+        ) from None
     missing = [name for name in _NEEDED if not hasattr(native, name)]
     if missing:
         raise unavailable(f"this amd.rocal has no {', '.join(missing)} in rocal_pybind; rocAL 2.3 has")
     return Binding(pipeline, functions, types, native, _version())
+
+
+def _why_not_found(error: ModuleNotFoundError) -> str:
+    if error.name == _NATIVE:
+        # It lies beside the package as one file for one version of Python.
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        return (
+            f"amd.rocal is installed, but not {_NATIVE} for Python {python}: it is built for one version of Python,"
+            " with which the server must run, and lies with ROCm's libraries, usually in /opt/rocm/lib, which PYTHONPATH"
+            f" must name. {_REMEDY}"
+        )
+    return f"amd.rocal is not installed ({error}); install ROCm's rocAL with its Python module. {_REMEDY}"
 
 
 def _version() -> str:

@@ -150,8 +150,6 @@ EXPRESSIONS: Mapping[str, Expression] = {
     CropFixed.name: Expression(_cutter(_crop_fixed_part), misfit=_misfit(_crop_fixed_part)),
     Crop.name: Expression(_cutter(_crop_part), misfit=_misfit(_crop_part)),
     Slice.name: Expression(_cutter(_slice_part), refusal=_slice_refusal, misfit=_slice_misfit),
-    RoiResize.name: Expression(
-        _roi_resize, gives_floats=True, gives_layouts=True, fills_result=True, misfit=_roi_resize_misfit
-    ),
+    RoiResize.name: Expression(_roi_resize, gives_layouts=True, fills_result=True, misfit=_roi_resize_misfit),
     CropMirrorNormalize.name: Expression(_crop_mirror_normalize, gives_floats=True, gives_layouts=True),
 }

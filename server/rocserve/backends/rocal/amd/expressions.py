@@ -6,22 +6,23 @@ is to be known. The others are in `resizing` and `cropping`.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rocserve.backends.rocal.amd import cropping, resizing
 from rocserve.backends.rocal.amd.binding import Binding
 from rocserve.backends.rocal.amd.node import Expression, Node, Tensor, needs_whole_source
 from rocserve.backends.rocal.image import ResultExtent
-from rocserve.backends.rocal.operations.arithmetic import Normalize
+from rocserve.backends.rocal.operations.arithmetic import Nop, Normalize
 from rocserve.backends.rocal.operations.base import PipelineOperation
 from rocserve.backends.rocal.operations.cropping import CropMirrorNormalizeOfFn, ResizeCropMirror
+from rocserve.backends.rocal.operations.filters import Blur
 from rocserve.backends.rocal.operations.geometry import Rotate, Transpose, WarpAffine
+from rocserve.backends.rocal.operations.lenses import LensCorrection
+from rocserve.backends.rocal.operations.levels import BrightnessFixed
 from rocserve.backends.rocal.operations.scaling import ScaledResize, ScaledResizeMirrorNormalize
-
-_PLANES = {0: 1, 1: 2, 2: 0}
-"""Height, width and channels among the axes of an image that stands as planes."""
 
 
 def expression_for(operation: PipelineOperation, source: ResultExtent, binding: Binding) -> Expression:
@@ -31,7 +32,9 @@ def expression_for(operation: PipelineOperation, source: ResultExtent, binding: 
         ValueError: this amd.rocal cannot do the operation; the text says why.
     """
     expression = _EXPRESSIONS.get(operation.name) or Expression(_by_name)
-    if expression.make in (_by_name, _transpose, _normalize):
+    if isinstance(operation, ScaledResize) and not _is_as_when_normalising(operation):
+        expression = dataclasses.replace(expression, gives_floats=False)
+    if operation.name not in _IN_OTHER_WORDS:
         _check_function(operation, binding)
     refusal = expression.refusal(operation, source)
     if refusal is not None:
@@ -79,16 +82,45 @@ def _transpose(node: Node, operation: Transpose, images: Sequence[Tensor]) -> Te
     return _call(node, operation.name, images, {"perm": planes if node.is_grey else list(operation.perm)})
 
 
-def _normalize(node: Node, operation: Normalize, images: Sequence[Tensor]) -> Tensor:
-    axes = sorted(_PLANES[axis] for axis in operation.axes) if node.is_grey else list(operation.axes)
-    arguments = {
-        "axes": axes,
-        "mean": list(operation.mean),
-        "stddev": list(operation.stddev),
-        "scale": operation.scale,
-        "shift": operation.shift,
-    }
-    return _call(node, operation.name, images, arguments)
+def _is_as_when_normalising(operation: ScaledResize) -> bool:
+    """Whether resize_mirror_normalize, which can write FP32, resizes in this way too."""
+    return operation.interpolation_type == "LINEAR" and operation.scaling_mode != "MIN_MAX"
+
+
+def _scaled_resize(node: Node, operation: ScaledResize, images: Sequence[Tensor]) -> Tensor:
+    if not node.is_float:
+        return _by_name(node, operation, images)
+    keys = [key for key in type(operation).keys if key != "interpolation_type"]
+    return resizing.unnormalised(node, images, {key: _value(node, key, getattr(operation, key)) for key in keys})
+
+
+def _brightness_fixed(node: Node, operation: BrightnessFixed, images: Sequence[Tensor]) -> Tensor:
+    # fn.brightness_fixed hands its arguments on in the wrong order, and the image comes out black.
+    return node.binding.functions.brightness(
+        images[0],
+        brightness=float(operation.brightness),
+        brightness_shift=float(operation.brightness_shift),
+        **node.output,
+    )
+
+
+def _lens_correction(node: Node, operation: LensCorrection, images: Sequence[Tensor]) -> Tensor:
+    # fn.lens_correction hands on one camera, where rocAL wants a list with one for each image.
+    native = node.binding.native
+    camera, distortion = native.CameraMatrix(), native.DistortionCoeffs()
+    camera.fx, camera.cx, camera.fy, camera.cy = operation.camera_matrix
+    distortion.k1, distortion.k2, distortion.p1, distortion.p2, distortion.k3 = operation.distortion_coeffs
+    cameras, distortions = [camera] * node.batch_size, [distortion] * node.batch_size
+    return native.lensCorrection(node.handle, images[0], cameras, distortions, False, node.layout, node.datatype)
+
+
+def _nop(node: Node, operation: Nop, images: Sequence[Tensor]) -> Tensor:
+    # fn.nop writes nothing at all.
+    return node.binding.functions.copy(images[0])
+
+
+def _refused(reason: str) -> Callable[[Any, ResultExtent], str]:
+    return lambda operation, source: reason
 
 
 def _affine_refusal(operation: Rotate | WarpAffine, source: ResultExtent) -> str | None:
@@ -98,18 +130,36 @@ def _affine_refusal(operation: Rotate | WarpAffine, source: ResultExtent) -> str
     return needs_whole_source(operation, source)
 
 
-_EXPRESSIONS: Mapping[str, Expression] = {
+_IN_OTHER_WORDS: Mapping[str, Expression] = {
     **resizing.EXPRESSIONS,
     **cropping.EXPRESSIONS,
-    ScaledResize.name: Expression(_by_name, gives_floats=True, gives_layouts=True, misfit=resizing.whole_misfit),
+    BrightnessFixed.name: Expression(_brightness_fixed),
+    Nop.name: Expression(_nop),
+    Blur.name: Expression(
+        _by_name,
+        refusal=_refused("rocAL moves the picture four pixels to the left and reads beside it; use the CPU engine"),
+    ),
+    Normalize.name: Expression(
+        _by_name,
+        refusal=_refused(
+            "rocAL writes no FP32 here, and UINT8 that runs over below 0; use crop_mirror_normalize or"
+            " resize_mirror_normalize with a mean and a std, or the CPU engine"
+        ),
+    ),
+}
+"""Operations that are not, or not only, the functions of `fn` with their names and keywords."""
+
+_EXPRESSIONS: Mapping[str, Expression] = {
+    **_IN_OTHER_WORDS,
+    LensCorrection.name: Expression(_lens_correction),
+    ScaledResize.name: Expression(_scaled_resize, gives_floats=True, gives_layouts=True, misfit=resizing.whole_misfit),
     ScaledResizeMirrorNormalize.name: Expression(
         _by_name, gives_floats=True, gives_layouts=True, only_planes=True, misfit=resizing.whole_misfit
     ),
     CropMirrorNormalizeOfFn.name: Expression(_by_name, gives_floats=True, gives_layouts=True),
     ResizeCropMirror.name: Expression(
-        _by_name, gives_floats=True, gives_layouts=True, fills_result=True, misfit=resizing.corner_misfit_of_fn
+        _by_name, gives_layouts=True, fills_result=True, misfit=resizing.corner_misfit_of_fn
     ),
-    Normalize.name: Expression(_normalize, gives_floats=True),
     Transpose.name: Expression(_transpose, fills_result=True, refusal=needs_whole_source),
     Rotate.name: Expression(_by_name, fills_result=True, refusal=_affine_refusal),
     WarpAffine.name: Expression(_by_name, fills_result=True, refusal=_affine_refusal),

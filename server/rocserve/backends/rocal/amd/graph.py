@@ -10,6 +10,7 @@ from rocserve.backends.rocal.amd.binding import Binding
 from rocserve.backends.rocal.amd.node import Node, Tensor
 from rocserve.backends.rocal.amd.plan import Flags, Plan, PlannedStep
 from rocserve.backends.rocal.decoding.options import ColorFormat
+from rocserve.backends.rocal.image import ResultExtent
 from rocserve.backends.rocal.pipeline import DECODED, Layout
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, unavailable
@@ -68,31 +69,37 @@ def build_graph(settings: GraphSettings, batch_size: int, flags: Flags) -> Graph
         )
     except Exception as error:
         device = "an AMD GPU" if settings.on_gpu else "the CPU"
-        raise unavailable(f"rocAL cannot make a pipeline on {device}: {error}") from error
+        raise unavailable(
+            f"rocAL cannot make a pipeline on {device}: {error}; it wrote the reason to the log. If it does not load"
+            " the extension vx_rpp, LD_LIBRARY_PATH must name ROCm's libraries, usually /opt/rocm/lib, when the server"
+            " starts"
+        ) from error
     handle = pipeline.get_handle()
     with pipeline:
-        outputs = _add_nodes(settings, handle, flags)
+        outputs = _add_nodes(settings, handle, batch_size, flags)
         pipeline.set_outputs(*outputs)
     _verify(binding, pipeline, handle)
     return Graph(pipeline, handle, batch_size)
 
 
-def _add_nodes(settings: GraphSettings, handle: Any, flags: Flags) -> list[Tensor]:
+def _add_nodes(settings: GraphSettings, handle: Any, batch_size: int, flags: Flags) -> list[Tensor]:
     """The tensors of the outputs that are images, in their order."""
     types = settings.binding.types
     images: dict[int, Tensor] = {DECODED: _add_source(settings, handle)}
     outputs: list[Tensor] = []
     for step in settings.plan.steps:
         sources = [images[source] for source in step.sources]
+
+        def node(layout: Any, datatype: Any, source: ResultExtent = step.source) -> Node:
+            return Node(settings.binding, handle, layout, datatype, source, settings.is_grey, batch_size)
+
         if step.is_read:
             # The next operation works on bytes, whatever is handed out here.
-            images[step.index] = _add(settings, handle, step, flags, sources, settings.source_layout, types.UINT8)
+            images[step.index] = _add(node(settings.source_layout, types.UINT8), step, flags, sources)
         if step.output is not None:
             layout, datatype = output_type(settings, step)
             shared = step.is_read and (layout, datatype) == (settings.source_layout, types.UINT8)
-            outputs.append(
-                images[step.index] if shared else _add(settings, handle, step, flags, sources, layout, datatype)
-            )
+            outputs.append(images[step.index] if shared else _add(node(layout, datatype), step, flags, sources))
     return outputs
 
 
@@ -124,22 +131,13 @@ def _add_source(settings: GraphSettings, handle: Any) -> Tensor:
     return _made(settings.binding, handle, tensor, "its source of images")
 
 
-def _add(
-    settings: GraphSettings,
-    handle: Any,
-    step: PlannedStep,
-    flags: Flags,
-    sources: Sequence[Tensor],
-    layout: Any,
-    datatype: Any,
-) -> Tensor:
+def _add(node: Node, step: PlannedStep, flags: Flags, sources: Sequence[Tensor]) -> Tensor:
     where = f"pipeline[{step.index}] ({step.operation.name})"
-    node = Node(settings.binding, handle, layout, datatype, step.source, settings.is_grey)
     try:
         tensor = step.expression.make(node, step.operation_for(flags), sources)
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise unavailable(f"rocAL (version {settings.binding.version}) refuses {where}: {error}") from error
-    return _made(settings.binding, handle, tensor, where)
+        raise unavailable(f"rocAL (version {node.binding.version}) refuses {where}: {error}") from error
+    return _made(node.binding, node.handle, tensor, where)
 
 
 def _made(binding: Binding, handle: Any, tensor: Tensor, what: str) -> Tensor:

@@ -27,10 +27,15 @@ class Node:
     """The (first) image that it reads, as far as its size is the same for all images."""
     is_grey: bool
     """Grey images stand in rocAL as planes, colour ones do not."""
+    batch_size: int
 
     @property
     def output(self) -> dict[str, Any]:
         return {"output_layout": self.layout, "output_dtype": self.datatype}
+
+    @property
+    def is_float(self) -> bool:
+        return bool(self.datatype == self.binding.types.FLOAT)
 
 
 def _never_refused(operation: Any, source: ResultExtent) -> str | None:
@@ -48,7 +53,8 @@ class Expression:
     make: Callable[[Node, Any, Sequence[Tensor]], Tensor]
     """Adds the node that makes an image of others."""
     gives_floats: bool = False
-    """Whether rocAL's FP32 holds more than whole levels of 0..255. Where not, UINT8 is asked for and converted."""
+    """Whether FP32 can be had. Where not, UINT8 is asked for and converted: RPP's kernels that write FP32 for UINT8 are
+    those that normalise; of all other operations rocAL leaves an FP32 tensor unwritten, and says nothing."""
     gives_layouts: bool = False
     """Whether rocAL can hand out channels first or last as asked for. Where not, it keeps the source's layout."""
     only_planes: bool = False

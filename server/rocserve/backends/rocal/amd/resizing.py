@@ -16,13 +16,22 @@ _FETCHED_COLUMNS = 8
 
 
 def _resize(node: Node, operation: Resize, images: Sequence[Tensor]) -> Tensor:
-    return node.binding.functions.resize(
-        images[0],
-        resize_width=operation.dest_width,
-        resize_height=operation.dest_height,
-        # What rocAL's C interface takes by default, and AMD Inference Server with it; fn's default keeps proportions.
-        scaling_mode=node.binding.types.SCALING_MODE_STRETCH,
-        **node.output,
+    # What rocAL's C interface takes by default, and AMD Inference Server with it; fn's default keeps proportions.
+    size = {
+        "resize_width": operation.dest_width,
+        "resize_height": operation.dest_height,
+        "scaling_mode": node.binding.types.SCALING_MODE_STRETCH,
+    }
+    if node.is_float:
+        return unnormalised(node, images, size)
+    return node.binding.functions.resize(images[0], **size, **node.output)
+
+
+def unnormalised(node: Node, images: Sequence[Tensor], size: Mapping[str, Any]) -> Tensor:
+    """Resizing to FP32, bilinear: fn.resize would leave the tensor unwritten."""
+    channels = 1 if node.is_grey else 3
+    return node.binding.functions.resize_mirror_normalize(
+        images[0], **size, mean=[0.0] * channels, std=[1.0] * channels, mirror=0, **node.output
     )
 
 
@@ -146,15 +155,12 @@ EXPRESSIONS: Mapping[str, Expression] = {
         refusal=_without_size,
         misfit=whole_misfit,
     ),
-    CropResizeFixed.name: Expression(
-        _crop_resize, gives_floats=True, gives_layouts=True, fills_result=True, misfit=_area_misfit
-    ),
+    CropResizeFixed.name: Expression(_crop_resize, gives_layouts=True, fills_result=True, misfit=_area_misfit),
     ResizeCropMirrorFixed.name: Expression(
-        _resize_crop_mirror, gives_floats=True, gives_layouts=True, fills_result=True, misfit=_corner_misfit
+        _resize_crop_mirror, gives_layouts=True, fills_result=True, misfit=_corner_misfit
     ),
     ResizeCrop.name: Expression(
         _resize_crop,
-        gives_floats=True,
         gives_layouts=True,
         fills_result=True,
         misfit=lambda operation, known, source: _area_misfit(_fixed(operation), known, source),

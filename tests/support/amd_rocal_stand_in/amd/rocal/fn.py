@@ -259,6 +259,7 @@ def brightness(*inputs, brightness=None, brightness_shift=None, device=None, out
 def brightness_fixed(
     *inputs, brightness=1.0, brightness_shift=0.0, device=None, output_layout=NHWC, output_dtype=UINT8
 ):
+    # rocAL's own slip: the native function takes is_output after the numbers.
     return b.brightnessFixed(_handle(), inputs[0], False, brightness, brightness_shift, output_layout, output_dtype)
 
 
@@ -338,6 +339,7 @@ def lens_correction(
         camera.fx, camera.cx, camera.fy, camera.cy = camera_matrix
     if isinstance(distortion_coeffs, list):
         distortion.k1, distortion.k2, distortion.p1, distortion.p2, distortion.k3 = distortion_coeffs
+    # rocAL's own slip: the native function takes lists, with one for each image of a batch.
     return b.lensCorrection(_handle(), inputs[0], camera, distortion, False, output_layout, output_dtype)
 
 
