@@ -78,8 +78,8 @@ def _why_not_found(error: ModuleNotFoundError) -> str:
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
         return (
             f"amd.rocal is installed, but not {_NATIVE} for Python {python}: it is built for one version of Python,"
-            " with which the server must run, and lies with ROCm's libraries, usually in /opt/rocm/lib, which PYTHONPATH"
-            f" must name. {_REMEDY}"
+            " with which the server must run, and lies with ROCm's libraries, usually in /opt/rocm/lib, that"
+            f" PYTHONPATH must name. {_REMEDY}"
         )
     return f"amd.rocal is not installed ({error}); install ROCm's rocAL with its Python module. {_REMEDY}"
 
