@@ -296,6 +296,10 @@ def test_damaged_files_by_the_hundred_harm_no_other_request(
     damage = random.random(300)
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(ask, range(300)))
+    # Requests travelled together, so that there were others to be harmed.
+    (statistics,) = server.client().get_inference_statistics("files", as_json=True)["model_stats"]
+    assert int(statistics["execution_count"]) < int(statistics["inference_count"])
+    assert any(int(one["batch_size"]) > 1 for one in statistics["batch_stats"])
     texts = [answer for _, answer in answers if isinstance(answer, str)]
     assert len(texts) > 100
     assert all(text.startswith("the image in input 'FILES' cannot be decoded: ") for text in texts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,7 +17,7 @@ from rocserve.backends.rocal.batch_engine import Arguments, EngineSetup
 from rocserve.backends.rocal.decoding.faults import ImageError
 from rocserve.backends.rocal.decoding.options import ColorFormat
 from rocserve.backends.rocal.decoding.source import SourceImage
-from rocserve.backends.rocal.engine import ArgumentError
+from rocserve.backends.rocal.engine import ArgumentError, PipelineEngine
 from rocserve.backends.rocal.image import PixelsError
 from rocserve.backends.rocal.interface import join
 from rocserve.backends.rocal.model import RocalModel
@@ -133,4 +134,25 @@ def test_instances_share_the_threads_and_nothing_else(model_source: SourceMaker)
     with ThreadPoolExecutor(4) as instances:
         for index, rows in enumerate(instances.map(run, range(40))):
             np.testing.assert_array_equal(rows, expected[index % 8])
+    model.close()
+
+
+def test_images_of_a_batch_are_worked_on_side_by_side(
+    model_source: SourceMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(model_source("pipeline.json", RESIZE, max_batch_size=8, parameters={"threads": "3"}))
+    images = [pictures.jpeg(40 + place, 30) for place in range(3)]
+    expected = np.asarray(model.execute(batch(images, [3])).outputs["image"])
+    # Nobody gets past it before three are there.
+    barrier = threading.Barrier(3, timeout=20)
+    run = PipelineEngine.run
+
+    def run_together(engine: PipelineEngine, *arguments: Any) -> list[np.ndarray[Any, Any]]:
+        barrier.wait()
+        return run(engine, *arguments)
+
+    monkeypatch.setattr(PipelineEngine, "run", run_together)
+    result = model.execute(batch(images, [3]))
+    assert not result.failures
+    np.testing.assert_array_equal(result.outputs["image"], expected)
     model.close()
