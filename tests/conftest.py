@@ -1,4 +1,4 @@
-"""What tests against a real server share, whether they ask it or hurt it."""
+"""What tests of several kinds share."""
 
 from __future__ import annotations
 
@@ -13,3 +13,13 @@ def repository(tmp_path: Path) -> Path:
     folder = tmp_path / "repository"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture(scope="session")
+def untrained_resnet50(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file that `rocserve get resnet50 --untrained` makes, made once: it takes seconds."""
+    from rocserve.tools.untrained import resnet50
+
+    file = tmp_path_factory.mktemp("resnet50") / "model.onnx"
+    file.write_bytes(resnet50.build().SerializeToString())
+    return file

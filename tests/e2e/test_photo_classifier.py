@@ -32,7 +32,7 @@ def photo(seed: int) -> bytes:
     return bytes(cv2.imencode(".jpg", levels)[1])
 
 
-def test_weights_come_while_the_server_runs(repository: Path, tmp_path: Path) -> None:
+def test_weights_come_while_the_server_runs(repository: Path, tmp_path: Path, untrained_resnet50: Path) -> None:
     with RocserveProcess([repository], log=tmp_path / "log") as server, Client(server.address) as client:
         client.wait_until_ready(timeout=30.0)
         rows = {entry.name: entry for entry in client.repository_index()}
@@ -42,6 +42,8 @@ def test_weights_come_while_the_server_runs(repository: Path, tmp_path: Path) ->
         assert "rocserve get resnet50" in rows["classify_image"].reason
 
         assert main(["get", "resnet50", "--untrained", f"--model-repository={repository}"]) == 0
+        built = (repository / "resnet50" / "1" / "model.onnx").read_bytes()
+        assert built == untrained_resnet50.read_bytes(), "the same seed gives the same bytes each time"
         client.wait_until_ready(60.0, "classify_image")
         images = np.array([[photo(1)], [photo(2)]], dtype=object)
         result = client.infer("classify_image", {"ENCODED": images})

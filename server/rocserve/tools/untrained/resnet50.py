@@ -24,7 +24,7 @@ _EXPANSION = 4
 _SCORES = Target.of(0.0, 2.0)
 """Scores so spread that the best of 1000 classes gets a probability one can see."""
 _SEED = 50
-_IMAGES = 16
+_IMAGES = 8
 
 
 def build() -> onnx.ModelProto:
