@@ -23,3 +23,13 @@ def untrained_resnet50(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("resnet50") / "model.onnx"
     file.write_bytes(resnet50.build().SerializeToString())
     return file
+
+
+@pytest.fixture(scope="session")
+def untrained_yolov4(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `untrained_resnet50`."""
+    from rocserve.tools.untrained import yolov4
+
+    file = tmp_path_factory.mktemp("yolov4") / "model.onnx"
+    file.write_bytes(yolov4.build().SerializeToString())
+    return file

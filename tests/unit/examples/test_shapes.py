@@ -68,3 +68,10 @@ def test_written_pictures_are_read_back(shapes, pictures, tmp_path):
 def test_the_pictures_in_the_tree_have_their_truth():
     truth = json.loads((SHAPES / "truth.json").read_text())
     assert sorted(truth) == sorted(path.name for path in SHAPES.glob("*.jpg"))
+
+
+def test_the_pictures_in_the_tree_can_be_drawn_anew(shapes):
+    """By the command in docs/detection.md. The bytes may differ: JPEG encoders do."""
+    assert shapes.read_truth(SHAPES) == {
+        f"{index:02}.jpg": picture.shapes for index, picture in enumerate(shapes.draw_pictures(161803, 10))
+    }

@@ -13,7 +13,6 @@ import onnx
 import onnxruntime
 import pytest
 
-from rocserve.tools.untrained import yolov4
 from rocserve.tools.untrained.images import photo_like_images
 from rocserve.tools.untrained.layers import SeededWeights
 from rocserve.tools.untrained.origin import is_untrained
@@ -45,10 +44,8 @@ def classifier(untrained_resnet50: Path) -> Built:
 
 
 @pytest.fixture(scope="module")
-def detector(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    file = tmp_path_factory.mktemp("yolov4") / "model.onnx"
-    file.write_bytes(yolov4.build().SerializeToString())
-    return opened(file)
+def detector(untrained_yolov4: Path) -> Built:
+    return opened(untrained_yolov4)
 
 
 def test_resnet50_has_the_published_tensors_and_size(classifier: Built) -> None:

@@ -1,0 +1,94 @@
+"""JPEG -> ResNet-50 -> labels and JPEG -> YOLOv4 -> boxes, whole, with untrained weights of the real size."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import onnxruntime
+import pytest
+from PIL import Image
+from support.server import RocserveProcess
+from support.slow_yolo import opencv_suppress, slow_decode
+
+from rocserve_client import Client
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "clients" / "examples"
+PHOTO = ROOT / "tests" / "data" / "shapes" / "02.jpg"
+GEOMETRIES = (
+    SimpleNamespace(stride=8, xy_scale=1.2, anchors=((12, 16), (19, 36), (40, 28))),
+    SimpleNamespace(stride=16, xy_scale=1.1, anchors=((36, 75), (76, 55), (72, 146))),
+    SimpleNamespace(stride=32, xy_scale=1.05, anchors=((142, 110), (192, 243), (459, 401))),
+)
+"""As published."""
+
+
+@pytest.fixture(scope="module")
+def server(
+    tmp_path_factory: pytest.TempPathFactory, untrained_resnet50: Path, untrained_yolov4: Path
+) -> Iterator[RocserveProcess]:
+    folder = tmp_path_factory.mktemp("vision")
+    for pattern in ("resnet50*", "classify_image", "yolov4*", "detect_objects"):
+        for model in (ROOT / "model_repository").glob(pattern):
+            fetched = shutil.ignore_patterns("1") if model.name in ("resnet50", "yolov4") else None
+            shutil.copytree(model, folder / "models" / model.name, ignore=fetched)
+    for name, file in (("resnet50", untrained_resnet50), ("yolov4", untrained_yolov4)):
+        (folder / "models" / name / "1").mkdir()
+        (folder / "models" / name / "1" / "model.onnx").hardlink_to(file)
+    with RocserveProcess([folder / "models"], log=folder / "server.log") as server:
+        server.wait_until_ready()
+        yield server
+
+
+def test_boxes_are_those_of_the_network_s_heads(server: RocserveProcess, untrained_yolov4: Path) -> None:
+    """Against Pillow's resize, ONNX Runtime itself, the published formulas written out, and OpenCV's suppression."""
+    with Image.open(PHOTO) as image:
+        width, height = image.size
+        pixels = np.asarray(image.convert("RGB").resize((416, 416), Image.Resampling.BILINEAR), dtype=np.float32) / 255
+    encoded = np.array([PHOTO.read_bytes()], dtype=object)
+    with Client(server.address) as client:
+        answer = client.infer("detect_objects", {"ENCODED": encoded})
+        prepared = client.infer("yolov4_preprocess", {"ENCODED": encoded[np.newaxis]})
+    assert np.abs(prepared["IMAGE"][0] - pixels).mean() < 0.01
+    np.testing.assert_array_equal(prepared["SIZE"], [[height, width]])
+
+    network = onnxruntime.InferenceSession(untrained_yolov4, providers=["CPUExecutionProvider"])
+    heads = network.run(None, {"input_1:0": prepared["IMAGE"]})
+    scale = np.array([width / 416, height / 416])
+    placed = []
+    for head, geometry in zip(heads, GEOMETRIES, strict=True):
+        for score, number, box in slow_decode(head[0], geometry, 0.25):
+            corners = (np.array(box).reshape(2, 2) * scale).clip(0, [width, height])
+            placed.append((score, number, tuple(corners.ravel())))
+    expected = opencv_suppress(placed, 0.213)[:100]
+    assert len(expected) > 3
+    np.testing.assert_allclose(answer["SCORES"], [score for score, _, _ in expected], rtol=1e-3)
+    np.testing.assert_allclose(answer["BOXES"], [box for _, _, box in expected], atol=0.5)
+    np.testing.assert_array_equal(answer["CLASSES"], [number for _, number, _ in expected])
+    names = (ROOT / "model_repository" / "yolov4_postprocess" / "labels.txt").read_text().splitlines()
+    assert len(names) == len(set(names)) == 80
+    assert [label.decode() for label in answer["LABELS"]] == [names[number] for _, number, _ in expected]
+
+
+@pytest.mark.parametrize("is_untrained", [True, False])
+def test_the_demo_shows_both_and_says_what_the_weights_are(
+    server: RocserveProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_untrained: bool
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import demo_vision
+    from rich.console import Console
+
+    out = io.StringIO()
+    photos = [PHOTO, PHOTO.with_name("03.jpg")]
+    assert demo_vision.show_vision(server.address, photos, is_untrained, tmp_path, Console(file=out, width=120))
+    text = out.getvalue()
+    assert ("the weights are untrained (seeded at random)" in text) == is_untrained
+    assert text.count(str(PHOTO.name)) == 2, "a row of its classes and one of its boxes"
+    assert "classify_image: " in text
+    with Image.open(tmp_path / "demo-vision.png") as sheet:
+        assert len(np.unique(np.asarray(sheet).reshape(-1, 3), axis=0)) > 1000, "pictures, not an empty sheet"
