@@ -20,6 +20,7 @@ SEEDS = {
     "progressive": pictures.jpeg(90, 70, progressive=True),
     "grey": pictures.jpeg(90, 70, mode="L"),
     "inks": pictures.ycck_jpeg(90, 70),
+    "restarts": pictures.jpeg(90, 70, restart_marker_rows=1),
     "turned": pictures.turned_jpeg(6, 90, 70),
     "png": pictures.saved(pictures.colours(90, 70), "PNG"),
     "palette": pictures.saved(pictures.colours(90, 70), "PNG", mode="P"),
