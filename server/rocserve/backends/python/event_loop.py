@@ -15,6 +15,7 @@ class EventLoop:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._closing = False
 
     def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Start the coroutine; the loop starts with the first."""
@@ -28,17 +29,27 @@ class EventLoop:
         """Stop the loop; what has not ended is cancelled."""
         if self._loop is None or self._thread is None:
             return
+        self._closing = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop = self._thread = None
 
-    @staticmethod
-    def _run(loop: asyncio.AbstractEventLoop) -> None:
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
-        loop.run_forever()
+        self._run_until_closed(loop)
         pending = asyncio.all_tasks(loop)
         for task in pending:
             task.cancel()
         loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
+
+    def _run_until_closed(self, loop: asyncio.AbstractEventLoop) -> None:
+        while True:
+            try:
+                loop.run_forever()
+                return
+            except (SystemExit, KeyboardInterrupt):
+                # asyncio lets these end the loop, too; only then would their coroutine's future hear of them.
+                if self._closing:
+                    return
