@@ -32,6 +32,11 @@ def _check_interpreter() -> None:
         )
 
 
+if __name__ == "__mp_main__":
+    # A child that a model has spawned by multiprocessing runs the parent's main file under this name. It needs rocserve
+    # for what the model's file imports.
+    _import_rocserve_from(Path(__file__).resolve().parent.parent)
+
 if __name__ == "__main__":
     here = Path(__file__).resolve().parent
     # Python puts a script's own folder first; its modules' names are no top-level names.

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from rocserve.backends.python.pb_utils import MODULE_NAME
+from rocserve.backends.python.pb_utils import MODULE_NAMES
+
+_FOR_CHILDREN = Path(__file__).with_name("spawned")
 
 
 class SourceLoader(importlib.machinery.SourceFileLoader):
@@ -28,15 +30,18 @@ def import_model(model_file: Path, model_folder: Path, utilities: ModuleType) ->
     """The module `<version>.<file's name>`, as Triton calls it; `utilities` is its `triton_python_backend_utils`.
 
     The version's folder and the model's are appended to sys.path, and the version's folder is a package, so that a
-    file beside model.py can be imported by its name or relatively. For a process that has one model.
+    file beside model.py can be imported by its name or relatively. Children that multiprocessing spawns inherit the
+    path and find their own `triton_python_backend_utils` there. For a process that has one model.
 
     Raises:
         Whatever the file raises.
     """
     version_folder = model_file.parent
-    sys.modules[MODULE_NAME] = utilities
+    sys.modules.update(dict.fromkeys(MODULE_NAMES, utilities))
+    # Triton has a model see no arguments; a model that parses a command line is not to find the worker's there.
+    sys.argv = [""]
     _import_afresh_from(model_folder)
-    for folder in (version_folder, model_folder):
+    for folder in (version_folder, model_folder, _FOR_CHILDREN):
         if str(folder) not in sys.path:
             sys.path.append(str(folder))
     package = ModuleType(version_folder.name)

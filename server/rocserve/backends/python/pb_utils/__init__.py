@@ -22,7 +22,8 @@ from rocserve.backends.python.pb_utils import (
 from rocserve.backends.python.pb_utils.calls import Caller, ResponseIterator
 from rocserve.backends.python.pb_utils.lookup import get_input_tensor_by_name, get_output_tensor_by_name
 
-MODULE_NAME = "triton_python_backend_utils"
+MODULE_NAMES = ("triton_python_backend_utils", "c_python_backend_utils")
+"""As models import it; the second is what the first is made of in Triton."""
 
 _SAME_FOR_ALL_MODELS = (
     tensor.Tensor,
@@ -67,7 +68,7 @@ _CONSTANTS = {
 
 def make_module(version_folder: Path, caller: Caller) -> ModuleType:
     """The module for one model: its requests go out through `caller`, its `get_model_dir` is `version_folder`."""
-    module = ModuleType(MODULE_NAME, __doc__)
+    module = ModuleType(MODULE_NAMES[0], __doc__)
     for entry in _SAME_FOR_ALL_MODELS:
         setattr(module, entry.__name__, entry)
     for name, value in _CONSTANTS.items():
