@@ -14,10 +14,14 @@ import signal
 
 
 def die_with_server(descriptor: int) -> int:
-    """`descriptor` is the pipe's reading end. The descriptor that is returned has to stay open."""
+    """End this process, or its process group where it leads one, with the server.
+
+    `descriptor` is the pipe's reading end. The descriptor that is returned has to stay open.
+    """
     # Owner and signal belong to an open file, which processes share; opening the pipe anew gives one of our own.
     own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
+    pid = os.getpid()
+    fcntl.fcntl(own, fcntl.F_SETOWN, -pid if os.getpgrp() == pid else pid)
     fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
     poll = select.poll()

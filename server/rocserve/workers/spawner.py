@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from rocserve.workers import main as worker
@@ -92,13 +93,16 @@ class Spawner:
         except BaseException as error:
             os.write(2, f"the worker could not be started: {error!r}\n".encode())
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            _flush_output()
             # Not sys.exit: what the zygote's modules have registered for its end is not the worker's.
             os._exit(status)
 
     def _leave(self) -> None:
-        """In a new child: let go of what is the zygote's."""
+        """In a new child: let go of what is the zygote's.
+
+        It leads a process group of its own, to which the processes belong that a model starts: they end with it.
+        """
+        os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.close(self._child_ended)
@@ -117,12 +121,14 @@ class Spawner:
     def _reap(self) -> None:
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if pid == 0:
+            if ended is None:
                 return
-            self._send(Exited(pid, status))
+            # Before the worker is reaped its number is surely its own.
+            _end_group(ended.si_pid)
+            self._send(Exited(*os.waitpid(ended.si_pid, 0)))
 
     def _send_spawned(self, spawn_id: int, pid: int) -> None:
         """Nobody but the zygote reaps the worker, so the pidfd is surely the worker's."""
@@ -137,6 +143,19 @@ class Spawner:
 
     def _send(self, message: ZygoteMessage) -> None:
         self._connection.send(encode_message(message))
+
+
+def _end_group(leader: int) -> None:
+    """End what a worker has started and left behind."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _flush_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        # A model may have closed or replaced them.
+        with suppress(Exception):
+            stream.flush()
 
 
 def _reseed() -> None:
