@@ -7,6 +7,7 @@ a model that sees each request for itself it is the other way round, see `reques
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import signal
@@ -24,6 +25,8 @@ from rocserve.workers.model_service import ModelService, TensorService
 from rocserve.workers.request_service import RequestService
 from rocserve.workers.wire import FRAME_LENGTH, decode_message, encode_frame
 
+_SERVER_LOG = "rocserve"
+"""The logger above all of the server's own."""
 _OOM_SCORE = 300
 """When memory is short, the kernel is to end a worker rather than the server (proc(5), oom_score_adj)."""
 
@@ -41,8 +44,7 @@ def run(title: str, lifeline: int, control: int, channels: Sequence[int]) -> int
     _become(title)
     kept = die_with_server(lifeline)
     _open_output()
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
-    logging.getLogger().handlers[0].setFormatter(_LinesWithLevels())
+    _open_log()
     log = logging.getLogger("rocserve.worker")
     try:
         return Worker(socket.socket(fileno=control), [socket.socket(fileno=channel) for channel in channels], log).run()
@@ -74,7 +76,8 @@ class Worker:
         if not isinstance(load, Load):
             raise ValueError(f"expected Load, got {type(load).__name__}")
         if load.verbose:
-            logging.getLogger().setLevel(logging.DEBUG)
+            for name in ("", _SERVER_LOG):
+                logging.getLogger(name).setLevel(logging.DEBUG)
         started = time.monotonic_ns()
         service: ModelService
         try:
@@ -98,9 +101,13 @@ class Worker:
         return 0
 
     def _fail(self, action: str, error: BaseException) -> int:
-        self._log.error("the model failed to %s", action, exc_info=error)
-        code = error.code if isinstance(error, ServeError) else StatusCode.INTERNAL
-        self._send(LoadFailed(int(code), error.text if isinstance(error, ServeError) else error_text(error)))
+        if isinstance(error, ServeError):
+            # Its text is the reason. Where an exception of the engine's or the model's led to it, that has the places.
+            self._log.error("the model failed to %s: %s", action, error.text, exc_info=error.__cause__)
+            self._send(LoadFailed(int(error.code), error.text))
+        else:
+            self._log.error("the model failed to %s", action, exc_info=error)
+            self._send(LoadFailed(int(StatusCode.INTERNAL), error_text(error)))
         return 1
 
     def _send(self, message: ControlMessage) -> None:
@@ -133,6 +140,24 @@ def _write(path: str, text: str) -> None:
         Path(path).write_text(text)
     except OSError:
         pass  # Neither the name nor the score is needed to serve.
+
+
+def _open_log() -> None:
+    """Lines with levels, by which the server's log sorts them.
+
+    The server's own lines go by a stream, a handler and a level of their own: models close the standard streams and
+    configure logging for themselves. There, too, Python tells the line of a crash (a signal such as SIGSEGV).
+    """
+    stream = os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
+    faulthandler.enable(stream, all_threads=False)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
+    logging.getLogger().handlers[0].setFormatter(_LinesWithLevels())
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(_LinesWithLevels())
+    log = logging.getLogger(_SERVER_LOG)
+    log.handlers = [handler]
+    log.propagate = False
+    log.setLevel(logging.INFO)
 
 
 def _open_output() -> None:

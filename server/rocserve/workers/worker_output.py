@@ -19,6 +19,8 @@ _PAUSE_SECONDS = 0.02
 _LINES_A_SECOND = 100
 _BURST_LINES = 500
 
+_CRASH = b"Fatal Python error: "
+
 _LEVELS = {name: getattr(logging, name) for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
 """By the words that `main.py` writes."""
 
@@ -41,11 +43,15 @@ class WorkerOutput:
         self._allowance_at = time.monotonic()
         self._dropped = 0
         self._last = b""
+        self._crashed = False
         self._watch(True)
 
     @property
     def last_line(self) -> str:
-        """The last line that was not empty; tells why, when a worker ends without another word."""
+        """The last line that was not empty; tells why, when a worker ends without another word.
+
+        What Python writes about a crash comes after it and does not count.
+        """
         return _split_level(_printable(self._last))[1]
 
     def close(self) -> None:
@@ -104,7 +110,9 @@ class WorkerOutput:
     def _take_line(self, line: bytes) -> None:
         if not line.strip():
             return
-        self._last = line
+        self._crashed = self._crashed or line.startswith(_CRASH)
+        if not self._crashed:
+            self._last = line
         if not self._may_log():
             self._dropped += 1
             return

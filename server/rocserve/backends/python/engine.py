@@ -10,6 +10,7 @@ from rocserve.backends.python.model import ModelPlace, PythonModel
 from rocserve.backends.python.model_module import import_model
 from rocserve.backends.python.pb_utils import make_module
 from rocserve.backends.python.pb_utils.calls import Caller
+from rocserve.backends.python.server_log import keep_server_log
 from rocserve.backends.request_model import RequestModel, RequestModelSource
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InstanceKind
@@ -28,7 +29,10 @@ def load(model: RequestModelSource) -> RequestModel:
     caller = Caller(model.calls)
     utilities = make_module(source.version_folder, caller)
     try:
-        module = import_model(source.model_file, source.model_folder, utilities)
+        try:
+            module = import_model(source.model_file, source.model_folder, utilities)
+        finally:
+            keep_server_log()
         model_class: type[Any] | None = getattr(module, _CLASS_NAME, None)
         if model_class is None:
             raise invalid_argument(f"{source.model_file.name} of model '{source.name}' defines no class {_CLASS_NAME}")

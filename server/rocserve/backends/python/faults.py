@@ -12,7 +12,10 @@ def exception_text(error: BaseException) -> str:
     """As Python's last line of a traceback: the type and what it says."""
     if isinstance(error, ServeError):
         return error.text
-    text = str(error).strip()
+    try:
+        text = str(error).strip()
+    except Exception:
+        text = "<exception str() failed>"  # Python's words in a traceback.
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

@@ -19,6 +19,7 @@ from rocserve.backends.python.pb_utils.errors import TritonModelException
 from rocserve.backends.python.pb_utils.request import InferenceRequest, received_request
 from rocserve.backends.python.pb_utils.response import InferenceResponse
 from rocserve.backends.python.pb_utils.response_sender import RequestAnswers
+from rocserve.backends.python.server_log import keep_server_log
 from rocserve.backends.request_model import Answer, ModelRequest
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import ModelConfig
@@ -37,6 +38,10 @@ class ModelPlace:
     instance_name: str
     instance_kind: str
     """CPU, GPU or MODEL."""
+
+
+class _WrongAnswer(Exception):
+    """What `execute` returned may not be; the text alone goes to the client, as in Triton."""
 
 
 class PythonModel:
@@ -81,6 +86,8 @@ class PythonModel:
                 self._model.initialize(self._arguments(config_json))
         except BaseException as error:
             raise internal(fault_text(error, self._place.folder)) from error
+        finally:
+            keep_server_log()
         self._caller.is_open = True
 
     def execute(self, requests: Sequence[ModelRequest]) -> Sequence[Answer | None]:
@@ -146,23 +153,26 @@ class PythonModel:
     def _results(self, returned: Any, answers: Sequence[RequestAnswers]) -> list[Answer | None]:
         """
         Raises:
-            TritonModelException: in Triton's words.
+            _WrongAnswer: in Triton's words.
         """
         if returned is None:
             return [None] * len(answers)
         if self._decoupled:
-            raise TritonModelException(
-                f"Python model '{self._place.instance_name}' is using the decoupled mode and the execute function must"
-                " return None."
-            )
+            raise self._decoupled_fault()
         if not isinstance(returned, list):
-            raise TritonModelException(f"Expected a list in the execute return, found type '{type(returned)}'.")
+            raise _WrongAnswer(f"Expected a list in the execute return, found type '{type(returned)}'.")
         if len(returned) != len(answers):
-            raise TritonModelException(
+            raise _WrongAnswer(
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects."
                 f" InferenceRequest(s) size is:{len(answers)}, and InferenceResponse(s) size is:{len(returned)}"
             )
         return [_result(response, each) for response, each in zip(returned, answers, strict=True)]
+
+    def _decoupled_fault(self) -> _WrongAnswer:
+        return _WrongAnswer(
+            f"Python model '{self._place.instance_name}' is using the decoupled mode and the execute function must"
+            " return None."
+        )
 
     def _background_ended(self, answers: Sequence[RequestAnswers], ended: Future[Any]) -> None:
         """A decoupled model's coroutine has ended; when by an exception, nobody else will end its requests."""
@@ -171,10 +181,7 @@ class PythonModel:
         else:
             fault = ended.exception()
             if fault is None and ended.result() is not None:
-                fault = TritonModelException(
-                    f"Python model '{self._place.instance_name}' is using the decoupled mode and the execute function"
-                    " must return None."
-                )
+                fault = self._decoupled_fault()
         if fault is not None:
             error = self._execute_fault(fault)
             for each in answers:
@@ -183,7 +190,7 @@ class PythonModel:
     def _execute_fault(self, error: BaseException) -> ServeError:
         name = self._place.instance_name
         _LOG.error("model '%s' failed to process its request(s)", name, exc_info=error)
-        text = str(error) if isinstance(error, TritonModelException) else exception_text(error)
+        text = str(error) if isinstance(error, _WrongAnswer) else exception_text(error)
         return internal(f"Failed to process the request(s) for model '{name}', message: {text}")
 
 
@@ -191,8 +198,11 @@ def _result(response: Any, answers: RequestAnswers) -> Answer | None:
     if response is None:
         return None
     if not isinstance(response, InferenceResponse):
-        raise TritonModelException(
+        raise _WrongAnswer(
             "Expected an 'InferenceResponse' object in the execute function return list, found type"
             f" '{type(response)}'."
         )
-    return answers.returned(response)
+    try:
+        return answers.returned(response)
+    except TritonModelException as error:
+        raise _WrongAnswer(str(error)) from None
