@@ -12,8 +12,8 @@ class TritonModelException(Exception):
     """What the interface raises when it is used wrongly; models raise it too."""
 
 
-class ErrorCode(enum.IntEnum):
-    """Triton's error codes, by its numbers (TRITONSERVER_Error_Code)."""
+class ErrorCode(int, enum.Enum):
+    """Triton's error codes, by its numbers (TRITONSERVER_Error_Code). No IntEnum: in a text they are to be names."""
 
     UNKNOWN = 0
     INTERNAL = 1

@@ -45,6 +45,8 @@ class InferenceRequest:
         """`timeout` in microseconds. `preferred_memory` is taken and has no effect: tensors are on the CPU."""
         if inputs is None or requested_output_names is None or model_name is None:
             raise TypeError("InferenceRequest needs inputs, requested_output_names and model_name")
+        if isinstance(requested_output_names, str | bytes):
+            raise TypeError(f"requested_output_names must be a list of names, got {requested_output_names!r}")
         if not isinstance(correlation_id, int | str):
             raise TritonModelException("Correlation ID must be integer or string")
         request_id = as_text(request_id, "request_id")

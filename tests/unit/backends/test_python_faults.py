@@ -1,0 +1,127 @@
+"""What a client and the log are told when a model's code goes wrong, and what models import under odd names."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.python_models import outputs, request, serving_source
+
+from rocserve.backends.python import model_module
+from rocserve.core.errors import ServeError, StatusCode
+
+CONFIG = """
+backend: "python"
+input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] } ]
+"""
+HEAD = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class Shy(Exception):
+    def __str__(self):
+        raise RuntimeError("not even this")
+
+
+def answer(request):
+    return pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.zeros(1, np.float32))])
+
+
+class TritonPythonModel:
+"""
+X = np.array([1, 2], np.float32)
+
+
+def told(folder: Path, body: str, *, coroutine: bool = False) -> str:
+    """What a client hears when `execute` has this body."""
+    source = f"{HEAD}    {'async ' if coroutine else ''}def execute(self, requests):\n        {body}\n"
+    with serving_source(folder / "m", source, CONFIG) as model, pytest.raises(ServeError) as fault:
+        model.execute([request(X=X)])
+    assert fault.value.code is StatusCode.INTERNAL
+    head, _, text = fault.value.text.partition(", message: ")
+    assert head == "Failed to process the request(s) for model 'm_0_0'"
+    return text
+
+
+@pytest.mark.parametrize("coroutine", [False, True])
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("raise ValueError('three\\nlines')", "ValueError: three\nlines"),
+        ("raise MemoryError", "MemoryError"),
+        ("raise Shy", "Shy: <exception str() failed>"),
+        ("raise pb_utils.TritonModelException('mine')", "TritonModelException: mine"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("return answer(requests[0])", "Expected a list in the execute return, found type"),
+        (
+            "sender = requests[0].get_response_sender(); sender.send(answer(requests[0]), 1); return [answer(None)]",
+            "Unable to send response. Non-decoupled model cannot send more than one response.",
+        ),
+    ],
+)
+def test_what_a_client_is_told(tmp_path: Path, body: str, text: str, coroutine: bool) -> None:
+    assert told(tmp_path, body, coroutine=coroutine).startswith(text)
+
+
+def test_codes_are_names_in_a_text(tmp_path: Path) -> None:
+    body = "raise ValueError(f'{pb_utils.TritonError.NOT_FOUND} is {int(pb_utils.TritonError.NOT_FOUND)}')"
+    assert told(tmp_path, body) == "ValueError: ErrorCode.NOT_FOUND is 2"
+
+
+def test_a_name_is_no_list_of_names(tmp_path: Path) -> None:
+    body = "pb_utils.InferenceRequest(model_name='m', requested_output_names='OUT', inputs=[])"
+    assert told(tmp_path, body) == "TypeError: requested_output_names must be a list of names, got 'OUT'"
+
+
+def test_what_the_module_is_made_of_in_triton_can_be_imported_too(tmp_path: Path) -> None:
+    source = f"import c_python_backend_utils\n{HEAD}"
+    source += "    def execute(self, requests):\n"
+    source += "        assert c_python_backend_utils.Tensor is pb_utils.Tensor\n"
+    source += "        return [answer(request) for request in requests]\n"
+    with serving_source(tmp_path / "m", source, CONFIG) as model:
+        (given,) = model.execute([request(X=X)])
+    assert outputs(given)["Y"].tolist() == [0]
+
+
+def test_a_model_that_switches_loggers_off_is_still_heard(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = f"import logging.config\n{HEAD}"
+    source += "    def initialize(self, args):\n"
+    source += "        logging.config.dictConfig({'version': 1, 'incremental': False, 'handlers': {}})\n"
+    source += "    def execute(self, requests):\n"
+    source += "        pb_utils.Logger.log_warn('a word')\n"
+    source += "        raise ValueError('a fault')\n"
+    with serving_source(tmp_path / "m", source, CONFIG) as model, pytest.raises(ServeError):
+        model.execute([request(X=X)])
+    assert "a word" in caplog.text
+    assert "ValueError: a fault" in caplog.text
+
+
+def test_what_a_spawned_child_finds() -> None:
+    """A child gets the model's sys.path from multiprocessing and imports model.py from it."""
+    program = """
+import numpy as np, triton_python_backend_utils as pb_utils
+tensor = pb_utils.Tensor("X", np.zeros(2))
+call = pb_utils.InferenceRequest(model_name="m", requested_output_names=["Y"], inputs=[tensor])
+for forbidden in (call.exec, lambda: pb_utils.get_model_dir()):
+    try:
+        forbidden()
+    except (pb_utils.TritonModelException, AttributeError) as error:
+        print(error)
+"""
+    folder = Path(model_module.__file__).with_name("spawned")
+    said = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.append({str(folder)!r})\n{program}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert said == [
+        "BLS is only supported during the 'execute' function.",
+        "module 'triton_python_backend_utils' has no attribute 'get_model_dir'",
+    ]
