@@ -1,0 +1,229 @@
+"""What models found in the wild do to the process they run in: all of it works, or hurts nobody but themselves."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from types import MappingProxyType
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as triton
+from support.python_models import write_model
+from support.server import RocserveProcess, wait_until
+from tritonclient.utils import InferenceServerException
+
+CONFIG = """
+backend: "python"
+input { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }
+output { name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }
+"""
+HEAD = """
+import os
+import sys
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+def answers(requests, out):
+    tensor = pb_utils.Tensor("OUT", np.array(out, np.int32))
+    return [pb_utils.InferenceResponse([tensor]) for _ in requests]
+
+
+def asked(requests):
+    return pb_utils.get_input_tensor_by_name(requests[0], "IN").as_numpy().tolist()
+
+"""
+MODELS = MappingProxyType(
+    {
+        # A fresh interpreter for each child, as GPU libraries want it, with a function that model.py defines.
+        "spawning": """
+import multiprocessing
+
+
+def square(number):
+    return number * number
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            return answers(requests, pool.map_async(square, asked(requests)).get(20))
+""",
+        "forking": """
+import multiprocessing
+
+
+def square(number):
+    return number * number
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.pool = multiprocessing.Pool(2)
+
+    def execute(self, requests):
+        return answers(requests, self.pool.map(square, asked(requests)))
+""",
+        "parsing": """
+import argparse
+
+PARSER = argparse.ArgumentParser()
+PARSER.add_argument("--scale", type=int, default=3)
+OPTIONS = PARSER.parse_args()
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return answers(requests, [OPTIONS.scale * number for number in asked(requests)])
+""",
+        "logging": """
+import logging.config
+
+HANDLERS = {"own": {"class": "logging.FileHandler", "filename": os.devnull}}
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        logging.config.dictConfig({"version": 1, "handlers": HANDLERS, "root": {"handlers": ["own"]}})
+
+    def execute(self, requests):
+        pb_utils.Logger.log_warn("a word of its own")
+        raise ValueError("told behind its own log's back")
+""",
+        "muting": """
+class TritonPythonModel:
+    def execute(self, requests):
+        sys.stdout.close()
+        sys.stderr.close()
+        os.close(1)
+        raise ValueError("told without standard streams")
+""",
+        "crashing": """
+import ctypes
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        ctypes.string_at(0)  # The line of the crash.
+""",
+        "parent": """
+import subprocess
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.child = subprocess.Popen(["sleep", "600"])
+
+    def execute(self, requests):
+        return answers(requests, [self.child.pid])
+""",
+        "steady": """
+from helper import FACTOR
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return answers(requests, [FACTOR * number for number in asked(requests)])
+""",
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    folder = tmp_path_factory.mktemp("processes")
+    for name, source in MODELS.items():
+        write_model(folder / "repository" / name, HEAD + source, CONFIG)
+    (folder / "repository" / "steady" / "1" / "helper.py").write_text("FACTOR = 10\n")
+    with RocserveProcess([folder / "repository"], log=folder / "server.log") as running:
+        running.wait_until_ready()
+        yield running
+
+
+def infer(server: RocserveProcess, model: str, *numbers: int) -> list[int]:
+    entry = triton.InferInput("IN", [len(numbers)], "INT32")
+    entry.set_data_from_numpy(np.array(numbers, np.int32))
+    answer: list[int] = server.client().infer(model, [entry]).as_numpy("OUT").tolist()
+    return answer
+
+
+def fault(server: RocserveProcess, model: str) -> tuple[str, str]:
+    with pytest.raises(InferenceServerException) as raised:
+        infer(server, model, 1)
+    return raised.value.status(), raised.value.message()
+
+
+@pytest.mark.parametrize("model", ["forking", "spawning"])
+def test_processes_that_a_model_starts(server, model):
+    assert infer(server, model, 2, 3) == [4, 9]
+
+
+def test_a_model_that_parses_a_command_line(server):
+    assert infer(server, "parsing", 2) == [6]
+
+
+def test_a_model_that_configures_logging_keeps_the_servers_log(server):
+    for _ in range(2):
+        status, text = fault(server, "logging")
+        assert (status, "message: ValueError: told behind its own log's back" in text) == ("StatusCode.INTERNAL", True)
+    wait_until(lambda: 'raise ValueError("told behind' in server.log_text, what="the traceback in the log")
+    assert "logging:1: a word of its own" in server.log_text
+
+
+def test_a_model_without_standard_streams_goes_on(server):
+    pids = {worker.pid for worker in server.workers()}
+    assert "message: ValueError: told without standard streams" in fault(server, "muting")[1]
+    # The streams are gone by now, and the process is the same.
+    assert "Failed to process the request(s) for model 'muting_0'" in fault(server, "muting")[1]
+    assert {worker.pid for worker in server.workers()} == pids
+    wait_until(lambda: 'raise ValueError("told without' in server.log_text, what="the traceback in the log")
+
+
+def test_the_log_has_the_line_of_a_crash(server):
+    line = (HEAD + MODELS["crashing"]).splitlines().index("        ctypes.string_at(0)  # The line of the crash.") + 1
+    assert fault(server, "crashing")[0] == "StatusCode.UNAVAILABLE"
+    assert infer(server, "steady", 1) == [10]
+    wait_until(lambda: f'1/model.py", line {line} in execute' in server.log_text, what="the line in the log")
+
+
+def test_processes_that_a_model_leaves_behind_end_with_it(serve, tmp_path):
+    repository = tmp_path / "repository"
+    write_model(repository / "parent", HEAD + MODELS["parent"], CONFIG)
+    server = serve(repository, flags=("--model-control-mode=poll",))
+    server.wait_until_ready()
+    (child,) = infer(server, "parent", 0)
+    assert psutil.pid_exists(child)
+    shutil.rmtree(repository / "parent")
+    wait_until(lambda: has_ended(child), what="the end of the unloaded model's child")
+    write_model(repository / "parent", HEAD + MODELS["parent"], CONFIG)
+    wait_until(lambda: server.client().is_model_ready("parent"), what="the model's return")
+    (child,) = infer(server, "parent", 0)
+    server.kill()
+    wait_until(lambda: has_ended(child), what="the end of the killed server's model's child")
+
+
+def has_ended(pid: int) -> bool:
+    """Whether it is gone, or is a zombie that nobody has waited for."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_modules_of_one_name_and_a_change_of_one_of_them(serve, tmp_path):
+    repository = tmp_path / "repository"
+    for name, factor in (("first", 2), ("second", 3)):
+        write_model(repository / name, HEAD + MODELS["steady"], CONFIG)
+        (repository / name / "1" / "helper.py").write_text(f"FACTOR = {factor}\n")
+    server = serve(repository, flags=("--model-control-mode=poll",))
+    server.wait_until_ready()
+    assert (infer(server, "first", 1), infer(server, "second", 1)) == ([2], [3])
+    helper = repository / "second" / "1" / "helper.py"
+    # Moved into place, of the same size: nothing but the file itself tells of the change.
+    helper.with_suffix(".tmp").write_text("FACTOR = 5\n")
+    helper.with_suffix(".tmp").replace(helper)
+    wait_until(lambda: infer(server, "second", 1) == [5], what="the changed module")
+    assert infer(server, "first", 1) == [2]
