@@ -198,6 +198,29 @@ def test_the_output_follows_the_declared_one(
     np.testing.assert_allclose(array[:, :-1, :-1], plain[:, :-1, :-1], atol=tolerance)
 
 
+def test_a_layout_that_the_dims_leave_open_is_nhwc_unless_the_pipeline_says_otherwise(
+    model_source: SourceMaker, jpeg: JpegMaker
+) -> None:
+    encoded = bytes_batch([jpeg(300, 200)], [1])
+    declared = {"inputs": [ENCODED], "outputs": [OutputConfig("IMAGE", DataType.UINT8, (3, 5, 3))], "max_batch_size": 8}
+    low = {**RESIZE["pipeline"][0], "dest_width": 5, "dest_height": 3}
+    narrow = {**RESIZE["pipeline"][0], "dest_width": 3, "dest_height": 5}
+    plain = output(load(model_source("pipeline.json", {"pipeline": [low]})), encoded_as(encoded, "encoded"), "image")
+    given = output(load(model_source("pipeline.json", {"pipeline": [low]}, **declared)), encoded)
+    np.testing.assert_array_equal(given, plain)
+    plain = output(load(model_source("pipeline.json", {"pipeline": [narrow]})), encoded_as(encoded, "encoded"), "image")
+    given = output(
+        load(model_source("pipeline.json", {"pipeline": [{**narrow, "layout": "NCHW"}]}, **declared)), encoded
+    )
+    np.testing.assert_array_equal(given, plain.transpose(0, 3, 1, 2))
+
+
+def encoded_as(batch: Batch, name: str) -> Batch:
+    """The same images for the names of a model that is not configured."""
+    (tensor,) = batch.inputs.values()
+    return Batch({name: Tensor(name, tensor.datatype, tensor.shape, tensor.data)}, ("image",), batch.request_sizes)
+
+
 def test_only_wanted_outputs_are_given(model_source: SourceMaker, jpeg: JpegMaker) -> None:
     step = RESIZE["pipeline"][0]
     outputs = [IMAGE, OutputConfig("SMALL", DataType.FP32, (4, 4, 3))]
@@ -259,6 +282,11 @@ def test_color_format(model_source: SourceMaker, jpeg: JpegMaker) -> None:
             RESIZE,
             {"outputs": [OutputConfig("IMAGE", DataType.UINT8, (16, 8, 3))]},
             r"output 'IMAGE' is configured with dims \[16, 8, 3\], but the pipeline gives \[8, 16, 3\]",
+        ),
+        (
+            {"pipeline": [{**RESIZE["pipeline"][0], "layout": "NCHW"}]},
+            {"outputs": [IMAGE]},
+            r"configured with dims \[8, 16, 3\], but the pipeline gives \[3, 8, 16\]",
         ),
         (RESIZE, {"outputs": [OutputConfig("IMAGE", DataType.INT32, (8, 16, 3))]}, "must be TYPE_UINT8, TYPE_FP32"),
         (RESIZE, {"outputs": [OutputConfig("IMAGE", DataType.UINT8, (16, 8))]}, "must have the three dims of an image"),

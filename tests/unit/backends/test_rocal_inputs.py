@@ -102,7 +102,8 @@ def test_a_flag_for_each_image(model_source: SourceMaker, datatype: DataType, sh
     model = load(model_source("pipeline.json", {"pipeline": [MIRROR]}, inputs=[flip, ENCODED], max_batch_size=8))
     model.warm_up([])
     images = encoded(*[pictures.jpeg(60, 40 + index) for index in range(3)])
-    flags = np.array([1, 0, 1]).astype(datatype.numpy_dtype).reshape(shape)
+    # All but 0 is true.
+    flags = np.array([7, 0, 200]).astype(datatype.numpy_dtype).reshape(shape)
     (rows,) = run(model, [tensor_from_numpy("FLIP", flags), images], (1, 2))
     (plain,) = run(model, [tensor_from_numpy("FLIP", np.zeros_like(flags)), images], (1, 2))
     for row, flag in enumerate((True, False, True)):

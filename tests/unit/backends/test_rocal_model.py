@@ -156,3 +156,26 @@ def test_images_of_a_batch_are_worked_on_side_by_side(
     assert not result.failures
     np.testing.assert_array_equal(result.outputs["image"], expected)
     model.close()
+
+
+@pytest.mark.parametrize("threads", ["1", "3"])
+@pytest.mark.parametrize("fault", [RuntimeError("a kernel failed"), MemoryError("no memory"), KeyError("x")])
+def test_what_nobody_foresaw_fails_one_image_too(
+    model_source: SourceMaker, monkeypatch: pytest.MonkeyPatch, threads: str, fault: Exception
+) -> None:
+    model = load(model_source("pipeline.json", RESIZE, max_batch_size=8, parameters={"threads": threads}))
+    images = [pictures.jpeg(40 + place, 30) for place in range(4)]
+    expected = np.asarray(model.execute(batch(images, [4])).outputs["image"])
+    run = PipelineEngine.run
+
+    def run_or_fail(engine: PipelineEngine, encoded: Any, *arguments: Any) -> list[np.ndarray[Any, Any]]:
+        if bytes(encoded) == images[2]:
+            raise fault
+        return run(engine, encoded, *arguments)
+
+    monkeypatch.setattr(PipelineEngine, "run", run_or_fail)
+    result = model.execute(batch(images, [1, 1, 1, 1]))
+    assert list(result.failures) == [2]
+    assert result.failures[2].code is StatusCode.INTERNAL
+    np.testing.assert_array_equal(np.delete(result.outputs["image"], 2, axis=0), np.delete(expected, 2, axis=0))
+    model.close()
