@@ -47,6 +47,9 @@ class Timers(Protocol):
     def call_at(self, when: float, callback: Callable[[], None]) -> TimerHandle:
         """`when` is time.monotonic() seconds."""
 
+    def call_about(self, when: float, callback: Callable[[], None]) -> TimerHandle:
+        """The same where some milliseconds more do not matter."""
+
 
 class ModelScheduler:
     """Callable from any thread; one lock guards the queue and the instances' state, and is never held over I/O."""
@@ -294,7 +297,7 @@ class ModelScheduler:
         """Under the lock: see to it that the clients of requests that wait long are asked after."""
         if self._queue and not self._watching:
             self._watching = True
-            self._timers.call_at(time.monotonic() + _CANCELLATION_LOOK_SECONDS, self._watch_waiting)
+            self._timers.call_about(time.monotonic() + _CANCELLATION_LOOK_SECONDS, self._watch_waiting)
 
     def _arm_expiry(self, when: float) -> None:
         if self._expiry_timer is not None:
@@ -345,6 +348,6 @@ class ModelScheduler:
                 entry.watched = True
             self._watching = bool(self._queue)
             if self._watching:
-                self._timers.call_at(time.monotonic() + _CANCELLATION_LOOK_SECONDS, self._watch_waiting)
+                self._timers.call_about(time.monotonic() + _CANCELLATION_LOOK_SECONDS, self._watch_waiting)
         for entry in unwatched:
             entry.responder.watch_cancellation(functools.partial(self._cancel, entry))

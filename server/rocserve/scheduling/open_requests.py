@@ -40,7 +40,7 @@ class RequestOutcome(Outcome, Protocol):
 class Clock(Protocol):
     """Calls back on the completion thread."""
 
-    def call_at(self, when: float, callback: Callable[[], None]) -> object: ...
+    def call_about(self, when: float, callback: Callable[[], None]) -> object: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -240,7 +240,7 @@ class RequestBatches:
             if self._looking:
                 return
             self._looking = True
-        self._clock.call_at(time.monotonic() + LOOK_SECONDS, self._look)
+        self._clock.call_about(time.monotonic() + LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
         """Ask after the clients of requests that have run for a while, so that the model can be told when they go."""
@@ -251,7 +251,7 @@ class RequestBatches:
                 due.append(self._unwatched.popleft())
             self._looking = bool(self._unwatched)
             if self._looking:
-                self._clock.call_at(time.monotonic() + LOOK_SECONDS, self._look)
+                self._clock.call_about(time.monotonic() + LOOK_SECONDS, self._look)
         for running in due:
             for single in running.requests:
                 if not single.ended_ns:

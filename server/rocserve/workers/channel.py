@@ -378,7 +378,7 @@ class Channel:
     # Memory
 
     def _trim_later(self) -> None:
-        self._trim_timer = self._completion.call_at(time.monotonic() + TRIM_PERIOD_SECONDS, self._trim)
+        self._trim_timer = self._completion.call_about(time.monotonic() + TRIM_PERIOD_SECONDS, self._trim)
 
     def _trim(self) -> None:
         """Give back what none of the last period's batches used. A busy slot waits for the next period."""

@@ -37,9 +37,12 @@ class CompletionThread:
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._timer = TimerDescriptor()
         self._timers = TimerQueue(self._timer)
+        self._rough_timer = TimerDescriptor()
+        self._rough_timers = TimerQueue(self._rough_timer)
         self._stopping = False
         self.awaited: set[object] = set()
-        """The channels whose workers have a batch in hand: whose outcomes are due."""
+        """The channels whose workers have a batch in hand, and the conversations with open requests: what workers are
+        due to say."""
         self.collecting = False
         """Several requests are coming at once, on the thread of the borrower."""
         self._collected: dict[Callable[[], None], None] = {}
@@ -47,7 +50,8 @@ class CompletionThread:
         self._loan_changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="completion", daemon=True)
         self.register(self._wakeup, self._run_soon)
-        self.register(self._timer.descriptor, self._run_timers)
+        self.register(self._timer.descriptor, lambda: self._run_timers(self._timers))
+        self.register(self._rough_timer.descriptor, lambda: self._run_timers(self._rough_timers))
 
     def start(self) -> None:
         self._thread.start()
@@ -60,6 +64,7 @@ class CompletionThread:
         self._epoll.close()
         os.close(self._wakeup)
         self._timer.close()
+        self._rough_timer.close()
 
     def register(self, descriptor: int, on_readable: Callable[[], None]) -> None:
         """Call `on_readable` whenever the descriptor has something to read (level-triggered). From any thread."""
@@ -74,6 +79,10 @@ class CompletionThread:
     def call_at(self, when: float, callback: Callable[[], None]) -> TimerHandle:
         """Call back once at `when` (time.monotonic() seconds). From any thread."""
         return self._timers.add(when, callback)
+
+    def call_about(self, when: float, callback: Callable[[], None]) -> TimerHandle:
+        """As `call_at`, but some milliseconds may pass after `when`: such a timer hinders nobody from borrowing."""
+        return self._rough_timers.add(when, callback)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Call back on the thread as soon as it gets there. From any thread."""
@@ -102,6 +111,7 @@ class CompletionThread:
             self._loan_changed.notify_all()
 
     def has_timer_within(self, seconds: float) -> bool:
+        """Whether one of `call_at` is due by then."""
         return self._timers.next_due <= time.monotonic() + seconds
 
     def wait(self, seconds: float) -> list[tuple[int, int]]:
@@ -161,9 +171,9 @@ class CompletionThread:
         for _ in range(len(self._soon)):
             self._call(self._soon.popleft())
 
-    def _run_timers(self) -> None:
+    def _run_timers(self, timers: TimerQueue) -> None:
         now = time.monotonic()
-        while (callback := self._timers.pop_due(now)) is not None:
+        while (callback := timers.pop_due(now)) is not None:
             self._call(callback)
 
     def _call(self, callback: Callable[[], None]) -> None:

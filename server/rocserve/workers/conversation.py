@@ -94,16 +94,26 @@ class Conversation:
         conversation comes to `on_answer`, until a last answer, `close_request`, or the worker's end."""
         number = next(self._numbers)
         self._requests[number] = on_answer
+        self._completion.awaited.add(self)
         return number
 
     def close_request(self, number: int) -> None:
-        """The request has been answered otherwise."""
+        """The request has been answered."""
         self._requests.pop(number, None)
+        self._await_no_longer()
 
     def cancel(self, number: int) -> None:
         """Tell the model that nobody waits for a request any more."""
         if number in self._requests:
             self._send(pack_cancelled(number))
+
+    def _await_no_longer(self) -> None:
+        """Once no request is open."""
+        if not self._requests:
+            self._completion.awaited.discard(self)
+            if self._requests:
+                # Another thread has opened one meanwhile.
+                self._completion.awaited.add(self)
 
     # Calls
 
@@ -134,8 +144,9 @@ class Conversation:
     def _take(self, message: Message) -> None:
         match message.kind:
             case kind if kind in (ANSWER, END):
-                requests = self._requests
-                on_answer = requests.pop(message.number, None) if message.is_final else requests.get(message.number)
+                on_answer = self._requests.get(message.number)
+                if message.is_final:
+                    self.close_request(message.number)
                 if on_answer is not None:
                     on_answer(message.answer, message.is_final)
             case kind if kind == CALL and message.call is not None:
@@ -187,6 +198,7 @@ class Conversation:
         self._on_broken = None
         error = ConversationEnded(error.code, error.text)
         requests, self._requests = self._requests, {}
+        self._await_no_longer()
         for on_answer in requests.values():
             self._guarded(lambda told=on_answer: told(error, True))  # type: ignore[misc]
         calls, self._calls = self._calls, {}

@@ -46,6 +46,18 @@ def test_timers_fire_in_the_order_of_their_times(completion: CompletionThread) -
     assert all(at >= start + 0.02 * number for number, at in fired)
 
 
+def test_a_rough_timer_fires_and_hinders_nobody_from_borrowing(completion: CompletionThread) -> None:
+    due = time.monotonic() + 0.02
+    fired: list[float] = []
+    done = threading.Event()
+    completion.call_about(due, lambda: (fired.append(time.monotonic()), done.set()))
+    assert not completion.has_timer_within(10)
+    completion.call_at(due + 600, lambda: None)
+    assert completion.has_timer_within(1000)
+    assert done.wait(5)
+    assert fired[0] >= due
+
+
 def test_an_earlier_timer_does_not_wait_for_a_later(completion: CompletionThread) -> None:
     done = threading.Event()
     completion.call_at(time.monotonic() + 600, lambda: None)

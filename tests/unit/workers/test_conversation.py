@@ -100,6 +100,20 @@ def test_responses_come_in_their_order(both: Both) -> None:
         responder.send(response(1), False)
 
 
+def test_an_answer_is_due_while_a_request_is_open(both: Both, completion: CompletionThread) -> None:
+    heard = Heard()
+    first, second = both.server.open_request(heard), both.server.open_request(Heard())
+    assert completion.awaited == {both.server}
+    both.server.close_request(second)
+    assert completion.awaited == {both.server}
+    both.worker.open_request(first).send(response(1), True)
+    heard.wait()
+    assert completion.awaited == set()
+    both.server.open_request(Heard())
+    both.end(unavailable("it died"))
+    assert completion.awaited == set()
+
+
 def test_a_response_that_cannot_be_sent_leaves_the_request_open(both: Both) -> None:
     heard = Heard()
     responder = both.worker.open_request(both.server.open_request(heard))

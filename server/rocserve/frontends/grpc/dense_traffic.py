@@ -42,7 +42,7 @@ class Companion(Protocol):
 
     @property
     def awaited(self) -> set[object]:
-        """Empty when no answer of a worker is due."""
+        """Empty when no worker is due to say anything."""
 
     def has_timer_within(self, seconds: float) -> bool: ...
     def borrow(self, patience_seconds: float) -> bool: ...
@@ -103,6 +103,8 @@ class DenseTraffic:
                 elif companion.has_timer_within(QUEUE_WAIT_SECONDS):
                     # The completion queue's clock is too coarse for it.
                     return
+                elif unasked := companion.wait(0):
+                    companion.handle(unasked)
                 elif not more:
                     event = self._poll(time.time() + QUEUE_WAIT_SECONDS)
                     if event is None:
