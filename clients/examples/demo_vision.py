@@ -36,7 +36,11 @@ def show_vision(address: str, images: Sequence[Path], is_untrained: bool, output
     console.print(classes_table(classified))
     console.print(boxes_table(detected, BOXES_SHOWN))
     rates = len(images) / (between - started), len(images) / (ended - between)
-    console.print(f"{CLASSIFIER}: {rates[0]:.1f} images/s; {DETECTOR}: {rates[1]:.1f} images/s", soft_wrap=True)
+    console.print(
+        f"{CLASSIFIER}: {rates[0]:.1f} images/s; {DETECTOR}: {rates[1]:.1f} images/s; these {len(images)} alone, the"
+        " first ever asked included",
+        soft_wrap=True,
+    )
     faults = [(finding.image, finding.error) for finding in classified if finding.error]
     faults += [(finding.image, finding.error) for finding in detected if finding.error]
     if faults:

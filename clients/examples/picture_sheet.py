@@ -40,6 +40,16 @@ def write_picture_sheet(tiles: Sequence[Tile], title: str, path: Path) -> None:
         top = TITLE_HEIGHT + index // columns * row_height
         cell = ImageOps.pad(tile.picture, (CELL_SIZE, CELL_SIZE), Image.Resampling.LANCZOS, color=GROUND)
         sheet.paste(cell, (left, top))
-        draw.multiline_text((left, top + CELL_SIZE + GAP / 2), tile.caption, fill=INK, font=font, spacing=5)
+        caption = "\n".join(_cut(line, font) for line in tile.caption.splitlines())
+        draw.multiline_text((left, top + CELL_SIZE + GAP / 2), caption, fill=INK, font=font, spacing=5)
     path.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(path)
+
+
+def _cut(line: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
+    """As much of it as fits beneath a picture."""
+    if font.getlength(line) <= CELL_SIZE:
+        return line
+    while font.getlength(f"{line}...") > CELL_SIZE:
+        line = line[:-1]
+    return f"{line}..."

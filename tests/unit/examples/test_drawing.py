@@ -75,3 +75,16 @@ def test_a_sheet_shows_all_pictures(tmp_path):
     second_row = row + cell + 2 * picture_sheet.LINE_HEIGHT + 2 * gap
     assert (pixels[second_row, gap + cell // 2] == 90).all()
     assert (pixels[second_row, gap + cell + gap + cell // 2] == 255).all()
+
+
+def test_a_long_caption_stays_beneath_its_picture(tmp_path):
+    import picture_sheet
+
+    tiles = [picture_sheet.Tile(grey(), "gas pump, " * 20), picture_sheet.Tile(grey(), "")]
+    picture_sheet.write_picture_sheet(tiles, "a title", tmp_path / "sheet.png")
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        pixels = np.asarray(sheet)
+    cell, gap = picture_sheet.CELL_SIZE, picture_sheet.GAP
+    captions = pixels[picture_sheet.TITLE_HEIGHT + cell :]
+    assert (captions[:, : gap + cell] != 255).any()
+    assert (captions[:, gap + cell + 1 :] == 255).all()

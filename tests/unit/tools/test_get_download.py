@@ -343,6 +343,7 @@ def test_nobody_listens(target: Path, part: Path) -> None:
 def test_a_disk_without_room_is_said_before_anything_is_downloaded(server: Server, target: Path, part: Path) -> None:
     huge = RemoteFile("huge.bin", 1 << 60, "0" * 64, server.file().addresses)
     assert "make room" in refusal(huge, target, part)
+    assert not part.exists()
     assert server.asked == []
 
 

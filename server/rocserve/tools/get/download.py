@@ -48,21 +48,25 @@ def download(
             rightly so far stays in `part` for the next time.
     """
     with PartialFile(part) as partial:
-        _check_room(file, partial)
-        failures = []
-        for address in file.addresses:
-            try:
-                _Download(file, address, partial, progress, patience or Patience()).run()
-            except SourceFailed as failure:
-                failures.append(f"  {address}: {failure}")
-                progress.note(f"{address}: {failure}")
-            else:
-                partial.keep_as(target)
-                return
-        if partial.size == 0:
-            partial.discard()
-        hint = "without a network: --untrained builds the same network with random weights, --source=URL names a mirror"
-        raise GetError("\n".join((f"'{file.name}' could not be downloaded:", *failures, hint)))
+        try:
+            _check_room(file, partial)
+            _try_each_address(file, partial, progress, patience or Patience())
+            partial.keep_as(target)
+        finally:
+            if partial.size == 0:
+                partial.discard()
+
+
+def _try_each_address(file: RemoteFile, partial: PartialFile, progress: DownloadProgress, patience: Patience) -> None:
+    failures = []
+    for address in file.addresses:
+        try:
+            return _Download(file, address, partial, progress, patience).run()
+        except SourceFailed as failure:
+            failures.append(f"  {address}: {failure}")
+            progress.note(f"{address}: {failure}")
+    hint = "without a network: --untrained builds the same network with random weights, --source=URL names a mirror"
+    raise GetError("\n".join((f"'{file.name}' could not be downloaded:", *failures, hint)))
 
 
 class _Download:
