@@ -4,6 +4,7 @@ not the same for all images."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from rocserve.tools.untrained.layers import SeededWeights
 from rocserve.tools.untrained.origin import is_untrained
 
 UNSEEN_SEED = 1234
+COSTLY = ("Conv", "Gemm", "BatchNormalization", "Exp", "Log", "Tanh", "Mul", "Softplus", "Relu", "LeakyRelu")
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,11 @@ class Built:
         model = onnx.load(self.file)
         weights = [weight for weight in model.graph.initializer if weight.data_type == onnx.TensorProto.FLOAT]
         return sum(math.prod(weight.dims) for weight in weights)
+
+    def costly_nodes(self) -> dict[str, int]:
+        """How many there are of the operators that a network's time is spent in."""
+        counts = Counter(node.op_type for node in onnx.load(self.file).graph.node)
+        return {operator: counts[operator] for operator in COSTLY if counts[operator]}
 
     def tensors(self) -> dict[str, list[int | str]]:
         return {value.name: value.shape for value in (*self.session.get_inputs(), *self.session.get_outputs())}
@@ -52,6 +59,7 @@ def test_resnet50_has_the_published_tensors_and_size(classifier: Built) -> None:
     assert classifier.tensors() == {"data": ["N", 3, 224, 224], "resnetv17_dense0_fwd": ["N", 1000]}
     published = 25_629_032
     assert classifier.parameters() == pytest.approx(published, rel=0.01)
+    assert classifier.costly_nodes() == {"Conv": 53, "BatchNormalization": 53, "Relu": 49, "Gemm": 1}
     onnx.checker.check_model(classifier.file)
     assert onnx.load(classifier.file).opset_import[0].version == 12
 
@@ -84,6 +92,7 @@ def test_yolov4_has_the_published_tensors_and_size(detector: Built) -> None:
     }
     published = 64_329_950
     assert detector.parameters() == pytest.approx(published, rel=0.01)
+    assert detector.costly_nodes() == {"Conv": 110, "Exp": 72, "Log": 72, "Tanh": 72, "Mul": 72, "LeakyRelu": 35}
     onnx.checker.check_model(detector.file)
     assert onnx.load(detector.file).opset_import[0].version == 11
 

@@ -27,6 +27,8 @@ _SEED = 4
 _IMAGES = 6
 _MEASURING_SIDE = 192
 _LEAK = 0.1
+_ONE = "one"
+"""The constant in Mish."""
 _STAGES = ((64, 1), (128, 2), (256, 8), (512, 8), (1024, 4))
 """Channels that a stage hands on, and its residual blocks."""
 
@@ -55,6 +57,7 @@ def build() -> onnx.ModelProto:
 def _network(layers: Layers, side: int) -> tuple[str, str, str]:
     """The three heads, the finest first: NCHW, 255 channels."""
     layers.graph.add_input(INPUT, ["N", side, side, 3])
+    layers.graph.add_constant(_ONE, np.array(1, dtype=np.float32))
     tensor = layers.graph.add_node("Transpose", [INPUT], "planes", perm=[0, 3, 1, 2])
     layers.channels[tensor] = 3
     tensor = _mish(layers, "stem", tensor, 32, 3)
@@ -163,9 +166,10 @@ def _leaky(layers: Layers, name: str, source: str, channels: int, kernel: int, s
 
 
 def _mish(layers: Layers, name: str, source: str, channels: int, kernel: int, stride: int = 1) -> str:
-    """x * tanh(softplus(x)) (Misra, 2019), of the nodes that operator set 11 has."""
+    """x * tanh(log(exp(x) + 1)) (Misra, 2019), of the published file's nodes, which cost more than one Softplus does."""
     tensor = layers.convolution(name, source, channels, kernel, stride=stride, pads=_pads(kernel, stride))
-    soft = layers.node("Softplus", [tensor], f"{name}_softplus")
+    power = layers.node("Exp", [tensor], f"{name}_exp")
+    soft = layers.node("Log", [layers.node("Add", [power, _ONE], f"{name}_exp_and_one")], f"{name}_softplus")
     gate = layers.node("Tanh", [soft], f"{name}_gate")
     return layers.node("Mul", [tensor, gate], f"{name}_mish")
 
