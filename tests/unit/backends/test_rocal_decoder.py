@@ -253,6 +253,13 @@ def test_a_small_file_cannot_ask_for_hundreds_of_passes_over_a_large_image() -> 
     assert Decoder(ColorFormat.RGB24, UNSCALED.at_most(12_000)).probe(many).scans == 100
 
 
+def test_no_more_than_500_scans_are_read() -> None:
+    encoded = pictures.jpeg(progressive=True)
+    many = encoded[:-2] + encoded[encoded.rindex(b"\xff\xda") : -2] * 500 + b"\xff\xd9"
+    with pytest.raises(ImageError, match="more than 500 scans"):
+        Decoder(ColorFormat.RGB24, UNSCALED).decode(many)
+
+
 def test_sides_that_libjpeg_does_not_read_are_refused_before_it_sees_them(jpeg: JpegMaker) -> None:
     for look in ("probe", "decode"):
         with pytest.raises(ImageError, match="its header says 65535x1000 pixels; libjpeg reads sides of 65500"):
