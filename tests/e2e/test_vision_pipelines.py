@@ -75,19 +75,19 @@ def test_boxes_are_those_of_the_network_s_heads(server: RocserveProcess, untrain
     assert [label.decode() for label in answer["LABELS"]] == [names[number] for _, number, _ in expected]
 
 
-@pytest.mark.parametrize("is_untrained", [True, False])
-def test_the_demo_shows_both_and_says_what_the_weights_are(
-    server: RocserveProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_untrained: bool
+def test_the_demo_shows_both_and_calls_real_weights_nothing_else(
+    server: RocserveProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """test_client.py's demo has untrained ones."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     import demo_vision
     from rich.console import Console
 
     out = io.StringIO()
     photos = [PHOTO, PHOTO.with_name("03.jpg")]
-    assert demo_vision.show_vision(server.address, photos, is_untrained, tmp_path, Console(file=out, width=120))
+    assert demo_vision.show_vision(server.address, photos, False, tmp_path, Console(file=out, width=120))
     text = out.getvalue()
-    assert ("the weights are untrained (seeded at random)" in text) == is_untrained
+    assert "untrained" not in text
     assert text.count(str(PHOTO.name)) == 2, "a row of its classes and one of its boxes"
     assert "classify_image: " in text
     with Image.open(tmp_path / "demo-vision.png") as sheet:

@@ -166,7 +166,7 @@ def _leaky(layers: Layers, name: str, source: str, channels: int, kernel: int, s
 
 
 def _mish(layers: Layers, name: str, source: str, channels: int, kernel: int, stride: int = 1) -> str:
-    """x * tanh(log(exp(x) + 1)) (Misra, 2019), of the published file's nodes, which cost more than one Softplus does."""
+    """x * tanh(log(exp(x) + 1)) (Misra, 2019), of the published file's nodes, which cost more than one Softplus."""
     tensor = layers.convolution(name, source, channels, kernel, stride=stride, pads=_pads(kernel, stride))
     power = layers.node("Exp", [tensor], f"{name}_exp")
     soft = layers.node("Log", [layers.node("Add", [power, _ONE], f"{name}_exp_and_one")], f"{name}_softplus")
