@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support import rocal_reference
 from support.amd_rocal import STAND_IN
 from support.server import RocserveProcess, wait_until
 from tritonclient.utils import InferenceServerException
 
 from rocserve.backends.installed import is_installed
+from rocserve.backends.rocal.decoding.decoder import Decoder
+from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions
 
 PIPELINE = {
     "pipeline": [
@@ -42,7 +47,7 @@ parameters { key: "engine" value: { string_value: "%s" } }
 
 GOLDEN_CONFIG = """
 platform: "rocal_json"
-max_batch_size: 0
+max_batch_size: %d
 input [ { name: "ENCODED" data_type: TYPE_STRING dims: [ 1 ] } ]
 parameters { key: "engine" value: { string_value: "rocal" } }
 """
@@ -66,7 +71,14 @@ def jpeg(seed: int) -> bytes:
     return cv2.imencode(".jpg", cv2.resize(small, (90 + seed, 70)))[1].tobytes()
 
 
-def entry(*images: bytes) -> list[triton.InferInput]:
+def one(image: bytes) -> list[triton.InferInput]:
+    """For a model without batches."""
+    tensor = triton.InferInput("ENCODED", [1], "BYTES")
+    tensor.set_data_from_numpy(np.array([image], dtype=object))
+    return [tensor]
+
+
+def entry_of(*images: bytes) -> list[triton.InferInput]:
     tensor = triton.InferInput("ENCODED", [len(images), 1], "BYTES")
     tensor.set_data_from_numpy(np.array([[image] for image in images], dtype=object))
     return [tensor]
@@ -83,7 +95,7 @@ def test_the_same_tensors_as_from_the_cpu_engine(with_rocal: None, repository: P
     client = server.client()
     assert "runs on amd.rocal" in server.log_text
     for count in (1, 3, 6):
-        inputs = entry(*(jpeg(seed) for seed in range(count)))
+        inputs = entry_of(*(jpeg(seed) for seed in range(count)))
         given = client.infer("on_rocal", inputs).as_numpy("IMAGE")
         assert given.shape == (count, 3, 20, 24)
         np.testing.assert_array_equal(given, client.infer("on_cpu", inputs).as_numpy("IMAGE"))
@@ -94,12 +106,12 @@ def test_a_bad_image_in_a_batch_fails_alone(with_rocal: None, repository: Path, 
     server = serve(repository)
     server.wait_until_ready()
     client = server.client()
-    alone = {seed: client.infer("on_rocal", entry(jpeg(seed))).as_numpy("IMAGE") for seed in range(5)}
+    alone = {seed: client.infer("on_rocal", entry_of(jpeg(seed))).as_numpy("IMAGE") for seed in range(5)}
     answers: list[tuple[int, object, object]] = []
     images = [jpeg(seed) if seed != 2 else jpeg(seed)[:300] for seed in range(5)] * 4
     for index, image in enumerate(images):
         client.async_infer(
-            "on_rocal", entry(image), lambda result, error, index=index: answers.append((index, result, error))
+            "on_rocal", entry_of(image), lambda result, error, index=index: answers.append((index, result, error))
         )
     wait_until(lambda: len(answers) == len(images), what="all answers")
     for index, result, error in answers:
@@ -122,42 +134,94 @@ def test_without_amd_rocal_the_model_says_so(repository: Path, serve: Serve) -> 
     assert "amd.rocal is not installed" in model.reason
 
 
-GOLDEN = Path(__file__).parents[1] / "data" / "rocal-golden"
-LARGEST_MEAN_DIFFERENCE = 0.1
-"""Of a pipeline's outputs from those of the rocAL that made them, in grey levels or in the output's own units."""
-
-
-@pytest.mark.skipif(
-    not is_installed("amd.rocal"), reason="amd.rocal is not installed; put it, or the stand-in, on PYTHONPATH"
+OWN_GOLDEN = Path(__file__).parents[1] / "data" / "rocal-golden"
+WHOLE_GOLDEN = Path(
+    os.environ.get("ROCSERVE_ROCAL_GOLDEN", Path(__file__).resolve().parents[3] / "shared" / "rocal-golden")
 )
-def test_the_installed_amd_rocal_against_the_golden_outputs(repository: Path, serve: Serve) -> None:
-    manifest = json.loads((GOLDEN / "manifest.json").read_text())
-    for name, operations in manifest["pipelines"].items():
-        (repository / name / "1").mkdir(parents=True)
-        document = {"mean_std_range": "pixel", "pipeline": operations}
-        (repository / name / "1" / "pipeline.json").write_text(json.dumps(document))
-        (repository / name / "config.pbtxt").write_text(GOLDEN_CONFIG)
-    server = serve(repository)
-    server.wait_until_ready(90)
-    client = server.client()
-    differences: dict[str, list[float]] = {}
-    for entry_ in manifest["entries"]:
-        if entry_["stored"]:
-            tensor = triton.InferInput("ENCODED", [1], "BYTES")
-            tensor.set_data_from_numpy(np.array([(GOLDEN / entry_["image"]).read_bytes()], dtype=object))
-            given = client.infer(entry_["pipeline"], [tensor]).as_numpy("image")
-            with np.load(GOLDEN / entry_["npz"]) as stored:
-                expected = stored[entry_["key"]]
-            _, _, width, height = entry_["roi_xywh"]
-            if entry_["stored"] == "full":
-                given, expected = given[:height, :width], expected[:height, :width]
+LARGEST_MEAN_DIFFERENCE = 0.02
+"""In grey levels before they are normalised: an RPP that another compiler made rounds some a level up or down."""
+LARGEST_SHARE_BEYOND_ONE_LEVEL = 0.001
+FIXED_SIZE = ("Resize", "ResizeMirrorNormalize")
+"""Operations after which all images have one size."""
+
+
+def add_golden_model(repository: Path, name: str, operations: list[dict[str, Any]]) -> bool:
+    """Whether it takes batches."""
+    (repository / name / "1").mkdir(parents=True)
+    document = {"mean_std_range": "pixel", "pipeline": operations}
+    (repository / name / "1" / "pipeline.json").write_text(json.dumps(document))
+    takes_batches = operations[0]["operation"] in FIXED_SIZE
+    (repository / name / "config.pbtxt").write_text(GOLDEN_CONFIG % (4 if takes_batches else 0))
+    return takes_batches
+
+
+def difference(given: np.ndarray, expected: rocal_reference.Result, deviation: Any) -> str | None:
+    """What is too much; None = nothing is. Where RPP is mistaken ours is the right one, which `expected` has not."""
+    height, width = expected.valid.shape[:2]
+    given, right = given[:height, :width], expected.valid
+    if given.shape != right.shape or given.dtype != right.dtype:
+        return f"{given.dtype} {given.shape} instead of {right.dtype} {right.shape}"
+    differences = np.abs(given.astype(np.float64) - right) * deviation
+    differences = differences[~expected.mistaken[:height, :width]]
+    mean, share = float(np.mean(differences)), float(np.mean(differences > 1.001))
+    if mean <= LARGEST_MEAN_DIFFERENCE and share <= LARGEST_SHARE_BEYOND_ONE_LEVEL:
+        return None
+    return f"{mean:.3g} levels on average, {share:.2%} beyond one"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(
+    not is_installed("amd.rocal"), reason="no amd.rocal; docs/rocal-amd.md says how it is found, or a stand-in for it"
+)
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(OWN_GOLDEN, id="own"),
+        pytest.param(
+            WHOLE_GOLDEN,
+            id="whole",
+            marks=pytest.mark.skipif(
+                not (WHOLE_GOLDEN / "manifest.json").is_file(),
+                reason=f"{WHOLE_GOLDEN} holds no golden data; set ROCSERVE_ROCAL_GOLDEN to the folder that does",
+            ),
+        ),
+    ],
+)
+def test_the_installed_amd_rocal_against_the_golden_outputs(data: Path, repository: Path, serve: Serve) -> None:
+    manifest = json.loads((data / "manifest.json").read_text())
+    pipelines = manifest["pipelines"]
+    batching = {name for name, operations in pipelines.items() if add_golden_model(repository, name, operations)}
+    client = serve(repository).client()
+    # Not until the server is ready: it never is where a model fails, and the reason is what one wants to see.
+    states = client.get_model_repository_index
+    wait_until(
+        lambda: (
+            len({model.name for model in states().models if model.state in ("READY", "UNAVAILABLE")}) == len(pipelines)
+        ),
+        seconds=240,
+        what="the end of loading",
+    )
+    assert {model.name: model.reason for model in states().models if model.state != "READY"} == {}
+    decoder = Decoder(ColorFormat.RGB24, DecoderOptions())
+    found: list[str] = []
+    for name, operations in pipelines.items():
+        entries = [entry for entry in manifest["entries"] if entry["pipeline"] == name]
+        encoded = [(data / entry["image"]).read_bytes() for entry in entries]
+        results: list[np.ndarray] = []
+        # Three and one: a batch that is padded, and one that is not.
+        for chunk in (encoded[start : start + 3] for start in range(0, len(encoded), 3)):
+            if name in batching:
+                results.extend(client.infer(name, entry_of(*chunk)).as_numpy("image"))
             else:
-                given = np.concatenate([given[start:end] for start, end in entry_["stored"]["rows"]])
-            assert given.shape == expected.shape, entry_
-            if any(step["operation"] == "ResizeMirrorNormalize" for step in manifest["pipelines"][entry_["pipeline"]]):
-                # RPP exchanges two channels' std_dev in the last columns, unless it is asked for planes.
-                given, expected = (array[:, : width - width % 8] for array in (given, expected))
-            difference = np.mean(np.abs(given.astype(np.float64) - expected))
-            differences.setdefault(entry_["pipeline"], []).append(float(difference))
-    assert differences.keys() == manifest["pipelines"].keys()
-    assert {name: found for name, found in differences.items() if np.mean(found) > LARGEST_MEAN_DIFFERENCE} == {}
+                results.extend(client.infer(name, one(image)).as_numpy("image") for image in chunk)
+        for entry, image, given in zip(entries, encoded, results, strict=True):
+            expected = rocal_reference.run_pipeline(operations, decoder.decode(image).pixels)
+            assert hashlib.sha256(expected.pixels.tobytes()).hexdigest() == entry["sha256"], entry["key"]
+            deviation = np.asarray(operations[-1].get("std_dev", 1.0))
+            if given.dtype == np.uint8:
+                # What normalises to less than a level still rounds to one.
+                deviation = np.minimum(deviation, 1)
+            text = difference(given, expected, deviation)
+            if text is not None:
+                found.append(f"{name}, {entry['key']}: {text}")
+    assert found == []

@@ -180,6 +180,18 @@ def test_results_of_a_thread_that_died_are_not_handed_out(rocal: ModuleType, jpe
         engine.run_one(jpeg(50, 30), {})
 
 
+def test_a_loader_that_loses_count_is_noticed(rocal: ModuleType, jpeg: JpegMaker) -> None:
+    setup = setup_for([RESIZE], batch_size=4)
+    engine, _ = engines(setup)
+    with_broken(engine)
+    images = [jpeg(30 + index, 40) for index in range(4)]
+    _, failures = run_batch(engine, setup, images, SHAPES)
+    assert not failures
+    rocal.slip(rocal.contexts[-1])
+    with pytest.raises(Broken, match="it worked on other images than it was given"):
+        run_batch(engine, setup, images, SHAPES)
+
+
 def test_a_batch_that_rocal_does_not_take_is_not_waited_for(
     rocal: ModuleType, jpeg: JpegMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,7 +78,7 @@ def rocalCreate(batch_size, mode, gpu, threads, depth, datatype):  # noqa: N802
         return None
     if depth < 2 or mode is types.GPU:
         return None  # Here is no GPU.
-    context = Context(batch_size, depth)
+    context = Context(batch_size, depth, threads)
     contexts.append(context)
     return context
 
@@ -177,6 +177,11 @@ def getRemainingImages(context):  # noqa: N802
 def rocalRelease(context):  # noqa: N802
     context.release()
     return types.OK
+
+
+def slip(context: Context) -> None:
+    """For tests: the next batch has an image twice, and what comes after it too late, as when rocAL wakes too early."""
+    context.slips = True
 
 
 def break_after(context: Context, batches: int) -> None:

@@ -50,6 +50,12 @@ class Tensor:
     compute: Callable[[list[Image]], Image] | None
     """From the sources' images to this one's, for each image of a batch; None for the loader's."""
     sources: tuple[Tensor, ...] = ()
+    regions: np.ndarray | None = None
+    """Of the loader's: the images that were loaded last."""
+
+    def copy_roi(self, array: np.ndarray) -> None:
+        assert self.regions is not None and array.nbytes == self.regions.nbytes
+        array.view(np.uint32).reshape(self.regions.shape)[...] = self.regions
 
     @property
     def dimensions(self) -> list[int]:
@@ -103,6 +109,7 @@ class Feed:
 class Context:
     batch_size: int
     depth: int
+    threads: int
     error: str = ""
     loader: Tensor | None = None
     mode: types.RocalExternalSourceMode | None = None
@@ -118,6 +125,7 @@ class Context:
     processing: bool = False
     first_run: bool = True
     batches_until_death: int | None = None
+    slips: bool = False
     labels: Address | None = None
     memory: np.ndarray | None = None
     """The loader's, which is used again and again."""
@@ -171,7 +179,13 @@ class Context:
             self.batches_until_death -= 1
         assert self.loader is not None and self.labels is not None
         self.labels.read(4 * self.batch_size)
-        batch = [self._load(index, self.queue.popleft()) for index in range(self.batch_size)]
+        feeds = [self.queue.popleft() for _ in range(self.batch_size)]
+        if self.slips:
+            self.slips = False
+            self.queue.appendleft(feeds.pop())
+            feeds.insert(0, feeds[0])
+        batch = [self._load(index, feed) for index, feed in enumerate(feeds)]
+        self.loader.regions = np.array([(0, 0, image.valid_width, image.valid_height) for image in batch], np.uint32)
         images: dict[int, list[Image]] = {id(self.loader): batch}
         self.last = [self._output(tensor, self._images(tensor, images)) for tensor in self.outputs]
         self.ring.append(self.last)
@@ -191,6 +205,9 @@ class Context:
             height, width = image.pixels.shape[:2]
             data[index, :height, :width] = image.pixels[: tensor.height, : tensor.width]
             regions[index, 2:] = image.valid_width, image.valid_height
+        if self.threads != 1:
+            # RPP's kernels write past an image's end, into the next one, which another thread may have done already.
+            data[1:, 0, :3] = GARBAGE
         if tensor.layout is types.NCHW:
             data = np.ascontiguousarray(data.transpose(0, 3, 1, 2))
         return OutputTensor(tensor, data, regions)

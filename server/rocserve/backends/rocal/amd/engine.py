@@ -60,7 +60,6 @@ def make_engine(setup: EngineSetup) -> BatchEngine:
         max_height=_longest_side(setup.decoder, setup.decoder.limits.max_height),
         max_width=_longest_side(setup.decoder, setup.decoder.limits.max_width),
         on_gpu=setup.device is not None,
-        threads=setup.threads,
     )
     sizes = batch_sizes(setup.batch_size)
     canvas = Canvas(settings, sizes[-1])

@@ -19,6 +19,11 @@ _PREFETCH_DEPTH = 2
 """Batches that rocAL holds at once; the least that it allows. More are never under way."""
 
 
+_THREADS = 1
+"""Of rocAL's CPU mode. RPP's kernels write some bytes past the end of an image, which are the first of the next one of
+the batch: with more threads these are sometimes written after their right values."""
+
+
 @dataclass(frozen=True, slots=True)
 class GraphSettings:
     """What all rocAL pipelines of a model have in common."""
@@ -30,7 +35,6 @@ class GraphSettings:
     max_width: int
     """Of the pixels that are fed."""
     on_gpu: bool
-    threads: int
 
     @property
     def is_grey(self) -> bool:
@@ -49,6 +53,8 @@ class Graph:
 
     pipeline: Any
     handle: Any
+    source: Tensor
+    """Of the images that are fed."""
     batch_size: int
 
 
@@ -62,7 +68,7 @@ def build_graph(settings: GraphSettings, batch_size: int, flags: Flags) -> Graph
         # A worker sees one GPU only, so that it is always the first.
         pipeline = binding.pipeline.Pipeline(
             batch_size=batch_size,
-            num_threads=settings.threads,
+            num_threads=_THREADS,
             device_id=0,
             prefetch_queue_depth=_PREFETCH_DEPTH,
             rocal_cpu=not settings.on_gpu,
@@ -76,16 +82,17 @@ def build_graph(settings: GraphSettings, batch_size: int, flags: Flags) -> Graph
         ) from error
     handle = pipeline.get_handle()
     with pipeline:
-        outputs = _add_nodes(settings, handle, batch_size, flags)
+        source = _add_source(settings, handle)
+        outputs = _add_nodes(settings, handle, source, batch_size, flags)
         pipeline.set_outputs(*outputs)
     _verify(binding, pipeline, handle)
-    return Graph(pipeline, handle, batch_size)
+    return Graph(pipeline, handle, source, batch_size)
 
 
-def _add_nodes(settings: GraphSettings, handle: Any, batch_size: int, flags: Flags) -> list[Tensor]:
+def _add_nodes(settings: GraphSettings, handle: Any, source: Tensor, batch_size: int, flags: Flags) -> list[Tensor]:
     """The tensors of the outputs that are images, in their order."""
     types = settings.binding.types
-    images: dict[int, Tensor] = {DECODED: _add_source(settings, handle)}
+    images: dict[int, Tensor] = {DECODED: source}
     outputs: list[Tensor] = []
     for step in settings.plan.steps:
         sources = [images[source] for source in step.sources]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from rocserve.backends.rocal.amd.feeding import Canvas, Feeder
 from rocserve.backends.rocal.amd.graph import Graph, GraphSettings
 from rocserve.backends.rocal.amd.outputs import BatchOutput, OutputReader
@@ -25,6 +27,9 @@ class PipelineRunner:
         self._graph = graph
         self._feeder = Feeder(settings, graph, canvas)
         self._readers = [OutputReader(settings, step, graph.batch_size) for step in settings.plan.image_outputs]
+        self._canvas = canvas
+        self._regions = np.zeros((graph.batch_size, 4), dtype=np.uint32)
+        """x, y, width, height of what was loaded last."""
         self._started = False
 
     @property
@@ -50,6 +55,7 @@ class PipelineRunner:
             # rocAL hands out old memory when its processing thread has died, and says nothing. Only the next call of
             # run tells; it lets go of the batch that has been read and waits for none.
             self._advance()
+            self._check_order(count)
         return outputs
 
     def _read(self, tensors: Sequence[object]) -> Sequence[BatchOutput]:
@@ -59,6 +65,15 @@ class PipelineRunner:
             return [reader.read(tensor) for reader, tensor in zip(self._readers, tensors, strict=True)]
         except RuntimeError as error:
             raise BrokenPipelineError(str(error)) from error
+
+    def _check_order(self, count: int) -> None:
+        """rocAL's loader does not look whether there is an image when it is woken. Woken too early, it takes what lies
+        on its stack for one, at best the image before, and all later images move by one place, to other requests."""
+        self._graph.source.copy_roi(self._regions)
+        if [(height, width) for _, _, width, height in self._regions.tolist()] != self._canvas.sizes_of(
+            count, self.batch_size
+        ):
+            raise BrokenPipelineError("it worked on other images than it was given")
 
     def _advance(self) -> None:
         binding = self._settings.binding

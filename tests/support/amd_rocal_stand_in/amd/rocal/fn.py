@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import rocal_pybind as b
+
 from amd.rocal import types
 from amd.rocal.pipeline import Pipeline
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import rocal_pybind as b
+
 from amd.rocal import types
 
 
