@@ -9,6 +9,7 @@ from collections.abc import Callable
 import cv2
 import numpy as np
 import pytest
+import turbojpeg
 from PIL import Image
 from support import pictures
 
@@ -88,6 +89,15 @@ def test_kinds_of_jpeg_that_must_work(jpeg: JpegMaker, options: dict[str, object
     pixels = Decoder(ColorFormat.RGB24, UNSCALED).decode(jpeg(**options)).pixels
     plain = Decoder(ColorFormat.RGB24, UNSCALED).decode(jpeg()).pixels
     assert np.abs(pixels.astype(int) - plain).mean() < 2
+
+
+@pytest.mark.parametrize("name", ["444", "422", "420", "440", "411"])
+def test_every_subsampling_of_chroma(name: str) -> None:
+    encoded = turbojpeg.TurboJPEG().encode(
+        pictures.colours(97, 71), pixel_format=turbojpeg.TJPF_RGB, jpeg_subsample=getattr(turbojpeg, f"TJSAMP_{name}")
+    )
+    decoded = Decoder(ColorFormat.RGB24, UNSCALED).decode(encoded).pixels
+    np.testing.assert_array_equal(decoded, np.asarray(Image.open(io.BytesIO(encoded))))
 
 
 @pytest.mark.parametrize("wrap", [bytes, bytearray, memoryview, lambda data: np.frombuffer(data, np.uint8)])

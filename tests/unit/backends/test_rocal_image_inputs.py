@@ -47,6 +47,18 @@ def test_exif_turns_the_picture_where_it_is_asked_for(orientation: int, color_fo
     assert Decoder(color_format, DecoderOptions()).probe(encoded).orientation == orientation
 
 
+def test_what_stands_beside_the_exif_segment_turns_nothing() -> None:
+    xmp = b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta/>"
+    other = b"\xff\xe1" + (len(xmp) + 2).to_bytes(2, "big") + xmp
+    encoded = pictures.turned_jpeg(6)
+    exif = encoded.index(b"\xff\xe1")
+    end = exif + 2 + int.from_bytes(encoded[exif + 2 : exif + 4], "big")
+    decoder = Decoder(ColorFormat.RGB24, DecoderOptions(UNSCALED, exif=True))
+    for place in (exif, end):
+        header = decoder.probe(encoded[:place] + other + encoded[place:])
+        assert header.orientation == 6
+
+
 def test_limits_apply_to_the_stored_image() -> None:
     decoder = Decoder(ColorFormat.RGB24, DecoderOptions(DecoderLimits(30, 1000), exif=True))
     decoded = decoder.decode(pictures.turned_jpeg(6))
