@@ -290,3 +290,42 @@ def test_rocal_that_cannot_be_loaded_is_replaced_only_where_auto_is_written(
         model_source("pipeline.json", {"pipeline": [RESIZE]}, kind=InstanceKind.GPU, parameters={"engine": "auto"})
     ).warm_up([])
     assert "engine cpu: rocAL cannot run it (amd.rocal is not installed" in caplog.text
+
+
+def test_several_images_in_one_tensor_without_batching(model_source: SourceMaker) -> None:
+    images = [pictures.colours(60, 40), 255 - pictures.colours(60, 40), pictures.colours(60, 40)[::-1]]
+    files = [pictures.saved(image, "PNG") for image in images]
+    outputs = [OutputConfig("IMAGE", DataType.UINT8, (-1, 8, 16, 3))]
+    by_strings = model_source(
+        "pipeline.json",
+        {"pipeline": [RESIZE]},
+        inputs=[InputConfig("ENCODED", DataType.BYTES, (-1,))],
+        outputs=outputs,
+    )
+    (expected,) = run(load(by_strings), [encoded(*files, shape=(3,))])
+    assert expected.shape == (3, 8, 16, 3)
+    padded = np.stack([np.frombuffer(file.ljust(max(map(len, files)) + 7, b"\0"), np.uint8) for file in files])
+    by_rows = model_source(
+        "pipeline.json",
+        {"pipeline": [RESIZE]},
+        inputs=[InputConfig("ENCODED", DataType.UINT8, (-1, -1))],
+        outputs=outputs,
+    )
+    np.testing.assert_array_equal(run(load(by_rows), [tensor_from_numpy("ENCODED", padded)])[0], expected)
+    by_pixels = model_source(
+        "pipeline.json", RAW, inputs=[InputConfig("PIXELS", DataType.UINT8, (-1, 40, 60, 3))], outputs=outputs
+    )
+    (rows,) = run(load(by_pixels), [tensor_from_numpy("PIXELS", np.stack(images))])
+    np.testing.assert_array_equal(rows, expected)
+
+
+def test_of_several_images_without_batching_the_bad_one_is_named(model_source: SourceMaker) -> None:
+    inputs = [InputConfig("ENCODED", DataType.UINT8, (-1, -1))]
+    outputs = [OutputConfig("IMAGE", DataType.UINT8, (-1, 8, 16, 3))]
+    model = load(model_source("pipeline.json", {"pipeline": [RESIZE]}, inputs=inputs, outputs=outputs))
+    rows = np.zeros((3, 5000), np.uint8)
+    for row in (0, 2):
+        file = pictures.jpeg()
+        rows[row, : len(file)] = np.frombuffer(file, np.uint8)
+    with pytest.raises(ServeError, match=r"^image 1 of input 'ENCODED' cannot be decoded: .* nothing but zeros"):
+        run(model, [tensor_from_numpy("ENCODED", rows)])
