@@ -11,9 +11,19 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Column
 
-from rocserve_client import AsyncClient, ModelMetadata, NotFound, RocserveError, TensorMetadata, Unavailable
+from rocserve_client import (
+    AsyncClient,
+    DeadlineExceeded,
+    ModelMetadata,
+    NotFound,
+    RocserveError,
+    TensorMetadata,
+    Unavailable,
+)
 
 CONNECT_TIMEOUT_S = 5.0
+ENDED_BY_USER = 130
+"""The exit status after Ctrl-C, as shells have it: 128 and SIGINT's number."""
 _LONGEST_ON_ONE_LINE = 30
 
 
@@ -30,7 +40,7 @@ async def require_model(client: AsyncClient, url: str, model: str) -> ModelMetad
     """
     try:
         await client.server_live(timeout=CONNECT_TIMEOUT_S)
-    except Unavailable as error:
+    except (Unavailable, DeadlineExceeded) as error:
         raise CannotAskError(
             f"no server answers at {url} ({error.text}); start one with:"
             " rocserve serve --model-repository model_repository"

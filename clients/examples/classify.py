@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from asking import (
+    ENDED_BY_USER,
     CannotAskError,
     at_least_one,
     image_column,
@@ -135,6 +136,8 @@ def main() -> int:
     except (CannotAskError, RocserveError) as error:
         print_refusal(options.url, error)
         return 1
+    except KeyboardInterrupt:
+        return ENDED_BY_USER
     table = findings_table(findings)
     if table.row_count:
         Console().print(table)

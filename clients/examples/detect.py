@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 from asking import (
+    ENDED_BY_USER,
     CannotAskError,
     at_least_one,
     image_column,
@@ -171,6 +172,8 @@ def main() -> int:
     except (CannotAskError, RocserveError) as error:
         print_refusal(options.url, error)
         return 1
+    except KeyboardInterrupt:
+        return ENDED_BY_USER
     console = Console()
     table = findings_table(findings, options.rows)
     if table.row_count:

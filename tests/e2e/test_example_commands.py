@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from PIL import Image
+
+from rocserve_client import AsyncClient
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "clients" / "examples"
@@ -75,6 +80,36 @@ def test_who_cannot_be_asked_is_told_with_what_to_do(rocserve_server, script):
     assert (unknown.returncode, unknown.stdout) == (1, "")
     assert "has no model 'cats'; it has " in unknown.stderr
     assert "detect_shapes" in unknown.stderr
+
+
+@pytest.fixture
+def silent() -> Iterator[socket.socket]:
+    """Takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(20.0)
+        yield listening
+
+
+@pytest.mark.parametrize("script", ["classify.py", "detect.py"])
+def test_ctrl_c_ends_them_without_a_word(silent, script):
+    command = [sys.executable, str(EXAMPLES / script), str(SHAPE), "--url", f"127.0.0.1:{silent.getsockname()[1]}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as ran:
+        connection, _ = silent.accept()
+        with connection:
+            ran.send_signal(signal.SIGINT)
+            assert ran.communicate(timeout=20) == ("", "")
+    assert ran.returncode == 130
+
+
+async def test_somebody_who_never_answers_is_no_server(silent, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import asking
+
+    monkeypatch.setattr(asking, "CONNECT_TIMEOUT_S", 0.3)
+    url = f"127.0.0.1:{silent.getsockname()[1]}"
+    async with AsyncClient(url) as client:
+        with pytest.raises(asking.CannotAskError, match=f"no server answers at {url}"):
+            await asking.require_model(client, url, "digits")
 
 
 @pytest.mark.parametrize(("script", "model"), [("classify.py", "classify_image"), ("detect.py", "detect_objects")])
