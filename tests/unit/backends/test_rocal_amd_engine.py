@@ -150,14 +150,14 @@ def test_images_that_rocal_cannot_read(jpeg: JpegMaker) -> None:
 
 
 def test_images_too_small_for_a_gpu_decoder(jpeg: JpegMaker) -> None:
-    assert_same(setup_for([RESIZE]), [jpeg(9, 7), jpeg(63, 64), png(2, 3)])
+    assert_same(setup_for([RESIZE]), [jpeg(9, 7), jpeg(63, 64), png(17, 3)])
 
 
-@pytest.mark.parametrize(("width", "height"), [(1, 40), (40, 1), (5, 40)])
-def test_images_beside_which_rocal_would_read(jpeg: JpegMaker, width: int, height: int) -> None:
-    setup = setup_for([{**RESIZE, "dest_width": 7}])
+@pytest.mark.parametrize(("width", "height", "resized"), [(1, 40, 7), (40, 1, 7), (5, 40, 7), (8, 40, 24), (2, 40, 99)])
+def test_images_beside_which_rocal_would_read(jpeg: JpegMaker, width: int, height: int, resized: int) -> None:
+    setup = setup_for([{**RESIZE, "dest_width": resized}])
     engine, _ = engines(setup)
-    _, failures = run_batch(engine, setup, [png(width, height), jpeg()], [(8, 7, 3)])
+    _, failures = run_batch(engine, setup, [png(width, height), jpeg()], [(8, resized, 3)])
     assert set(failures) == {0}
     assert isinstance(failures[0], PixelsError)
     assert "read other memory" in str(failures[0]) or "reads other memory" in str(failures[0])

@@ -94,7 +94,7 @@ def reads_beside(width: float, height: float, resized_width: int) -> str | None:
             f"rocAL reads other memory where it resizes less than two rows or columns, here {int(width)}x{int(height)}"
             " pixels (width x height)"
         )
-    if width < resized_width <= _FETCHED_COLUMNS:
+    if width < resized_width and width <= _FETCHED_COLUMNS:
         return f"rocAL may read other memory where it resizes {int(width)} columns to {resized_width}"
     return None
 
