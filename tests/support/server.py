@@ -111,6 +111,9 @@ class RocserveProcess:
         """SIGTERM, to the server or to its workers as well; the exit status."""
         assert self.process is not None
         if whole_group:
+            # Workers have groups of their own; systemd and others signal every process that there is.
+            for worker in self.workers():
+                worker.send_signal(signal.SIGTERM)
             os.killpg(self.process.pid, signal.SIGTERM)
         else:
             self.process.send_signal(signal.SIGTERM)
