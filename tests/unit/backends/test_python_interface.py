@@ -147,6 +147,13 @@ def test_arrays_of_any_layout(pb_utils: Any) -> None:
     for array in (square, np.zeros((0, 3)), np.array(4.0), np.ones((2, 1), np.float16), np.ones(3, bool), unaligned):
         sent = unwrap_tensor(pb_utils.Tensor("A", array))
         assert (len(sent.data), bytes(sent.data)) == (array.nbytes, array.tobytes())
+    for array in (
+        np.ma.masked_array(square),
+        np.ma.masked_array(square.T),
+        np.ma.masked_array(4.0),
+        square.view(np.matrix),
+    ):
+        assert unwrap_tensor(pb_utils.Tensor("K", array)).numpy().tolist() == np.asarray(array).tolist()
     fixed = np.arange(3)
     fixed.setflags(write=False)
     assert np.from_dlpack(pb_utils.Tensor("F", fixed)).tolist() == [0, 1, 2]

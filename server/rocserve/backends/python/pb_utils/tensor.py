@@ -30,7 +30,9 @@ class Tensor:
             )
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
-        array = numpy_array if numpy_array.flags.c_contiguous else np.ascontiguousarray(numpy_array)
+        # Subclasses such as masked arrays hand out their memory in ways of their own.
+        plain = np.asarray(numpy_array)
+        array = plain if plain.flags.c_contiguous else np.ascontiguousarray(plain)
         # Texts are taken down now: a model may use the same array of objects for the next request.
         data = encode_array(array) if datatype is DataType.BYTES else core.octets(array)
         self._tensor = core.Tensor(name, datatype, numpy_array.shape, data)
