@@ -88,6 +88,15 @@ def test_a_graph_that_rocal_finds_wrong_does_not_end_the_worker(
     assert error.text == "rocAL (version unknown) refuses the pipeline as a whole: no kernel for it"
 
 
+def test_a_graph_whose_fault_only_its_status_tells(rocal: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def verify(context: Any) -> Any:
+        context.error = "no memory for it"
+        return rocal.types.OK
+
+    monkeypatch.setattr(rocal, "rocalVerify", verify)
+    assert refusal(RESIZE).text == "rocAL (version unknown) refuses the pipeline as a whole: no memory for it"
+
+
 def test_a_node_that_rocal_refuses(rocal: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(context: Any, *arguments: Any) -> None:
         context.error = "not like this"

@@ -9,6 +9,7 @@ import gc
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -144,6 +145,22 @@ def test_memory_that_was_fed_lives_on(jpeg: JpegMaker) -> None:
         gc.collect()
         assert not failures
         np.testing.assert_array_equal(given, expected)
+
+
+def test_threads_wait_for_each_other() -> None:
+    setup = setup_for({"decoder": {"input": "raw"}, "pipeline": [RESIZE]}, batch_size=2, threads=1)
+    engine, _ = engines(setup)
+    # So that they would get into each other's way.
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            images = [np.full((30, 40, 3), level, dtype=np.uint8) for level in range(100)]
+            results = list(threads.map(lambda image: engine.run_one(image, {})[0], images))
+    finally:
+        sys.setswitchinterval(interval)
+    for level, result in enumerate(results):
+        assert (result == level).all()
 
 
 def test_nothing_of_an_earlier_image_stands_beside_a_smaller_one(rocal: ModuleType) -> None:
