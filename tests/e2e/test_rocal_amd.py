@@ -170,21 +170,8 @@ def differences(given: np.ndarray, expected: rocal_reference.Result, deviation: 
 @pytest.mark.skipif(
     not is_installed("amd.rocal"), reason="no amd.rocal; docs/rocal-amd.md says how it is found, or a stand-in for it"
 )
-@pytest.mark.parametrize(
-    "data",
-    [
-        pytest.param(OWN_GOLDEN, id="own"),
-        pytest.param(
-            WHOLE_GOLDEN,
-            id="whole",
-            marks=pytest.mark.skipif(
-                not (WHOLE_GOLDEN / "manifest.json").is_file(),
-                reason=f"{WHOLE_GOLDEN} holds no golden data; set ROCSERVE_ROCAL_GOLDEN to the folder that does",
-            ),
-        ),
-    ],
-)
-def test_the_installed_amd_rocal_against_the_golden_outputs(data: Path, repository: Path, serve: Serve) -> None:
+def test_the_installed_amd_rocal_against_the_golden_outputs(repository: Path, serve: Serve) -> None:
+    data = WHOLE_GOLDEN if (WHOLE_GOLDEN / "manifest.json").is_file() else OWN_GOLDEN
     manifest = json.loads((data / "manifest.json").read_text())
     pipelines = manifest["pipelines"]
     batching = {name for name, operations in pipelines.items() if add_golden_model(repository, name, operations)}
