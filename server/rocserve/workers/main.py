@@ -129,10 +129,24 @@ class Worker:
 
 def _become(title: str) -> None:
     # Both may go to the whole process group (Ctrl-C, systemd); the server ends its workers itself, after their batches.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Not SIG_IGN: what a model starts would ignore them as well, and could not be terminated.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _pass_over)
+        signal.siginterrupt(number, False)
+    os.register_at_fork(after_in_child=_take_signals)
     _write("/proc/self/comm", title)
     _write("/proc/self/oom_score_adj", str(_OOM_SCORE))
+
+
+def _pass_over(number: int, frame: object) -> None:
+    """A signal that is not for workers."""
+
+
+def _take_signals() -> None:
+    """In a process that a model has forked, where the model has no handlers of its own."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is _pass_over:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _write(path: str, text: str) -> None:
