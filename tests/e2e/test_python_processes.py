@@ -67,6 +67,22 @@ class TritonPythonModel:
     def execute(self, requests):
         return answers(requests, self.pool.map(square, asked(requests)))
 """,
+        "terminating": """
+import multiprocessing
+import subprocess
+import time
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        executed = subprocess.Popen(["sleep", "600"])
+        executed.terminate()
+        forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+        forked.start()
+        forked.terminate()
+        forked.join(10)
+        return answers(requests, [executed.wait(10), forked.exitcode or 0])
+""",
         "parsing": """
 import argparse
 
@@ -159,6 +175,10 @@ def fault(server: RocserveProcess, model: str) -> tuple[str, str]:
 @pytest.mark.parametrize("model", ["forking", "spawning"])
 def test_processes_that_a_model_starts(server, model):
     assert infer(server, model, 2, 3) == [4, 9]
+
+
+def test_a_model_terminates_what_it_has_started(server):
+    assert infer(server, "terminating", 0) == [-15, -15]
 
 
 def test_a_model_that_parses_a_command_line(server):

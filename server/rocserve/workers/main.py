@@ -27,6 +27,7 @@ from rocserve.workers.wire import FRAME_LENGTH, decode_message, encode_frame
 
 _SERVER_LOG = "rocserve"
 """The logger above all of the server's own."""
+_PASSED_OVER = (signal.SIGINT, signal.SIGTERM)
 _OOM_SCORE = 300
 """When memory is short, the kernel is to end a worker rather than the server (proc(5), oom_score_adj)."""
 
@@ -130,10 +131,11 @@ class Worker:
 def _become(title: str) -> None:
     # Both may go to the whole process group (Ctrl-C, systemd); the server ends its workers itself, after their batches.
     # Not SIG_IGN: what a model starts would ignore them as well, and could not be terminated.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _PASSED_OVER:
         signal.signal(number, _pass_over)
         signal.siginterrupt(number, False)
-    os.register_at_fork(after_in_child=_take_signals)
+    # Held back in a fork, so that none is lost before the child takes them.
+    os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_take_signals)
     _write("/proc/self/comm", title)
     _write("/proc/self/oom_score_adj", str(_OOM_SCORE))
 
@@ -144,9 +146,18 @@ def _pass_over(number: int, frame: object) -> None:
 
 def _take_signals() -> None:
     """In a process that a model has forked, where the model has no handlers of its own."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _PASSED_OVER:
         if signal.getsignal(number) is _pass_over:
             signal.signal(number, signal.SIG_DFL)
+    _release_signals()
+
+
+def _hold_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_OVER)
+
+
+def _release_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_OVER)
 
 
 def _write(path: str, text: str) -> None:
