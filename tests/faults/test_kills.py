@@ -59,17 +59,11 @@ def kill_and_wait(server, load: ConstantLoad) -> float:
     (worker,) = server.workers()
     killed = time.monotonic()
     worker.kill()
-    wait_until(lambda: has_ended(worker), 5, "the worker's end")
-    load.wait_until_answered_by(1.0)
-    wait_until(lambda: len(server.workers()) == 1, 10, "the new worker")
+    wait_until(lambda: {each.pid for each in server.workers()} - {worker.pid}, 10, "the new worker")
+    # Each client may still have an answer of the old one to count.
+    load.wait_until_answered_by(1.0, times=THREADS + 1)
+    wait_until(lambda: len(server.workers()) == 1, 5, "the end of the old worker")
     return time.monotonic() - killed
-
-
-def has_ended(process: psutil.Process) -> bool:
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def measure(process: psutil.Process) -> tuple[int, int]:
