@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +91,16 @@ def test_what_the_module_is_made_of_in_triton_can_be_imported_too(tmp_path: Path
     assert outputs(given)["Y"].tolist() == [0]
 
 
+@pytest.fixture
+def loggers_left_on() -> Iterator[None]:
+    """The model of the test configures the logging of this very process."""
+    existing = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
+    yield
+    for logger in existing:
+        logger.disabled = False
+
+
+@pytest.mark.usefixtures("loggers_left_on")
 def test_a_model_that_switches_loggers_off_is_still_heard(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source = f"import logging.config\n{HEAD}"
     source += "    def initialize(self, args):\n"

@@ -35,10 +35,19 @@ async def test_what_a_worker_is(workshop: Workshop, forked: bool) -> None:
     assert facts["engine_forked"] == str(forked)
     assert facts["grpc"] == "False"
     assert facts["comm"] == "rocserve:facts"
-    assert (facts["sigint"], facts["sigterm"]) == ("SIG_IGN", "SIG_IGN")
     assert facts["thread"] == "instance 0" and facts["count"] == "1"
     assert facts["oom"] == "300"
     assert psutil.Process(int(facts["pid"])).cmdline()
+
+
+@pytest.mark.parametrize("forked", [True, False])
+async def test_signals_to_the_whole_process_group_are_not_for_workers(workshop: Workshop, forked: bool) -> None:
+    group = await workshop.serving(forked=forked)
+    (pid,) = group.pids
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(pid, number)
+        assert (await run_add_sub(group.channels[0])).error is None
+    assert group.pids == [pid]
 
 
 async def test_forked_workers_do_not_share_their_random_numbers(workshop: Workshop) -> None:

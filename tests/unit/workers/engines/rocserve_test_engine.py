@@ -157,8 +157,6 @@ class Model:
             f"count={self._source.instance_count}",
             f"random={random.random()}",
             f"numpy_random={np.random.random()}",
-            f"sigint={signal.getsignal(signal.SIGINT).name}",
-            f"sigterm={signal.getsignal(signal.SIGTERM).name}",
             f"oom={Path('/proc/self/oom_score_adj').read_text().strip()}",
             f"rocserve_on_path={any((Path(p) / 'rocserve').exists() for p in sys.path if p)}",
             f"warm_ups={self._warm_ups}",
