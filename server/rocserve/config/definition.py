@@ -155,10 +155,10 @@ def find_model_file(definition: ModelDefinition, version_folder: Path) -> Path:
     matches = matching_files(version_folder, definition.model_filenames)
     expected = " or ".join(definition.model_filenames)
     if len(matches) != 1:
-        trouble = f"{len(matches)} files match ({', '.join(matches)})" if matches else "is not there"
+        found = f"{len(matches)} that match: {', '.join(matches)}" if matches else describe_files(version_folder)
         raise invalid_argument(
-            f"unable to find the model file of '{definition.name}' in version folder {version_folder.name}: {expected}"
-            f" {trouble}; found: {describe_files(version_folder)}. Rename the file or set default_model_filename"
+            f"unable to find the model file of '{definition.name}' in version folder {version_folder.name}: expected"
+            f" {expected}, found {found}. Rename the file or set default_model_filename"
         )
     return resolve_within(
         version_folder,
