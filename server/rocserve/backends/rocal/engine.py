@@ -105,7 +105,8 @@ class PipelineEngine:
                 outputs.append(operation.measure(decoded))
                 continue
             sources = [images[source] for source in step.sources]
-            _check_size(operation, sources)
+            if not step.has_known_size:
+                _check_size(operation, sources)
             if step.is_read:
                 # The next operation works on bytes, as in rocAL, whatever is handed out here.
                 images[step.index] = _run(operation, sources, as_float=False)
@@ -119,9 +120,13 @@ class PipelineEngine:
 class _PlannedStep:
     """A step with what the engine must do for it; safe to use on several threads at once."""
 
-    def __init__(self, index: int, step: Step, is_read: bool, output: OutputFormat | None) -> None:
+    def __init__(
+        self, index: int, step: Step, is_read: bool, output: OutputFormat | None, has_known_size: bool
+    ) -> None:
         self.index = index
         self.sources = step.sources
+        self.has_known_size = has_known_size
+        """Whether its results are all of one size, which was checked when the pipeline was loaded."""
         self.is_read = is_read
         """Whether a later step reads the image."""
         self.output = output
@@ -162,15 +167,30 @@ def _argument(binding: Binding, value: Any) -> Any:
 def _planned(steps: tuple[Step, ...], formats: tuple[OutputFormat, ...]) -> tuple[_PlannedStep, ...]:
     """The steps that outputs depend on, each with what it is for."""
     remaining_formats = list(formats)
+    fixed = _steps_of_known_size(steps)
     read: set[int] = set()
     planned = []
     for index in range(len(steps) - 1, -1, -1):
         step = steps[index]
         output = remaining_formats.pop() if step.is_output else None
         if output is not None or index in read:
-            planned.append(_PlannedStep(index, step, index in read, output))
+            planned.append(_PlannedStep(index, step, index in read, output, index in fixed))
             read.update(step.sources)
     return tuple(reversed(planned))
+
+
+def _steps_of_known_size(steps: tuple[Step, ...]) -> set[int]:
+    """The steps whose results have one size, whatever the images and the values of inputs are."""
+    unknown = ResultExtent(Extent(None, None), Extent(None, None))
+    known = {DECODED: unknown}
+    fixed: set[int] = set()
+    for index, step in enumerate(steps):
+        known[index] = unknown
+        if isinstance(step.operation, Operation) and not step.bindings:
+            known[index] = step.operation.result_extent(known[step.sources[0]])
+            if known[index].size.height is not None and known[index].size.width is not None:
+                fixed.add(index)
+    return fixed
 
 
 def _check_size(operation: PipelineOperation, sources: list[Image]) -> None:

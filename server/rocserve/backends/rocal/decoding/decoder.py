@@ -6,7 +6,7 @@ import numpy as np
 
 from rocserve.backends.rocal.decoding import exif, jpeg_header, png_header
 from rocserve.backends.rocal.decoding.faults import ImageError
-from rocserve.backends.rocal.decoding.header import NOT_TURNED, ColorModel, ImageHeader, ImageKind
+from rocserve.backends.rocal.decoding.header import ColorModel, ImageHeader, ImageKind
 from rocserve.backends.rocal.decoding.jpeg import JpegDecoder
 from rocserve.backends.rocal.decoding.kinds import seeming_kind
 from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions, InputKind
@@ -108,11 +108,12 @@ class Decoder:
         return ImageHeader(ImageKind.RAW, width, height, model, length=pixels.size)
 
     def _upright(self, pixels: Pixels, header: ImageHeader) -> DecodedImage:
-        orientation = header.orientation if self._options.exif else NOT_TURNED
+        if not self._options.exif:
+            return DecodedImage(pixels, header.height, header.width)
         width, height = header.width, header.height
-        if exif.swaps_sides(orientation):
+        if exif.swaps_sides(header.orientation):
             width, height = height, width
-        return DecodedImage(exif.turned(pixels, orientation), height, width)
+        return DecodedImage(exif.turned(pixels, header.orientation), height, width)
 
 
 def _neither(encoded: memoryview) -> str:

@@ -14,8 +14,10 @@ from rocserve.backends.rocal.schema import Key, PipelineError
 
 DEFAULT_MAX_PIXELS = 100_000_000
 
-_SCALING_FACTORS = tuple(Fraction(eighths, 8).as_integer_ratio() for eighths in range(16, 0, -1))
-"""Largest first, as rocAL tries them; numerator and denominator in lowest terms, as libturbojpeg lists them."""
+_LARGEST_FACTOR = 16
+"""Eighths; libjpeg scales by whole eighths."""
+_LOWEST_TERMS = tuple(Fraction(eighths, 8).as_integer_ratio() for eighths in range(_LARGEST_FACTOR + 1))
+"""Of so many eighths, as libturbojpeg wants them."""
 
 
 class ColorFormat(enum.Enum):
@@ -50,21 +52,26 @@ class DecoderLimits:
         return (not self.max_width or width <= self.max_width) and (not self.max_height or height <= self.max_height)
 
     def scaling_factor(self, width: int, height: int) -> tuple[int, int]:
-        """For a JPEG: numerator and denominator of the first libjpeg factor that fits, which may also enlarge.
+        """For a JPEG: numerator and denominator of libjpeg's largest factor that fits, which may also enlarge.
 
         Raises:
             ImageError: not even an eighth fits.
         """
         if not self.max_width and not self.max_height:
             return 1, 1
-        for numerator, denominator in _SCALING_FACTORS:
-            if self.fits(*(-(-side * numerator // denominator) for side in (width, height))):
-                return numerator, denominator
-        raise ImageError(
-            f"an eighth of its {width}x{height} pixels does not fit the decoder's"
-            f" {self.max_width or 'any'}x{self.max_height or 'any'}; raise max_width and max_height of the pipeline's"
-            ' "decoder" or set them to 0'
-        )
+        # Scaled sides are rounded up, so a limit holds just if it does without rounding.
+        eighths = _LARGEST_FACTOR
+        if self.max_width:
+            eighths = min(eighths, self.max_width * 8 // width)
+        if self.max_height:
+            eighths = min(eighths, self.max_height * 8 // height)
+        if not eighths:
+            raise ImageError(
+                f"an eighth of its {width}x{height} pixels does not fit the decoder's"
+                f" {self.max_width or 'any'}x{self.max_height or 'any'}; raise max_width and max_height of the"
+                ' pipeline\'s "decoder" or set them to 0'
+            )
+        return _LOWEST_TERMS[eighths]
 
     def bounded(self, width: int, height: int) -> tuple[int, int]:
         """For a PNG, which libjpeg does not scale: the size itself where it fits, else the largest of the same
