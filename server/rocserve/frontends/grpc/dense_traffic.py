@@ -69,6 +69,7 @@ class DenseTraffic:
         self._events = 0
         self._since = time.monotonic()
         self._in_bursts = False
+        self._look_at = 0.0
         self._may_look_again = usable_cpus() > 1
 
     def count(self) -> bool:
@@ -88,6 +89,7 @@ class DenseTraffic:
             return
         try:
             slow_waits = 0
+            self._look_at = time.monotonic() + QUEUE_WAIT_SECONDS
             while slow_waits < MOST_SLOW_WAITS and not is_over():
                 more = self._drain()
                 if companion.awaited:
@@ -103,16 +105,24 @@ class DenseTraffic:
                 elif companion.has_timer_within(QUEUE_WAIT_SECONDS):
                     # The completion queue's clock is too coarse for it.
                     return
-                elif unasked := companion.wait(0):
-                    companion.handle(unasked)
-                elif not more:
-                    event = self._poll(time.time() + QUEUE_WAIT_SECONDS)
-                    if event is None:
-                        return
-                    self._handle(event)
+                else:
+                    self._hear_the_unasked()
+                    if not more:
+                        event = self._poll(time.time() + QUEUE_WAIT_SECONDS)
+                        if event is None:
+                            return
+                        self._handle(event)
         finally:
             companion.give_back()
             self._events, self._since = 0, time.monotonic()
+
+    def _hear_the_unasked(self) -> None:
+        """Of a worker that is not due to say anything: it must not wait for calls to stop coming."""
+        if time.monotonic() >= self._look_at:
+            readable = self._companion.wait(0)
+            if readable:
+                self._companion.handle(readable)
+            self._look_at = time.monotonic() + QUEUE_WAIT_SECONDS
 
     def _wait_for_workers(self, more: bool) -> list[tuple[int, int]]:
         """What the workers have to say; `more` calls may be there, so that nothing is waited for."""
