@@ -81,6 +81,19 @@ class SeededWeights:
         return dict(self._drawn)
 
 
+@dataclass(frozen=True)
+class WeightedLayer:
+    """A Conv or Gemm that is followed by its normalisation."""
+
+    operator: str
+    name: str
+    source: str
+    shape: tuple[int, ...]
+    """Of the weights, outputs first."""
+    target: Target
+    attributes: dict[str, object]
+
+
 class Layers(ABC):
     """Adds layers to a graph. Tensors are FP32, NCHW; how many channels each has is remembered."""
 
@@ -90,16 +103,8 @@ class Layers(ABC):
         self._weights = weights
 
     @abstractmethod
-    def _normalised(
-        self,
-        operator: str,
-        name: str,
-        source: str,
-        shape: tuple[int, ...],
-        target: Target,
-        attributes: dict[str, object],
-    ) -> str:
-        """A Conv or Gemm with weights of `shape` (outputs first) and its normalisation."""
+    def _normalised(self, layer: WeightedLayer) -> str:
+        """The layer and its normalisation; the name of its output."""
 
     def convolution(
         self,
@@ -120,12 +125,14 @@ class Layers(ABC):
             "pads": list(pads or (around, around, around, around)),
         }
         shape = (channels, self.channels[source], kernel, kernel)
-        return self._remember(self._normalised("Conv", name, source, shape, target, attributes), channels)
+        layer = WeightedLayer("Conv", name, source, shape, target, attributes)
+        return self._remember(self._normalised(layer), channels)
 
     def dense(self, name: str, source: str, outputs: int, target: Target) -> str:
         """A normalised layer over [images, values]."""
         shape = (outputs, self.channels[source])
-        return self._remember(self._normalised("Gemm", name, source, shape, target, {"transB": 1}), outputs)
+        layer = WeightedLayer("Gemm", name, source, shape, target, {"transB": 1})
+        return self._remember(self._normalised(layer), outputs)
 
     def node(self, operator: str, sources: list[str], name: str, **attributes: object) -> str:
         """A node whose output has as many channels as its first input."""
@@ -143,21 +150,13 @@ class Layers(ABC):
 class MeasuringLayers(Layers):
     """Normalises by the statistics of the batch, and hands them out. Weights are inputs, so that none is copied."""
 
-    def _normalised(
-        self,
-        operator: str,
-        name: str,
-        source: str,
-        shape: tuple[int, ...],
-        target: Target,
-        attributes: dict[str, object],
-    ) -> str:
-        graph = self.graph
+    def _normalised(self, layer: WeightedLayer) -> str:
+        graph, name, is_convolution = self.graph, layer.name, layer.operator == "Conv"
         weight = f"{name}_weight"
-        self._weights.draw(weight, shape)
-        graph.add_input(weight, shape)
-        axes = [0, 2, 3] if operator == "Conv" else [0]
-        plain = graph.add_node(operator, [source, weight], f"{name}_plain", **attributes)
+        self._weights.draw(weight, layer.shape)
+        graph.add_input(weight, layer.shape)
+        axes = [0, 2, 3] if is_convolution else [0]
+        plain = graph.add_node(layer.operator, [layer.source, weight], f"{name}_plain", **layer.attributes)
         mean = graph.add_node("ReduceMean", [plain], f"{name}_mean", axes=axes, keepdims=1)
         centred = graph.add_node("Sub", [plain, mean], f"{name}_centred")
         square = graph.add_node("Mul", [centred, centred], f"{name}_square")
@@ -168,9 +167,9 @@ class MeasuringLayers(Layers):
         padded = graph.add_node("Add", [variance, epsilon], f"{name}_padded")
         deviation = graph.add_node("Sqrt", [padded], f"{name}_deviation")
         standard = graph.add_node("Div", [centred, deviation], f"{name}_standard")
-        as_channels = (-1, 1, 1) if operator == "Conv" else (-1,)
-        wanted = graph.add_constant(f"{name}_wanted_deviation", target.deviation.reshape(as_channels))
-        level = graph.add_constant(f"{name}_wanted_mean", target.mean.reshape(as_channels))
+        as_channels = (-1, 1, 1) if is_convolution else (-1,)
+        wanted = graph.add_constant(f"{name}_wanted_deviation", layer.target.deviation.reshape(as_channels))
+        level = graph.add_constant(f"{name}_wanted_mean", layer.target.mean.reshape(as_channels))
         scaled = graph.add_node("Mul", [standard, wanted], f"{name}_scaled")
         return graph.add_node("Add", [scaled, level], name)
 
@@ -182,63 +181,40 @@ class WritingLayers(Layers):
         super().__init__(weights)
         self._statistics = statistics
 
-    def _fused(
-        self,
-        operator: str,
-        name: str,
-        source: str,
-        shape: tuple[int, ...],
-        target: Target,
-        attributes: dict[str, object],
-    ) -> str:
+    def _fused(self, layer: WeightedLayer) -> str:
         """With the normalisation multiplied into weights and bias, which is how inference runs it fastest."""
-        scale, shift = self._statistics[name].scale_and_shift(target)
+        name, shape = layer.name, layer.shape
+        scale, shift = self._statistics[name].scale_and_shift(layer.target)
         weight = self._weights.take(f"{name}_weight", shape)
         weight *= scale.reshape(-1, *(1,) * (len(shape) - 1))
         inputs = [
-            source,
+            layer.source,
             self.graph.add_constant(f"{name}_weight", weight),
             self.graph.add_constant(f"{name}_bias", np.broadcast_to(shift, shape[:1]).astype(np.float32)),
         ]
-        return self.graph.add_node(operator, inputs, name, **attributes)
+        return self.graph.add_node(layer.operator, inputs, name, **layer.attributes)
 
 
 class FusedLayers(WritingLayers):
     """All normalisation is in the weights."""
 
-    def _normalised(
-        self,
-        operator: str,
-        name: str,
-        source: str,
-        shape: tuple[int, ...],
-        target: Target,
-        attributes: dict[str, object],
-    ) -> str:
-        return self._fused(operator, name, source, shape, target, attributes)
+    def _normalised(self, layer: WeightedLayer) -> str:
+        return self._fused(layer)
 
 
 class NormalisedLayers(WritingLayers):
     """A convolution is followed by a BatchNormalization node of its own."""
 
-    def _normalised(
-        self,
-        operator: str,
-        name: str,
-        source: str,
-        shape: tuple[int, ...],
-        target: Target,
-        attributes: dict[str, object],
-    ) -> str:
-        if operator != "Conv":
-            return self._fused(operator, name, source, shape, target, attributes)
-        graph = self.graph
+    def _normalised(self, layer: WeightedLayer) -> str:
+        if layer.operator != "Conv":
+            return self._fused(layer)
+        graph, name, shape = self.graph, layer.name, layer.shape
         weight = graph.add_constant(f"{name}_weight", self._weights.take(f"{name}_weight", shape))
-        plain = graph.add_node("Conv", [source, weight], f"{name}_plain", **attributes)
+        plain = graph.add_node("Conv", [layer.source, weight], f"{name}_plain", **layer.attributes)
         statistics = self._statistics[name]
         parts = {
-            "gamma": target.deviation,
-            "beta": target.mean,
+            "gamma": layer.target.deviation,
+            "beta": layer.target.mean,
             "running_mean": statistics.mean,
             "running_variance": statistics.variance,
         }
