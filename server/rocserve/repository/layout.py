@@ -42,7 +42,12 @@ class RepositoryScanner:
         unreadable = {}
         for root in self._roots:
             try:
-                self._seen[root] = self._look_at_root(root, allowed)
+                identity = _identity(root)
+                looks = self._look_at_root(root, allowed)
+                if _identity(root) != identity:
+                    raise OSError(0, "it was replaced while it was looked at")
+                # A repository that vanishes meanwhile looks as if it were empty; it has raised by now.
+                self._seen[root] = looks
             except OSError as error:
                 unreadable[root] = error.strerror or str(error)
         return RepositoryLook(_merge(look for looks in self._seen.values() for look in looks), unreadable)
@@ -92,6 +97,12 @@ class RepositoryScanner:
         if any(is_version_name(name) for name in names):
             return False
         return any(fnmatchcase(name, pattern) for name in names for pattern in self._model_filenames)
+
+
+def _identity(root: Path) -> tuple[int, int]:
+    """Raises: OSError."""
+    status = root.stat()
+    return status.st_dev, status.st_ino
 
 
 def _is_model(folder: Path) -> bool:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable
-from typing import Any
 
-from .conftest import FakeLoader, Folders, Served
-
-Start = Callable[..., Any]
+from .conftest import FakeLoader, Folders, Served, Start
 
 MISSING = "ensemble e contains models that are not available or ambiguous: m"
 

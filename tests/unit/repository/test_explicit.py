@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,7 @@ import pytest
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.repository.settings import ControlMode
 
-from .conftest import FakeLoader, Folders, Served
-
-Start = Callable[..., Any]
+from .conftest import FakeLoader, Folders, Served, Start
 
 CONFIG_JSON = json.dumps(
     {

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from .conftest import Folders, Served
-
-Start = Callable[..., Any]
+from .conftest import Folders, Served, Start
 
 COMMAND = 'parameters { key: "get_with" value: { string_value: "rocserve get m" } }'
 REASON = "at least one version must be available under the version policy of model 'm'; get one with: rocserve get m"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rocserve.repository import layout
 from rocserve.repository.layout import RepositoryScanner
 from rocserve.repository.scan import ModelLook
 
@@ -197,6 +198,27 @@ def test_a_repository_that_vanishes_keeps_its_models_as_they_were(root: Path, fo
     assert root in look.unreadable
     root.with_name("away").rename(root)
     assert scanner.look().unreadable == {}
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_repository_that_vanishes_during_a_look_keeps_its_models_as_they_were(
+    root: Path, folders: Folders, monkeypatch: pytest.MonkeyPatch, replaced: bool
+) -> None:
+    folders.model("m", 1)
+    scanner = RepositoryScanner([root], REGISTRY)
+    before = scanner.look().models["m"]
+
+    def vanish(name: str) -> bool:
+        """Once the folder's names are known."""
+        root.rename(root.with_name("away"))
+        if replaced:
+            root.mkdir()
+        return False
+
+    monkeypatch.setattr(layout, "is_temporary", vanish)
+    look = scanner.look()
+    assert list(look.unreadable) == [root]
+    assert look.models["m"] == before
 
 
 def test_looking_again_tells_whether_a_loads_files_changed(root: Path, folders: Folders) -> None:
