@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rocserve.repository import layout
 from rocserve.repository.layout import RepositoryScanner
-from rocserve.repository.scan import ModelLook
+from rocserve.repository.scan import ModelLook, look_at_model
 
 from .conftest import REGISTRY, Folders
 
@@ -208,14 +209,14 @@ def test_a_repository_that_vanishes_during_a_look_keeps_its_models_as_they_were(
     scanner = RepositoryScanner([root], REGISTRY)
     before = scanner.look().models["m"]
 
-    def vanish(name: str) -> bool:
-        """Once the folder's names are known."""
+    def vanish(*arguments: Any, **options: Any) -> ModelLook:
+        """Once it is known which folders there are."""
         root.rename(root.with_name("away"))
         if replaced:
             root.mkdir()
-        return False
+        return look_at_model(*arguments, **options)
 
-    monkeypatch.setattr(layout, "is_temporary", vanish)
+    monkeypatch.setattr(layout, "look_at_model", vanish)
     look = scanner.look()
     assert list(look.unreadable) == [root]
     assert look.models["m"] == before
