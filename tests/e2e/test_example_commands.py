@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
@@ -23,7 +24,9 @@ SHAPE = ROOT / "tests" / "data" / "shapes" / "04.jpg"
 
 def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(EXAMPLES / script), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    # As wide as no path is long, so that no table folds one.
+    environment = {**os.environ, "COLUMNS": "300"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
 
 
 def test_classify_ranks_the_classes_with_bars(rocserve_server):
