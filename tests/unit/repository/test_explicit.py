@@ -312,7 +312,7 @@ async def test_an_unload_calls_off_a_load(explicit: Start, folders: Folders, loa
     served: Served = await explicit()
     loader.hold("m")
     asking = asyncio.create_task(error_of(served.repository.load("m", {})))
-    await served.until(lambda: served.state("m") == "LOADING")
+    await served.until(lambda: loader.loads == [("m", 1)])
     await served.repository.unload("m", False)
     code, text = await asyncio.wait_for(asking, 5.0)
     assert code is StatusCode.UNAVAILABLE

@@ -61,7 +61,7 @@ async def test_a_folder_deleted_while_it_loads_is_called_off(
     served: Served = await start()
     loader.hold("m")
     folder = folders.model("m", 1)
-    await served.until(lambda: served.state("m") == "LOADING")
+    await served.until(lambda: loader.loads == [("m", 1)])
     shutil.rmtree(folder)
     await served.until(lambda: served.rows("m") == {})
     assert loader.cancelled == [("m", 1)]
