@@ -68,17 +68,20 @@ def draw_detections(picture: Image.Image, detections: Sequence[Detection]) -> Im
     line = max(2, round(side / 180))
     font = ImageFont.load_default(max(11, round(side / 28)))
     for found in reversed(detections):
-        _draw_box(draw, found, line)
+        _draw_box(draw, found, picture.size, line)
     # All plates after all boxes: no line runs through a name.
     for found in reversed(detections):
         _draw_plate(draw, found, font, picture.size, line)
     return drawn
 
 
-def _draw_box(draw: ImageDraw.ImageDraw, found: Detection, line: int) -> None:
-    """The coloured line between two dark ones, so that it shows on any ground."""
+def _draw_box(draw: ImageDraw.ImageDraw, found: Detection, picture_size: tuple[int, int], line: int) -> None:
+    """The coloured line between two dark ones, so that it shows on any ground; around the object where there is room,
+    since a small one would vanish beneath it."""
     left, top, right, bottom = (round(side) for side in found.box)
-    right, bottom = max(right - 1, left), max(bottom - 1, top)
+    left, top = max(left - line - 1, 0), max(top - line - 1, 0)
+    right = max(min(right + line, picture_size[0] - 1), left)
+    bottom = max(min(bottom + line, picture_size[1] - 1), top)
     draw.rectangle((left - 1, top - 1, right + 1, bottom + 1), outline="#101010", width=line + 2)
     draw.rectangle((left, top, right, bottom), outline=class_colour(found.class_index), width=line)
 
@@ -94,7 +97,7 @@ def _draw_plate(
     text = f"{found.label} {found.score:.0%}"
     text_left, text_top, text_right, text_bottom = draw.textbbox((0, 0), text, font=font)
     width, height = text_right - text_left + 3 * line, text_bottom - text_top + 3 * line
-    left = min(max(round(found.box[0]), 0), max(picture_size[0] - round(width), 0))
+    left = min(max(round(found.box[0]) - line - 1, 0), max(picture_size[0] - round(width), 0))
     top = round(found.box[1]) - height
     if top < 0:
         top = min(max(round(found.box[1]), 0), max(picture_size[1] - round(height), 0))

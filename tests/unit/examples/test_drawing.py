@@ -18,14 +18,21 @@ def grey(width=320, height=240):
     return Image.new("RGB", (width, height), (90, 90, 90))
 
 
-def test_the_line_runs_along_the_box_in_the_class_s_colour(drawing):
+def test_the_line_runs_around_the_box_in_the_class_s_colour(drawing):
     found = drawing.Detection("cup", 3, 0.876, (60.0, 80.0, 200.0, 180.0))
     drawn = drawing.draw_detections(grey(), [found])
     colour = drawing.class_colour(3)
-    for place in ((60, 130), (199, 130), (130, 179), (190, 80)):
+    for place in ((58, 130), (201, 130), (130, 181), (190, 78)):
         assert drawn.getpixel(place) == colour
-    for place in ((130, 130), (30, 30), (250, 200)):
+    for place in ((60, 130), (199, 130), (130, 179), (190, 80), (130, 130), (30, 30), (250, 200)):
         assert drawn.getpixel(place) == (90, 90, 90)
+
+
+def test_the_line_of_a_box_at_the_edge_is_in_the_picture(drawing):
+    found = drawing.Detection("cup", 3, 0.876, (0.0, 0.0, 320.0, 240.0))
+    drawn = drawing.draw_detections(grey(), [found])
+    for place in ((0, 130), (319, 130), (130, 239), (300, 0)):
+        assert drawn.getpixel(place) == drawing.class_colour(3)
 
 
 def test_the_plate_is_above_the_box_or_inside_where_there_is_no_room(drawing):
