@@ -85,7 +85,7 @@ def test_the_demo_shows_both_and_calls_real_weights_nothing_else(
 
     out = io.StringIO()
     photos = [PHOTO, PHOTO.with_name("03.jpg")]
-    assert demo_vision.show_vision(server.address, photos, False, tmp_path, Console(file=out, width=120))
+    assert demo_vision.show_vision(server.address, photos, False, tmp_path, Console(file=out, width=300))
     text = out.getvalue()
     assert "untrained" not in text
     assert text.count(str(PHOTO.name)) == 2, "a row of its classes and one of its boxes"
