@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.tensors import Buffer
@@ -105,16 +103,11 @@ def _offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
 
 def _copy_parts(arena: Arena, offset: int, nbytes: int, head: TensorHead, parts: Sequence[Buffer]) -> None:
     end = offset + nbytes
-    octets = arena.octets
     for part in parts:
-        if not len(part):
-            continue
-        following = offset + len(part)
-        if following > end:
+        if offset + len(part) > end:
             raise _wrong_size(head, nbytes, sum(map(len, parts)))
-        # numpy lets go of the GIL while it copies.
-        octets[offset:following] = np.frombuffer(part, dtype=np.uint8)
-        offset = following
+        arena.write(offset, part)
+        offset += len(part)
     if offset != end:
         raise _wrong_size(head, nbytes, sum(map(len, parts)))
 

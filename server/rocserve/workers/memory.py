@@ -14,10 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from rocserve.core.tensors import Buffer
+
 ALIGNMENT = 64
 """Bytes; tensors begin at multiples of it, for the engines' vector instructions."""
 
 _SMALLEST = 64 * 1024
+
+_COPIED_IN_PLACE = 64 * 1024
+"""Bytes up to which a copy takes less time than letting go of the GIL for it."""
 
 # Before Python 3.13 each mapping keeps a copy of the file's descriptor.
 _MAPPED_WITHOUT_A_COPY: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
@@ -89,6 +94,15 @@ class Arena:
             except OSError as error:
                 raise ValueError(f"shared memory of {true_size} bytes cannot be mapped: {error}") from None
         self._touch(nbytes)
+
+    def write(self, offset: int, data: Buffer) -> None:
+        """Copy a flat view of bytes to memory that is reserved."""
+        nbytes = len(data)
+        if nbytes <= _COPIED_IN_PLACE:
+            self.mapping[offset : offset + nbytes] = data
+        else:
+            # numpy lets go of the GIL while it copies.
+            self.octets[offset : offset + nbytes] = np.frombuffer(data, dtype=np.uint8)
 
     def trim(self, keep: int) -> None:
         """Give the pages beyond the first `keep` bytes, and beyond what was used since the last call, back to the

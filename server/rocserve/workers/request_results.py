@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from rocserve.backends.request_model import Answer, ModelResponse
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
@@ -22,9 +20,6 @@ from rocserve.workers.wire import REMEMBERED, pack_tail
 
 _FAILURE_TEXTS = 64 * 1024
 """Characters that the texts of one batch's failures share."""
-
-_COPIED_IN_PLACE = 64 * 1024
-"""Bytes up to which the copy takes less time than letting go of the GIL for it."""
 
 _Head = tuple[str, DataType, tuple[int, ...]]
 """The fields of a TensorHead; made for each output of each request, and compared, in a fraction of its time."""
@@ -74,11 +69,7 @@ class RequestResultWriter:
             end = offset + nbytes
             if end > arena.peak:
                 arena.reserve(end)
-            if nbytes <= _COPIED_IN_PLACE:
-                arena.mapping[offset:end] = data
-            else:
-                # numpy lets go of the GIL while it copies.
-                arena.octets[offset:end] = np.frombuffer(data, dtype=np.uint8)
+            arena.write(offset, data)
             numbers += (offset, nbytes)
             offset = aligned(end)
         return numbers

@@ -136,7 +136,7 @@ class ResultWriter:
     def _fill(self, entry: _Output, offset: int) -> Array | None:
         """Copy an output to its place; for an array, that place as an array."""
         if not isinstance(entry.source, np.ndarray):
-            self._arena.view[offset : offset + entry.nbytes] = memoryview(entry.source).cast("B")
+            self._arena.write(offset, memoryview(entry.source).cast("B"))
             return None
         destination: Array = np.ndarray(entry.head.shape, entry.head.datatype.numpy_dtype, self._arena.mapping, offset)
         np.copyto(destination, entry.source)
