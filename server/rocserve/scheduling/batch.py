@@ -98,6 +98,13 @@ def _in_order(entry: QueuedRequest, plan: RequestPlan) -> Sequence[Buffer]:
     return [by_name[spec.name] for spec in plan.inputs]
 
 
+def convoy_shares(begin: int, times: Sequence[int], count: int) -> tuple[int, int, int]:
+    """When the input of one request of a convoy of `count` was there, and its engine and its output ended: of a
+    convoy's times since `begin` each request has the same part."""
+    input_end, output_start, compute_end = (begin + (time_ns - begin) // max(count, 1) for time_ns in times)
+    return input_end, output_start, compute_end
+
+
 class BatchAnswerer:
     """Sends each request of a finished batch its answer, and counts."""
 
@@ -139,16 +146,10 @@ class BatchAnswerer:
 
     def _record_convoy(self, times: tuple[int, int, int, int], queue_starts: list[int], now: int, rows: int) -> None:
         """An execution for each request; of the time, each has the same part."""
-        begin, input_end, output_start, compute_end = times
-        count = max(len(queue_starts), 1)
-        shares = (
-            begin,
-            begin + (input_end - begin) // count,
-            begin + (output_start - begin) // count,
-            begin + (compute_end - begin) // count,
-        )
+        begin, *ends = times
+        shares = convoy_shares(begin, ends, len(queue_starts))
         for queue_start in queue_starts:
-            self._statistics.record_batch(*shares, [queue_start], now, rows)
+            self._statistics.record_batch(begin, *shares, [queue_start], now, rows)
 
     def _answer(self, index: int, entry: QueuedRequest, outcome: Outcome) -> InferResponse | ServeError:
         if outcome.error is not None:

@@ -17,7 +17,7 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferResponse, Parameters
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import Buffer
-from rocserve.scheduling.batch import BatchLayouts, FormedBatch, Outcome
+from rocserve.scheduling.batch import BatchLayouts, FormedBatch, Outcome, convoy_shares
 from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.responses import ResponseMaker
 from rocserve.workers.batch_inputs import InputLayout
@@ -212,17 +212,11 @@ class RequestBatches:
         start = running.formed.compute_start_ns
         if running.formed.one_by_one:
             # An execution for each request; of the time, each has the same part.
-            count = max(len(good), 1)
-            input_end, output_start, compute_end = (start + (time_ns - start) // count for time_ns in times)
+            shares = convoy_shares(start, times, len(good))
             for single in good:
+                entry = single.entry
                 self._statistics.record_batch(
-                    start,
-                    input_end,
-                    output_start,
-                    compute_end,
-                    [single.entry.queue_start_ns],
-                    single.ended_ns,
-                    single.entry.plan.batch_size,
+                    start, *shares, [entry.queue_start_ns], single.ended_ns, entry.plan.batch_size
                 )
         elif good:
             # They may have ended at different times; what is counted is the sum.
