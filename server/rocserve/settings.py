@@ -57,6 +57,19 @@ class LogSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What engines are told beside a model's own configuration. Plain text and numbers: it travels to workers."""
+
+    cache_directory: str = ""
+    """Where compiled programs are kept; "" = `rocserve/` in $XDG_CACHE_HOME or ~/.cache."""
+    cache_bytes: int = 20 << 30
+    """How much the compiled programs may take; those used least lately go first."""
+    migraphx_root: str = ""
+    """A folder that holds MIGraphX with the C library that it was built for (`make migraphx-root`); "" = this system's
+    own, or $ROCSERVE_MIGRAPHX_ROOT."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSettings:
     model_repositories: tuple[Path, ...]
     control_mode: ControlMode = ControlMode.POLL

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rocserve.backends.base import BackendSpec
+from rocserve.backends.base import BackendSpec, EngineSpec
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import read_model_definitions
 from rocserve.core.dispatch import dispatch
@@ -28,10 +28,8 @@ REGISTRY = BackendRegistry(
         BackendSpec(
             "python",
             ("python",),
-            "rocserve_request_engine",
+            (EngineSpec("python", "rocserve_request_engine", thread_safe=False, forks_from_zygote=True),),
             ("model.py",),
-            thread_safe=False,
-            forks_from_zygote=True,
             default_max_batch_size=0,
             answers_requests=True,
         )

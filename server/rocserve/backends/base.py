@@ -1,12 +1,12 @@
 """What a backend is: how it registers, and what its engine does in a worker.
 
 A backend is a folder of this package. Its `__init__.py` defines `BACKEND: BackendSpec` and imports no engine; the
-server reads only that. The engine's module is imported in a worker, where its `load` makes a LoadedModel.
+server reads only that. An engine's module is imported in a worker, where its `load` makes a LoadedModel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +17,53 @@ from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.core.requests import Signature
 from rocserve.core.tensors import Tensor
+from rocserve.settings import EngineSettings
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """One way to run a backend's models."""
+
+    name: str
+    """What the parameter `engine` calls it, e.g. "onnxruntime"."""
+    module: str
+    """The module with `def load(model: ModelSource) -> LoadedModel`, imported in the worker."""
+    thread_safe: bool
+    """Whether one loaded model may execute on several threads at once; else each instance is a worker of its own."""
+    forks_from_zygote: bool
+    """Whether the zygote, which has imported the CPU engines, may fork the worker; else it is started by exec."""
+    preload: tuple[str, ...] = ()
+    """Modules that the zygote imports ahead for this engine, where they are installed."""
+    gpu_module: str = ""
+    """The module that takes its models to a GPU where it is installed, one worker an instance; "" = the CPU only."""
+    needs_migraphx: bool = False
+    """Whether its workers load MIGraphX: they are started as its installation wants (migraphx/installation.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """Which engine runs a model, and why."""
+
+    engine: EngineSpec
+    reason: str
+    """For the log and the model's metadata: goes on after "engine onnxruntime: "."""
+    fallback: EngineSpec | None = None
+    """Takes its place, said loudly, when it cannot load the model."""
+
+
+class Machine(Protocol):
+    """What the server knows of the machine without loading an engine."""
+
+    @property
+    def gpus(self) -> Sequence[int]:
+        """The AMD GPUs that may be used, by the numbers that HIP_VISIBLE_DEVICES takes."""
+
+    @property
+    def migraphx(self) -> str:
+        """Why MIGraphX cannot be used here; "" where it can."""
+
+    def is_installed(self, module: str) -> bool:
+        """Whether a Python module is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,22 +72,20 @@ class BackendSpec:
     """The canonical name, e.g. "onnx"."""
     platforms: tuple[str, ...]
     """The values of config.pbtxt's `platform` and `backend` that name it; the first is what metadata reports."""
-    engine: str
-    """The module with `def load(model: ModelSource) -> LoadedModel`, imported in the worker."""
+    engines: tuple[EngineSpec, ...]
+    """What may run its models; the first unless `choose_engine` says otherwise."""
     model_filenames: tuple[str, ...]
     """Files that a version folder may hold; the first that exists is the model ("*.json": the one such file)."""
-    thread_safe: bool
-    """Whether one loaded model may execute on several threads at once; else each instance is a worker of its own."""
-    forks_from_zygote: bool
-    """Whether the zygote, which has imported the CPU engines, may fork the worker; else it is started by exec."""
-    preload: tuple[str, ...] = ()
-    """Modules that the zygote imports ahead for this backend, where they are installed."""
     default_max_batch_size: int = 4
     """What max_batch_size becomes when the config leaves it out and the model can batch (Triton's default)."""
-    gpu_module: str = ""
-    """The module that takes its models to a GPU where it is installed, one worker an instance; "" = the CPU only."""
     answers_requests: bool = False
     """Whether its models see each request for itself (see `request_model.py`), not batches of tensors."""
+    choose_engine: Callable[[ModelConfig, Machine], EngineChoice] | None = None
+    """Raises: ServeError: the engine that the configuration asks for cannot be had here."""
+
+
+def _ignore(text: str) -> None:
+    """Where nobody asks what goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +103,11 @@ class ModelSource:
     device: int | None
     """The GPU's number, or None on the CPU."""
     instance_count: int
-    """How many threads will call `execute` at once (1 unless the backend is thread-safe)."""
+    """How many threads will call `execute` at once (1 unless the engine is thread-safe)."""
+    settings: EngineSettings = field(default_factory=EngineSettings)
+    report: Callable[[str], None] = _ignore
+    """Says what goes on, for the index and the log: while the model loads, and later of what still goes on beside it
+    ("" = nothing any more). From any thread."""
 
 
 @dataclass(frozen=True, slots=True)

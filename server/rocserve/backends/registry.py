@@ -25,8 +25,9 @@ class BackendRegistry:
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """What the zygote imports ahead, for all backends that fork from it."""
-        return tuple(dict.fromkeys(name for spec in self._backends if spec.forks_from_zygote for name in spec.preload))
+        """What the zygote imports ahead, for all engines that fork from it."""
+        engines = (engine for spec in self._backends for engine in spec.engines if engine.forks_from_zygote)
+        return tuple(dict.fromkeys(name for engine in engines for name in engine.preload))
 
     @property
     def platforms(self) -> tuple[str, ...]:

@@ -105,7 +105,7 @@ def adopt(message: ModelConfig, signature: Signature) -> tuple[str, ...]:
 
 
 def _default_count(group: ModelInstanceGroup, backend: BackendSpec | None) -> int:
-    shares_well = backend is not None and backend.thread_safe
+    shares_well = backend is not None and backend.engines[0].thread_safe
     return _CPU_INSTANCES if group.kind == ModelInstanceGroup.KIND_CPU and shares_well else 1
 
 

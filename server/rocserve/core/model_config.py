@@ -109,6 +109,15 @@ class WarmupSample:
     count: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class ExecutionAccelerator:
+    """An entry of `optimization.execution_accelerators`."""
+
+    name: str
+    """E.g. "migraphx", "openvino"."""
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+
 class VersionPolicyKind(enum.Enum):
     LATEST = "latest"
     ALL = "all"
@@ -140,6 +149,9 @@ class ModelConfig:
     model_warmup: tuple[WarmupSample, ...] = ()
     default_model_filename: str = ""
     parameters: Mapping[str, str] = field(default_factory=dict)
+    gpu_accelerators: tuple[ExecutionAccelerator, ...] = ()
+    """optimization.execution_accelerators.gpu_execution_accelerator, in its order."""
+    cpu_accelerators: tuple[ExecutionAccelerator, ...] = ()
     decoupled: bool = False
     """A request may get any number of responses (model_transaction_policy)."""
 

@@ -64,7 +64,7 @@ class WorkerVersionLoader:
         group = worker_group(
             load_message(definition, version, version_folder, self._log.isEnabledFor(logging.DEBUG)),
             definition,
-            plan_workers(definition.config, definition.backend),
+            plan_workers(definition.config, definition.backend.engines[0]),
             launcher=self._launcher,
             completion=self._completion,
             events=wiring,

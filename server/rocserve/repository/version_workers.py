@@ -30,7 +30,7 @@ def load_message(definition: ModelDefinition, version: int, version_folder: Path
         model_folder=str(definition.folder),
         version_folder=str(version_folder),
         model_file=str(find_model_file(definition, version_folder)),
-        engine=backend.engine,
+        engine=backend.engines[0].module,
         config=definition.config,
         instance_kind=definition.config.instance_groups[0].kind,
         device=None,
@@ -72,7 +72,7 @@ def worker_group(
         completion=completion,
         events=events,
         log=log,
-        forked=backend.forks_from_zygote,
+        forked=backend.engines[0].forks_from_zygote,
         interpreter=model_interpreter(definition),
         start_call=start_call if backend.answers_requests else None,
     )

@@ -38,7 +38,7 @@ async def _describe(definition: ModelDefinition, version: int) -> Signature:
         group = worker_group(
             load_message(definition, version, folder),
             definition,
-            plan_workers(definition.config, definition.backend)[:1],
+            plan_workers(definition.config, definition.backend.engines[0])[:1],
             launcher=launcher,
             completion=completion,
             events=_Unwatched(),

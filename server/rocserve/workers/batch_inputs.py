@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
+from rocserve.core.plain import to_json
 from rocserve.core.tensors import Buffer
 from rocserve.workers.memory import Arena, aligned
 from rocserve.workers.messages import BatchLayout, TensorHead
-from rocserve.workers.plain import to_json
 from rocserve.workers.wire import MAXIMUM_DATAGRAM, pack_tail
 
 _JOINED_AT_ONCE = 64 * 1024

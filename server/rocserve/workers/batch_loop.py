@@ -7,10 +7,10 @@ import socket
 from collections.abc import Callable, Sequence
 
 from rocserve.core.errors import ServeError
+from rocserve.core.plain import to_json
 from rocserve.core.tensors import Tensor
 from rocserve.workers.memory import Arena
 from rocserve.workers.messages import BatchFailure, BatchLayout
-from rocserve.workers.plain import to_json
 from rocserve.workers.wire import ATTACH, EXECUTE, HEADER, MAXIMUM_DATAGRAM, pack_tail
 
 _LONGEST_TEXT = 8192

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.plain import from_json
 from rocserve.core.requests import NO_PARAMETERS, Parameters
 from rocserve.core.tensors import Buffer, Tensor
 from rocserve.workers.batch_inputs import InputLayout
@@ -17,7 +18,6 @@ from rocserve.workers.completion import CompletionThread, TimerHandle
 from rocserve.workers.conversation import Conversation
 from rocserve.workers.memory import Arena
 from rocserve.workers.messages import BatchFailure
-from rocserve.workers.plain import from_json
 from rocserve.workers.request_outputs import RequestOutputLayouts
 from rocserve.workers.wire import (
     ATTACH,

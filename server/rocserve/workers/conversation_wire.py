@@ -26,10 +26,10 @@ from typing import Any
 from rocserve.backends.request_model import Answer, ModelCall, ModelResponse
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
+from rocserve.core.plain import to_json
 from rocserve.core.tensors import Buffer, Tensor
 from rocserve.workers.memory import aligned
 from rocserve.workers.messages import AnswerLayout, CallLayout, TensorHead
-from rocserve.workers.plain import to_json
 from rocserve.workers.wire import MAXIMUM_DATAGRAM, LayoutReader, pack_tail, status_code, unpack_tail
 
 HEADER = struct.Struct("<B?6xQ")

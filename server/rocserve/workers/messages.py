@@ -1,8 +1,9 @@
 """The messages between the server, the zygote and the workers. `wire.py` says how they travel.
 
 Control messages go over a worker's control socket, one at a time: Load -> Loaded | LoadFailed,
-WarmUp -> WarmedUp | LoadFailed, Unload -> (the worker ends). Batches and their results go over the channel of an
-instance; their tensors lie in the channel's shared memory. Spawn and its answers go between the server and the zygote.
+WarmUp -> WarmedUp | LoadFailed, Unload -> (the worker ends). Progress comes from the worker in between. Batches and
+their results go over the channel of an instance; their tensors lie in the channel's shared memory. Spawn and its
+answers go between the server and the zygote.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.core.requests import NO_PARAMETERS, Parameters, Signature
+from rocserve.settings import EngineSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class Load:
     """The configuration as it is before completion, as Triton writes it in JSON."""
     instance_name: str = ""
     """Triton's: <group>_<instance>."""
+    settings: EngineSettings = field(default_factory=EngineSettings)
     verbose: bool = False
     """Whether the server's log takes what is only for the curious."""
 
@@ -52,6 +55,14 @@ class LoadFailed:
 
     code: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the engine is at; comes at any time after Load, and after Loaded of what goes on beside the model."""
+
+    text: str
+    """"" = nothing any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +84,7 @@ class Unload:
     """End, after the batches in hand."""
 
 
-ControlMessage = Load | Loaded | LoadFailed | WarmUp | WarmedUp | Unload
+ControlMessage = Load | Loaded | LoadFailed | Progress | WarmUp | WarmedUp | Unload
 
 
 @dataclass(frozen=True, slots=True)

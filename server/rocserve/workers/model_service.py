@@ -96,4 +96,5 @@ def model_source(load: Load) -> ModelSource:
         instance_kind=load.instance_kind,
         device=load.device,
         instance_count=load.instance_count,
+        settings=load.settings,
     )

@@ -10,10 +10,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
+from rocserve.core.plain import to_json
 from rocserve.core.requests import ParameterValue, RequestHead
 from rocserve.core.validation import RequestPlan
 from rocserve.workers.messages import RequestDetails
-from rocserve.workers.plain import to_json
 from rocserve.workers.wire import REMEMBERED, LayoutReader
 
 _START = struct.Struct("<QI")

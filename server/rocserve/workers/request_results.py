@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from rocserve.backends.request_model import Answer, ModelResponse
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
+from rocserve.core.plain import to_json
 from rocserve.core.requests import Parameters
 from rocserve.core.tensors import Tensor
 from rocserve.workers.memory import Arena, aligned
 from rocserve.workers.messages import RequestResult, RequestResults, TensorHead
-from rocserve.workers.plain import to_json
 from rocserve.workers.wire import REMEMBERED, pack_tail
 
 _FAILURE_TEXTS = 64 * 1024

@@ -13,11 +13,11 @@ import numpy as np
 from rocserve.backends.base import Batch, BatchResult
 from rocserve.core.datatypes import DataType, datatype_of
 from rocserve.core.errors import ServeError, internal
+from rocserve.core.plain import to_json
 from rocserve.core.requests import Signature
 from rocserve.core.tensors import Buffer, Tensor, bytes_elements, encode_bytes_elements
 from rocserve.workers.memory import Arena, aligned
 from rocserve.workers.messages import RequestFailure, ResultLayout, TensorHead
-from rocserve.workers.plain import to_json
 from rocserve.workers.wire import REMEMBERED, pack_tail
 
 Array = np.ndarray[Any, Any]

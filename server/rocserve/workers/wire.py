@@ -28,9 +28,9 @@ from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from rocserve.core.errors import StatusCode
+from rocserve.core.plain import from_json, to_json
 from rocserve.workers import messages
 from rocserve.workers.messages import ControlMessage, ZygoteMessage
-from rocserve.workers.plain import from_json, to_json
 
 HEADER = struct.Struct("<BB6xQqqq")
 """Message kind, slot, batch id, input_end_ns, output_start_ns, compute_end_ns (time.monotonic_ns(); 0 in EXECUTE)."""

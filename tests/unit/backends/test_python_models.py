@@ -142,7 +142,7 @@ def test_what_a_model_is_told() -> None:
 
 def test_an_instance_on_a_gpu_finds_it_as_the_first() -> None:
     config = ModelConfig("mirror", instance_groups=(InstanceGroup("group", InstanceKind.GPU, 1),))
-    plans = plan_workers(config, BACKEND, lambda: (2, 5))
+    plans = plan_workers(config, BACKEND.engines[0], lambda: (2, 5))
     assert [(plan.kind, plan.device, plan.instance_name) for plan in plans] == [
         (InstanceKind.GPU, 2, "group_0"),
         (InstanceKind.GPU, 5, "group_1"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rocserve.backends.base import BackendSpec
+from rocserve.backends.base import BackendSpec, EngineSpec
 from rocserve.backends.registry import BackendRegistry
 from rocserve.core.datatypes import DataType
 from rocserve.core.requests import Signature, TensorSpec
@@ -17,10 +17,8 @@ def _spec(name: str, platforms: tuple[str, ...], filenames: tuple[str, ...], thr
     return BackendSpec(
         name=name,
         platforms=platforms,
-        engine=f"engines.{name}",
+        engines=(EngineSpec(name, f"engines.{name}", thread_safe, forks_from_zygote=True),),
         model_filenames=filenames,
-        thread_safe=thread_safe,
-        forks_from_zygote=True,
     )
 
 

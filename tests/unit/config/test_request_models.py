@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rocserve.backends.base import BackendSpec
+from rocserve.backends.base import BackendSpec, EngineSpec
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import ModelDefinition, complete_definition, read_model_definitions
 from rocserve.config.json_text import config_json
@@ -25,10 +25,8 @@ REGISTRY = BackendRegistry(
         BackendSpec(
             name="python",
             platforms=("python",),
-            engine="engines.python",
+            engines=(EngineSpec("python", "engines.python", thread_safe=False, forks_from_zygote=True),),
             model_filenames=("model.py",),
-            thread_safe=False,
-            forks_from_zygote=True,
             default_max_batch_size=0,
             answers_requests=True,
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rocserve.backends.base import BackendSpec
+from rocserve.backends.base import BackendSpec, EngineSpec
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import ModelDefinition
 from rocserve.core.errors import ServeError, internal
@@ -24,10 +24,11 @@ from rocserve.repository.settings import ControlMode, RepositorySettings
 SETTLE_SECONDS = 0.2
 PATIENCE_SECONDS = 10.0
 
+_ENGINE = EngineSpec("tests", "tests.engine", thread_safe=True, forks_from_zygote=True)
 REGISTRY = BackendRegistry(
     [
-        BackendSpec("onnx", ("onnx_onnxv1", "onnxruntime"), "tests.engine", ("model.onnx",), True, True),
-        BackendSpec("python", ("python",), "tests.engine", ("model.py",), False, False),
+        BackendSpec("onnx", ("onnx_onnxv1", "onnxruntime"), (_ENGINE,), ("model.onnx",)),
+        BackendSpec("python", ("python",), (_ENGINE,), ("model.py",)),
     ]
 )
 

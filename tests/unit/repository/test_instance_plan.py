@@ -7,23 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from rocserve.backends.base import BackendSpec
+from rocserve.backends.base import EngineSpec
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
 from rocserve.repository.gpus import visible_gpus
 from rocserve.repository.instance_plan import plan_workers
 
-CPU_ONLY = BackendSpec("some", ("some",), "some.engine", ("model.some",), thread_safe=True, forks_from_zygote=True)
+CPU_ONLY = EngineSpec("some", "some.engine", thread_safe=True, forks_from_zygote=True)
 # A module of the standard library, which is installed everywhere.
 WITH_GPU = dataclasses.replace(CPU_ONLY, gpu_module="xml.dom")
 WITHOUT_ITS_MODULE = dataclasses.replace(CPU_ONLY, gpu_module="xml.no_such_module")
 
 
 def plan(
-    backend: BackendSpec, *groups: InstanceGroup, machine: tuple[int, ...] = (), engine: str = ""
+    spec: EngineSpec, *groups: InstanceGroup, machine: tuple[int, ...] = (), engine: str = ""
 ) -> list[tuple[InstanceKind, int | None, int]]:
-    config = ModelConfig(name="m", instance_groups=groups, parameters={"engine": engine} if engine else {})
-    plans = plan_workers(config, backend, lambda: machine)
+    config = ModelConfig(
+        name="m", backend="some", instance_groups=groups, parameters={"engine": engine} if engine else {}
+    )
+    plans = plan_workers(config, spec, lambda: machine)
     return [(one.kind, one.device, one.instance_count) for one in plans]
 
 
@@ -49,20 +51,18 @@ def test_a_group_without_gpus_takes_all_of_the_machine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "text"),
+    ("spec", "text"),
     [
         (CPU_ONLY, "no GPUs are available to the backend 'some'; use KIND_CPU"),
         (WITHOUT_ITS_MODULE, r"backend 'some' \(the Python module xml.no_such_module is not installed\)"),
         (WITH_GPU, r"\(none was found on this machine; name those to use in 'gpus'\)"),
     ],
 )
-def test_a_gpu_that_is_not_there_is_replaced_by_the_cpu_only_where_auto_is_written(
-    backend: BackendSpec, text: str
-) -> None:
+def test_a_gpu_that_is_not_there_is_replaced_by_the_cpu_only_where_auto_is_written(spec: EngineSpec, text: str) -> None:
     with pytest.raises(ServeError, match=text) as caught:
-        plan(backend, gpu_group())
+        plan(spec, gpu_group())
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
-    assert plan(backend, gpu_group(), engine="auto") == [(InstanceKind.CPU, None, 1)]
+    assert plan(spec, gpu_group(), engine="auto") == [(InstanceKind.CPU, None, 1)]
 
 
 def test_auto_takes_the_gpu_where_there_is_one() -> None:

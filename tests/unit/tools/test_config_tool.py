@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rocserve.backends.base import BackendSpec
+from rocserve.backends.base import BackendSpec, EngineSpec
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import ModelDefinition, find_model_file
 from rocserve.config.pbtxt import parse_model_config
@@ -20,10 +20,8 @@ _REGISTRY = BackendRegistry(
         BackendSpec(
             name="onnx",
             platforms=("onnx_onnxv1", "onnxruntime"),
-            engine="none",
+            engines=(EngineSpec("onnxruntime", "none", thread_safe=True, forks_from_zygote=True),),
             model_filenames=("model.onnx",),
-            thread_safe=True,
-            forks_from_zygote=True,
         )
     ]
 )

@@ -14,11 +14,11 @@ from support.workers import LOG, BatchInput, add_sub_inputs, batch_input, execut
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import unavailable
+from rocserve.core.plain import to_json
 from rocserve.workers import channel as channel_module
 from rocserve.workers.channel import SLOTS, BatchOutcome, Channel, WorkerGone
 from rocserve.workers.completion import CompletionThread
 from rocserve.workers.messages import ResultLayout, TensorHead
-from rocserve.workers.plain import to_json
 from rocserve.workers.wire import EXECUTE, EXECUTED, HEADER, pack_tail
 
 

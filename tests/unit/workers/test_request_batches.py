@@ -9,12 +9,12 @@ import pytest
 
 from rocserve.backends.request_model import ModelResponse
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
+from rocserve.core.plain import to_json
 from rocserve.core.requests import InputHead, RequestHead
 from rocserve.core.tensors import Tensor, encode_bytes_elements, tensor_from_numpy
 from rocserve.core.validation import RequestPlan
 from rocserve.workers.memory import Arena
 from rocserve.workers.messages import RequestDetails, RequestResult, RequestResults, TensorHead
-from rocserve.workers.plain import to_json
 from rocserve.workers.request_details import DetailsReader, DetailsWriter
 from rocserve.workers.request_inputs import separate
 from rocserve.workers.request_outputs import RequestOutputLayouts

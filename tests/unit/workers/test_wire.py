@@ -11,11 +11,11 @@ from hypothesis import example, given, settings
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import StatusCode
 from rocserve.core.model_config import InstanceKind, ModelConfig
+from rocserve.core.plain import from_json, to_json
 from rocserve.core.requests import Signature
 from rocserve.workers import messages
 from rocserve.workers.batch_outputs import OutputLayouts
 from rocserve.workers.messages import BatchLayout, Load, ResultLayout, Spawn, TensorHead
-from rocserve.workers.plain import from_json, to_json
 from rocserve.workers.wire import (
     LayoutReader,
     decode_message,

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from rocserve.backends.base import BackendSpec
+from rocserve.backends.base import BackendSpec, EngineSpec
 
+ROCAL_MODULE = "amd.rocal"
 BACKEND = BackendSpec(
     name="rocal",
     platforms=("rocal_json", "rocal"),
-    engine="rocserve.backends.rocal.backend",
+    engines=(
+        EngineSpec(
+            name="rocal",
+            module="rocserve.backends.rocal.backend",
+            thread_safe=True,
+            forks_from_zygote=True,
+            preload=("cv2",),
+            gpu_module=ROCAL_MODULE,
+        ),
+    ),
     model_filenames=("pipeline.json", "model.json", "*.json"),
-    thread_safe=True,
-    forks_from_zygote=True,
-    preload=("cv2",),
-    gpu_module="amd.rocal",
 )

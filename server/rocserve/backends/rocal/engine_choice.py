@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from rocserve.backends.base import ModelSource
 from rocserve.backends.installed import is_installed
 from rocserve.backends.parameters import read_choice
-from rocserve.backends.rocal import BACKEND
+from rocserve.backends.rocal import ROCAL_MODULE
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import InstanceKind
-
-ROCAL_MODULE = BACKEND.gpu_module
 
 
 class EngineName(enum.Enum):

@@ -1,0 +1,13 @@
+"""The migraphx backend: compiled MIGraphX programs (.mxr), on AMD GPUs or on MIGraphX's CPU and reference targets."""
+
+from __future__ import annotations
+
+from rocserve.backends.base import BackendSpec
+from rocserve.backends.migraphx.spec import MIGRAPHX
+
+BACKEND = BackendSpec(
+    name="migraphx",
+    platforms=("migraphx_mxr", "migraphx"),
+    engines=(MIGRAPHX,),
+    model_filenames=("model.mxr",),
+)

@@ -1,0 +1,65 @@
+"""All that a compiled program depends on. Equal recipes give equal programs; the cache's key is a recipe's digest."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from rocserve.backends.migraphx.options import CompileOptions
+from rocserve.core.plain import to_json
+
+
+class SourceKind(enum.Enum):
+    ONNX = "onnx"
+    TENSORFLOW = "tensorflow"
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramEnvironment:
+    """What a compiled program is bound to beside its model."""
+
+    migraphx_version: str
+    """Of the library, e.g. "2.14.0"."""
+    rocm_version: str = ""
+    """"" on targets that do without ROCm."""
+    gpu_architecture: str = ""
+    """E.g. "gfx90a"; "" on targets other than gpu."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramSource:
+    kind: SourceKind
+    path: str
+    """Of the file; not part of the key."""
+    digest: str
+    """SHA-256 over the file and, in their order, the files of external data that it names."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramRecipe:
+    """One program: a model at one batch size."""
+
+    source: ProgramSource
+    options: CompileOptions
+    environment: ProgramEnvironment
+    batch_size: int = 0
+    """0 = the model has no batch dimension."""
+    largest_batch: int = 0
+    """Above 0: one program for batches of 1 to this; `batch_size` is then 0."""
+    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of every input, by its name, batch dimension included (with `largest_batch`: 1 in its place)."""
+    rebatched: bool = False
+    """The file has another batch size baked in: the program is checked against the file's own before it serves."""
+    output_names: tuple[str, ...] = ()
+    """What a TensorFlow graph is asked for; ONNX models have their own."""
+    calibration_digest: str = ""
+    """SHA-256 over the calibration data; "" without."""
+    offload_copy: bool = True
+
+    @property
+    def key(self) -> str:
+        """64 hexadecimal digits: SHA-256 over all of it but the file's path."""
+        anywhere = replace(self, source=replace(self.source, path=""))
+        return hashlib.sha256(to_json(anywhere)).hexdigest()

@@ -1,0 +1,13 @@
+"""The tensorflow backend: frozen TensorFlow graphs (GraphDef), compiled by MIGraphX."""
+
+from __future__ import annotations
+
+from rocserve.backends.base import BackendSpec
+from rocserve.backends.migraphx.spec import MIGRAPHX
+
+BACKEND = BackendSpec(
+    name="tensorflow",
+    platforms=("tensorflow_graphdef", "tensorflow"),
+    engines=(MIGRAPHX,),
+    model_filenames=("model.graphdef", "model.pb"),
+)
