@@ -156,7 +156,7 @@ def read_ensemble(name: str, folders: Mapping[str, Path]) -> tuple[ModelDefiniti
 
 def engine_of(member: ModelDefinition) -> str:
     assert member.backend is not None, "the ensemble's members are no ensembles"
-    return member.backend.engine
+    return member.backend.engines[0].module
 
 
 def source_of(member: ModelDefinition) -> ModelSource:
