@@ -1,0 +1,191 @@
+"""Small ONNX networks that MIGraphX compiles and its reference target runs in milliseconds.
+
+`batch` is the first dimension of every input and output: a name (symbolic) or a number (baked into the file). Weights
+are seeded, so a network is the same file each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+Batch = int | str
+Array = np.ndarray[Any, Any]
+
+_OPSET_VERSION = 17
+_IR_VERSION = 8
+
+LABELS = 10
+"""Columns of `mini_resnet`'s and `mlp`'s answers."""
+IMAGE_SHAPE = (3, 8, 8)
+"""Channels, height and width of `mini_resnet`'s images."""
+MLP_WIDTH = 16
+"""Columns of `mlp`'s input."""
+
+
+def mini_resnet(batch: Batch = "batch") -> bytes:
+    """`image` FP32 [batch, 3, 8, 8] -> `logits` FP32 [batch, 10]: convolutions, a shortcut, pooling, a Gemm."""
+    network = _Network(seed=1)
+    stem = network.relu(network.convolution("image", 3, 8))
+    branch = network.convolution(network.relu(network.convolution(stem, 8, 8)), 8, 8)
+    joined = network.relu(network.node("Add", branch, stem))
+    halved = network.relu(network.convolution(joined, 8, 16, stride=2))
+    pooled = network.node("Flatten", network.node("GlobalAveragePool", halved), axis=1)
+    network.linear(pooled, 16, LABELS, output="logits")
+    return network.model({"image": (batch, *IMAGE_SHAPE)}, {"logits": (batch, LABELS)})
+
+
+def mlp(batch: Batch = "batch") -> bytes:
+    """`x` FP32 [batch, 16] -> `scores` FP32 [batch, 10], rows that sum to 1."""
+    network = _Network(seed=2)
+    hidden = network.relu(network.linear("x", MLP_WIDTH, 32))
+    network.node("Softmax", network.linear(hidden, 32, LABELS), output="scores", axis=-1)
+    return network.model({"x": (batch, MLP_WIDTH)}, {"scores": (batch, LABELS)})
+
+
+def two_in_two_out(batch: Batch = "batch") -> bytes:
+    """`left` and `right` FP32 [batch, 4] -> `difference` FP32 [batch, 4], `product` FP32 [batch, 6].
+
+    Neither the inputs nor the outputs stand in alphabetical order of what makes them.
+    """
+    network = _Network(seed=3)
+    network.node("Sub", "left", "right", output="difference")
+    network.linear(network.node("Mul", "right", "left"), 4, 6, output="product")
+    return network.model({"left": (batch, 4), "right": (batch, 4)}, {"difference": (batch, 4), "product": (batch, 6)})
+
+
+def reshaped_to_constant(batch: int = 1) -> bytes:
+    """`x` FP32 [batch, 2, 3] -> `y` FP32 [batch, 6] by a Reshape that names the batch: at no other size it is right."""
+    return _reshaping(batch, (batch, 6))
+
+
+def reshaped_to_free(batch: int = 1) -> bytes:
+    """As `reshaped_to_constant`, but its Reshape leaves the batch open (-1): it can be had at any size."""
+    return _reshaping(batch, (-1, 6))
+
+
+def mixing_rows(batch: int = 1) -> bytes:
+    """`x` FP32 [batch, 4] -> `y` FP32 [batch, 4], less the largest value of the whole batch: rows depend on others."""
+    network = _Network(seed=4)
+    network.node("Sub", "x", network.node("ReduceMax", "x", axes=[0], keepdims=1), output="y")
+    return network.model({"x": (batch, 4)}, {"y": (batch, 4)})
+
+
+def identity(element_type: int = TensorProto.FLOAT, shape: Sequence[Batch] = ("batch", 4)) -> bytes:
+    """`x` -> `y`, the same: MIGraphX's output is its input's own memory."""
+    network = _Network(seed=5)
+    network.node("Identity", "x", output="y")
+    return network.model({"x": tuple(shape)}, {"y": tuple(shape)}, element_type)
+
+
+def any_length(batch: Batch = "batch") -> bytes:
+    """`x` FP32 [batch, length] -> `y` FP32 [batch, length], twice x: a symbolic dimension beside the batch."""
+    network = _Network(seed=6)
+    network.node("Add", "x", "x", output="y")
+    return network.model({"x": (batch, "length")}, {"y": (batch, "length")})
+
+
+def without_batch() -> bytes:
+    """`x` FP32 [2, 3] -> `y` FP32 [3, 2], turned round: no dimension of it is a batch."""
+    network = _Network(seed=7)
+    network.node("Transpose", "x", output="y", perm=[1, 0])
+    return network.model({"x": (2, 3)}, {"y": (3, 2)})
+
+
+def unknown_operator(name: str = "MyFancyOp") -> bytes:
+    """`x` FP32 [batch, 4] -> `y` by an operator that neither MIGraphX nor ONNX Runtime has."""
+    node = helper.make_node(name, ["x"], ["y"], domain="com.example")
+    spec = (TensorProto.FLOAT, ["batch", 4])
+    return _serialised([node], {"x": spec}, {"y": spec}, [], "com.example")
+
+
+def random_inputs(model: bytes, rows: int, seed: int = 0) -> dict[str, Array]:
+    """FP32 inputs for a network of this file: `rows` in place of the batch, between -1 and 1."""
+    generator = np.random.default_rng(seed)
+    return {
+        entry.name: generator.uniform(
+            -1, 1, (rows, *(dim.dim_value for dim in entry.type.tensor_type.shape.dim[1:]))
+        ).astype(np.float32)
+        for entry in onnx.load_from_string(model).graph.input
+    }
+
+
+def _reshaping(batch: int, shape: Sequence[int]) -> bytes:
+    network = _Network(seed=8)
+    constant = network.weights("shape", np.array(shape, np.int64))
+    network.node("Reshape", network.node("Mul", "x", "x"), constant, output="y")
+    return network.model({"x": (batch, 2, 3)}, {"y": (batch, 6)})
+
+
+@dataclass(slots=True)
+class _Network:
+    """A graph that grows node by node; each method returns the name of the tensor that it makes."""
+
+    seed: int
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    initializers: list[onnx.TensorProto] = field(default_factory=list)
+
+    def node(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
+        output = output or f"{operator.lower()}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operator, list(inputs), [output], **attributes))
+        return output
+
+    def weights(self, name: str, values: Array) -> str:
+        self.initializers.append(numpy_helper.from_array(values, name))
+        return name
+
+    def relu(self, source: str) -> str:
+        return self.node("Relu", source)
+
+    def convolution(self, source: str, channels: int, filters: int, stride: int = 1) -> str:
+        weights = self._random("weights", (filters, channels, 3, 3), channels * 9)
+        bias = self._random("bias", (filters,), filters)
+        return self.node("Conv", source, weights, bias, pads=[1, 1, 1, 1], strides=[stride, stride])
+
+    def linear(self, source: str, columns: int, outputs: int, output: str = "") -> str:
+        weights = self._random("weights", (columns, outputs), columns)
+        return self.node("Gemm", source, weights, self._random("bias", (outputs,), outputs), output=output)
+
+    def model(
+        self, inputs: dict[str, tuple[Batch, ...]], outputs: dict[str, tuple[Batch, ...]], element_type: int = 1
+    ) -> bytes:
+        return _serialised(self.nodes, _specs(inputs, element_type), _specs(outputs, element_type), self.initializers)
+
+    def _random(self, name: str, shape: tuple[int, ...], fan_in: int) -> str:
+        generator = np.random.default_rng((self.seed, len(self.initializers)))
+        values = generator.standard_normal(shape) / np.sqrt(fan_in)
+        return self.weights(f"{name}_{len(self.initializers)}", values.astype(np.float32))
+
+
+_Specs = dict[str, tuple[int, Sequence[Batch]]]
+
+
+def _specs(shapes: dict[str, tuple[Batch, ...]], element_type: int) -> _Specs:
+    return {name: (element_type, shape) for name, shape in shapes.items()}
+
+
+def _serialised(
+    nodes: list[onnx.NodeProto],
+    inputs: _Specs,
+    outputs: _Specs,
+    initializers: list[onnx.TensorProto],
+    *domains: str,
+) -> bytes:
+    model = helper.make_model(
+        helper.make_graph(nodes, "network", _value_infos(inputs), _value_infos(outputs), initializers),
+        opset_imports=[helper.make_opsetid("", _OPSET_VERSION), *(helper.make_opsetid(name, 1) for name in domains)],
+        ir_version=_IR_VERSION,
+    )
+    if not domains:
+        onnx.checker.check_model(model)
+    data: bytes = model.SerializeToString()
+    return data
+
+
+def _value_infos(specs: _Specs) -> Iterable[onnx.ValueInfoProto]:
+    return [helper.make_tensor_value_info(name, kind, list(shape)) for name, (kind, shape) in specs.items()]
