@@ -1,0 +1,121 @@
+"""The fixed list of batch sizes that a model runs at, where an engine compiles each shape: a batch is padded up to the
+next size of the list and its results are sliced; one above the largest is run in pieces."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rocserve.core.errors import internal, invalid_argument
+
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+"""By tensor; the rows of a batch along the first dimension."""
+
+_MOST_SIZES = 64
+"""Each is a program of its own: compiled, kept in memory, warmed up."""
+
+
+def default_batch_sizes(largest: int) -> tuple[int, ...]:
+    """1, 2, 4 ... and `largest` itself, ascending; none for a model without a batch dimension (0)."""
+    powers = (1 << exponent for exponent in range(largest.bit_length()))
+    return tuple(sorted({*powers, largest})) if largest > 0 else ()
+
+
+def parse_batch_sizes(text: str, largest: int, named: str = "parameter 'batch_sizes'") -> tuple[int, ...]:
+    """The sizes that `text` lists, e.g. "1, 4, 8": ascending, each once.
+
+    Args:
+        largest: the model's max_batch_size.
+        named: how the error calls what the text comes from.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT; the text is no such list, or a size is not within 1 to `largest`.
+    """
+    if largest <= 0:
+        raise invalid_argument(
+            f'{named} is "{text}", but max_batch_size is 0, so the model has no batch dimension; set max_batch_size'
+            f" or leave {named} out"
+        )
+    words = re.split(r"[\s,]+", text.strip().removeprefix("[").removesuffix("]").strip())
+    sizes = sorted({int(word) if re.fullmatch("[0-9]{1,9}", word) else 0 for word in words})
+    if sizes[0] < 1 or sizes[-1] > largest or len(sizes) > _MOST_SIZES:
+        raise invalid_argument(
+            f"{named} must be at most {_MOST_SIZES} whole numbers from 1 to max_batch_size, which is {largest},"
+            f' as in "1, {largest}", not "{text}"'
+        )
+    return tuple(sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of a batch that run together."""
+
+    start: int
+    """The first row's place in the batch."""
+    rows: int
+    batch_size: int
+    """What they are padded to."""
+
+
+def pieces(rows: int, sizes: Sequence[int]) -> tuple[Piece, ...]:
+    """How a batch of `rows` (at least 1) runs where only `sizes` (ascending, not empty) can: as few pieces as can be,
+    each padded as little as can be."""
+    largest = sizes[-1]
+    whole, rest = divmod(rows, largest)
+    parts = [Piece(index * largest, largest, largest) for index in range(whole)]
+    if rest:
+        parts.append(Piece(whole * largest, rest, next(size for size in sizes if size >= rest)))
+    return tuple(parts)
+
+
+def run_in_pieces(
+    inputs: Arrays,
+    sizes: Sequence[int],
+    run: Callable[[Arrays], Arrays],
+    pad_with_first_row: bool = True,
+) -> Arrays:
+    """The outputs of a batch, run as `pieces` says.
+
+    Args:
+        inputs: at least one, all with the same number of rows.
+        sizes: ascending, not empty.
+        run: the model, at the batch size that its inputs have; C-contiguous inputs in, all outputs with as many rows.
+            Its outputs must stay as they are while it runs again.
+        pad_with_first_row: pad with copies of the first row, which the model takes for sure, else with zeros.
+
+    Raises:
+        ServeError: INTERNAL; an output has not as many rows as the inputs. And whatever `run` raises.
+    """
+    rows = len(next(iter(inputs.values())))
+    results = [_run_piece(inputs, piece, run, pad_with_first_row) for piece in pieces(rows, sizes)]
+    if len(results) == 1:
+        return results[0]
+    return {name: np.concatenate([result[name] for result in results]) for name in results[0]}
+
+
+def _run_piece(inputs: Arrays, piece: Piece, run: Callable[[Arrays], Arrays], pad_with_first_row: bool) -> Arrays:
+    outputs = run({name: _padded(array, piece, pad_with_first_row) for name, array in inputs.items()})
+    for name, output in outputs.items():
+        if output.shape[:1] != (piece.batch_size,):
+            raise internal(
+                f"output '{name}' has shape {list(output.shape)} for a batch of {piece.batch_size}; its first dimension"
+                " must be the batch"
+            )
+    if piece.rows == piece.batch_size:
+        return outputs
+    return {name: output[: piece.rows] for name, output in outputs.items()}
+
+
+def _padded(array: np.ndarray[Any, Any], piece: Piece, with_first_row: bool) -> np.ndarray[Any, Any]:
+    rows = array[piece.start : piece.start + piece.rows]
+    if piece.rows == piece.batch_size:
+        return rows
+    padded = np.empty((piece.batch_size, *array.shape[1:]), array.dtype)
+    padded[: piece.rows] = rows
+    # Objects are text, for which there is no zero.
+    padded[piece.rows :] = rows[:1] if with_first_row or array.dtype == np.object_ else 0
+    return padded

@@ -1,0 +1,113 @@
+"""Fixed batch sizes: which there are, and how batches of any size run at them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rocserve.backends.batch_sizes import (
+    Arrays,
+    Piece,
+    default_batch_sizes,
+    parse_batch_sizes,
+    pieces,
+    run_in_pieces,
+)
+from rocserve.core.errors import ServeError, StatusCode
+
+
+@pytest.mark.parametrize(
+    ("largest", "sizes"),
+    [(0, ()), (1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8)), (100, (1, 2, 4, 8, 16, 32, 64, 100))],
+)
+def test_default_sizes(largest: int, sizes: tuple[int, ...]) -> None:
+    assert default_batch_sizes(largest) == sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [("1, 4, 8", (1, 4, 8)), ("8 4,4", (4, 8)), (" 2 ", (2,)), ("[1, 2]", (1, 2)), ("3", (3,))],
+)
+def test_sizes_that_are_written_down(text: str, sizes: tuple[int, ...]) -> None:
+    assert parse_batch_sizes(text, 8) == sizes
+
+
+@pytest.mark.parametrize("text", ["", "0", "9", "1, two", "-1", "1.5", "1,,,9", "\u00b2", "1" * 5000])
+def test_sizes_that_cannot_be(text: str) -> None:
+    with pytest.raises(
+        ServeError, match="parameter 'batch_sizes' must be at most 64 whole numbers from 1 to"
+    ) as caught:
+        parse_batch_sizes(text, 8)
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+
+
+def test_too_many_sizes() -> None:
+    with pytest.raises(ServeError, match="at most 64 whole numbers"):
+        parse_batch_sizes(",".join(map(str, range(1, 100))), 1000)
+
+
+def test_sizes_of_a_model_without_a_batch_dimension() -> None:
+    with pytest.raises(ServeError, match=r"the accelerator's 'batch' is \"4\", but max_batch_size is 0"):
+        parse_batch_sizes("4", 0, "the accelerator's 'batch'")
+
+
+@pytest.mark.parametrize(
+    ("rows", "sizes", "expected"),
+    [
+        (1, (1, 2, 4), [Piece(0, 1, 1)]),
+        (3, (1, 2, 4), [Piece(0, 3, 4)]),
+        (4, (1, 2, 4), [Piece(0, 4, 4)]),
+        (9, (1, 2, 4), [Piece(0, 4, 4), Piece(4, 4, 4), Piece(8, 1, 1)]),
+        (7, (1, 2, 4), [Piece(0, 4, 4), Piece(4, 3, 4)]),
+        (2, (8,), [Piece(0, 2, 8)]),
+        (3, (1,), [Piece(0, 1, 1), Piece(1, 1, 1), Piece(2, 1, 1)]),
+    ],
+)
+def test_pieces(rows: int, sizes: tuple[int, ...], expected: list[Piece]) -> None:
+    assert list(pieces(rows, sizes)) == expected
+
+
+class Doubling:
+    """A model that doubles and remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.given: list[np.ndarray[Any, Any]] = []
+
+    def __call__(self, inputs: Arrays) -> Arrays:
+        self.given.append(inputs["X"])
+        return {"Y": inputs["X"] * 2}
+
+
+@pytest.mark.parametrize("rows", range(1, 12))
+@pytest.mark.parametrize("first", [True, False])
+def test_rows_do_not_depend_on_how_they_run(rows: int, first: bool) -> None:
+    model = Doubling()
+    batch = np.arange(rows * 3, dtype=np.float32).reshape(rows, 3) + 1
+    outputs = run_in_pieces({"X": batch}, (1, 2, 4), model, pad_with_first_row=first)
+    np.testing.assert_array_equal(outputs["Y"], batch * 2)
+    assert {len(given) for given in model.given} <= {1, 2, 4}
+    assert all(given.flags.c_contiguous for given in model.given)
+
+
+def test_what_padding_holds() -> None:
+    model = Doubling()
+    run_in_pieces({"X": np.array([[5, 6], [7, 8], [9, 9]])}, (4,), model)
+    assert model.given[-1].tolist() == [[5, 6], [7, 8], [9, 9], [5, 6]]
+    run_in_pieces({"X": np.array([[5, 6]])}, (2,), model, pad_with_first_row=False)
+    assert model.given[-1].tolist() == [[5, 6], [0, 0]]
+    run_in_pieces({"X": np.array([["a"]], dtype=np.object_)}, (2,), model, pad_with_first_row=False)
+    assert model.given[-1].tolist() == [["a"], ["a"]]
+
+
+def test_a_batch_of_one_of_the_sizes_is_not_copied() -> None:
+    model = Doubling()
+    batch = np.ones((4, 2))
+    run_in_pieces({"X": batch}, (2, 4), model)
+    assert np.shares_memory(model.given[-1], batch)
+
+
+def test_an_output_without_the_batch_is_refused() -> None:
+    with pytest.raises(ServeError, match=r"output 'Y' has shape \[1, 2\] for a batch of 4"):
+        run_in_pieces({"X": np.ones((3, 2))}, (4,), lambda inputs: {"Y": inputs["X"][:1]})
