@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.lifeline import die_with_holder
 from rocserve.workers.batch_loop import error_text
-from rocserve.workers.lifeline import die_with_server
 from rocserve.workers.messages import ControlMessage, Load, Loaded, LoadFailed, WarmedUp, WarmUp
 from rocserve.workers.model_service import ModelService, TensorService
 from rocserve.workers.request_service import RequestService
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
 def run(title: str, lifeline: int, control: int, channels: Sequence[int]) -> int:
     """Be a worker on these descriptors until the server says so or is gone; the exit status."""
     _become(title)
-    kept = die_with_server(lifeline)
+    kept = die_with_holder(lifeline)
     _open_output()
     _open_log()
     log = logging.getLogger("rocserve.worker")

@@ -18,7 +18,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from rocserve.workers.lifeline import die_with_server
+from rocserve.core.lifeline import die_with_holder
 
 _ONE_THREAD = {
     # A BLAS thread pool would be lost in the fork, with the locks that its threads hold.
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     # Both may go to the whole process group; the server says when it is over.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    kept = die_with_server(int(lifeline))
+    kept = die_with_holder(int(lifeline))
     own_environment = dict(os.environ)
     os.environ.update(_ONE_THREAD)
     # Only now, for it brings numpy, which counts its threads when it is imported.

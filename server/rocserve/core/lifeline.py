@@ -1,8 +1,10 @@
-"""Ends a process when the server ends, however the server ends and whatever the process is doing.
+"""Ends a process when the one that it works for ends, however that ends and whatever the process is doing.
 
-The server alone holds the writing end of a pipe. The kernel signals whoever asked for it on the reading end (O_ASYNC,
-fcntl(2)) when that last writer is gone. The signal is SIGKILL: an engine that holds the GIL for an hour of compiling
-would see neither a handler nor an end-of-file. PR_SET_PDEATHSIG would tie workers to the zygote instead.
+The server (for its workers) or a worker (for its compilers) alone holds the writing end of a pipe. The kernel signals
+whoever asked for it on the reading end (O_ASYNC, fcntl(2)) when that last writer is gone. The signal is SIGKILL: an
+engine that holds the GIL for an hour of compiling would see neither a handler nor an end-of-file. PR_SET_PDEATHSIG
+would tie workers to the zygote instead, and any process to the one thread that started it, and would spare what it has
+started itself.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ import select
 import signal
 
 
-def die_with_server(descriptor: int) -> int:
-    """End this process, or its process group where it leads one, with the server.
+def die_with_holder(descriptor: int) -> int:
+    """End this process, or its process group where it leads one, with the holder of the pipe's writing end.
 
     `descriptor` is the pipe's reading end. The descriptor that is returned has to stay open.
     """
