@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup system demo test lint protos bench clean
+.PHONY: setup system migraphx-root demo test lint protos bench clean
 
 setup: $(STAMP) system
 
@@ -25,6 +25,10 @@ system:
 		echo "  (Debian, Ubuntu: apt-get install libturbojpeg0; Fedora: dnf install turbojpeg)"; \
 	fi
 
+# A real MIGraphX for machines without ROCm, for the tests (target ref). Debian and Ubuntu on amd64.
+migraphx-root:
+	@docker/migraphx-root.sh .migraphx-root
+
 demo: setup
 	$(BIN)/python clients/examples/demo.py
 
@@ -44,4 +48,4 @@ bench: setup
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .migraphx-root .migraphx-root.* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ("support.migraphx",)
+
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:

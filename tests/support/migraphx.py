@@ -1,0 +1,191 @@
+"""Tests on the real MIGraphX that `make migraphx-root` brings. A pytest plugin; tests/conftest.py loads it.
+
+That MIGraphX wants a newer C library than the interpreter of the tests has, so it lives in processes of its own:
+
+- a test that starts such processes (servers, workers, children) takes the fixture `migraphx_root`;
+- a test that itself calls MIGraphX says `pytestmark = pytest.mark.in_migraphx_process`: it is collected and reported
+  here as any other, but runs in a pytest under the root's loader (one for all such tests; a new one after a crash);
+- `run_with_migraphx` runs a piece of Python there.
+
+All of them skip where there is no root.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[2]
+MARK = "in_migraphx_process"
+NO_ROOT = "no MIGraphX here: run make migraphx-root"
+
+REPORTS = "ROCSERVE_TEST_REPORTS"
+"""In a pytest under the root's loader: the descriptor that its reports go to."""
+
+
+def find_root() -> Path | None:
+    """$ROCSERVE_MIGRAPHX_ROOT, or .migraphx-root/ of the checkout."""
+    named = os.environ.get("ROCSERVE_MIGRAPHX_ROOT")
+    root = Path(named) if named else CHECKOUT / ".migraphx-root"
+    return root if (root / "usr/lib/x86_64-linux-gnu/libmigraphx_c.so.3").exists() else None
+
+
+def python_words(root: Path) -> list[str]:
+    """The words that start this interpreter with the root's C library."""
+    libraries = root / "usr/lib/x86_64-linux-gnu"
+    loader = libraries / "ld-linux-x86-64.so.2"
+    return [str(loader), "--library-path", f"{libraries}:{libraries}/migraphx/lib", sys.executable]
+
+
+def run_with_migraphx(
+    root: Path, script: str, *arguments: str, environment: Mapping[str, str] | None = None, timeout: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """Runs the script (Python text, its sys.argv[1:] the arguments) where MIGraphX can be loaded."""
+    command = [*python_words(root), "-c", script, *arguments]
+    variables = {**os.environ, "ROCSERVE_MIGRAPHX_ROOT": str(root), **(environment or {})}
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+@pytest.fixture(scope="session")
+def migraphx_root() -> Path:
+    """The folder that $ROCSERVE_MIGRAPHX_ROOT and --migraphx-root take. Skips where there is none."""
+    root = find_root()
+    if root is None:
+        pytest.skip(NO_ROOT)
+    return root
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"{MARK}: the test calls MIGraphX; it runs in a process that can load it")
+    descriptor = os.environ.get(REPORTS)
+    config.pluginmanager.register(ReportWriter(config, int(descriptor)) if descriptor else ChildRuns(config))
+
+
+class ReportWriter:
+    """In the pytest under the root's loader: sends each report to the one that started it, as a line of JSON."""
+
+    def __init__(self, config: pytest.Config, descriptor: int) -> None:
+        self._config = config
+        self._stream = os.fdopen(descriptor, "w")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._write({"report": self._config.hook.pytest_report_to_serializable(config=self._config, report=report)})
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._write({"ends": nodeid})
+
+    def _write(self, message: Mapping[str, Any]) -> None:
+        self._stream.write(json.dumps(message, default=str) + "\n")
+        self._stream.flush()
+
+
+class ChildRuns:
+    """In the pytest that was asked for: marked tests run in the other one, their reports are taken for their own."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._root = find_root()
+        self._waiting: list[str] = []
+        self._child: ChildPytest | None = None
+
+    def pytest_collection_modifyitems(self, items: Sequence[pytest.Item]) -> None:
+        for item in items:
+            if self._root is None and item.get_closest_marker(MARK):
+                item.add_marker(pytest.mark.skip(reason=NO_ROOT))
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._waiting = [item.nodeid for item in session.items if item.get_closest_marker(MARK)]
+
+    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+        if self._root is None or not item.get_closest_marker(MARK):
+            return None
+        hook = item.ihook
+        hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in self._reports(self._root, item):
+            hook.pytest_runtest_logreport(report=report)
+        hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    def pytest_sessionfinish(self) -> None:
+        if self._child is not None:
+            self._child.end()
+
+    def _reports(self, root: Path, item: pytest.Item) -> list[pytest.TestReport]:
+        if self._child is None:
+            self._child = ChildPytest(root, self._waiting[self._waiting.index(item.nodeid) :], self._config.rootpath)
+        try:
+            received, complete = self._child.reports(item.nodeid)
+            end = "" if complete else self._child.end()
+        except pytest.fail.Exception as timeout:
+            received, end = [], f"{timeout}\n{self._child.end()}"
+        reports = [self._report(data) for data in received]
+        if end:
+            self._child = None
+            reports.append(failure(item, f"in the process with MIGraphX: {end}"))
+        return reports
+
+    def _report(self, data: dict[str, Any]) -> pytest.TestReport:
+        report = self._config.hook.pytest_report_from_serializable(config=self._config, data=data)
+        if report.skipped and isinstance(report.longrepr, list):
+            report.longrepr = tuple(report.longrepr)  # JSON knows no tuples
+        return report
+
+
+class ChildPytest:
+    """A pytest under the root's loader, on the given tests in their order."""
+
+    def __init__(self, root: Path, tests: Sequence[str], folder: Path) -> None:
+        reading, writing = os.pipe()
+        environment = {**os.environ, REPORTS: str(writing), "ROCSERVE_MIGRAPHX_ROOT": str(root)}
+        environment.pop("PYTEST_ADDOPTS", None)
+        options = ["-q", "--color=no", "-p", "no:cacheprovider", "--timeout=100"]
+        self._output = tempfile.TemporaryFile(mode="w+", errors="replace")  # noqa: SIM115 - `end` closes it
+        self._process = subprocess.Popen(
+            [*python_words(root), "-m", "pytest", *options, *tests],
+            cwd=folder,
+            env=environment,
+            pass_fds=[writing],
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+        )
+        os.close(writing)
+        self._messages: IO[str] = os.fdopen(reading)
+        self._received: dict[str, list[dict[str, Any]]] = {}
+        self._missing = set(tests)
+
+    def reports(self, test: str) -> tuple[list[dict[str, Any]], bool]:
+        """What the test's run reported, and whether it came to its end; waits for it."""
+        while test in self._missing:
+            line = self._messages.readline()
+            if not line:
+                return self._received.pop(test, []), False
+            message = json.loads(line)
+            if "report" in message:
+                self._received.setdefault(message["report"]["nodeid"], []).append(message["report"])
+            self._missing.discard(message.get("ends"))
+        return self._received.pop(test, []), True
+
+    def end(self) -> str:
+        """Says how it ended. One that has yet tests to run is killed; the others are about to end."""
+        if self._missing:
+            self._process.kill()
+        status = self._process.wait(10)
+        self._messages.close()
+        with self._output as output:
+            output.seek(0)
+            text = output.read()
+        cause = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+        return f"{cause}; its last words:\n{text[-4000:]}"
+
+
+def failure(item: pytest.Item, text: str) -> pytest.TestReport:
+    return pytest.TestReport(item.nodeid, item.location, dict.fromkeys(item.keywords, 1), "failed", text, "call")
