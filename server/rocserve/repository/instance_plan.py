@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rocserve.backends.base import EngineSpec
+from rocserve.backends.gpus import visible_gpus
 from rocserve.backends.installed import is_installed
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
-from rocserve.repository.gpus import visible_gpus
 from rocserve.workers.group import WorkerPlan
 
 _DEFAULT = InstanceGroup(name="", kind=InstanceKind.AUTO, count=1)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from rocserve.backends.base import EngineSpec
+from rocserve.backends.gpus import visible_gpus
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
-from rocserve.repository.gpus import visible_gpus
 from rocserve.repository.instance_plan import plan_workers
 
 CPU_ONLY = EngineSpec("some", "some.engine", thread_safe=True, forks_from_zygote=True)
