@@ -105,8 +105,11 @@ class Program(Protocol):
         The outputs are the caller's own: copied, never views on MIGraphX's memory or on the inputs.
         """
 
-    def run_into(self, inputs: Mapping[str, Array], outputs: Sequence[Array]) -> None:
-        """The same, into C-contiguous arrays of the caller's, which must have the outputs' shapes and datatypes."""
+    def run_into(self, inputs: Mapping[str, Array], outputs: Sequence[Array | None]) -> None:
+        """The same, into C-contiguous arrays of the caller's, which must have the outputs' shapes and datatypes.
+
+        An output that is None is not copied.
+        """
 
     def text(self) -> str:
         """The program as MIGraphX prints it: an instruction a line; compiled, with its fused kernels."""

@@ -1,0 +1,265 @@
+"""How batches are cut, padded, staged and sliced, with a program in numpy; test_engine_programs.py has real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rocserve.backends.migraphx.binding.interface import Array, CompileFlags, DimensionRange, ProgramTensor
+from rocserve.backends.migraphx.programs import (
+    DynamicRunner,
+    ExactRunner,
+    LoadedProgram,
+    ProgramLayout,
+    ServedTensor,
+    SizedRunner,
+)
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError
+
+FP32 = DataType.FP32
+
+
+class DoublingProgram:
+    """`twice` = 2 x, `same` = x, whatever the shape; keeps what it was given."""
+
+    def __init__(self, shape: tuple[int | DimensionRange, ...]) -> None:
+        tensor = ProgramTensor("x", "float", shape)
+        self.is_compiled = True
+        self.parameters = {"x": tensor}
+        self.outputs = (tensor, tensor)
+        self.extra_parameters = ()
+        self.given: list[Array] = []
+        self.addresses: list[int] = []
+        self.outputs_written: list[tuple[bool, ...]] = []
+
+    def run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
+        self._take(inputs["x"])
+        return [inputs["x"] * 2, inputs["x"].copy()]
+
+    def run_into(self, inputs: Mapping[str, Array], outputs: Sequence[Array | None]) -> None:
+        self._take(inputs["x"])
+        assert inputs["x"].shape == self.parameters["x"].shape
+        self.outputs_written.append(tuple(output is not None for output in outputs))
+        for output, values in zip(outputs, (inputs["x"] * 2, inputs["x"]), strict=True):
+            if output is not None:
+                assert output.flags.c_contiguous
+                assert output.shape == self.parameters["x"].shape
+                output[...] = values
+
+    def _take(self, array: Array) -> None:
+        assert array.flags.c_contiguous
+        self.given.append(array.copy())
+        self.addresses.append(array.ctypes.data)
+
+    def quantize_fp16(self) -> None: ...
+    def quantize_bf16(self) -> None: ...
+    def quantize_int8(self, target: str, calibration: Sequence[Mapping[str, Array]]) -> None: ...
+    def quantize_fp8(self, target: str, calibration: Sequence[Mapping[str, Array]]) -> None: ...
+    def compile(self, target: str, flags: CompileFlags) -> None: ...
+    def save(self, path: Path) -> None: ...
+    def text(self) -> str:
+        return ""
+
+
+def layout(*shape: int, channels_last: bool = False) -> ProgramLayout:
+    return ProgramLayout(
+        (ServedTensor("x", FP32, shape, channels_last),),
+        (ServedTensor("twice", FP32, shape, channels_last), ServedTensor("same", FP32, shape, channels_last)),
+    )
+
+
+def sized(*sizes: int, pad_with_first_row: bool = True) -> tuple[SizedRunner, dict[int, DoublingProgram]]:
+    runner, programs = SizedRunner("m"), {}
+    for size in sizes:
+        programs[size] = DoublingProgram((size, 3))
+        runner.add(size, LoadedProgram(programs[size], layout(size, 3), pad_with_first_row))
+    return runner, programs
+
+
+def rows(count: int, first: int = 1) -> Array:
+    """Rows that are told apart: first, first, first; first + 1, ..."""
+    return np.repeat(np.arange(first, first + count, dtype=np.float32)[:, None], 3, axis=1)
+
+
+class TestBatchesOfCompiledSizes:
+    def test_a_batch_of_a_programs_size_is_given_to_it_where_it_lies(self) -> None:
+        runner, programs = sized(1, 2, 4)
+        batch = rows(4)
+        result = runner.run({"x": batch}, ("twice",))
+        assert programs[4].addresses == [batch.ctypes.data]
+        np.testing.assert_array_equal(result["twice"], batch * 2)
+        assert not programs[1].given
+        assert not programs[2].given
+
+    def test_one_between_two_sizes_is_padded_up_and_sliced_down(self) -> None:
+        runner, programs = sized(1, 2, 4)
+        result = runner.run({"x": rows(3)}, ("twice", "same"))
+        np.testing.assert_array_equal(programs[4].given[0], [[1] * 3, [2] * 3, [3] * 3, [1] * 3])
+        np.testing.assert_array_equal(result["twice"], rows(3) * 2)
+        np.testing.assert_array_equal(result["same"], rows(3))
+
+    def test_without_padding_by_the_first_row_it_is_what_was_there_before(self) -> None:
+        runner, programs = sized(4, pad_with_first_row=False)
+        runner.run({"x": rows(3, first=5)}, ("twice",))
+        runner.run({"x": rows(1)}, ("twice",))
+        np.testing.assert_array_equal(programs[4].given[0][3], [0, 0, 0])
+        np.testing.assert_array_equal(programs[4].given[1], [[1] * 3, [6] * 3, [7] * 3, [0] * 3])
+
+    def test_one_above_all_sizes_runs_in_pieces(self) -> None:
+        runner, programs = sized(1, 2, 4)
+        result = runner.run({"x": rows(11)}, ("twice",))
+        assert [len(given) for given in programs[4].given] == [4, 4, 4]
+        np.testing.assert_array_equal(programs[4].given[2][:, 0], [9, 10, 11, 9])
+        np.testing.assert_array_equal(result["twice"], rows(11) * 2)
+
+    def test_with_the_first_program_only_any_batch_is_answered(self) -> None:
+        runner, programs = sized(1)
+        np.testing.assert_array_equal(runner.run({"x": rows(5)}, ("same",))["same"], rows(5))
+        assert len(programs[1].given) == 5
+
+    def test_a_program_that_is_added_serves_from_the_next_batch_on(self) -> None:
+        runner, programs = sized(2)
+        runner.run({"x": rows(1)}, ("same",))
+        smaller = DoublingProgram((1, 3))
+        runner.add(1, LoadedProgram(smaller, layout(1, 3)))
+        assert runner.sizes == (1, 2)
+        runner.run({"x": rows(1)}, ("same",))
+        assert (len(programs[2].given), len(smaller.given)) == (1, 1)
+
+    def test_the_staging_memory_is_used_again(self) -> None:
+        runner, programs = sized(4)
+        for _ in range(3):
+            runner.run({"x": rows(3)}, ("same",))
+        assert len(set(programs[4].addresses)) == 1
+
+    def test_a_batch_that_is_not_contiguous_is_staged(self) -> None:
+        runner, programs = sized(4)
+        wide = np.repeat(rows(4), 2, axis=1)
+        result = runner.run({"x": wide[:, ::2]}, ("twice",))
+        np.testing.assert_array_equal(result["twice"], rows(4) * 2)
+        assert programs[4].addresses[0] != wide.ctypes.data
+
+    def test_only_the_outputs_that_are_wanted_are_written(self) -> None:
+        runner, programs = sized(4)
+        assert list(runner.run({"x": rows(4)}, ("same",))) == ["same"]
+        assert programs[4].outputs_written == [(False, True)]
+
+    def test_outputs_stay_as_they_are_while_the_next_batch_runs(self) -> None:
+        runner, _ = sized(4)
+        batch = rows(4)
+        first = runner.run({"x": batch}, ("same",))["same"]
+        batch += 10
+        second = runner.run({"x": batch}, ("same",))["same"]
+        np.testing.assert_array_equal(first, rows(4))
+        np.testing.assert_array_equal(second, rows(4, first=11))
+        assert not np.shares_memory(first, batch)
+
+    def test_warming_up_runs_each_program_on_zeros(self) -> None:
+        runner, programs = sized(1, 4)
+        runner.warm_up()
+        np.testing.assert_array_equal(programs[1].given, np.zeros((1, 1, 3)))
+        np.testing.assert_array_equal(programs[4].given, np.zeros((1, 4, 3)))
+
+    @pytest.mark.parametrize(
+        ("batch", "got"),
+        [(np.zeros((2, 4), np.float32), "[2, 4]"), (np.zeros(3, np.float32), "[3]"), (rows(0), "[0, 3]")],
+    )
+    def test_rows_of_another_shape_are_refused(self, batch: Array, got: str) -> None:
+        runner, _ = sized(4)
+        with pytest.raises(ServeError) as refused:
+            runner.run({"x": batch}, ("same",))
+        assert refused.value.text == (
+            "input 'x' of model 'm' must have the shape [rows, 3] that the model is compiled for, with at least one"
+            f" row, got {got}"
+        )
+
+    def test_another_datatype_is_refused(self) -> None:
+        runner, _ = sized(4)
+        with pytest.raises(ServeError, match=r"input 'x' of model 'm' must be FP32, got an array of int32"):
+            runner.run({"x": rows(4).astype(np.int32)}, ("same",))
+
+    def test_a_missing_input_is_refused(self) -> None:
+        runner, _ = sized(4)
+        with pytest.raises(ServeError, match="input 'x' of model 'm' is missing; a compiled program takes all of its"):
+            runner.run({}, ("same",))
+
+    def test_inputs_of_different_rows_are_refused(self) -> None:
+        shape = (2, 3)
+        inputs = (ServedTensor("a", FP32, shape), ServedTensor("b", FP32, shape))
+        runner = SizedRunner("m")
+        runner.add(2, LoadedProgram(DoublingProgram(shape), ProgramLayout(inputs, ())))
+        with pytest.raises(ServeError, match=r"input 'b' of model 'm' must have the shape \[2, 3\] .*, got \[1, 3\]"):
+            runner.run({"a": rows(2), "b": rows(1)}, ())
+
+
+class TestImagesWithChannelsLast:
+    def test_they_are_turned_for_the_program_and_back(self) -> None:
+        program = DoublingProgram((2, 3, 4, 5))
+        runner = SizedRunner("m")
+        runner.add(2, LoadedProgram(program, layout(2, 4, 5, 3, channels_last=True)))
+        images = np.arange(120, dtype=np.float32).reshape(2, 4, 5, 3)
+        result = runner.run({"x": images}, ("twice",))
+        np.testing.assert_array_equal(program.given[0], images.transpose(0, 3, 1, 2))
+        np.testing.assert_array_equal(result["twice"], images * 2)
+
+    def test_they_are_padded_as_others_are(self) -> None:
+        program = DoublingProgram((2, 3, 4, 5))
+        runner = SizedRunner("m")
+        runner.add(2, LoadedProgram(program, layout(2, 4, 5, 3, channels_last=True)))
+        image = np.arange(60, dtype=np.float32).reshape(1, 4, 5, 3)
+        result = runner.run({"x": image}, ("same",))
+        np.testing.assert_array_equal(program.given[0], np.concatenate([image, image]).transpose(0, 3, 1, 2))
+        np.testing.assert_array_equal(result["same"], image)
+
+
+class TestModelsWithoutBatchDimension:
+    def test_the_very_shape_is_run_where_it_lies(self) -> None:
+        program = DoublingProgram((4, 3))
+        whole = rows(4)
+        result = ExactRunner("m", LoadedProgram(program, layout(4, 3))).run({"x": whole}, ("twice",))
+        np.testing.assert_array_equal(result["twice"], whole * 2)
+        assert program.addresses == [whole.ctypes.data]
+
+    def test_a_scalar_is_a_shape_too(self) -> None:
+        runner = ExactRunner("m", LoadedProgram(DoublingProgram(()), layout()))
+        result = runner.run({"x": np.array(3, np.float32)}, ("twice",))
+        assert result["twice"].shape == ()
+        assert result["twice"] == 6
+
+    def test_other_shapes_are_refused(self) -> None:
+        program = DoublingProgram((4, 3))
+        runner = ExactRunner("m", LoadedProgram(program, layout(4, 3)))
+        with pytest.raises(ServeError) as refused:
+            runner.run({"x": rows(3)}, ("same",))
+        assert refused.value.text == (
+            "input 'x' of model 'm' must have the shape [4, 3] that the model is compiled for, got [3, 3]; other shapes"
+            " need a configuration of their own (max_batch_size, dims, or parameter 'input_shapes')"
+        )
+        assert not program.given
+
+
+class TestDynamicPrograms:
+    def runner(self) -> tuple[DynamicRunner, DoublingProgram]:
+        program = DoublingProgram((DimensionRange(1, 8), 3))
+        return DynamicRunner("m", program, layout(1, 3), 1, 8), program
+
+    def test_a_batch_within_the_range_runs_as_it_is(self) -> None:
+        runner, program = self.runner()
+        np.testing.assert_array_equal(runner.run({"x": rows(5)}, ("twice",))["twice"], rows(5) * 2)
+        assert program.given[0].shape == (5, 3)
+
+    def test_one_outside_of_it_is_refused_before_the_call(self) -> None:
+        runner, program = self.runner()
+        with pytest.raises(ServeError) as refused:
+            runner.run({"x": rows(9)}, ("same",))
+        assert refused.value.text == "model 'm' is compiled for batches of 1 to 8 rows, got 9"
+        assert not program.given
+
+    def test_warming_up_runs_the_ends_of_the_range(self) -> None:
+        runner, program = self.runner()
+        runner.warm_up()
+        assert [given.shape for given in program.given] == [(1, 3), (8, 3)]
