@@ -7,45 +7,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from rocserve.backends.batch_sizes import Piece, pieces
 from rocserve.backends.migraphx.binding.interface import Program
-from rocserve.core.datatypes import DataType
+from rocserve.backends.migraphx.layout import ProgramLayout, ServedTensor
 from rocserve.core.errors import ServeError, invalid_argument
 
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
-
-
-@dataclass(frozen=True, slots=True)
-class ServedTensor:
-    """An input or output of a program as clients know it."""
-
-    name: str
-    datatype: DataType
-    shape: tuple[int, ...]
-    """At the program's size, in the client's layout."""
-    channels_last: bool = False
-    """The client's layout is NHWC, the program's is NCHW."""
-
-    @property
-    def program_shape(self) -> tuple[int, ...]:
-        if not self.channels_last:
-            return self.shape
-        first, *sizes, channels = self.shape
-        return (first, channels, *sizes)
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramLayout:
-    """What a program takes and gives, in clients' terms; outputs in the program's order."""
-
-    inputs: tuple[ServedTensor, ...]
-    outputs: tuple[ServedTensor, ...]
 
 
 class ProgramRunner(Protocol):

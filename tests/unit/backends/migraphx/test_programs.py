@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from rocserve.backends.migraphx.binding.interface import Array, CompileFlags, DimensionRange, ProgramTensor
+from rocserve.backends.migraphx.layout import ProgramLayout, ServedTensor
 from rocserve.backends.migraphx.programs import (
     DynamicRunner,
     ExactRunner,
     LoadedProgram,
-    ProgramLayout,
-    ServedTensor,
     SizedRunner,
 )
 from rocserve.core.datatypes import DataType

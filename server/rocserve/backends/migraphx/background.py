@@ -1,0 +1,86 @@
+"""Gets the remaining batch sizes ready while the model already serves."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from rocserve.core.errors import ServeError
+
+
+class BackgroundSizes:
+    """Has one batch size after the other compiled and put into service; one that fails leaves the others be.
+
+    It has a thread of its own, because a compile takes minutes while the worker's main thread listens to the server and
+    the other one answers batches.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        prepare: Callable[[int, Callable[[str], None]], None],
+        cancel: Callable[[], None],
+        report: Callable[[str], None],
+        log: logging.Logger,
+    ) -> None:
+        """
+        Args:
+            prepare: compiles a size, loads it and puts it into service; says through its second argument how far it is.
+            cancel: ends a `prepare` that is under way, with whatever exception, and those to come. From any thread.
+            report: tells the server what goes on; "" = nothing any more.
+        """
+        self._sizes = sizes
+        self._prepare = prepare
+        self._cancel = cancel
+        self._report = report
+        self._log = log
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="batch sizes", daemon=True)
+
+    def start(self) -> None:
+        if self._sizes:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Call it off; returns when the thread has ended."""
+        self._stopping.set()
+        self._cancel()
+        self.wait()
+
+    def wait(self) -> None:
+        """Until all sizes are in service or have failed."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        failures: list[str] = []
+        for index, size in enumerate(self._sizes):
+            if self._stopping.is_set():
+                return
+            try:
+                self._prepare(size, self._reporter(size, index))
+            except Exception as error:
+                # Anything: the sizes that are there go on serving.
+                if self._stopping.is_set():
+                    return
+                failures.append(f"batch size {size}: {self._explained(size, error)}")
+        if not self._stopping.is_set():
+            self._report(f"serving without {'; '.join(failures)}" if failures else "")
+
+    def _reporter(self, size: int, index: int) -> Callable[[str], None]:
+        """Puts before each text which size it is about."""
+        place = f"serving; batch size {size}, {index + 1} of {len(self._sizes)} still to come"
+
+        def report(text: str) -> None:
+            self._report(f"{place}: {text}" if text else place)
+
+        report("")
+        return report
+
+    def _explained(self, size: int, error: Exception) -> str:
+        if isinstance(error, ServeError):
+            self._log.warning("batch size %d is not in service: %s", size, error.text)
+            return error.text
+        self._log.error("batch size %d is not in service", size, exc_info=error)
+        return str(error) or type(error).__name__

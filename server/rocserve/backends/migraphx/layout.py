@@ -1,0 +1,167 @@
+"""What a compiled program takes and gives, in clients' terms: names, KServe datatypes, shapes, layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rocserve.backends.migraphx.binding.interface import DimensionRange, Program, ProgramTensor
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, internal, invalid_argument
+from rocserve.core.requests import Signature, TensorSpec
+
+_DATATYPES: Mapping[str, DataType] = {
+    "bool": DataType.BOOL,
+    "uint8": DataType.UINT8,
+    "uint16": DataType.UINT16,
+    "uint32": DataType.UINT32,
+    "uint64": DataType.UINT64,
+    "int8": DataType.INT8,
+    "int16": DataType.INT16,
+    "int32": DataType.INT32,
+    "int64": DataType.INT64,
+    "half": DataType.FP16,
+    "bf16": DataType.BF16,
+    "float": DataType.FP32,
+    "double": DataType.FP64,
+}
+
+_IMAGE_DIMENSIONS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ServedTensor:
+    """An input or output of a program as clients know it."""
+
+    name: str
+    datatype: DataType
+    shape: tuple[int, ...]
+    """At the program's size, in the client's layout."""
+    channels_last: bool = False
+    """The client's layout is NHWC, the program's is NCHW."""
+
+    @property
+    def program_shape(self) -> tuple[int, ...]:
+        if not self.channels_last:
+            return self.shape
+        first, *sizes, channels = self.shape
+        return (first, channels, *sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramLayout:
+    """Inputs in the clients' order, outputs in the program's."""
+
+    inputs: tuple[ServedTensor, ...]
+    outputs: tuple[ServedTensor, ...]
+
+    def signature(self, batching: bool) -> Signature:
+        """What the programs of a model have in common: the batch, where there is one, is any."""
+        return Signature(_specs(self.inputs, batching), _specs(self.outputs, batching), batching)
+
+    def check_batch(self, batch_size: int, model_name: str) -> None:
+        """
+        Raises:
+            ServeError: INVALID_ARGUMENT; the first dimension of an input or output is not the batch.
+        """
+        for what, tensors in (("input", self.inputs), ("output", self.outputs)):
+            for tensor in tensors:
+                if tensor.shape[:1] != (batch_size,):
+                    raise invalid_argument(
+                        f"{what} '{tensor.name}' of model '{model_name}' has shape {list(tensor.shape)} when compiled"
+                        f" for a batch of {batch_size}: its first dimension is not the batch, so the model cannot be"
+                        " batched; set max_batch_size: 0"
+                    )
+
+
+def datatype_of(tensor: ProgramTensor, what: str) -> DataType:
+    """The KServe datatype; `what` says whose it is, e.g. "input 'x'".
+
+    Raises:
+        ServeError: INVALID_ARGUMENT; KServe has none (the fp8s, tuples).
+    """
+    datatype = _DATATYPES.get(tensor.datatype)
+    if datatype is None:
+        raise invalid_argument(
+            f"{what} has MIGraphX's type {tensor.datatype}, which has no datatype in the KServe protocol; those that"
+            f" have are {', '.join(_DATATYPES)}"
+        )
+    return datatype
+
+
+def program_layout(
+    program: Program, input_order: Sequence[str], output_names: Sequence[str], nhwc_inputs: bool = False
+) -> ProgramLayout:
+    """The layout of a program.
+
+    Args:
+        input_order: of the model; what the program does not take is left out (no output depends on it), what is not
+            named comes after, by name.
+        output_names: as many as the program has outputs, in its order.
+        nhwc_inputs: 4-d inputs are NHWC to clients and NCHW to the program.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT, a tensor cannot be served; INTERNAL, the outputs are not as many as the names.
+    """
+    parameters = program.parameters
+    order = [name for name in input_order if name in parameters]
+    order += sorted(parameters.keys() - set(order))
+    if len(output_names) != len(program.outputs):
+        raise internal(
+            f"the program has {len(program.outputs)} outputs, expected {len(output_names)}: {', '.join(output_names)}"
+        )
+    return ProgramLayout(
+        tuple(_input(parameters[name], nhwc_inputs) for name in order),
+        tuple(
+            ServedTensor(name, datatype_of(tensor, f"output '{name}'"), _fixed(tensor.shape))
+            for name, tensor in zip(output_names, program.outputs, strict=True)
+        ),
+    )
+
+
+def batch_range(tensors: Iterable[ProgramTensor]) -> DimensionRange | None:
+    """The range of the first dimension of a program that takes one.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT; another dimension varies, or they vary differently.
+    """
+    ranges = set()
+    for tensor in tensors:
+        first, *others = tensor.shape or (0,)
+        if any(isinstance(dim, DimensionRange) for dim in others):
+            raise _varying(tensor)
+        ranges.add((first.least, first.most) if isinstance(first, DimensionRange) else None)
+    if len(ranges) > 1:
+        raise invalid_argument(
+            "the inputs of the program vary differently in their first dimension; compile it with one batch range"
+        )
+    found = ranges.pop() if ranges else None
+    return None if found is None else DimensionRange(*found)
+
+
+def _input(tensor: ProgramTensor, nhwc: bool) -> ServedTensor:
+    shape = _fixed(tensor.shape)
+    datatype = datatype_of(tensor, f"input '{tensor.name}'")
+    if not nhwc or len(shape) != _IMAGE_DIMENSIONS:
+        return ServedTensor(tensor.name, datatype, shape)
+    batch, channels, height, width = shape
+    return ServedTensor(tensor.name, datatype, (batch, height, width, channels), channels_last=True)
+
+
+def _fixed(shape: Iterable[int | DimensionRange]) -> tuple[int, ...]:
+    """A range as its least."""
+    return tuple(dim.least if isinstance(dim, DimensionRange) else dim for dim in shape)
+
+
+def _specs(tensors: Iterable[ServedTensor], batching: bool) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(tensor.name, tensor.datatype, (-1, *tensor.shape[1:]) if batching else tensor.shape)
+        for tensor in tensors
+    )
+
+
+def _varying(tensor: ProgramTensor) -> ServeError:
+    return invalid_argument(
+        f"input '{tensor.name}' of the program varies in a dimension beside the first; only the batch may vary. Compile"
+        " it with fixed sizes"
+    )

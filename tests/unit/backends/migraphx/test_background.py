@@ -1,0 +1,90 @@
+"""What becomes of the batch sizes that are compiled while a model serves."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from rocserve.backends.migraphx.background import BackgroundSizes
+from rocserve.core.errors import unavailable
+
+LOG = logging.getLogger("test")
+
+
+def nothing() -> None:
+    """Where there is nothing to cancel."""
+
+
+def test_sizes_are_prepared_one_after_the_other_and_said_to_be_done() -> None:
+    prepared: list[int] = []
+    said: list[str] = []
+
+    def prepare(size: int, report: Callable[[str], None]) -> None:
+        report("compiling")
+        prepared.append(size)
+
+    work = BackgroundSizes([2, 4], prepare, nothing, said.append, LOG)
+    work.start()
+    work.wait()
+    assert prepared == [2, 4]
+    assert said == [
+        "serving; batch size 2, 1 of 2 still to come",
+        "serving; batch size 2, 1 of 2 still to come: compiling",
+        "serving; batch size 4, 2 of 2 still to come",
+        "serving; batch size 4, 2 of 2 still to come: compiling",
+        "",
+    ]
+
+
+def test_a_size_that_fails_leaves_the_others_be_and_is_shown(caplog: pytest.LogCaptureFixture) -> None:
+    prepared: list[int] = []
+    said: list[str] = []
+
+    def prepare(size: int, report: Callable[[str], None]) -> None:
+        if size == 2:
+            raise unavailable("out of memory")
+        if size == 4:
+            raise OSError("no space")
+        prepared.append(size)
+
+    work = BackgroundSizes([2, 4, 8], prepare, nothing, said.append, LOG)
+    work.start()
+    work.wait()
+    assert prepared == [8]
+    assert said[-1] == "serving without batch size 2: out of memory; batch size 4: no space"
+    assert "batch size 2 is not in service: out of memory" in caplog.text
+    assert "batch size 4 is not in service" in caplog.text
+
+
+def test_stopping_ends_what_is_under_way_and_all_that_was_to_come() -> None:
+    cancelled, begun = threading.Event(), threading.Event()
+    prepared: list[int] = []
+    said: list[str] = []
+
+    def prepare(size: int, report: Callable[[str], None]) -> None:
+        prepared.append(size)
+        begun.set()
+        assert cancelled.wait(10)
+        raise unavailable("cancelled")
+
+    work = BackgroundSizes([2, 4], prepare, cancelled.set, said.append, LOG)
+    work.start()
+    assert begun.wait(10)
+    work.stop()
+    assert prepared == [2]
+    assert said == ["serving; batch size 2, 1 of 2 still to come"]
+
+
+def test_stopping_before_the_start_is_nothing() -> None:
+    BackgroundSizes([2], lambda size, report: None, nothing, lambda text: None, LOG).stop()
+
+
+def test_without_sizes_nothing_is_said() -> None:
+    said: list[str] = []
+    work = BackgroundSizes([], lambda size, report: None, nothing, said.append, LOG)
+    work.start()
+    work.wait()
+    assert said == []
