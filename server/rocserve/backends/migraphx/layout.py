@@ -90,7 +90,7 @@ def datatype_of(tensor: ProgramTensor, what: str) -> DataType:
 
 
 def program_layout(
-    program: Program, input_order: Sequence[str], output_names: Sequence[str], nhwc_inputs: bool = False
+    program: Program, input_order: Sequence[str], output_names: Sequence[str], nhwc: bool = False
 ) -> ProgramLayout:
     """The layout of a program.
 
@@ -98,7 +98,8 @@ def program_layout(
         input_order: of the model; what the program does not take is left out (no output depends on it), what is not
             named comes after, by name.
         output_names: as many as the program has outputs, in its order.
-        nhwc_inputs: 4-d inputs are NHWC to clients and NCHW to the program.
+        nhwc: 4-d inputs and outputs are NHWC to clients and NCHW to the program, as MIGraphX makes all of them of a
+            TensorFlow graph that is NHWC, images or not.
 
     Raises:
         ServeError: INVALID_ARGUMENT, a tensor cannot be served; INTERNAL, the outputs are not as many as the names.
@@ -111,10 +112,9 @@ def program_layout(
             f"the program has {len(program.outputs)} outputs, expected {len(output_names)}: {', '.join(output_names)}"
         )
     return ProgramLayout(
-        tuple(_input(parameters[name], nhwc_inputs) for name in order),
+        tuple(_served(name, "input", parameters[name], nhwc) for name in order),
         tuple(
-            ServedTensor(name, datatype_of(tensor, f"output '{name}'"), _fixed(tensor.shape))
-            for name, tensor in zip(output_names, program.outputs, strict=True)
+            _served(name, "output", tensor, nhwc) for name, tensor in zip(output_names, program.outputs, strict=True)
         ),
     )
 
@@ -139,13 +139,13 @@ def batch_range(tensors: Iterable[ProgramTensor]) -> DimensionRange | None:
     return None if found is None else DimensionRange(*found)
 
 
-def _input(tensor: ProgramTensor, nhwc: bool) -> ServedTensor:
+def _served(name: str, what: str, tensor: ProgramTensor, nhwc: bool) -> ServedTensor:
     shape = _fixed(tensor.shape)
-    datatype = datatype_of(tensor, f"input '{tensor.name}'")
+    datatype = datatype_of(tensor, f"{what} '{name}'")
     if not nhwc or len(shape) != _IMAGE_DIMENSIONS:
-        return ServedTensor(tensor.name, datatype, shape)
+        return ServedTensor(name, datatype, shape)
     batch, channels, height, width = shape
-    return ServedTensor(tensor.name, datatype, (batch, height, width, channels), channels_last=True)
+    return ServedTensor(name, datatype, (batch, height, width, channels), channels_last=True)
 
 
 def _fixed(shape: Iterable[int | DimensionRange]) -> tuple[int, ...]:
