@@ -1,0 +1,140 @@
+"""Reads what MIGraphX prints of a program: an instruction a line, in modules.
+
+module: "main"
+x = @param:x -> float_type, {1, 3, 8, 8}, {192, 64, 8, 1}
+@5 = gpu::code_object[code_object=9168,symbol_name=mlir_convolution_add_relu](@4,x,@3) -> float_type, {1, 4}, {4, 1}
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+_MODULE = re.compile(r'^module: "(?P<name>.*)"$')
+_INSTRUCTION = re.compile(r"^\s*(?P<name>\S+) = (?P<rest>.+)$")
+_OPERATOR = re.compile(r"^@literal(?=\{)|^[^\[({]+")
+_SHAPE = re.compile(r"(?P<type>\w+)_type, \{(?P<dims>[\d, ]*)\}, \{[\d, ]*\}")
+_SYMBOL = re.compile(r"\bsymbol_name=(?P<symbol>[^,\]]+)")
+
+_ELEMENT_BYTES = {
+    "bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "uint32": 4, "int32": 4, "uint64": 8, "int64": 8,
+    "half": 2, "bf16": 2, "float": 4, "double": 8,
+    "fp8e4m3fnuz": 1, "fp8e4m3fn": 1, "fp8e5m2": 1, "fp8e5m2fnuz": 1,
+    "fp4x2": 1,
+}  # fmt: skip
+
+_PLUMBING = frozenset({"@param", "@literal", "@return", "@outline"})
+_MODULE_PREFIXES = ("ref::", "cpu::", "dnnl::", "gpu::", "hip::")
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedInstruction:
+    name: str
+    """What other instructions call it: @5, or a parameter's name."""
+    operator: str
+    """E.g. convolution, ref::add, gpu::code_object, @param, @literal."""
+    attributes: str
+    """As printed, without the brackets."""
+    bytes: int
+    """Of its result; 0 where that varies."""
+
+    @property
+    def symbol(self) -> str:
+        """The kernel of a code object; "" of anything else."""
+        match = _SYMBOL.search(self.attributes)
+        return match["symbol"] if match else ""
+
+    @property
+    def title(self) -> str:
+        """What it is counted as: the kernel's name, else the operator's."""
+        return f"{self.operator} {self.symbol}" if self.symbol else self.operator
+
+    @property
+    def is_computing(self) -> bool:
+        """It is more than a parameter, a constant or the end."""
+        return self.operator not in _PLUMBING
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedModule:
+    name: str
+    instructions: tuple[PrintedInstruction, ...]
+
+
+def read_program_text(text: str) -> tuple[PrintedModule, ...]:
+    """The modules in their order; lines that are no instructions are passed over."""
+    modules: list[PrintedModule] = []
+    name, instructions = "main", list[PrintedInstruction]()
+    for line in text.splitlines():
+        if match := _MODULE.match(line):
+            if instructions:
+                modules.append(PrintedModule(name, tuple(instructions)))
+            name, instructions = match["name"], []
+        elif match := _INSTRUCTION.match(line):
+            instructions.append(_read_instruction(match["name"], match["rest"]))
+    if instructions:
+        modules.append(PrintedModule(name, tuple(instructions)))
+    return tuple(modules)
+
+
+def instructions_of(modules: Sequence[PrintedModule]) -> Iterator[PrintedInstruction]:
+    for module in modules:
+        yield from module.instructions
+
+
+def plain_operator(operator: str) -> str:
+    """The name without the target's: ref::add -> add."""
+    for prefix in _MODULE_PREFIXES:
+        operator = operator.removeprefix(prefix)
+    return operator
+
+
+def fused_operators(symbol: str, known: frozenset[str]) -> tuple[str, ...]:
+    """The operators that a kernel's name is made of: mlir_convolution_add_relu -> convolution, add, relu.
+
+    `known`: names of operators, for those that have an underscore themselves; the rest of the name is split at each.
+    """
+    words = symbol.removeprefix("mlir_").removesuffix("_kernel").split("_")
+    found: list[str] = []
+    while words:
+        for length in range(len(words), 0, -1):
+            candidate = "_".join(words[:length])
+            if length == 1 or candidate in known:
+                found.append(candidate)
+                words = words[length:]
+                break
+    return tuple(found)
+
+
+def _read_instruction(name: str, rest: str) -> PrintedInstruction:
+    expression, arrow, shape = rest.rpartition(" -> ")
+    if not arrow:
+        expression, shape = rest, ""
+    match = _OPERATOR.match(expression)
+    operator = match[0] if match else expression
+    if operator.startswith("@param:"):
+        operator = "@param"
+    return PrintedInstruction(name, operator.strip(), _bracketed(expression[len(operator) :]), _shape_bytes(shape))
+
+
+def _bracketed(text: str) -> str:
+    """What is within the brackets that `text` begins with, which may hold others."""
+    if not text.startswith("["):
+        return ""
+    depth = 0
+    for position, letter in enumerate(text):
+        depth += {"[": 1, "]": -1}.get(letter, 0)
+        if depth == 0:
+            return text[1:position]
+    return text[1:]
+
+
+def _shape_bytes(text: str) -> int:
+    """The sum over a tuple's; 0 where a dimension varies."""
+    total = 0
+    for match in _SHAPE.finditer(text):
+        dimensions = [int(dimension) for dimension in match["dims"].split(",") if dimension.strip()]
+        total += math.prod(dimensions) * _ELEMENT_BYTES.get(match["type"], 0)
+    return total

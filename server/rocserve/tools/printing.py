@@ -1,0 +1,53 @@
+"""Where the tools write: tables for people on a terminal, plain lines into a pipe, complaints on standard error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TextIO
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_UNWRAPPED_WIDTH = 10_000
+"""Columns for a file or a pipe, whose lines nobody wants broken."""
+
+
+def console_on(file: TextIO | None = None) -> Console:
+    """A console on `file` (standard output when left out), plain where that is no terminal."""
+    console = Console(file=file)
+    if console.is_terminal:
+        return console
+    return Console(file=console.file, width=_UNWRAPPED_WIDTH, no_color=True)
+
+
+def say(console: Console, text: str = "") -> None:
+    """A line as it is: nothing in it is a style."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def complain(text: str, file: TextIO | None = None) -> None:
+    """One line on standard error, even of a text that has several."""
+    print(" ".join(text.split()), file=file or sys.stderr)
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> Table:
+    """The first `left` columns hold text, the others figures. No title: ""."""
+    made = Table(title=title or None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for number, name in enumerate(columns):
+        made.add_column(name, justify="left" if number < left else "right", no_wrap=True)
+    for row in rows:
+        made.add_row(*(Text(cell) for cell in row))
+    return made
+
+
+def size(count: int) -> str:
+    """Bytes as people read them."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.2f} GiB"

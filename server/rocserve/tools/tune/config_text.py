@@ -1,0 +1,141 @@
+"""Puts a choice of batch size and instances into the text of a config.pbtxt; all else in it stays as it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rocserve.config.pbtxt import parse_model_config
+from rocserve.core.errors import ServeError, internal, invalid_argument
+from rocserve.protocol.model_config_pb2 import ModelConfig
+from rocserve.tools.tune.text_format import Value, named, read_fields
+
+
+@dataclass(frozen=True, slots=True)
+class ServingChoice:
+    """What a model is to be served with."""
+
+    instances: int
+    batch_sizes: tuple[int, ...]
+    """Ascending; the last is the largest batch. Empty for a model that does not batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    start: int
+    end: int
+    text: str
+
+
+def with_choice(text: str, choice: ServingChoice, filename: str) -> str:
+    """The text with the choice written in.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT; the text is no config.pbtxt, or has no one place for the choice.
+    """
+    expected = parse_model_config(text, filename)
+    changed = _ConfigText(text).changed(choice)
+    _set(expected, choice)
+    _check(changed, expected, filename)
+    return changed
+
+
+class _ConfigText:
+    """A text with the places of its fields. A change without a place, a str, goes to the end."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._fields = read_fields(text)
+
+    def changed(self, choice: ServingChoice) -> str:
+        changes = [self._instance_count(choice.instances)]
+        if choice.batch_sizes:
+            largest = choice.batch_sizes[-1]
+            changes += [
+                self._largest_batch(largest),
+                self._preferred_batch_size(largest),
+                self._batch_sizes(f'"{_listed(choice.batch_sizes)}"'),
+            ]
+        return _apply(self._text, changes)
+
+    def _instance_count(self, count: int) -> _Change | str:
+        groups = [value for field in named(self._fields, "instance_group") for value in field.values]
+        if len(groups) > 1:
+            raise invalid_argument(
+                f"it has {len(groups)} instance groups, and which of them is to have a count of {count} cannot be told;"
+                " write it yourself"
+            )
+        return _scalar_in(groups[0], "count", str(count)) if groups else f"instance_group [ {{ count: {count} }} ]"
+
+    def _largest_batch(self, largest: int) -> _Change | str:
+        found = named(self._fields, "max_batch_size")
+        return _replaced(found[-1].values[0], str(largest)) if found else f"max_batch_size: {largest}"
+
+    def _preferred_batch_size(self, largest: int) -> _Change | str:
+        batching = named(self._fields, "dynamic_batching")
+        if not batching:
+            return f"dynamic_batching {{ preferred_batch_size: [ {largest} ] }}"
+        inner = named(batching[0].values[0].fields, "preferred_batch_size")
+        if not inner:
+            return _inserted(batching[0].values[0], f"preferred_batch_size: [ {largest} ]")
+        if len(inner) > 1:
+            raise invalid_argument(
+                f"it has preferred_batch_size {len(inner)} times; write it once, as a list, or {largest} yourself"
+            )
+        start, end = inner[0].list_span or (inner[0].values[0].start, inner[0].values[0].end)
+        return _Change(start, end, f"[ {largest} ]")
+
+    def _batch_sizes(self, quoted: str) -> _Change | str:
+        for entry in (value for field in named(self._fields, "parameters") for value in field.values):
+            keys, holders = named(entry.fields, "key"), named(entry.fields, "value")
+            if keys and holders and self._text[keys[0].values[0].start + 1 : keys[0].end - 1] == "batch_sizes":
+                return _scalar_in(holders[0].values[0], "string_value", quoted)
+        return f'parameters {{ key: "batch_sizes" value: {{ string_value: {quoted} }} }}'
+
+
+def _set(message: ModelConfig, choice: ServingChoice) -> None:
+    if not message.instance_group:
+        message.instance_group.add()
+    message.instance_group[0].count = choice.instances
+    if choice.batch_sizes:
+        message.max_batch_size = choice.batch_sizes[-1]
+        message.dynamic_batching.preferred_batch_size[:] = [choice.batch_sizes[-1]]
+        message.parameters["batch_sizes"].string_value = _listed(choice.batch_sizes)
+
+
+def _check(text: str, expected: ModelConfig, filename: str) -> None:
+    """However the text was written: it now says what it is to say, and all else that it said before."""
+    try:
+        written = parse_model_config(text, filename)
+    except ServeError as error:
+        raise internal(f"{filename} would not be valid any more ({error.text}) and stays as it was") from None
+    if written != expected:
+        raise internal(f"the choice cannot be written into {filename} as it stands; write it yourself")
+
+
+def _scalar_in(message: Value, name: str, text: str) -> _Change:
+    found = named(message.fields, name)
+    return _replaced(found[-1].values[0], text) if found else _inserted(message, f"{name}: {text}")
+
+
+def _replaced(value: Value, text: str) -> _Change:
+    return _Change(value.start, value.end, text)
+
+
+def _inserted(message: Value, text: str) -> _Change:
+    """As the message's first field."""
+    return _Change(message.start + 1, message.start + 1, f" {text}")
+
+
+def _apply(text: str, changes: Sequence[_Change | str]) -> str:
+    placed = [change for change in changes if isinstance(change, _Change)]
+    added = [change for change in changes if isinstance(change, str)]
+    for change in sorted(placed, key=lambda one: one.start, reverse=True):
+        text = text[: change.start] + change.text + text[change.end :]
+    if added and text and not text.endswith("\n"):
+        text += "\n"
+    return text + "".join(f"{line}\n" for line in added)
+
+
+def _listed(sizes: Iterable[int]) -> str:
+    return ",".join(map(str, sizes))

@@ -1,0 +1,123 @@
+"""Draws the sweep: throughput over latency, a line for each number of instances."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from rocserve.tools.tune.recommendation import Measurement, setting
+
+_SIZE_INCHES = (9.0, 5.6)
+_DOTS_PER_INCH = 140
+_COLOURS = ("#2563a8", "#c4532d", "#3f8f4e", "#7a4fa3", "#9a7b1c", "#4b5563")
+_RECOMMENDED = "#111827"
+_SOFT = "#6b7280"
+_LOGARITHMIC_FROM = 8.0
+"""Latencies that differ by more than this factor are drawn to a logarithmic scale."""
+
+
+def draw(
+    measurements: Sequence[Measurement],
+    recommended: Measurement | None,
+    *,
+    title: str,
+    latency_budget_ms: float | None,
+    path: Path,
+) -> None:
+    """Write the PNG.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    by_instances = sorted(measurements, key=lambda one: (one.instances, one.batch_size))
+    for number, (instances, group) in enumerate(groupby(by_instances, key=lambda one: one.instances)):
+        _draw_line(axes, list(group), instances, _COLOURS[number % len(_COLOURS)], below=number % 2 == 1)
+    if latency_budget_ms is not None:
+        axes.axvline(latency_budget_ms, color=_SOFT, linewidth=1, linestyle="--", zorder=1)
+        axes.annotate(
+            f"budget {latency_budget_ms:g} ms",
+            (latency_budget_ms, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(-4, -4),
+            textcoords="offset points",
+            rotation=90,
+            ha="right",
+            va="top",
+            color=_SOFT,
+            fontsize=8,
+        )
+    if recommended is not None:
+        _mark(axes, recommended)
+    _dress(axes, measurements, title)
+    figure.savefig(path, format="png", dpi=_DOTS_PER_INCH, metadata={"Software": "rocserve tune"})
+
+
+def _draw_line(axes: Axes, group: Sequence[Measurement], instances: int, colour: str, below: bool) -> None:
+    """`below`: where the batch sizes stand, so that those of neighbouring lines are not in each other's way."""
+    axes.plot(
+        [one.latency.p95 for one in group],
+        [one.throughput for one in group],
+        marker="o",
+        markersize=5,
+        linewidth=1.6,
+        color=colour,
+        label="1 instance" if instances == 1 else f"{instances} instances",
+        zorder=3,
+    )
+    for one in group:
+        if one.batch_size:
+            axes.annotate(
+                str(one.batch_size),
+                (one.latency.p95, one.throughput),
+                xytext=(7, -8) if below else (-7, 8),
+                textcoords="offset points",
+                ha="center",
+                va="center",
+                fontsize=8,
+                color=colour,
+                zorder=4,
+            )
+
+
+def _mark(axes: Axes, recommended: Measurement) -> None:
+    axes.plot(
+        [recommended.latency.p95],
+        [recommended.throughput],
+        linestyle="none",
+        marker="o",
+        markersize=12,
+        markerfacecolor="none",
+        markeredgecolor=_RECOMMENDED,
+        markeredgewidth=1.8,
+        label=f"recommended: {setting(recommended)}",
+        zorder=5,
+    )
+
+
+def _dress(axes: Axes, measurements: Sequence[Measurement], title: str) -> None:
+    latencies = [one.latency.p95 for one in measurements]
+    if max(latencies) > _LOGARITHMIC_FROM * min(latencies):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.set_xlim(0, 1.08 * max(latencies))
+    axes.set_ylim(0, 1.12 * max(one.throughput for one in measurements))
+    axes.set_xlabel("p95 latency of a batch, ms (the numbers at the points are batch sizes)")
+    axes.set_ylabel("throughput, rows/s")
+    axes.yaxis.set_major_formatter("{x:,.6g}")
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.grid(True, color="#e5e7eb", linewidth=0.8, zorder=0)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.legend(frameon=False, fontsize=9, loc="best")

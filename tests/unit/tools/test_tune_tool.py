@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rocserve.config.pbtxt import parse_model_config
+from rocserve.core.errors import ServeError
+from rocserve.tools.latencies import LatencySummary, summarise
+from rocserve.tools.tune.config_text import ServingChoice, with_choice
+from rocserve.tools.tune.plot import draw
+from rocserve.tools.tune.recommendation import Measurement, front, knee, recommend, setting
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def _measured(batch_size: int, instances: int, p95: float, throughput: float) -> Measurement:
+    return Measurement(batch_size, instances, LatencySummary(10, p95, p95, p95, p95, p95, 0.0), throughput)
+
+
+_CURVE = [
+    # A run costs 5 ms and 1 ms a row.
+    _measured(size, 1, 5.0 + size, 1000 * size / (5.0 + size))
+    for size in (1, 2, 4, 8, 16, 32, 64)
+]
+
+
+def test_statistics_of_latencies() -> None:
+    summary = summarise([0.001 * value for value in range(1, 101)])
+    assert summary.count == 100
+    assert summary.least == pytest.approx(1.0)
+    assert summary.mean == pytest.approx(50.5)
+    assert summary.p50 == pytest.approx(50.5)
+    assert summary.p95 == pytest.approx(95.05)
+    assert summary.p99 == pytest.approx(99.01)
+    assert summary.deviation == pytest.approx(28.866, abs=1e-3)
+    with pytest.raises(ValueError, match="no times were measured"):
+        summarise([])
+
+
+class TestRecommendation:
+    def test_the_knee_gives_up_little_throughput_for_much_latency(self) -> None:
+        best = recommend(_CURVE, None)
+        assert (best.measurement.batch_size, best.measurement.instances) == (16, 1)
+        assert best.reason.startswith("the knee of the curve")
+
+    def test_a_second_setting_is_taken_only_where_it_is_worth_its_latency(self) -> None:
+        first = _measured(1, 1, 10.0, 100.0)
+        assert knee([first, _measured(2, 1, 10.5, 190.0)]).batch_size == 2
+        assert knee([first, _measured(2, 1, 20.0, 101.0)]).batch_size == 1
+        assert knee([first]) is first
+
+    def test_settings_that_another_one_beats_are_no_candidates(self) -> None:
+        slow = _measured(4, 2, 30.0, 300.0)
+        assert front([slow, *_CURVE]) == _CURVE
+        assert slow not in front([slow, *_CURVE])
+
+    def test_within_a_budget_the_highest_throughput(self) -> None:
+        best = recommend(_CURVE, 15.0)
+        assert best.measurement.batch_size == 8
+        assert best.reason == "the highest throughput with a p95 latency within 15 ms"
+
+    def test_nothing_is_within_the_budget(self) -> None:
+        with pytest.raises(ValueError, match=r"within 2 ms; the least is 6\.000 ms, of batch size 1, 1 instance"):
+            recommend(_CURVE, 2.0)
+
+    def test_words(self) -> None:
+        assert setting(_measured(8, 2, 1.0, 1.0)) == "batch size 8, 2 instances"
+        assert setting(_measured(0, 1, 1.0, 1.0)) == "1 instance"
+
+
+class TestPlot:
+    def test_is_a_picture(self, tmp_path: Path) -> None:
+        path = tmp_path / "curve.png"
+        more = [_measured(one.batch_size, 2, one.latency.p95 * 1.3, one.throughput * 1.5) for one in _CURVE]
+        draw([*_CURVE, *more], more[3], title="m on ref", latency_budget_ms=20.0, path=path)
+        assert path.read_bytes()[:8] == _PNG
+
+    def test_of_one_point_without_a_batch(self, tmp_path: Path) -> None:
+        path = tmp_path / "curve.png"
+        draw([_measured(0, 1, 3.0, 300.0)], None, title="m", latency_budget_ms=None, path=path)
+        assert path.read_bytes()[:8] == _PNG
+
+
+_CHOICE = ServingChoice(2, (1, 2, 4))
+
+
+class TestConfigText:
+    def test_what_is_there_is_changed_in_its_place_and_comments_stay(self) -> None:
+        text = """# my model
+backend: "onnx"   # on MIGraphX
+max_batch_size : 64; # was 32
+input [ { name: "x # no comment", data_type: TYPE_FP32, dims: [ 3, -1 ] } ]
+instance_group [
+  { # one for each GPU
+    kind: KIND_GPU, count: 1, gpus: [ 0, 1 ]
+  }
+]
+dynamic_batching < preferred_batch_size: [ 16, 64 ] max_queue_delay_microseconds: 100 >
+parameters { key: 'target' value { string_value: "batch_sizes" } }
+parameters: { key: "batch_sizes", value: { string_value: "1,"
+   "64" } }
+"""
+        changed = with_choice(text, _CHOICE, "config.pbtxt")
+        assert changed == text.replace("max_batch_size : 64", "max_batch_size : 4").replace(
+            "count: 1", "count: 2"
+        ).replace("[ 16, 64 ]", "[ 4 ]").replace('"1,"\n   "64"', '"1,2,4"')
+        # Once more: nothing changes any more.
+        assert with_choice(changed, _CHOICE, "config.pbtxt") == changed
+
+    def test_what_is_not_there_is_added_at_the_end(self) -> None:
+        changed = with_choice('backend: "onnx"  # mine', _CHOICE, "config.pbtxt")
+        assert changed == (
+            'backend: "onnx"  # mine\n'
+            "instance_group [ { count: 2 } ]\n"
+            "max_batch_size: 4\n"
+            "dynamic_batching { preferred_batch_size: [ 4 ] }\n"
+            'parameters { key: "batch_sizes" value: { string_value: "1,2,4" } }\n'
+        )
+
+    def test_into_messages_that_lack_the_field(self) -> None:
+        changed = with_choice("instance_group { kind: KIND_CPU }\ndynamic_batching {}\n", _CHOICE, "config.pbtxt")
+        assert changed.startswith(
+            "instance_group { count: 2 kind: KIND_CPU }\ndynamic_batching { preferred_batch_size: [ 4 ]}\n"
+        )
+        message = parse_model_config(changed, "config.pbtxt")
+        assert (message.instance_group[0].count, message.max_batch_size) == (2, 4)
+
+    def test_a_model_that_does_not_batch_gets_instances_only(self) -> None:
+        assert with_choice("max_batch_size: 0\n", ServingChoice(3, ()), "config.pbtxt") == (
+            "max_batch_size: 0\ninstance_group [ { count: 3 } ]\n"
+        )
+
+    def test_a_list_of_parameters_in_brackets(self) -> None:
+        text = 'parameters [ { key: "a" value { } }, { key: "batch_sizes" value { string_value: "9" } } ]'
+        changed = with_choice(text, _CHOICE, "config.pbtxt")
+        assert parse_model_config(changed, "c").parameters["batch_sizes"].string_value == "1,2,4"
+        assert changed.count("batch_sizes") == 1
+
+    def test_a_preferred_size_that_is_no_list(self) -> None:
+        changed = with_choice("dynamic_batching { preferred_batch_size: 8 }", _CHOICE, "config.pbtxt")
+        assert changed.startswith("dynamic_batching { preferred_batch_size: [ 4 ] }")
+
+    @pytest.mark.parametrize(
+        ("text", "error"),
+        [
+            ("instance_group [ { count: 1 }, { count: 2 } ]", "it has 2 instance groups, and which of them"),
+            ("max_batch_sise: 1", "unknown field 'max_batch_sise'"),
+            (
+                "dynamic_batching { preferred_batch_size: 4 preferred_batch_size: 8 }",
+                "it has preferred_batch_size 2 times; write it once",
+            ),
+        ],
+    )
+    def test_refusals(self, text: str, error: str) -> None:
+        with pytest.raises(ServeError, match=error):
+            with_choice(text, _CHOICE, "config.pbtxt")
