@@ -1,4 +1,4 @@
-"""How a model is to be compiled, as its configuration says."""
+"""How a model is to be compiled and served, as its configuration says."""
 
 from __future__ import annotations
 
@@ -34,6 +34,11 @@ class CompileOptions:
     precision: Precision = Precision.FP32
     calibration_data: str = ""
     """A file or folder, relative to the model's folder; only where the precision needs it."""
+    calibration_pipeline: str = ""
+    """A rocAL pipeline for calibration data that is images, relative to the model's folder; "" = pipeline.json there,
+    where there is one."""
+    calibration_samples: int = 0
+    """The first so many of the calibration data are used; 0 where the precision needs none."""
     fast_math: bool = True
     exhaustive_tune: bool = False
     miopen_tuning: bool = False
@@ -45,9 +50,10 @@ class ServingOptions:
     """What says which programs there are, and how they come about."""
 
     batch_sizes: tuple[int, ...]
-    """Ascending; empty for a model without a batch dimension. The largest is not above max_batch_size."""
+    """Ascending; empty for a model without a batch dimension. The largest is not above max_batch_size; a batch above
+    it runs in pieces."""
     dynamic_batch: bool = False
-    """One program for batches of 1 to max_batch_size."""
+    """One program for batches of 1 to max_batch_size; `batch_sizes` is then empty."""
     pad_with_first_row: bool = True
     """AMD Inference Server's `pad_batch`."""
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

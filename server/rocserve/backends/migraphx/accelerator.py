@@ -1,0 +1,133 @@
+"""What `optimization { execution_accelerators }` says of MIGraphX, in the names of this server's own parameters.
+
+Beside those names, an accelerator "migraphx" takes the ones of ONNX Runtime's MIGraphX provider and of AMD's port of
+Triton. What only that provider can do is refused with what to write instead, rather than ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.model_config import ModelConfig
+
+ACCELERATOR = "migraphx"
+
+PARAMETERS = frozenset(
+    {
+        "batch",
+        "batch_sizes",
+        "binding",
+        "calibration_data",
+        "calibration_pipeline",
+        "calibration_samples",
+        "compile_timeout_secs",
+        "dynamic_batch",
+        "exhaustive_tune",
+        "fast_math",
+        "input_shapes",
+        "miopen_tuning",
+        "pad_batch",
+        "precision",
+        "target",
+    }
+)
+"""The names that mean the same in `parameters` and in the accelerator's."""
+
+MAX_DYNAMIC_BATCH = "migraphx_max_dynamic_batch"
+"""AMD's name for the largest batch size that is compiled ahead."""
+
+_SAME = {
+    "precision_mode": "precision",
+    "migraphx_exhaustive_tune": "exhaustive_tune",
+    MAX_DYNAMIC_BATCH: MAX_DYNAMIC_BATCH,
+    "migraphx_compile_batches": "batch_sizes",
+}
+
+_PRECISION_SWITCHES = {
+    "migraphx_fp16_enable": "fp16",
+    "migraphx_bf16_enable": "bf16",
+    "migraphx_fp8_enable": "fp8",
+    "migraphx_int8_enable": "int8",
+}
+
+_CACHED = "remove it; compiled programs are kept anyway, in the server's --cache-directory"
+_TABLE = (
+    "MIGraphX calibrates on data, not on a table: remove it and name samples of the inputs in 'calibration_data', or"
+    " let ONNX Runtime run the model with parameter 'engine' \"onnxruntime\""
+)
+_ARENA = "it belongs to ONNX Runtime's memory arena, which is not used here: remove it"
+_REMEDIES = {
+    "device_id": "remove it and name the GPUs in the instance group's 'gpus'",
+    "migraphx_int8_calibration_table_name": _TABLE,
+    "migraphx_use_native_calibration_table": _TABLE,
+    "migraphx_int8_use_native_calibration_table": _TABLE,
+    "migraphx_save_compiled_model": _CACHED,
+    "migraphx_save_compiled_path": _CACHED,
+    "migraphx_save_model_path": _CACHED,
+    "migraphx_save_model_name": _CACHED,
+    "migraphx_load_compiled_model": _CACHED,
+    "migraphx_load_compiled_path": _CACHED,
+    "migraphx_load_model_path": _CACHED,
+    "migraphx_load_model_name": _CACHED,
+    "migraphx_model_cache_dir": _CACHED,
+    "migraphx_mem_limit": _ARENA,
+    "migraphx_arena_extend_strategy": _ARENA,
+    "migraphx_external_alloc": _ARENA,
+    "migraphx_external_free": _ARENA,
+    "migraphx_external_empty_cache": _ARENA,
+}
+
+_OFF = ("0", "false", "off", "")
+
+
+def accelerator_parameters(config: ModelConfig) -> Mapping[str, str]:
+    """What accelerators named "migraphx" say, by this server's names (and `MAX_DYNAMIC_BATCH`).
+
+    Raises:
+        ServeError: INVALID_ARGUMENT for a name that is unknown, one that MIGraphX cannot honour, or a contradiction.
+    """
+    values: dict[str, str] = {}
+    for accelerator in config.gpu_accelerators:
+        if accelerator.name.lower() == ACCELERATOR:
+            for name, value in accelerator.parameters.items():
+                _take(config, name, value.strip(), values)
+    return values
+
+
+def _take(config: ModelConfig, name: str, value: str, values: dict[str, str]) -> None:
+    if name in _PRECISION_SWITCHES:
+        if _is_on(config, name, value):
+            _set(config, name, "precision", _PRECISION_SWITCHES[name], values)
+    elif name in _SAME or name in PARAMETERS:
+        _set(config, name, _SAME.get(name, name), value, values)
+    elif name not in _REMEDIES:
+        raise _refused(config, name, f"which is unknown; known are {', '.join(sorted(PARAMETERS | _known_of_amd()))}")
+    elif value.lower() not in _OFF or name == "device_id":
+        raise _refused(config, name, f"which MIGraphX itself cannot honour: {_REMEDIES[name]}")
+
+
+def _set(config: ModelConfig, name: str, ours: str, value: str, values: dict[str, str]) -> None:
+    if values.get(ours, value).lower() != value.lower():
+        raise _refused(
+            config, name, f'which asks for {ours} "{value}" where another asks for "{values[ours]}"; keep one of them'
+        )
+    values[ours] = value
+
+
+def _is_on(config: ModelConfig, name: str, value: str) -> bool:
+    if value.lower() in ("1", "true", "on"):
+        return True
+    if value.lower() in _OFF:
+        return False
+    raise _refused(config, name, f'which must be 1, 0, true or false, not "{value}"')
+
+
+def _known_of_amd() -> frozenset[str]:
+    return frozenset((*_SAME, *_PRECISION_SWITCHES))
+
+
+def _refused(config: ModelConfig, name: str, why: str) -> ServeError:
+    return invalid_argument(
+        f"model '{config.name}': the execution accelerator 'migraphx' has parameter '{name}', {why}"
+    )

@@ -1,0 +1,215 @@
+"""Which programs a model version consists of: what to compile, in which order, and what goes in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rocserve.backends.base import ModelSource
+from rocserve.backends.batch_sizes import default_batch_sizes
+from rocserve.backends.migraphx.calibration_source import calibration_digest
+from rocserve.backends.migraphx.digests import file_digest
+from rocserve.backends.migraphx.graph_tensor import GraphTensor
+from rocserve.backends.migraphx.onnx_graph import read_onnx_graph
+from rocserve.backends.migraphx.options import CompileOptions, ServingOptions
+from rocserve.backends.migraphx.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
+from rocserve.backends.migraphx.tensor_shapes import BatchDimension, InputShapes, Shape, find_batch_dimension
+from rocserve.backends.migraphx.tensorflow_graph import read_tensorflow_graph
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import invalid_argument
+from rocserve.core.model_config import ModelConfig
+
+_IMAGE_RANK = 4
+"""Tensors of so many dimensions have a layout."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTensor:
+    """An input or output, as clients see it."""
+
+    name: str
+    datatype: DataType | None
+    """None: only the program tells (an output of a TensorFlow graph)."""
+    shape: Shape | None
+    """Batch dimension included, as -1. Of an input all else is known; of an output -1 also stands for what the model
+    leaves open, and None for a shape of which it says nothing: the program tells."""
+    may_be_nhwc: bool = False
+    """Of a TensorFlow graph: where it has four dimensions it is NHWC to clients, but NCHW to the program."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramPlan:
+    recipes: tuple[ProgramRecipe, ...]
+    """In the order to compile them; at least one."""
+    inputs: tuple[PlannedTensor, ...]
+    outputs: tuple[PlannedTensor, ...]
+    """In the program's order."""
+    batches: bool
+    """Whether the first dimension of every tensor is the batch."""
+    weight_bytes: int
+    """Of the model as its file has it."""
+    source_files: tuple[Path, ...]
+    """The model file, then those of its external data."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """What is the same of all formats."""
+
+    kind: SourceKind
+    inputs: tuple[GraphTensor, ...]
+    outputs: tuple[GraphTensor, ...]
+    output_names: tuple[str, ...]
+    """What the compiler is asked for; empty = the file's own outputs."""
+    files: tuple[Path, ...]
+    weight_bytes: int
+    is_quantised: bool
+
+
+def plan_programs(
+    model: ModelSource,
+    options: CompileOptions,
+    serving: ServingOptions,
+    environment: ProgramEnvironment,
+    *,
+    model_file: Path | None = None,
+    default_max_batch_size: int = 4,
+) -> ProgramPlan:
+    """The programs of a version whose file is an ONNX model or a TensorFlow graph.
+
+    Args:
+        model_file: instead of the version's own: the ONNX file beside a .mxr that is to be compiled anew.
+        default_max_batch_size: what max_batch_size becomes where the configuration leaves it out and the model can
+            batch (the backend's).
+
+    Raises:
+        ServeError: INVALID_ARGUMENT where the file or the configuration is wrong, UNAVAILABLE where a file cannot be
+            read.
+    """
+    path = model_file or model.model_file
+    graph = _read(model, path)
+    if graph.is_quantised and options.precision.needs_calibration:
+        raise invalid_argument(
+            f"model '{model.name}' is quantised already ({path.name} holds quantising operators), so precision"
+            f' "{options.precision.value}" cannot be; leave it out and the model runs as it is'
+        )
+    largest = _largest_batch(model.config, default_max_batch_size)
+    batch = find_batch_dimension(graph.inputs, graph.outputs) if largest else None
+    if batch is not None and batch.baked and model.config.max_batch_size == 0:
+        batch = None
+    shapes = InputShapes(model.config, serving.input_shapes, batch is not None).resolve(graph.inputs)
+    first = ProgramRecipe(
+        source=ProgramSource(graph.kind, str(path), file_digest(path, graph.files)),
+        options=options,
+        environment=environment,
+        output_names=graph.output_names,
+        calibration_digest=calibration_digest(options, model.model_folder),
+    )
+    reorders = graph.kind is SourceKind.TENSORFLOW
+    return ProgramPlan(
+        recipes=_recipes(first, serving, batch, largest, shapes),
+        inputs=tuple(
+            PlannedTensor(
+                tensor.name,
+                tensor.datatype,
+                shapes[tensor.name] if batch is None else (-1, *shapes[tensor.name]),
+                reorders,
+            )
+            for tensor in graph.inputs
+        ),
+        outputs=tuple(_planned_output(tensor, batch, reorders) for tensor in graph.outputs),
+        batches=batch is not None,
+        weight_bytes=graph.weight_bytes,
+        source_files=(path, *graph.files),
+    )
+
+
+def _read(model: ModelSource, path: Path) -> _Graph:
+    if model.config.backend == "tensorflow" and path == model.model_file:
+        frozen = read_tensorflow_graph(path)
+        names = _wanted_outputs(model.config, frozen.node_names) or frozen.outputs
+        return _Graph(
+            kind=SourceKind.TENSORFLOW,
+            inputs=frozen.inputs,
+            outputs=tuple(GraphTensor(name, None, None) for name in names),
+            output_names=tuple(name.removesuffix(":0") for name in names),
+            files=(),
+            weight_bytes=path.stat().st_size,
+            is_quantised=False,
+        )
+    read = read_onnx_graph(path, (model.model_folder,))
+    return _Graph(
+        kind=SourceKind.ONNX,
+        inputs=read.inputs,
+        outputs=read.outputs,
+        output_names=(),
+        files=read.external_files,
+        weight_bytes=read.weight_bytes,
+        is_quantised=read.is_quantised,
+    )
+
+
+def _wanted_outputs(config: ModelConfig, node_names: frozenset[str]) -> tuple[str, ...]:
+    """The configuration's, where the graph has nodes of these names (else the server tells which there are)."""
+    names = tuple(output.name for output in config.outputs)
+    return names if all(name.removesuffix(":0") in node_names for name in names) else ()
+
+
+def _largest_batch(config: ModelConfig, default: int) -> int:
+    """0: the model is not to batch. An incomplete configuration gets a max_batch_size when it is completed."""
+    if config.max_batch_size == 0 and not (config.inputs and config.outputs):
+        return default
+    return config.max_batch_size
+
+
+def _recipes(
+    first: ProgramRecipe,
+    serving: ServingOptions,
+    batch: BatchDimension | None,
+    largest: int,
+    shapes: Mapping[str, Shape],
+) -> tuple[ProgramRecipe, ...]:
+    if batch is None:
+        return (replace(first, input_shapes=_program_shapes(first, shapes)),)
+    if serving.dynamic_batch:
+        return (
+            replace(
+                first,
+                largest_batch=largest,
+                input_shapes=_program_shapes(first, shapes, 1),
+                rebatched=batch.baked > 0,
+            ),
+        )
+    return tuple(
+        replace(
+            first,
+            batch_size=size,
+            input_shapes=_program_shapes(first, shapes, size),
+            rebatched=batch.baked not in (0, size),
+        )
+        for size in serving.batch_sizes or default_batch_sizes(largest)
+    )
+
+
+def _program_shapes(recipe: ProgramRecipe, shapes: Mapping[str, Shape], *batch: int) -> dict[str, Shape]:
+    """As MIGraphX has them, which turns the images of TensorFlow graphs to NCHW."""
+    full = {name: (*batch, *shape) for name, shape in shapes.items()}
+    if recipe.source.kind is SourceKind.TENSORFLOW:
+        return {name: to_nchw(shape) for name, shape in full.items()}
+    return full
+
+
+def to_nchw(shape: Shape) -> Shape:
+    """Of an NHWC tensor; shapes of another number of dimensions stay as they are."""
+    if len(shape) != _IMAGE_RANK:
+        return shape
+    rows, height, width, channels = shape
+    return (rows, channels, height, width)
+
+
+def _planned_output(tensor: GraphTensor, batch: BatchDimension | None, reorders: bool) -> PlannedTensor:
+    if tensor.dims is None:
+        return PlannedTensor(tensor.name, tensor.datatype, None, reorders)
+    shape = tuple(dim if isinstance(dim, int) else -1 for dim in tensor.dims)
+    return PlannedTensor(tensor.name, tensor.datatype, shape if batch is None else (-1, *shape[1:]), reorders)

@@ -1,0 +1,190 @@
+"""What a frozen TensorFlow graph (GraphDef) says of its inputs and outputs, read without TensorFlow.
+
+MIGraphX names a program's parameters, but knows neither which of a graph's nodes are its outputs in a sure order, nor
+that images were NHWC. The field numbers are those of TensorFlow's graph.proto, node_def.proto, attr_value.proto and
+tensor_shape.proto.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rocserve.backends.migraphx.graph_tensor import Dims, GraphTensor
+from rocserve.backends.migraphx.wire_format import WireError, fields
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, invalid_argument
+
+_LARGEST_FILE = (1 << 31) - 1
+"""protobuf takes no more."""
+
+_DATATYPES = {
+    1: DataType.FP32,
+    2: DataType.FP64,
+    3: DataType.INT32,
+    5: DataType.INT16,
+    6: DataType.INT8,
+    9: DataType.INT64,
+    17: DataType.UINT16,
+    19: DataType.FP16,
+    22: DataType.UINT32,
+    23: DataType.UINT64,
+}
+"""The element types of placeholders that MIGraphX takes, by their numbers in types.proto."""
+
+_REFUSED_TYPES = {4: "uint8", 7: "string", 8: "complex64", 10: "bool", 14: "bfloat16", 18: "complex128"}
+
+_NO_OUTPUTS = frozenset({"Const", "NoOp", "Assert", "Placeholder"})
+_VARIABLES = frozenset({"Variable", "VariableV2", "VarHandleOp", "ReadVariableOp", "AutoReloadVariable"})
+
+
+@dataclass(frozen=True, slots=True)
+class TensorflowGraph:
+    inputs: tuple[GraphTensor, ...]
+    """The placeholders, in the file's order; images in the graph's own layout."""
+    outputs: tuple[str, ...]
+    """The nodes that no other reads, in the file's order."""
+    node_names: frozenset[str]
+    operators: Mapping[str, int]
+    """How often each is used."""
+
+
+def read_tensorflow_graph(path: Path) -> TensorflowGraph:
+    """
+    Raises:
+        ServeError: INVALID_ARGUMENT; the file cannot be read, is damaged or is no frozen graph, or a placeholder is of
+            a type that MIGraphX does not take.
+    """
+    try:
+        if path.stat().st_size > _LARGEST_FILE:
+            raise _wrong(path, "has more than the 2 GB that the format can have")
+        data = path.read_bytes()
+    except OSError as error:
+        raise _wrong(path, f"cannot be read: {error.strerror}") from None
+    if not data:
+        raise _wrong(path, "is empty; copy it again")
+    try:
+        nodes = list(_nodes(path, memoryview(data)))
+    except (WireError, UnicodeDecodeError) as error:
+        raise _wrong(path, f"is damaged or no GraphDef ({len(data)} bytes: {error}); copy or export it again") from None
+    return _graph(path, nodes)
+
+
+@dataclass(slots=True)
+class _Node:
+    name: str = ""
+    operator: str = ""
+    inputs: list[str] = field(default_factory=list)
+    datatype: int = 0
+    """Of a placeholder; 0 = not given."""
+    dims: Dims | None = None
+
+
+def _graph(path: Path, nodes: list[_Node]) -> TensorflowGraph:
+    operators: dict[str, int] = {}
+    read: set[str] = set()
+    for node in nodes:
+        operators[node.operator] = operators.get(node.operator, 0) + 1
+        # "name", "name:1" for a further output, "^name" for what only has to come before.
+        read.update(source.removeprefix("^").partition(":")[0] for source in node.inputs)
+    names = [node.name for node in nodes]
+    outputs = tuple(node.name for node in nodes if node.name not in read and node.operator not in _NO_OUTPUTS)
+    if not all(names) or not outputs:
+        raise _wrong(path, "is no GraphDef, or a damaged one: it has no outputs")
+    if len(set(names)) != len(names):
+        raise _wrong(path, "has two nodes of one name")
+    variables = sorted(_VARIABLES & operators.keys())
+    if variables:
+        raise _wrong(
+            path,
+            f"is not frozen: it has variables ({', '.join(variables)}); freeze the graph, so that they are constants",
+        )
+    inputs = tuple(_input(path, node) for node in nodes if node.operator == "Placeholder")
+    return TensorflowGraph(inputs, outputs, frozenset(names), operators)
+
+
+def _input(path: Path, node: _Node) -> GraphTensor:
+    datatype = _DATATYPES.get(node.datatype)
+    if datatype is None:
+        kind = _REFUSED_TYPES.get(node.datatype, f"number {node.datatype}")
+        known = ", ".join(known.value for known in _DATATYPES.values())
+        raise _wrong(
+            path, f"has placeholder '{node.name}' of type {kind}, which MIGraphX does not take; it takes {known}"
+        )
+    return GraphTensor(node.name, datatype, node.dims)
+
+
+def _nodes(path: Path, graph: memoryview) -> Iterator[_Node]:
+    for number, value in fields(graph):
+        if number == 1:
+            if isinstance(value, int):
+                raise _wrong(
+                    path, "is a SavedModel, not a GraphDef; freeze its graph, so that its variables are constants"
+                )
+            yield _node(value)
+
+
+def _node(message: memoryview) -> _Node:
+    node = _Node()
+    for number, value in fields(message):
+        if number == 1:
+            node.name = _text(value)
+        elif number == 2:
+            node.operator = _text(value)
+        elif number == 3:
+            node.inputs.append(_text(value))
+    if node.operator == "Placeholder":
+        for number, value in fields(message):
+            if number == 5:
+                _take_attribute(node, _message(value))
+    return node
+
+
+def _take_attribute(node: _Node, entry: memoryview) -> None:
+    key, attribute = "", memoryview(b"")
+    for number, value in fields(entry):
+        if number == 1:
+            key = _text(value)
+        elif number == 2:
+            attribute = _message(value)
+    for number, value in fields(attribute):
+        if key == "dtype" and number == 6 and isinstance(value, int):
+            node.datatype = value
+        elif key == "shape" and number == 7:
+            node.dims = _dims(_message(value))
+
+
+def _dims(shape: memoryview) -> Dims | None:
+    dims: list[int | str] = []
+    for number, value in fields(shape):
+        if number == 3 and value:
+            return None
+        if number == 2:
+            dims.append(_dim(_message(value)))
+    return tuple(dims)
+
+
+def _dim(dim: memoryview) -> int | str:
+    size, name = 0, ""
+    for number, value in fields(dim):
+        if number == 1 and isinstance(value, int):
+            size = value
+        elif number == 2:
+            name = _text(value)
+    # Open ones are -1, which is the largest number to whoever reads it without a sign.
+    return size if 0 < size < 1 << 63 else name
+
+
+def _message(value: int | memoryview) -> memoryview:
+    if isinstance(value, int):
+        raise WireError("a number where a message must be")
+    return value
+
+
+def _text(value: int | memoryview) -> str:
+    return str(_message(value), "utf-8")
+
+
+def _wrong(path: Path, text: str) -> ServeError:
+    return invalid_argument(f"TensorFlow graph {path.name} {text}")
