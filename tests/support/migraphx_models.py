@@ -97,6 +97,25 @@ def without_batch() -> bytes:
     return network.model({"x": (2, 3)}, {"y": (3, 2)})
 
 
+def slow_to_compile() -> bytes:
+    """`x` FP32 [batch, 4] -> `y`, the same. Takes minutes to compile.
+
+    How often x is repeated (once) is a product of large matrices, which must be known before there is a program.
+    """
+    network, size = _Network(seed=9), 1000
+    shape = network.weights("shape", np.array([size, size], np.int64))
+    value = numpy_helper.from_array(np.array([1 / size], np.float32))
+    matrix = network.node("ConstantOfShape", shape, value=value)
+    product = matrix
+    for _ in range(50):
+        product = network.node("MatMul", product, matrix)
+    largest = network.node("Ceil", network.node("ReduceMax", product, axes=[0, 1], keepdims=1))
+    once = network.node("Reshape", largest, network.weights("one", np.array([1], np.int64)))
+    repeats = network.node("Cast", network.node("Concat", once, once, axis=0), to=TensorProto.INT64)
+    network.node("Tile", "x", repeats, output="y")
+    return network.model({"x": ("batch", 4)}, {"y": ("batch", 4)})
+
+
 def unknown_operator(name: str = "MyFancyOp") -> bytes:
     """`x` FP32 [batch, 4] -> `y` by an operator that neither MIGraphX nor ONNX Runtime has."""
     node = helper.make_node(name, ["x"], ["y"], domain="com.example")
