@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from rocserve.backends.migraphx.options import CompileOptions
 from rocserve.core.plain import to_json
+
+_PROCEDURE = 1
+"""Raised when rocserve goes another way from a model to its program, so that older programs are not taken for it."""
 
 
 class SourceKind(enum.Enum):
@@ -26,6 +30,8 @@ class ProgramEnvironment:
     """"" on targets that do without ROCm."""
     gpu_architecture: str = ""
     """E.g. "gfx90a"; "" on targets other than gpu."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that change what is compiled, those that are set: MIGRAPHX_ENABLE_NHWC and the like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,10 @@ class ProgramRecipe:
 
     @property
     def key(self) -> str:
-        """64 hexadecimal digits: SHA-256 over all of it but the file's path."""
-        anywhere = replace(self, source=replace(self.source, path=""))
-        return hashlib.sha256(to_json(anywhere)).hexdigest()
+        """64 hexadecimal digits: SHA-256 over all of it but where the files lie."""
+        anywhere = replace(
+            self, source=replace(self.source, path=""), options=replace(self.options, calibration_data="")
+        )
+        # A mapping's order is the config's or the graph's, and means nothing.
+        text = json.dumps([_PROCEDURE, json.loads(to_json(anywhere))], separators=(",", ":"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()

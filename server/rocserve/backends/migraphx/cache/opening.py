@@ -1,0 +1,30 @@
+"""Where the cache of compiled programs is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from rocserve.backends.migraphx.cache.store import ProgramCache, say_nothing
+from rocserve.settings import EngineSettings
+
+
+def open_cache(settings: EngineSettings, warn: Callable[[str], None] = say_nothing) -> ProgramCache:
+    """The cache that the settings name. `warn` is told, in a sentence, of what keeps it from being used as it should.
+
+    Raises:
+        ServeError: UNAVAILABLE, others than this user may write to its folder.
+    """
+    return ProgramCache(cache_directory(settings), settings.cache_bytes, warn=warn)
+
+
+def cache_directory(settings: EngineSettings) -> Path:
+    """The setting, else `rocserve` in $XDG_CACHE_HOME or ~/.cache."""
+    if settings.cache_directory:
+        return Path(os.path.expanduser(settings.cache_directory)).absolute()  # noqa: PTH111 - see below
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if base.startswith("/"):
+        return Path(base) / "rocserve"
+    # Path.home() fails for users that the machine does not know, as in containers.
+    return Path(os.path.expanduser("~/.cache/rocserve")).absolute()  # noqa: PTH111

@@ -1,0 +1,57 @@
+"""SHA-256 over a model's files and over calibration data."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from rocserve.core.errors import ServeError, unavailable
+
+
+def file_digest(path: Path, more: Sequence[Path] = ()) -> str:
+    """64 hexadecimal digits over the file's bytes; with `more`, over those files too, in their order.
+
+    Without `more` it is what sha256sum prints. Their names and places do not count.
+
+    Raises:
+        ServeError: UNAVAILABLE, a file cannot be read.
+    """
+    digests = [_digest(file) for file in (path, *more)]
+    if len(digests) == 1:
+        return digests[0]
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
+def folder_digest(path: Path) -> str:
+    """64 hexadecimal digits over the names and bytes of the folder's files, those of folders in it too; of a file, its
+    own digest. Hidden files do not count.
+
+    Raises:
+        ServeError: UNAVAILABLE, a file cannot be read, or there is none.
+    """
+    if path.is_file():
+        return file_digest(path)
+    names = sorted(
+        name
+        for name in (file.relative_to(path) for file in path.rglob("*") if file.is_file())
+        if not any(part.startswith(".") for part in name.parts)
+    )
+    if not names:
+        raise unavailable(f"expected a file, or a folder of files, at {path}; there is none")
+    total = hashlib.sha256()
+    for name in names:
+        total.update(f"{_digest(path / name)} {name.as_posix()}\n".encode("utf-8", "surrogateescape"))
+    return total.hexdigest()
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> ServeError:
+    return unavailable(f"file {path} cannot be read: {error.strerror or error}")
