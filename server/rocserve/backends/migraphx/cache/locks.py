@@ -54,18 +54,15 @@ def wait_for_lock(path: Path, waiting: Callable[[], None]) -> FileLock:
     """The lock, as soon as nobody else has it.
 
     Args:
-        waiting: called once where another has it.
+        waiting: called again and again while another has it; what it raises ends the wait.
 
     Raises:
         OSError: the file cannot be written.
     """
-    lock = try_lock(path)
-    if lock is None:
+    while (lock := try_lock(path)) is None:
         waiting()
-    while lock is None:
         # Not a blocking flock, which no signal handler of Python's would end.
         time.sleep(_SECONDS_BETWEEN_LOOKS)
-        lock = try_lock(path)
     return lock
 
 

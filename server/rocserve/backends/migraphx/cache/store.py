@@ -82,7 +82,7 @@ class ProgramCache:
         """Be the only process that compiles this program. Whoever gets the lock looks for the program again first.
 
         Args:
-            waiting: called once where another compiles it, before waiting for that.
+            waiting: called again and again while another compiles it; what it raises ends the wait.
         """
         with ExitStack() as stack:
             for place in self._writable_places():
