@@ -11,6 +11,15 @@ from rocserve.backends.migraphx.contained_paths import path_within
 from rocserve.core.errors import ServeError, invalid_argument
 
 
+def as_text(value: str | bytes) -> str:
+    """Text of an ONNX file, which is handed out as bytes where it is none.
+
+    Raises:
+        UnicodeDecodeError: it is none.
+    """
+    return value if isinstance(value, str) else value.decode()
+
+
 class ExternalFiles:
     """Collects the files that tensors name, and checks each use of one."""
 
@@ -33,7 +42,7 @@ class ExternalFiles:
         Raises:
             ServeError: INVALID_ARGUMENT; the file is outside of the folder, missing or too short.
         """
-        entries = {entry.key: entry.value for entry in tensor.external_data}
+        entries = {as_text(entry.key): as_text(entry.value) for entry in tensor.external_data}
         location = entries.get("location", "")
         if not location:
             raise self._wrong(tensor, "is external, but names no file")

@@ -15,7 +15,7 @@ from typing import Any
 
 import onnx
 
-from rocserve.backends.migraphx.external_data import ExternalFiles
+from rocserve.backends.migraphx.external_data import ExternalFiles, as_text
 from rocserve.backends.migraphx.graph_tensor import GraphTensor
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
@@ -89,8 +89,11 @@ def read_onnx_graph(path: Path, roots: tuple[Path, ...] = ()) -> OnnxGraph:
     Raises:
         ServeError: INVALID_ARGUMENT; the file cannot be read, is damaged, or asks for what cannot be served.
     """
-    reader = _GraphReader(path, ExternalFiles(path, roots))
-    return reader.read(_parse(path))
+    model = _parse(path)
+    try:
+        return _GraphReader(path, ExternalFiles(path, roots)).read(model)
+    except UnicodeDecodeError:
+        raise invalid_argument(f"ONNX file {path.name} is damaged: it has a name that is no text") from None
 
 
 def _parse(path: Path) -> onnx.ModelProto:
@@ -131,10 +134,10 @@ class _GraphReader:
         self._walk(graph)
         for function in model.functions:
             self._count_nodes(function.node)
-        defaults = {tensor.name for tensor in graph.initializer}
-        defaults.update(tensor.values.name for tensor in graph.sparse_initializer)
+        defaults = {as_text(tensor.name) for tensor in graph.initializer}
+        defaults.update(as_text(tensor.values.name) for tensor in graph.sparse_initializer)
         # Operator sets of ONNX itself go by two names.
-        opsets = {entry.domain: entry.version for entry in model.opset_import}
+        opsets = {as_text(entry.domain): entry.version for entry in model.opset_import}
         own = max(opsets.pop("", 0), opsets.pop("ai.onnx", 0))
         return OnnxGraph(
             inputs=tuple(self._tensors("input", (value for value in graph.input if value.name not in defaults))),
@@ -158,8 +161,9 @@ class _GraphReader:
 
     def _count_nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
         for node in nodes:
-            domain = "" if node.domain in ("", "ai.onnx") else f"{node.domain}:"
-            self._operators[domain + node.op_type] += 1
+            domain = as_text(node.domain)
+            prefix = "" if domain in ("", "ai.onnx") else f"{domain}:"
+            self._operators[prefix + as_text(node.op_type)] += 1
             for attribute in node.attribute:
                 for tensor in _tensors_of(attribute):
                     self._weigh(tensor)
@@ -178,19 +182,20 @@ class _GraphReader:
     def _tensors(self, kind: str, values: Iterable[onnx.ValueInfoProto]) -> Iterator[GraphTensor]:
         names: set[str] = set()
         for value in values:
-            if not value.name or value.name in names:
+            name = as_text(value.name)
+            if not name or name in names:
                 raise self._wrong(
                     f"has two {kind}s with the name '{value.name}'" if value.name else f"has an {kind} without a name"
                 )
-            names.add(value.name)
-            yield self._tensor(f"{kind} '{value.name}'", value)
+            names.add(name)
+            yield self._tensor(f"{kind} '{name}'", value)
 
     def _tensor(self, what: str, value: onnx.ValueInfoProto) -> GraphTensor:
         held = value.type.WhichOneof("value")
         if held != "tensor_type":
-            kind = held.removesuffix("_type").replace("_", " ") if held else "a type that is not given"
+            kind = f"type {held.removesuffix('_type').replace('_', ' ')}" if held else "a type that is not given"
             raise self._wrong(
-                f"has {what} of type {kind}, but only dense tensors can be served; export the model with tensors"
+                f"has {what} of {kind}, but only dense tensors can be served; export the model with tensors"
                 " instead"
             )
         tensor = value.type.tensor_type
@@ -220,7 +225,7 @@ def _dim(dim: Any) -> int | str:
     # Exporters write 0 and -1, too, for what is left open; MIGraphX takes them so.
     if dim.WhichOneof("value") == "dim_value" and dim.dim_value > 0:
         return int(dim.dim_value)
-    return str(dim.dim_param)
+    return as_text(dim.dim_param)
 
 
 def _type_name(element_type: int) -> str:

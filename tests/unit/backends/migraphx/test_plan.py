@@ -1,0 +1,267 @@
+"""Which programs are planned for a model: sizes, shapes, order, and what cannot be planned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from support import migraphx_models
+
+from rocserve.backends.base import ModelSource
+from rocserve.backends.migraphx.digests import file_digest
+from rocserve.backends.migraphx.options import Target
+from rocserve.backends.migraphx.parameters import compile_options, serving_options
+from rocserve.backends.migraphx.plan import PlannedTensor, ProgramPlan, plan_programs
+from rocserve.backends.migraphx.recipe import ProgramEnvironment, SourceKind
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig, OutputConfig
+
+_ENVIRONMENT = ProgramEnvironment("2.14.0")
+_INT8 = {"parameters": {"precision": "int8", "calibration_data": "samples.npz"}}
+
+
+class Folder:
+    """A model's folder; `plan` writes the file and plans it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.version = path / "1"
+        self.version.mkdir(parents=True)
+
+    def plan(self, content: bytes, filename: str = "model.onnx", **config: Any) -> ProgramPlan:
+        file = self.version / filename
+        file.write_bytes(content)
+        complete = ModelConfig("m", **{"backend": "onnx", **config})
+        source = ModelSource("m", 1, self.path, self.version, file, complete, InstanceKind.AUTO, None, 1)
+        options = compile_options(complete, InstanceKind.AUTO, {Target.REF})
+        return plan_programs(source, options, serving_options(complete), _ENVIRONMENT)
+
+    def refusal(self, content: bytes, **config: Any) -> str:
+        with pytest.raises(ServeError) as error:
+            self.plan(content, **config)
+        assert error.value.code is StatusCode.INVALID_ARGUMENT
+        return error.value.text
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path / "m")
+
+
+def _image(*shape: int | str, name: str = "image", **more: tuple[int | str, ...]) -> bytes:
+    """A model that adds its inputs up, of these shapes."""
+    inputs = {name: shape, **more}
+    nodes = [helper.make_node("Sum", list(inputs), ["y"])]
+    values = [helper.make_tensor_value_info(key, TensorProto.FLOAT, dims) for key, dims in inputs.items()]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)
+    return bytes(helper.make_model(helper.make_graph(nodes, "g", values, [output])).SerializeToString())
+
+
+def _shapes(plan: ProgramPlan) -> list[Mapping[str, tuple[int, ...]]]:
+    return [recipe.input_shapes for recipe in plan.recipes]
+
+
+def _config(dims: tuple[int, ...], reshape: tuple[int, ...] | None = None) -> dict[str, Any]:
+    return {
+        "inputs": (InputConfig("image", DataType.FP32, dims, reshape),),
+        "outputs": (OutputConfig("y", DataType.FP32, dims, reshape),),
+    }
+
+
+def test_a_program_a_batch_size_small_ones_first(folder: Folder) -> None:
+    plan = folder.plan(migraphx_models.mini_resnet(), max_batch_size=6)
+    assert [recipe.batch_size for recipe in plan.recipes] == [1, 2, 4, 6]
+    assert _shapes(plan) == [{"image": (size, 3, 8, 8)} for size in (1, 2, 4, 6)]
+    assert not any(recipe.rebatched for recipe in plan.recipes)
+    assert plan.batches
+    assert plan.inputs == (PlannedTensor("image", DataType.FP32, (-1, 3, 8, 8)),)
+    assert plan.outputs == (PlannedTensor("logits", DataType.FP32, (-1, 10)),)
+    assert plan.recipes[0].source.digest == file_digest(folder.version / "model.onnx")
+    assert plan.recipes[0].source.kind is SourceKind.ONNX
+    assert plan.recipes[0].environment == _ENVIRONMENT
+    assert plan.source_files == (folder.version / "model.onnx",)
+    assert plan.weight_bytes > 0
+
+
+def test_the_sizes_that_are_asked_for(folder: Folder) -> None:
+    plan = folder.plan(migraphx_models.mlp(), max_batch_size=8, parameters={"batch": "8"})
+    assert [recipe.batch_size for recipe in plan.recipes] == [8]
+
+
+def test_a_configuration_without_tensors_gets_a_batch_where_the_model_has_one(folder: Folder) -> None:
+    assert [recipe.batch_size for recipe in folder.plan(migraphx_models.mlp()).recipes] == [1, 2, 4]
+    fixed = folder.plan(migraphx_models.mlp(3))
+    assert not fixed.batches
+    assert _shapes(fixed) == [{"x": (3, 16)}]
+    assert fixed.inputs[0].shape == (3, 16) and fixed.outputs[0].shape == (3, 10)
+
+
+def test_a_batch_that_is_baked_in(folder: Folder) -> None:
+    plan = folder.plan(migraphx_models.two_in_two_out(2), max_batch_size=4)
+    assert [(recipe.batch_size, recipe.rebatched) for recipe in plan.recipes] == [(1, True), (2, False), (4, True)]
+    assert plan.inputs[1].shape == (-1, 4) and plan.outputs[1].shape == (-1, 6)
+
+
+def test_a_dynamic_batch(folder: Folder) -> None:
+    (recipe,) = folder.plan(migraphx_models.mlp(), max_batch_size=8, parameters={"dynamic_batch": "true"}).recipes
+    assert (recipe.batch_size, recipe.largest_batch, recipe.rebatched) == (0, 8, False)
+    assert recipe.input_shapes == {"x": (1, 16)}
+    (baked,) = folder.plan(migraphx_models.mlp(1), max_batch_size=8, parameters={"dynamic_batch": "true"}).recipes
+    assert baked.rebatched
+
+
+@pytest.mark.parametrize(
+    ("content", "shapes"),
+    [
+        (_image(2, 4, mask=(3, 4)), {"image": (2, 4), "mask": (3, 4)}),
+        (_image("n", 4, mask=(1, 4)), {"image": (5, 4), "mask": (1, 4)}),
+        (_image(name="image"), {"image": ()}),
+    ],
+)
+def test_models_whose_tensors_share_no_first_dimension_do_not_batch(
+    folder: Folder, content: bytes, shapes: dict[str, tuple[int, ...]]
+) -> None:
+    given = "image: 5x4" if shapes["image"] == (5, 4) else ""
+    plan = folder.plan(content, max_batch_size=4, parameters={"input_shapes": given})
+    assert not plan.batches
+    assert [(recipe.batch_size, recipe.input_shapes) for recipe in plan.recipes] == [(0, shapes)]
+
+
+class TestOpenDimensions:
+    def test_by_parameter(self, folder: Folder) -> None:
+        plan = folder.plan(
+            _image("n", 3, "height", "width"), max_batch_size=2, parameters={"input_shapes": "image: 3x32x48"}
+        )
+        assert _shapes(plan) == [{"image": (1, 3, 32, 48)}, {"image": (2, 3, 32, 48)}]
+        assert plan.inputs[0].shape == (-1, 3, 32, 48)
+        assert plan.outputs[0].shape == (-1, 3, -1, -1)
+
+    def test_by_the_configurations_dims(self, folder: Folder) -> None:
+        plan = folder.plan(_image("n", 3, "height", "width"), max_batch_size=1, **_config((3, 5, 6)))
+        assert _shapes(plan) == [{"image": (1, 3, 5, 6)}]
+        reshaped = folder.plan(_image("n", 3, "height", "width"), max_batch_size=1, **_config((90,), (3, 5, 6)))
+        assert _shapes(reshaped) == [{"image": (1, 3, 5, 6)}]
+
+    def test_without_a_batch_dimension_all_of_the_shape_is_given(self, folder: Folder) -> None:
+        whole = {"parameters": {"input_shapes": "image: 1x3x4x4"}, **_config((-1, 3, -1, -1))}
+        assert _shapes(folder.plan(_image("n", 3, "h", "w"), **whole)) == [{"image": (1, 3, 4, 4)}]
+        assert _shapes(folder.plan(_image("n", 3), **_config((5, 3)))) == [{"image": (5, 3)}]
+
+    def test_one_name_has_one_number(self, folder: Folder) -> None:
+        content = _image("n", "tokens", mask=("n", "tokens"))
+        one = folder.plan(content, max_batch_size=1, parameters={"input_shapes": "mask: 7"})
+        assert _shapes(one) == [{"image": (1, 7), "mask": (1, 7)}]
+        refusal = folder.refusal(content, max_batch_size=1, parameters={"input_shapes": "image: 6; mask: 7"})
+        assert "dimension 'tokens' is 6 in one input and 7 in 'mask'" in refusal
+
+    def test_an_input_of_which_nothing_is_known(self, folder: Folder) -> None:
+        model = onnx.load_from_string(_image("n", 3))
+        model.graph.input[0].type.tensor_type.ClearField("shape")
+        content = model.SerializeToString()
+        assert "input 'image' has no shape in the model file" in folder.refusal(content, max_batch_size=1)
+        given = folder.plan(content, max_batch_size=1, parameters={"input_shapes": "image: 3"})
+        assert _shapes(given) == [{"image": (1, 3)}]
+        assert _shapes(folder.plan(content, max_batch_size=1, **_config((3,)))) == [{"image": (1, 3)}]
+
+    @pytest.mark.parametrize(
+        ("content", "config", "text"),
+        [
+            (
+                _image("n", 3, "height", 5),
+                {"max_batch_size": 2},
+                "dimension 2 ('height') of input 'image' is left open by the model, and MIGraphX compiles fixed shapes"
+                " only: give it a number in the configuration's dims or in parameter 'input_shapes' \"image: 3x?x5\"",
+            ),
+            (
+                _image("n", 3),
+                _config((-1, 3)),
+                "dimension 0 ('n') of input 'image' is left open by the model, and MIGraphX compiles fixed shapes only:"
+                " give it a number in the configuration's dims or in parameter 'input_shapes' \"image: ?x3\"; if it is"
+                " the batch, set max_batch_size instead",
+            ),
+            (
+                _image("n", 3),
+                {"max_batch_size": 2, "parameters": {"input_shapes": "picture: 3"}},
+                "'input_shapes' names 'picture', but the model's inputs are image",
+            ),
+            (
+                _image("n", 3, "h"),
+                {"max_batch_size": 2, "parameters": {"input_shapes": "image: 4x4"}},
+                "'input_shapes' gives input 'image' [4, 4], but the model has [3, h] (without the batch dimension)",
+            ),
+            (
+                _image("n", 3),
+                {"max_batch_size": 2, "parameters": {"input_shapes": "image: 1x3"}},
+                "gives input 'image' [1, 3], but the model has [3] (without",
+            ),
+        ],
+    )
+    def test_what_is_refused(self, folder: Folder, content: bytes, config: dict[str, Any], text: str) -> None:
+        assert text in folder.refusal(content, **config)
+
+
+def test_external_data_is_part_of_the_model(folder: Folder) -> None:
+    model = onnx.load_from_string(migraphx_models.mlp())
+    file = folder.version / "model.onnx"
+    onnx.save_model(model, file, save_as_external_data=True, size_threshold=0, location="w.bin")
+    weights = folder.version / "w.bin"
+    plan = folder.plan(file.read_bytes())
+    assert plan.source_files == (file, weights)
+    assert plan.recipes[0].source.digest == file_digest(file, [weights])
+    changed = bytearray(weights.read_bytes())
+    changed[0] ^= 1
+    weights.write_bytes(changed)
+    assert folder.plan(file.read_bytes()).recipes[0].key != plan.recipes[0].key
+
+
+def test_the_file_beside_a_compiled_program(folder: Folder) -> None:
+    sibling = folder.version / "model.onnx"
+    sibling.write_bytes(migraphx_models.mlp())
+    config = ModelConfig("m", backend="migraphx", max_batch_size=1)
+    file = folder.version / "model.mxr"
+    source = ModelSource("m", 1, folder.path, folder.version, file, config, InstanceKind.AUTO, None, 1)
+    options = compile_options(config, InstanceKind.AUTO, {Target.REF})
+    plan = plan_programs(source, options, serving_options(config), _ENVIRONMENT, model_file=sibling)
+    assert plan.recipes[0].source.path == str(sibling)
+
+
+class TestCalibration:
+    def test_the_data_are_part_of_the_recipe(self, folder: Folder) -> None:
+        keys = set()
+        for value in (1, 2):
+            np.savez(folder.path / "samples.npz", x=np.full((2, 16), value, np.float32))
+            keys.add(folder.plan(migraphx_models.mlp(), **_INT8).recipes[0].key)
+        (folder.path / "pipeline.json").write_text("{}")
+        keys.add(folder.plan(migraphx_models.mlp(), **_INT8).recipes[0].key)
+        assert len(keys) == 3
+
+    def test_data_that_are_not_there(self, folder: Folder) -> None:
+        refusal = folder.refusal(migraphx_models.mlp(), **_INT8)
+        assert "calibration_data 'samples.npz' is not in the model's folder" in refusal
+        (folder.path / "samples.npz").symlink_to("/etc/hostname")
+        assert "leads out of the model's folder" in folder.refusal(migraphx_models.mlp(), **_INT8)
+        (folder.path / "samples.npz").unlink()
+        (folder.path / "samples.npz").write_bytes(b"1")
+        parameters = {**_INT8["parameters"], "calibration_pipeline": "pipe.json"}
+        assert "calibration_pipeline 'pipe.json' is not a file in the model's folder" in folder.refusal(
+            migraphx_models.mlp(), parameters=parameters
+        )
+
+    def test_a_quantised_model_is_not_quantised_again(self, folder: Folder) -> None:
+        (folder.path / "samples.npz").write_bytes(b"1")
+        nodes = [
+            helper.make_node("QuantizeLinear", ["image", "image"], ["q"]),
+            helper.make_node("DequantizeLinear", ["q", "image"], ["y"]),
+        ]
+        tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("image", "y")]
+        content = helper.make_model(helper.make_graph(nodes, "g", tensors[:1], tensors[1:])).SerializeToString()
+        assert "model 'm' is quantised already (model.onnx holds quantising operators)" in folder.refusal(
+            content, **_INT8
+        )
+        assert folder.plan(content).recipes
