@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.verb is None:
         parser.print_help()
         return 2
-    verb = {"serve": _serve, "config": _config, "status": _status, "get": _get}[options.verb]
+    verb = {"serve": _serve, "config": _config, "status": _status, "get": _get, "cache": _cache}[options.verb]
     return verb(options)
 
 
@@ -90,7 +90,48 @@ def _parser() -> argparse.ArgumentParser:
         metavar="URL",
         help="a folder that has the files under their published names (also $ROCSERVE_GET_SOURCE)",
     )
+    _add_cache_verb(verbs)
     return parser
+
+
+def _add_cache_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    cache = verbs.add_parser(
+        "cache",
+        help="list or remove the compiled programs that are kept on disk",
+        description="Look after the programs that MIGraphX has compiled. Those that a process is using stay.",
+        allow_abbrev=False,
+    )
+    actions = cache.add_subparsers(dest="action", metavar="ACTION", required=True)
+    shown = actions.add_parser(
+        "list", help="show what is kept, and which files are not tried again", allow_abbrev=False
+    )
+    prune = actions.add_parser(
+        "prune",
+        help="remove what was used least lately",
+        description="Remove programs, those used least lately first, until the rest takes no more than the limit.",
+        allow_abbrev=False,
+    )
+    for action in (shown, prune):
+        action.add_argument(
+            "--cache-directory",
+            default="",
+            metavar="DIR",
+            help="the cache (default rocserve/ in $XDG_CACHE_HOME or ~/.cache)",
+        )
+    what = prune.add_mutually_exclusive_group()
+    what.add_argument("--size", type=_byte_count, metavar="BYTES", help="the limit, e.g. 500M or 10G (default 20G)")
+    what.add_argument("--all", action="store_true", help="remove all, also what is known of files not tried again")
+    what.add_argument("models", nargs="*", default=[], metavar="MODEL", help="remove all of these models, and no other")
+
+
+def _byte_count(text: str) -> int:
+    """Bytes, or with K, M, G or T that many times 1024, 1024 times 1024, ..."""
+    amount, factor = text, 1
+    if text and text[-1].upper() in "KMGT":
+        amount, factor = text[:-1], 1 << 10 * ("KMGT".index(text[-1].upper()) + 1)
+    if not amount.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a number of bytes such as 500M or 10G, got '{text}'")
+    return int(amount) * factor
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -160,6 +201,16 @@ def _get(options: argparse.Namespace) -> int:
         force=options.force,
         source=options.source,
     )
+
+
+def _cache(options: argparse.Namespace) -> int:
+    from rocserve.settings import EngineSettings
+    from rocserve.tools.cache import list_programs, prune_programs
+
+    settings = EngineSettings(cache_directory=options.cache_directory)
+    if options.action == "list":
+        return list_programs(settings)
+    return prune_programs(settings, limit_bytes=options.size, everything=options.all, models=options.models)
 
 
 def _quieten_grpc() -> None:

@@ -68,7 +68,9 @@ class ProgramRecipe:
     def key(self) -> str:
         """64 hexadecimal digits: SHA-256 over all of it but where the files lie."""
         anywhere = replace(
-            self, source=replace(self.source, path=""), options=replace(self.options, calibration_data="")
+            self,
+            source=replace(self.source, path=""),
+            options=replace(self.options, calibration_data="", calibration_pipeline=""),
         )
         # A mapping's order is the config's or the graph's, and means nothing.
         text = json.dumps([_PROCEDURE, json.loads(to_json(anywhere))], separators=(",", ":"), sort_keys=True)

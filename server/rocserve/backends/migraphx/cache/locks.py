@@ -66,6 +66,15 @@ def wait_for_lock(path: Path, waiting: Callable[[], None]) -> FileLock:
     return lock
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a process has the lock at this moment."""
+    try:
+        with path.open("r+b") as file:
+            return not hold(file, shared=False)
+    except OSError:
+        return False
+
+
 def hold(file: BinaryIO, *, shared: bool) -> bool:
     """Lock an open file until it is closed; False where another's lock is in the way. True on file systems without
     locks, where nothing better can be had."""

@@ -28,11 +28,14 @@ from rocserve.backends.migraphx.cache.entry import (
     ProgramAbout,
     StoredAbout,
 )
-from rocserve.backends.migraphx.cache.locks import hold, leads_to, try_lock, wait_for_lock
+from rocserve.backends.migraphx.cache.locks import hold, is_locked, leads_to, try_lock, wait_for_lock
 from rocserve.backends.migraphx.cache.private_folder import is_private_file, make_private
 from rocserve.core.plain import from_json, to_json
 
 _SECONDS_UNTIL_EVICTED = 0.01
+
+_SCRATCH = "scratch-"
+"""What the locks of scratch folders are called, before the folder's name."""
 
 _GONE = ".gone-"
 """What the folders of removed entries are called until they are emptied."""
@@ -165,6 +168,14 @@ class CachePlace:
                 removed.append(entry)
         return removed
 
+    def compiling(self) -> Sequence[str]:
+        """The keys that a process has locked."""
+        try:
+            locks = [path for path in self._locks.iterdir() if not path.name.startswith(_SCRATCH)]
+        except OSError:
+            return []
+        return [path.name for path in locks if is_locked(path)]
+
     @contextmanager
     def lock(self, key: str, waiting: Callable[[], None]) -> Iterator[None]:
         self.prepare()
@@ -207,7 +218,7 @@ class CachePlace:
         return self._programs / key
 
     def _scratch_lock(self, name: str) -> Path:
-        return self._locks / f"scratch-{name}"
+        return self._locks / f"{_SCRATCH}{name}"
 
     def _verified(self, key: str, file: BufferedReader) -> StoredAbout:
         """What is told about the open program, which is as it was when that was written."""
@@ -264,7 +275,7 @@ class CachePlace:
             shutil.rmtree(gone, ignore_errors=True)
         try:
             names = [folder.name for folder in self._scratches.iterdir()]
-            names += [file.name.removeprefix("scratch-") for file in self._locks.glob("scratch-*")]
+            names += [file.name.removeprefix(_SCRATCH) for file in self._locks.glob(f"{_SCRATCH}*")]
         except OSError:
             return
         for name in sorted(set(names)):

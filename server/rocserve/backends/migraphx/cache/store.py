@@ -135,6 +135,10 @@ class ProgramCache:
         """What is in the cache and in the spare folder, those used least lately first."""
         return sorted((entry for place in self._places() for entry in place.entries()), key=lambda entry: entry.used_at)
 
+    def compiling(self) -> Sequence[str]:
+        """The keys of what is being compiled at this moment, by any process."""
+        return [key for place in self._places() for key in place.compiling()]
+
     def remove(self, key: str) -> bool:
         """Whether it is gone now: what a process is about to load stays.
 

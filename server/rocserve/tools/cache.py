@@ -1,0 +1,192 @@
+"""`rocserve cache list` and `rocserve cache prune`: the compiled programs that are kept on disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TextIO
+
+from rocserve.backends.migraphx.cache.entry import CacheEntry
+from rocserve.backends.migraphx.cache.opening import cache_directory, open_cache
+from rocserve.backends.migraphx.cache.store import ProgramCache
+from rocserve.backends.migraphx.cache.verdicts import Outcome, Verdict
+from rocserve.core.errors import ServeError
+from rocserve.settings import EngineSettings
+from rocserve.tools.printing import complain, console_on, say, size, table
+
+_KEY_DIGITS = 12
+_COLUMNS = ("program", "model", "precision", "target", "MIGraphX", "batch", "size", "last used")
+_UNKNOWN = "-"
+
+
+def list_programs(settings: EngineSettings, out: TextIO | None = None, err: TextIO | None = None) -> int:
+    """Print the programs of the cache that the settings name, and what is not tried again; the exit status."""
+    console = console_on(out)
+    directory = cache_directory(settings)
+    if not directory.exists():
+        say(console, f"no programs are kept in {directory}: it is not there")
+        return 0
+    try:
+        cache = open_cache(settings)
+    except ServeError as error:
+        complain(f"rocserve cache: {error.text}", err)
+        return 1
+    now = time.time()
+    entries = list(reversed(cache.entries()))
+    if entries:
+        console.print(table("", _COLUMNS, [_row(entry, now) for entry in entries], left=5))
+    for _, verdict in cache.verdicts.entries():
+        if verdict.quarantined:
+            say(console, _quarantine(verdict, now))
+    say(console, _summary(cache, entries))
+    return 0
+
+
+def prune_programs(
+    settings: EngineSettings,
+    *,
+    limit_bytes: int | None = None,
+    everything: bool = False,
+    models: Sequence[str] = (),
+    out: TextIO | None = None,
+    err: TextIO | None = None,
+) -> int:
+    """Remove programs: of `models`, or all, or those used least lately until the rest takes no more than the limit (the
+    settings' where it is None). What is not tried again is forgotten of the models, or with all. The exit status."""
+    console = console_on(out)
+    directory = cache_directory(settings)
+    if not directory.exists():
+        say(console, f"no programs are kept in {directory}: it is not there")
+        return 0
+    try:
+        cache = open_cache(settings)
+        if models:
+            removed, kept = _remove_models(cache, models)
+        else:
+            limit = 0 if everything else settings.cache_bytes if limit_bytes is None else limit_bytes
+            removed = list(cache.prune(limit))
+            kept = _over(cache, limit)
+        forgotten = _forget(cache, everything, models)
+    except (ServeError, OSError) as error:
+        complain(f"rocserve cache: {error}", err)
+        return 1
+    unknown = [name for name in models if not any(_is_of(entry, name) for entry in (*removed, *kept))]
+    for entry in removed:
+        say(console, f"removed {_named(entry)}, {size(entry.size_bytes)}")
+    for entry in kept:
+        say(console, f"kept {_named(entry)}: a process is using it")
+    for verdict in forgotten:
+        say(console, f"forgot that {verdict.file} of model {verdict.model} {_ended(verdict)}: it is tried again")
+    for name in unknown:
+        if not any(verdict.model == name for verdict in forgotten):
+            say(console, f"nothing is kept of model {name}")
+    total = sum(entry.size_bytes for entry in removed)
+    say(console, f"{_count(len(removed), 'program')} removed, {size(total)}; {_summary(cache, cache.entries())}")
+    return 0
+
+
+def _row(entry: CacheEntry, now: float) -> tuple[str, ...]:
+    used = _age(now - entry.used_at) if entry.used_at else _UNKNOWN
+    if entry.about is None:
+        return (entry.key[:_KEY_DIGITS], "(cannot be read)", *[_UNKNOWN] * 4, size(entry.size_bytes), used)
+    recipe = entry.about.recipe
+    return (
+        entry.key[:_KEY_DIGITS],
+        entry.about.model,
+        recipe.options.precision.value,
+        " ".join(filter(None, (recipe.options.target.value, recipe.environment.gpu_architecture))),
+        recipe.environment.migraphx_version,
+        _batch(entry),
+        size(entry.size_bytes),
+        used,
+    )
+
+
+def _batch(entry: CacheEntry) -> str:
+    recipe = entry.about.recipe if entry.about else None
+    if recipe is None:
+        return _UNKNOWN
+    return f"1-{recipe.largest_batch}" if recipe.largest_batch else str(recipe.batch_size or _UNKNOWN)
+
+
+def _quarantine(verdict: Verdict, now: float) -> str:
+    return (
+        f"not tried again until it changes: {verdict.file} of model {verdict.model}, which {_ended(verdict)}"
+        f" {_age(now - verdict.time)} (MIGraphX {verdict.migraphx_version}): {' '.join(verdict.text.split())}"
+    )
+
+
+def _summary(cache: ProgramCache, entries: Sequence[CacheEntry]) -> str:
+    total = sum(entry.size_bytes for entry in entries)
+    compiling = len(cache.compiling())
+    return (
+        f"{_count(len(entries), 'program')}, {size(total)} in {cache.directory}"
+        + "".join(f" and {place}" for place in _other_places(cache, entries))
+        + (f"; {_count(compiling, 'program')} being compiled" if compiling else "")
+    )
+
+
+def _other_places(cache: ProgramCache, entries: Sequence[CacheEntry]) -> Sequence[str]:
+    """Where programs had to go that the cache itself could not take."""
+    return sorted({str(entry.folder.parents[1]) for entry in entries} - {str(cache.directory)})
+
+
+def _remove_models(cache: ProgramCache, models: Sequence[str]) -> tuple[list[CacheEntry], list[CacheEntry]]:
+    """Those that are gone, and those that stay because they are in use."""
+    removed: list[CacheEntry] = []
+    kept: list[CacheEntry] = []
+    for entry in cache.entries():
+        if any(_is_of(entry, name) for name in models):
+            (removed if cache.remove(entry.key) else kept).append(entry)
+    return removed, kept
+
+
+def _over(cache: ProgramCache, limit_bytes: int) -> list[CacheEntry]:
+    """What should have gone too, but is in use."""
+    kept: list[CacheEntry] = []
+    entries = cache.entries()
+    total = sum(entry.size_bytes for entry in entries)
+    for entry in entries:
+        if total <= limit_bytes:
+            break
+        kept.append(entry)
+        total -= entry.size_bytes
+    return kept
+
+
+def _forget(cache: ProgramCache, everything: bool, models: Sequence[str]) -> list[Verdict]:
+    forgotten: list[Verdict] = []
+    for key, verdict in cache.verdicts.entries():
+        if everything or verdict.model in models:
+            cache.verdicts.forget(key)
+            if verdict.quarantined:
+                forgotten.append(verdict)
+    return forgotten
+
+
+def _is_of(entry: CacheEntry, model: str) -> bool:
+    return entry.about is not None and entry.about.model == model
+
+
+def _named(entry: CacheEntry) -> str:
+    batch = _batch(entry)
+    model = f" of model {entry.about.model}" if entry.about else ""
+    return f"{entry.key[:_KEY_DIGITS]}{model}" + (f", batch {batch}" if batch != _UNKNOWN else "")
+
+
+def _ended(verdict: Verdict) -> str:
+    return "crashed" if verdict.outcome is Outcome.CRASHED else "was refused"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def _age(seconds: float) -> str:
+    """In the largest unit of which there are two: 119 s, 2 min."""
+    amount, unit = max(seconds, 0.0), "s"
+    for factor, larger in ((60, "min"), (60, "h"), (24, "d")):
+        if amount < 2 * factor:
+            break
+        amount, unit = amount / factor, larger
+    return f"{amount:.0f} {unit} ago"
