@@ -6,9 +6,8 @@ import math
 import os
 from pathlib import Path
 
-from rocserve.backends.base import ModelSource
 from rocserve.core.errors import ServeError, invalid_argument
-from rocserve.core.model_config import InstanceKind, ModelConfig
+from rocserve.core.model_config import ModelConfig
 
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Quota and period in microseconds (Linux control groups, version 2)."""
@@ -40,28 +39,6 @@ def read_choice(config: ModelConfig, name: str, default: str, choices: tuple[str
     if text not in choices:
         raise _wrong(config, name, "one of " + ", ".join(filter(None, choices)), text)
     return text
-
-
-def require_cpu(model: ModelSource, cpu_engines: tuple[str, ...], device_engines: tuple[str, ...]) -> None:
-    """Refuse what asks for an engine on a GPU, which this version does not have; never run it on the CPU instead.
-
-    `cpu_engines` and `device_engines` are the values of parameter `engine` beside "auto".
-
-    Raises:
-        ServeError: INVALID_ARGUMENT.
-    """
-    choices = ("auto", *cpu_engines, *device_engines)
-    engine = read_choice(model.config, "engine", "", ("", *choices))
-    if engine in device_engines:
-        raise invalid_argument(
-            f"parameter 'engine' of model '{model.name}' is \"{engine}\", which is not available in this version;"
-            f" use one of {', '.join(('auto', *cpu_engines))}"
-        )
-    if model.instance_kind is InstanceKind.GPU and engine != "auto":
-        raise invalid_argument(
-            f"model '{model.name}' asks for KIND_GPU, but this version runs it on the CPU only; use KIND_CPU, or set"
-            " parameter 'engine' to \"auto\" to accept the CPU"
-        )
 
 
 def usable_cpus() -> int:

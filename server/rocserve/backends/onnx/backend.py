@@ -1,8 +1,7 @@
-"""The onnx backend's engine, as a worker loads it."""
+"""The engine onnxruntime, as a worker loads it."""
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,57 +11,103 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as engine_errors
 
 from rocserve.backends.base import Batch, BatchResult, LoadedModel, ModelSource
-from rocserve.backends.onnx.session import open_session
+from rocserve.backends.onnx.external_weights import check_external_weights
+from rocserve.backends.onnx.fixed_shapes import batch_sizes_ahead, fixed_dimensions, open_inputs
+from rocserve.backends.onnx.migraphx_provider import pads_with_first_row
+from rocserve.backends.onnx.providers import Provider, ProviderPlan, plan_providers
+from rocserve.backends.onnx.runs import Run, SizedRun, session_run
+from rocserve.backends.onnx.session import SessionOpener
 from rocserve.backends.onnx.signature import session_signature
-from rocserve.backends.parameters import require_cpu
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature, TensorSpec
-from rocserve.core.tensors import Tensor, tensor_from_numpy
+from rocserve.core.tensors import Tensor, octets, tensor_from_numpy
 
 _LOG = logging.getLogger(__name__)
 
-_ONNX_BFLOAT16 = 16
-"""TensorProto.DataType.BFLOAT16 (onnx.proto)."""
-
 
 def load(model: ModelSource) -> LoadedModel:
-    """Parameters: `engine` (auto, cpu, onnxruntime) and those of `session`.
+    """Parameters: those of `providers` and `session`, and for a provider that compiles each shape `batch_sizes`,
+    `batch` and `pad_batch`.
 
     Raises:
-        ServeError: INVALID_ARGUMENT; the file or the configuration is wrong.
+        ServeError: INVALID_ARGUMENT; the file or the configuration is wrong. UNAVAILABLE; the execution provider that
+            is to run it is not there or does not start.
     """
-    require_cpu(model, cpu_engines=("cpu", "onnxruntime"), device_engines=("migraphx",))
-    session = open_session(model)
+    plan = plan_providers(model, onnxruntime.get_available_providers())
+    try:
+        return _load(model, plan)
+    except ServeError as error:
+        if not plan.providers or not plan.accepts_cpu:
+            raise
+        failure = error
+    on_cpu = _load(model, ProviderPlan((), "its providers failed", accepts_cpu=True))
+    _LOG.warning(
+        "model '%s' runs on ONNX Runtime's CPU provider, as parameter 'engine' is \"auto\": %s", model.name, failure
+    )
+    return on_cpu
+
+
+def _load(model: ModelSource, plan: ProviderPlan) -> LoadedModel:
+    opener = SessionOpener(model, plan)
+    check_external_weights(model)
+    if any(provider.keeps_compiled for provider in plan.providers):
+        # Most models load in less time than this takes to import.
+        from rocserve.backends.onnx.provider_cache import with_caches
+
+        opener = SessionOpener(model, with_caches(model, plan))
+    if plan.compiling is not None:
+        return _load_fixed_shapes(model, opener, plan.compiling)
+    session = opener.open()
     signature = session_signature(session, model.config)
-    holds_bfloat16 = any(spec.datatype is DataType.BF16 for spec in (*signature.inputs, *signature.outputs))
-    return (Bfloat16Model if holds_bfloat16 else OnnxModel)(session, signature, model.config)
+    return OnnxModel(session_run(session, signature), signature, model.config)
+
+
+def _load_fixed_shapes(model: ModelSource, opener: SessionOpener, provider: Provider) -> LoadedModel:
+    session = opener.open_for_signature()
+    signature = session_signature(session, model.config)
+    inputs = open_inputs(session)
+    del session
+    sizes = batch_sizes_ahead(model.config, signature, provider.accelerator)
+    runs: dict[int, Run] = {}
+    for number, size in enumerate(sizes or (0,)):
+        batch = f" for batch size {size} ({number + 1} of {len(sizes)})" if size else ""
+        model.report(f"{provider.kind.provider} compiles the model{batch}")
+        opened = opener.open(fixed_dimensions(inputs, model.config, provider.kind.provider, size))
+        runs[size] = session_run(opened, signature)
+    model.report("")
+    run = SizedRun(runs, pads_with_first_row(model.config, provider.accelerator)) if sizes else runs[0]
+    return OnnxModel(run, signature, model.config, sizes)
 
 
 class OnnxModel:
-    """A session; safe to use on several threads at once. Running releases the GIL."""
+    """A model's sessions; safe to use on several threads at once. Running releases the GIL."""
 
-    def __init__(self, session: Any, signature: Signature, config: ModelConfig) -> None:
-        self._session = session
+    def __init__(self, run: Run, signature: Signature, config: ModelConfig, sizes: Sequence[int] = ()) -> None:
+        """`sizes`: the batch sizes that it runs at, each of which is to be warmed up; empty = any."""
+        self._run = run
         self._signature = signature
         self._config = config
+        self._sizes = tuple(sizes)
         self._takes_text = any(spec.datatype is DataType.BYTES for spec in signature.inputs)
+        self._bfloat16 = frozenset(spec.name for spec in signature.outputs if spec.datatype is DataType.BF16)
 
     @property
     def signature(self) -> Signature:
         return self._signature
 
     def warm_up(self, samples: Sequence[Batch]) -> None:
-        """Without samples: zeros, with 1 for each dimension that varies; a model that cannot take them is no fault."""
+        """Without samples, and at each of its sizes: zeros, with 1 for each dimension that varies; a model that cannot
+        take them is no fault."""
+        if self._sizes or not samples:
+            try:
+                for size in self._sizes or (1,):
+                    self.execute(self._zeros(size))
+            except ServeError as error:
+                _LOG.info("model '%s' could not be warmed up with zeros: %s", self._config.name, error)
         for sample in samples:
             self.execute(sample)
-        if samples:
-            return
-        try:
-            self.execute(self._zeros())
-        except ServeError as error:
-            _LOG.info("model '%s' could not be warmed up with zeros: %s", self._config.name, error)
 
     def execute(self, batch: Batch) -> BatchResult:
         """
@@ -70,16 +115,22 @@ class OnnxModel:
             ServeError: INVALID_ARGUMENT where ONNX Runtime blames the inputs, else INTERNAL, in its own words.
         """
         inputs = self._inputs(batch)
+        wanted = batch.requested_outputs
         try:
-            return BatchResult(self._run(batch.requested_outputs, inputs))
+            results = self._run(wanted, inputs)
+        except ServeError:
+            raise
         except (engine_errors.InvalidArgument, ValueError) as error:
             raise invalid_argument(f"onnx runtime error: {error}") from None
         except Exception as error:
             # The binding's exceptions have no base class of their own.
             raise internal(f"onnx runtime error: {error}") from None
+        if self._bfloat16:
+            return BatchResult({name: self._output(name, array) for name, array in zip(wanted, results, strict=True)})
+        return BatchResult(dict(zip(wanted, results, strict=True)))
 
     def close(self) -> None:
-        del self._session
+        del self._run
 
     def _inputs(self, batch: Batch) -> Mapping[str, np.ndarray[Any, Any]]:
         if not self._takes_text:
@@ -89,53 +140,30 @@ class OnnxModel:
             for name, tensor in batch.inputs.items()
         }
 
-    def _run(
-        self, wanted: tuple[str, ...], inputs: Mapping[str, np.ndarray[Any, Any]]
-    ) -> Mapping[str, np.ndarray[Any, Any] | Tensor]:
-        return dict(zip(wanted, self._session.run(wanted, inputs), strict=True))
+    def _output(self, name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | Tensor:
+        if name not in self._bfloat16:
+            return array
+        return Tensor(name, DataType.BF16, array.shape, octets(np.ascontiguousarray(array)))
 
-    def _zeros(self) -> Batch:
+    def _zeros(self, rows: int) -> Batch:
         inputs = {}
         for spec in self._signature.inputs:
-            zeros = np.zeros(self._warm_up_shape(spec), dtype=spec.datatype.numpy_dtype)
+            zeros = np.zeros(self._warm_up_shape(spec, rows), dtype=spec.datatype.numpy_dtype)
             if spec.datatype is DataType.BYTES:
                 zeros.fill(b"")
             inputs[spec.name] = tensor_from_numpy(spec.name, zeros, spec.datatype)
-        return Batch(inputs, tuple(spec.name for spec in self._signature.outputs), (1,))
+        return Batch(inputs, tuple(spec.name for spec in self._signature.outputs), (rows,))
 
-    def _warm_up_shape(self, spec: TensorSpec) -> tuple[int, ...]:
+    def _warm_up_shape(self, spec: TensorSpec, rows: int) -> tuple[int, ...]:
         """The model's shape, with what the configuration says of the dimensions that vary, else 1."""
         shape = spec.shape
         for declared in self._config.inputs:
             if declared.name == spec.name:
                 dims = declared.dims if declared.reshape is None else declared.reshape
-                shape = (1, *dims) if self._config.max_batch_size > 0 else dims
+                shape = (rows, *dims) if self._config.max_batch_size > 0 else dims
+        if self._sizes:
+            shape = (rows, *shape[1:])
         return tuple(1 if dim == -1 else dim for dim in shape)
-
-
-class Bfloat16Model(OnnxModel):
-    """A session with BF16 inputs or outputs, which numpy arrays cannot name: they go as their uint16 bits."""
-
-    def _run(
-        self, wanted: tuple[str, ...], inputs: Mapping[str, np.ndarray[Any, Any]]
-    ) -> Mapping[str, np.ndarray[Any, Any] | Tensor]:
-        bfloat16 = {spec.name for spec in self._signature.inputs if spec.datatype is DataType.BF16}
-        values = {
-            name: onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, _ONNX_BFLOAT16)
-            if name in bfloat16
-            else onnxruntime.OrtValue.ortvalue_from_numpy(array)
-            for name, array in inputs.items()
-        }
-        results = self._session.run_with_ort_values(wanted, values)
-        return {name: _from_ort_value(name, result) for name, result in zip(wanted, results, strict=True)}
-
-
-def _from_ort_value(name: str, value: Any) -> np.ndarray[Any, Any] | Tensor:
-    if value.element_type() != _ONNX_BFLOAT16:
-        return np.asarray(value.numpy())
-    size = value.tensor_size_in_bytes()
-    data = ctypes.string_at(value.data_ptr(), size) if size else b""
-    return Tensor(name, DataType.BF16, tuple(value.shape()), data)
 
 
 def _text_array(tensor: Tensor) -> np.ndarray[Any, Any]:

@@ -1,0 +1,97 @@
+"""Where ONNX Runtime's providers keep what they have compiled: a folder for each model and way of compiling it.
+
+The providers' own names for their files do not depend on the weights, nor on the precision: with one folder for all, a
+model that was replaced would go on with its old weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import onnxruntime
+
+from rocserve.backends.base import ModelSource
+from rocserve.backends.migraphx.cache.opening import cache_directory
+from rocserve.backends.migraphx.cache.private_folder import make_private
+from rocserve.backends.migraphx.digests import folder_digest
+from rocserve.backends.onnx.migraphx_provider import MIGRAPHX_PROVIDER
+from rocserve.backends.onnx.providers import Provider, ProviderPlan
+from rocserve.core.errors import unavailable
+
+_MIGRAPHX_VARIABLE = "ORT_MIGRAPHX_MODEL_CACHE_PATH"
+"""Takes precedence over the option, which older versions of the provider lack."""
+_FOLDER = "onnxruntime"
+
+
+def with_caches(model: ModelSource, plan: ProviderPlan) -> ProviderPlan:
+    """The plan with a folder for each provider that keeps what it compiles. Sets environment variables of this process.
+
+    Raises:
+        ServeError: UNAVAILABLE; the cache cannot be used.
+    """
+    if not any(provider.keeps_compiled for provider in plan.providers):
+        return plan
+    # Where AMD's image for Triton tells the provider to keep its files, they stay.
+    named = os.environ.get(_MIGRAPHX_VARIABLE, "")
+    place = Path(named) if named else cache_directory(model.settings) / _FOLDER
+    contents = folder_digest(model.version_folder)
+    providers = tuple(_with_cache(provider, place, contents) for provider in plan.providers)
+    _trim(place, model.settings.cache_bytes)
+    return replace(plan, providers=providers)
+
+
+def _with_cache(provider: Provider, place: Path, contents: str) -> Provider:
+    if not provider.keeps_compiled:
+        return provider
+    folder = place / _folder_name(provider, contents, os.environ)
+    try:
+        make_private(folder)
+        os.utime(folder)
+    except OSError as error:
+        raise unavailable(
+            f"the cache of compiled programs {folder} cannot be used: {error.strerror or error}; name another folder"
+            " with --cache-directory"
+        ) from None
+    if provider.kind is MIGRAPHX_PROVIDER:
+        os.environ[_MIGRAPHX_VARIABLE] = str(folder)
+        return provider
+    return replace(provider, options={**provider.options, "cache_dir": str(folder)})
+
+
+def _folder_name(provider: Provider, contents: str, environment: Mapping[str, str]) -> str:
+    """Of all that what is compiled depends on, as far as the provider itself does not look at it."""
+    switches = {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(("ORT_MIGRAPHX_", "MIGRAPHX_")) and name != _MIGRAPHX_VARIABLE
+    }
+    parts = (contents, onnxruntime.__version__, provider.kind.provider, provider.options, switches)
+    digest = hashlib.sha256(b"\0".join(_text(part) for part in parts)).hexdigest()
+    return f"{provider.kind.accelerator}-{digest[:32]}"
+
+
+def _text(part: str | Mapping[str, str]) -> bytes:
+    return part.encode() if isinstance(part, str) else repr(sorted(part.items())).encode()
+
+
+def _trim(place: Path, limit_bytes: int) -> None:
+    """Remove the folders that were used least lately until the others take no more than the limit."""
+    folders = sorted(_folders(place), key=lambda folder: folder.stat().st_mtime)
+    sizes = [sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) for folder in folders]
+    total = sum(sizes)
+    # The last is the one that is about to be used.
+    for folder, size in zip(folders[:-1], sizes[:-1], strict=True):
+        if total <= limit_bytes:
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+        total -= size
+
+
+def _folders(place: Path) -> Sequence[Path]:
+    prefixes = ("migraphx-", "openvino-")
+    return [entry for entry in place.iterdir() if entry.is_dir() and entry.name.startswith(prefixes)]

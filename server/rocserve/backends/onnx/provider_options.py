@@ -1,0 +1,183 @@
+"""The execution providers of ONNX Runtime that can be asked for, and the parameters that each takes.
+
+The names are those of ONNX Runtime's provider options and of Triton's ONNX Runtime backend, AMD's port of it included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.model_config import ExecutionAccelerator
+
+Reader = Callable[[str], str]
+"""From what a configuration says to what the provider takes. Raises: ValueError with what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderKind:
+    """A kind of execution provider."""
+
+    accelerator: str
+    """As `optimization { execution_accelerators }` names it."""
+    provider: str
+    """As ONNX Runtime names it."""
+    on_gpu: bool
+    package: str
+    """The Python package whose ONNX Runtime has it."""
+    library: str
+    """The file of that package which holds it, without its ending."""
+    options: Mapping[str, Reader]
+    passed_over: Mapping[str, str] = field(default_factory=dict)
+    """Parameters that are accepted but change nothing, and why."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Parameters that cannot be followed, and what to do instead."""
+
+
+def read_options(kind: ProviderKind, accelerator: ExecutionAccelerator, model: str) -> Mapping[str, str]:
+    """The provider's options as the accelerator's parameters say; those that it passes over are left out.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT; a parameter is unknown or has a value that cannot be.
+    """
+    options: dict[str, str] = {}
+    for name, text in accelerator.parameters.items():
+        if name in kind.passed_over:
+            continue
+        if name in kind.refused:
+            raise wrong_parameter(kind.accelerator, name, model, f"which cannot be followed: {kind.refused[name]}")
+        read = kind.options.get(name)
+        if read is None:
+            known = ", ".join(sorted({*kind.options, *kind.passed_over}))
+            raise wrong_parameter(kind.accelerator, name, model, f"which is unknown; known are {known}")
+        try:
+            options[name] = read(text.strip())
+        except ValueError as error:
+            raise wrong_parameter(kind.accelerator, name, model, f'which must be {error}, not "{text}"') from None
+    return options
+
+
+def wrong_parameter(accelerator: str, name: str, model: str, why: str) -> ServeError:
+    return invalid_argument(f"model '{model}': the execution accelerator '{accelerator}' has parameter '{name}', {why}")
+
+
+def one_of(choices: Mapping[str, str]) -> Reader:
+    """One of the keys, in upper or lower case."""
+    by_name = {name.lower(): value for name, value in choices.items()}
+
+    def read(text: str) -> str:
+        if text.lower() not in by_name:
+            raise ValueError("one of " + ", ".join(choices))
+        return by_name[text.lower()]
+
+    return read
+
+
+def switch(on: str = "1", off: str = "0") -> Reader:
+    return one_of({"1": on, "0": off, "true": on, "false": off})
+
+
+def count(text: str) -> str:
+    """A whole number."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= 20):
+        raise ValueError("a whole number")
+    return text
+
+
+def words(text: str) -> str:
+    """Anything that is not empty."""
+    if not text:
+        raise ValueError("given")
+    return text
+
+
+_DEVICE = {"device_id": "name the GPUs in the instance group's 'gpus'"}
+
+ARENA_GROWTH = one_of(
+    {
+        "0": "kNextPowerOfTwo",
+        "1": "kSameAsRequested",
+        "kNextPowerOfTwo": "kNextPowerOfTwo",
+        "kSameAsRequested": "kSameAsRequested",
+    }
+)
+
+_TUNABLE_OPERATORS: Mapping[str, Reader] = {
+    "tunable_op_enable": switch(),
+    "tunable_op_tuning_enable": switch(),
+    "tunable_op_max_tuning_duration_ms": count,
+}
+
+CUDA = ProviderKind(
+    accelerator="cuda",
+    provider="CUDAExecutionProvider",
+    on_gpu=True,
+    package="onnxruntime-gpu",
+    library="libonnxruntime_providers_cuda",
+    options={
+        "gpu_mem_limit": count,
+        "arena_extend_strategy": ARENA_GROWTH,
+        "cudnn_conv_algo_search": one_of(
+            {
+                "0": "EXHAUSTIVE",
+                "1": "HEURISTIC",
+                "2": "DEFAULT",
+                "EXHAUSTIVE": "EXHAUSTIVE",
+                "HEURISTIC": "HEURISTIC",
+                "DEFAULT": "DEFAULT",
+            }
+        ),
+        "do_copy_in_default_stream": switch(),
+        "cudnn_conv_use_max_workspace": switch(),
+        "cudnn_conv1d_pad_to_nc1d": switch(),
+        "enable_skip_layer_norm_strict_mode": switch(),
+        "use_tf32": switch(),
+        "prefer_nhwc": switch(),
+        "use_ep_level_unified_stream": switch(),
+        "fuse_conv_bias": switch(),
+        "sdpa_kernel": count,
+        **_TUNABLE_OPERATORS,
+    },
+    refused={**_DEVICE, "enable_cuda_graph": "requests come with inputs at ever other addresses; leave it out"},
+)
+
+ROCM = ProviderKind(
+    accelerator="rocm",
+    provider="ROCMExecutionProvider",
+    on_gpu=True,
+    package="onnxruntime-rocm",
+    library="libonnxruntime_providers_rocm",
+    options={
+        "gpu_mem_limit": count,
+        "arena_extend_strategy": ARENA_GROWTH,
+        "miopen_conv_exhaustive_search": switch(),
+        "miopen_conv_use_max_workspace": switch(),
+        "do_copy_in_default_stream": switch(),
+        **_TUNABLE_OPERATORS,
+    },
+    refused={**_DEVICE, "enable_hip_graph": "requests come with inputs at ever other addresses; leave it out"},
+)
+
+OPENVINO = ProviderKind(
+    accelerator="openvino",
+    provider="OpenVINOExecutionProvider",
+    on_gpu=False,
+    package="onnxruntime-openvino",
+    library="libonnxruntime_providers_openvino",
+    options={
+        "device_type": words,
+        "precision": one_of({"FP32": "FP32", "FP16": "FP16", "ACCURACY": "ACCURACY"}),
+        "num_of_threads": count,
+        "num_streams": count,
+        "model_priority": one_of({"LOW": "LOW", "MEDIUM": "MEDIUM", "HIGH": "HIGH", "DEFAULT": "DEFAULT"}),
+        "cache_dir": words,
+        "enable_opencl_throttling": switch("true", "false"),
+        "enable_qdq_optimizer": switch("true", "false"),
+        "disable_dynamic_shapes": switch("true", "false"),
+    },
+    refused={
+        "device_id": "name the device in 'device_type', as in \"GPU.1\"",
+        "load_config": "it names a file outside of the model; use the other parameters",
+    },
+)

@@ -1,0 +1,200 @@
+"""Chooses the execution providers of ONNX Runtime that a model runs on.
+
+Those that `optimization { execution_accelerators }` names, else the best that the installed ONNX Runtime offers for
+where the instance is: on a GPU the providers for MIGraphX, ROCm, CUDA, on the CPU OpenVINO's, else ONNX Runtime's own.
+A GPU is never replaced by the CPU unless the parameter `engine` says "auto", and then it is said in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rocserve.backends.base import ModelSource
+from rocserve.backends.onnx.migraphx_provider import MIGRAPHX_PROVIDER, provider_options
+from rocserve.backends.onnx.provider_options import CUDA, OPENVINO, ROCM, ProviderKind, read_options
+from rocserve.backends.parameters import read_choice, usable_cpus
+from rocserve.core.errors import ServeError, invalid_argument, unavailable
+from rocserve.core.model_config import ExecutionAccelerator, InstanceKind
+
+_LOG = logging.getLogger(__name__)
+
+KINDS = (MIGRAPHX_PROVIDER, ROCM, CUDA, OPENVINO)
+"""In the order in which they are preferred."""
+
+_TRITON_CUDA_PARAMETERS = (
+    "cudnn_conv_algo_search",
+    "gpu_mem_limit",
+    "arena_extend_strategy",
+    "do_copy_in_default_stream",
+)
+"""Triton's ONNX Runtime backend takes these from `parameters` too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """An execution provider as a session is to be opened with it."""
+
+    kind: ProviderKind
+    options: Mapping[str, str]
+    """What the provider is given."""
+    accelerator: Mapping[str, str] = field(default_factory=dict)
+    """What the accelerator's parameters say, those included that the provider is not given."""
+    keeps_compiled: bool = False
+    """Whether it keeps what it compiled in files."""
+
+    @property
+    def compiles_shapes(self) -> bool:
+        """Whether it compiles each shape of the inputs anew."""
+        if self.kind is MIGRAPHX_PROVIDER:
+            return True
+        on_device = self.options.get("device_type", "CPU").upper().partition(".")[0] != "CPU"
+        return self.kind is OPENVINO and (on_device or self.options.get("disable_dynamic_shapes") == "true")
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderPlan:
+    """What a model's sessions are opened with, before ONNX Runtime's own CPU provider."""
+
+    providers: tuple[Provider, ...]
+    """Empty: the CPU provider only."""
+    reason: str
+    accepts_cpu: bool
+    """Whether the CPU may take the place of what does not start."""
+
+    @property
+    def on_gpu(self) -> bool:
+        return any(provider.kind.on_gpu for provider in self.providers)
+
+    @property
+    def compiling(self) -> Provider | None:
+        """The provider that compiles each shape anew, if there is one."""
+        return next((provider for provider in self.providers if provider.compiles_shapes), None)
+
+
+def plan_providers(model: ModelSource, available: Sequence[str]) -> ProviderPlan:
+    """The providers for one instance. Parameter `engine`: auto, onnxruntime, cpu (the CPU provider only).
+
+    Args:
+        available: onnxruntime.get_available_providers().
+
+    Raises:
+        ServeError: INVALID_ARGUMENT for an accelerator, parameter or engine that cannot be; UNAVAILABLE for one that
+            the installed ONNX Runtime lacks.
+    """
+    engine = read_choice(model.config, "engine", "", ("", "auto", "cpu", "onnxruntime"))
+    on_gpu = model.instance_kind is InstanceKind.GPU
+    if engine == "cpu" and on_gpu:
+        raise invalid_argument(
+            f"model '{model.name}' asks for KIND_GPU, but its parameter 'engine' is \"cpu\"; change one of them"
+        )
+    wanted = _wanted(model, on_gpu)
+    accepts_cpu = engine == "auto"
+    if wanted:
+        names = ", ".join(provider.kind.accelerator for provider in wanted)
+        plan = ProviderPlan(tuple(wanted), f"the execution accelerators are {names}", accepts_cpu)
+        return _without_missing(model, plan, available)
+    if engine == "cpu":
+        return ProviderPlan((), "parameter 'engine' says so", accepts_cpu)
+    for kind in KINDS:
+        if kind.on_gpu is on_gpu and kind.provider in available:
+            provider = _provider(model, kind, ExecutionAccelerator(kind.accelerator))
+            return ProviderPlan((provider,), "the installed ONNX Runtime offers it", accepts_cpu)
+    if on_gpu:
+        return _no_gpu_provider(model, accepts_cpu, available)
+    return ProviderPlan((), "the instance is on the CPU", accepts_cpu)
+
+
+def _wanted(model: ModelSource, on_gpu: bool) -> Sequence[Provider]:
+    """What the accelerators for where the instance is ask for. All of them are checked."""
+    config = model.config
+    wanted = []
+    for accelerators, for_gpu in ((config.gpu_accelerators, True), (config.cpu_accelerators, False)):
+        for accelerator in accelerators:
+            provider = _provider(model, _kind(model, accelerator, for_gpu), accelerator)
+            if for_gpu is on_gpu:
+                wanted.append(provider)
+            elif for_gpu:
+                _LOG.warning(
+                    "model '%s': the execution accelerator '%s' is not used: the instance is on the CPU",
+                    model.name,
+                    accelerator.name,
+                )
+    return wanted
+
+
+def _kind(model: ModelSource, accelerator: ExecutionAccelerator, for_gpu: bool) -> ProviderKind:
+    name = accelerator.name.lower()
+    if name == "tensorrt":
+        raise invalid_argument(
+            f"model '{model.name}': the execution accelerator 'tensorrt' is NVIDIA's and not supported; use"
+            f" {', '.join(kind.accelerator for kind in KINDS if kind.on_gpu)}"
+        )
+    for kind in KINDS:
+        if kind.accelerator == name:
+            if kind.on_gpu and not for_gpu:
+                raise invalid_argument(
+                    f"model '{model.name}': '{name}' is an accelerator for GPUs; name it in gpu_execution_accelerator"
+                )
+            return kind
+    known = ", ".join(kind.accelerator for kind in KINDS)
+    raise invalid_argument(
+        f"model '{model.name}': the execution accelerator '{accelerator.name}' is unknown; known are {known}"
+    )
+
+
+def _provider(model: ModelSource, kind: ProviderKind, accelerator: ExecutionAccelerator) -> Provider:
+    if kind is CUDA:
+        more = {
+            name: model.config.parameters[name] for name in _TRITON_CUDA_PARAMETERS if name in model.config.parameters
+        }
+        accelerator = replace(accelerator, parameters={**more, **accelerator.parameters})
+    said = read_options(kind, accelerator, model.name)
+    for name in accelerator.parameters:
+        if name in kind.passed_over:
+            _LOG.info("model '%s': parameter '%s' changes nothing: %s", model.name, name, kind.passed_over[name])
+    if kind is MIGRAPHX_PROVIDER:
+        options = {**provider_options(said, model.name, model.model_folder), "device_id": "0"}
+        return Provider(kind, options, said, keeps_compiled=True)
+    if kind is OPENVINO:
+        options = {"num_of_threads": str(usable_cpus()), **said}
+        options.pop("cache_dir", None)
+        return Provider(kind, options, said, keeps_compiled="cache_dir" in said)
+    if kind is ROCM:
+        # HIP_VISIBLE_DEVICES leaves the worker the one GPU that is its own.
+        return Provider(kind, {**said, "device_id": "0"}, said)
+    return Provider(kind, {**said, "device_id": str(model.device or 0)}, said)
+
+
+def _without_missing(model: ModelSource, plan: ProviderPlan, available: Sequence[str]) -> ProviderPlan:
+    missing = [provider.kind for provider in plan.providers if provider.kind.provider not in available]
+    if not missing:
+        return plan
+    why = _missing_text(missing, available)
+    if not plan.accepts_cpu:
+        raise _refused(model, why)
+    _LOG.warning("model '%s': %s; going on without, as parameter 'engine' is \"auto\"", model.name, why)
+    left = tuple(provider for provider in plan.providers if provider.kind not in missing)
+    return replace(plan, providers=left, reason=why)
+
+
+def _no_gpu_provider(model: ModelSource, accepts_cpu: bool, available: Sequence[str]) -> ProviderPlan:
+    why = _missing_text([kind for kind in KINDS if kind.on_gpu], available)
+    if not accepts_cpu:
+        raise _refused(model, why)
+    _LOG.warning("model '%s' runs on the CPU, as parameter 'engine' is \"auto\": %s", model.name, why)
+    return ProviderPlan((), why, accepts_cpu)
+
+
+def _missing_text(missing: Sequence[ProviderKind], available: Sequence[str]) -> str:
+    names = " or ".join(kind.provider for kind in missing)
+    packages = " or ".join(kind.package for kind in missing)
+    return f"the installed ONNX Runtime has no {names}, only {', '.join(available)} (Python package {packages} has it)"
+
+
+def _refused(model: ModelSource, why: str) -> ServeError:
+    return unavailable(
+        f"model '{model.name}': {why}; install that, use KIND_CPU without the accelerator, or set parameter 'engine' to"
+        ' "auto" to accept the CPU'
+    )
