@@ -1,0 +1,136 @@
+"""Compiled programs that users bring (.mxr): what can be told of one without loading it, and whether it may be loaded.
+
+MIGraphX loads a program of another GPU, or one that wants its tensors in GPU memory, and then crashes or answers
+wrongly; of another version's it only warns. All of that stands in the file, or nearly:
+
+- the file is a MessagePack map: version (of the format), migraphx_version, targets, contexts, modules (all the rest);
+- a program that has not been compiled has no targets;
+- GPU kernels are ELF files whose notes name the architecture: "amdgcn-amd-amdhsa--gfx90a";
+- one compiled without offload_copy has parameters "main:#output_0" and so on, the buffers that it writes to.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocserve.backends.migraphx.msgpack_header import read_entries
+from rocserve.backends.migraphx.options import Target
+from rocserve.backends.migraphx.recipe import ProgramEnvironment
+from rocserve.core.errors import ServeError, invalid_argument
+
+_HEADER_BYTES = 1 << 16
+_CHUNK_BYTES = 1 << 22
+_OVERLAP_BYTES = 128
+_KERNEL = re.compile(rb"amdgcn-amd-amdhsa--(gfx[0-9a-f]+(?:-[0-9a-f-]*generic)?)")
+_OUTPUT_BUFFER = b"main:#output_"
+
+
+@dataclass(frozen=True, slots=True)
+class MxrFile:
+    format_version: int
+    migraphx_version: str
+    targets: tuple[str, ...]
+    """Empty: not compiled."""
+    architectures: tuple[str, ...]
+    """Of the GPUs that its kernels are for; empty where it has none, or none that say so."""
+    wants_output_buffers: bool
+    """Compiled without offload_copy."""
+
+
+def read_mxr(path: Path) -> MxrFile:
+    """
+    Raises:
+        ServeError: INVALID_ARGUMENT; the file cannot be read, or is no compiled program.
+    """
+    try:
+        with path.open("rb") as file:
+            header = file.read(_HEADER_BYTES)
+            if not header:
+                raise invalid_argument(f"MIGraphX program {path.name} is empty; copy it again")
+            format_version, migraphx_version, targets = _facts(header)
+            file.seek(0)
+            architectures: set[str] = set()
+            wants_buffers = False
+            tail = b""
+            while chunk := file.read(_CHUNK_BYTES):
+                text = tail + chunk
+                # One at the very end may be cut; it is seen whole with the next chunk.
+                kernels = (match for match in _KERNEL.finditer(text) if match.end() < len(text))
+                architectures.update(match[1].decode() for match in kernels)
+                wants_buffers = wants_buffers or _OUTPUT_BUFFER in text
+                tail = text[-_OVERLAP_BYTES:]
+    except OSError as error:
+        raise invalid_argument(f"MIGraphX program {path.name} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise invalid_argument(
+            f"MIGraphX program {path.name} is damaged or no .mxr file ({error}); copy or compile it again"
+        ) from None
+    return MxrFile(format_version, migraphx_version, targets, tuple(sorted(architectures)), wants_buffers)
+
+
+def check_mxr(path: Path, environment: ProgramEnvironment, target: Target) -> MxrFile:
+    """What the file says of itself, where nothing of it speaks against running it here.
+
+    Args:
+        environment: that of programs for `target` on the instance's device.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT; it is damaged or of another machine's making. The text says what to do; a file
+            that `sibling_model` finds can be compiled in its place.
+    """
+    program = read_mxr(path)
+    if not program.targets:
+        raise _unfit(path, "has not been compiled, only saved")
+    for fault in _faults(program, environment, target):
+        raise _unfit(path, fault)
+    return program
+
+
+def sibling_model(path: Path) -> Path | None:
+    """The ONNX file beside a .mxr that it can be compiled from anew: of the same name, else model.onnx."""
+    for candidate in (path.with_suffix(".onnx"), path.with_name("model.onnx")):
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def _facts(header: bytes) -> tuple[int, str, tuple[str, ...]]:
+    entries = read_entries(header, until="modules")
+    version, migraphx_version = entries.get("version"), entries.get("migraphx_version")
+    targets = entries.get("targets")
+    if type(version) is not int or not isinstance(migraphx_version, str) or not isinstance(targets, list):
+        raise ValueError("it lacks its version, MIGraphX's version or its targets")
+    names = [target.get("name") if isinstance(target, dict) else None for target in targets]
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError("its targets have no names")
+    return version, migraphx_version, tuple(str(name) for name in names)
+
+
+def _faults(program: MxrFile, environment: ProgramEnvironment, target: Target) -> list[str]:
+    faults = []
+    installed = environment.migraphx_version
+    if installed and program.migraphx_version != installed:
+        faults.append(
+            f"was compiled by MIGraphX {program.migraphx_version} (file version {program.format_version}), and this is"
+            f" MIGraphX {installed}"
+        )
+    if program.targets != (target.value,):
+        compiled_for = ", ".join(program.targets)
+        faults.append(f"was compiled for target {compiled_for}, and is to run on target {target.value}")
+    here = environment.gpu_architecture.partition(":")[0]
+    foreign = [each for each in program.architectures if each != here and not each.endswith("generic")]
+    if target is Target.GPU and foreign:
+        faults.append(f"was compiled for GPU architecture {', '.join(foreign)}, and this GPU is {here or 'unknown'}")
+    if program.wants_output_buffers:
+        faults.append("was compiled without offload_copy, so that it takes and gives tensors in GPU memory only")
+    return faults
+
+
+def _unfit(path: Path, fault: str) -> ServeError:
+    return invalid_argument(
+        f"MIGraphX program {path.name} {fault}; compile it again here (rocserve compile), with offload_copy, or put the"
+        f" ONNX file that it was made from beside it as {path.with_suffix('.onnx').name}, and it is compiled when it is"
+        " loaded"
+    )
