@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rocserve.core.byte_sizes import readable_size
+
 _UNWRAPPED_WIDTH = 10_000
 """Columns for a file or a pipe, whose lines nobody wants broken."""
 
@@ -45,9 +47,4 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, 
 
 def size(count: int) -> str:
     """Bytes as people read them."""
-    amount = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.2f} GiB"
+    return readable_size(count)

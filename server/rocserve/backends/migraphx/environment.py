@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 
-from rocserve.backends.gpus import Gpu, find_gpu
+from rocserve.backends.host import Host
 from rocserve.backends.migraphx.options import Target
 from rocserve.backends.migraphx.recipe import ProgramEnvironment
 from rocserve.core.errors import unavailable
@@ -15,37 +12,6 @@ from rocserve.core.errors import unavailable
 _PREFIX = "MIGRAPHX_"
 _WITHOUT_EFFECT = ("MIGRAPHX_TRACE_", "MIGRAPHX_TIME_", "MIGRAPHX_DEBUG_", "MIGRAPHX_LOG_")
 """Variables that only make MIGraphX write more (rocm.docs.amd.com, "MIGraphX environment variables")."""
-
-_OWN = "MIGRAPHX_ROOT"
-_VERSION_FILE = ".info/version"
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """Where to look: this machine, or what a test puts in its place."""
-
-    system: Path = Path("/sys")
-    processes: Path = Path("/proc")
-    rocm: Path = Path("/opt/rocm")
-    variables: Mapping[str, str] | None = None
-    """None = this process' own."""
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return os.environ if self.variables is None else self.variables
-
-    def gpu(self, number: int) -> Gpu | None:
-        return find_gpu(number, self.environment, self.system / "class/kfd/kfd/topology/nodes")
-
-    @property
-    def rocm_version(self) -> str:
-        """E.g. "7.1.1", without the number of the build that may follow it ("7.1.1-38"); "" where ROCm is not
-        installed. ROCm's packages write it to .info/version of their folder, which $ROCM_PATH names."""
-        folder = Path(self.environment.get("ROCM_PATH") or self.rocm)
-        try:
-            return (folder / _VERSION_FILE).read_text().strip().partition("-")[0]
-        except (OSError, UnicodeDecodeError):
-            return ""
 
 
 def program_environment(
@@ -83,5 +49,5 @@ def _compiling_variables(environment: Mapping[str, str]) -> Mapping[str, str]:
     return {
         name: value
         for name, value in sorted(environment.items())
-        if name.startswith(_PREFIX) and name != _OWN and not name.startswith(_WITHOUT_EFFECT)
+        if name.startswith(_PREFIX) and not name.startswith(_WITHOUT_EFFECT)
     }

@@ -65,6 +65,13 @@ class ProgramRecipe:
     offload_copy: bool = True
 
     @property
+    def title(self) -> str:
+        """What tells it from the model's other programs."""
+        if self.largest_batch:
+            return f"batch sizes 1 to {self.largest_batch}"
+        return f"batch size {self.batch_size}" if self.batch_size else "the program"
+
+    @property
     def key(self) -> str:
         """64 hexadecimal digits: SHA-256 over all of it but where the files lie."""
         anywhere = replace(
