@@ -1,0 +1,136 @@
+"""A program of the C API."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import byref, c_void_p
+from pathlib import Path
+from typing import TypeVar
+
+from rocserve.backends.migraphx.binding.c_api.arguments import Parameters, Results
+from rocserve.backends.migraphx.binding.c_api.library import Handle, Library
+from rocserve.backends.migraphx.binding.c_api.shapes import Shapes
+from rocserve.backends.migraphx.binding.interface import Array, CompileFlags, ProgramTensor
+
+Result = TypeVar("Result")
+
+_STANDARD_OUTPUT = 1
+_PRINTING = threading.Lock()
+"""Standard output is the process's: one program is printed at a time."""
+
+
+class CProgram:
+    """`bare.BareProgram`. One call at a time."""
+
+    def __init__(self, library: Library, shapes: Shapes, handle: Handle) -> None:
+        self._library = library
+        self._shapes = shapes
+        self._handle = handle
+        self._runner: Runner | None = None
+
+    def parameters(self) -> Sequence[ProgramTensor]:
+        found = self._library.new("program_get_parameter_shapes", "program_parameter_shapes_destroy", self._handle)
+        names = (ctypes.c_char_p * self._library.size("program_parameter_shapes_size", found))()
+        self._library.call("program_parameter_shapes_names", names, found)
+        return [
+            self._shapes.tensor(
+                name.decode(errors="replace"), self._library.borrowed("program_parameter_shapes_get", found, name)
+            )
+            for name in sorted(filter(None, names))
+        ]
+
+    def outputs(self) -> Sequence[ProgramTensor]:
+        found = self._library.new("program_get_output_shapes", "shapes_destroy", self._handle)
+        count = self._library.size("shapes_size", found)
+        return [self._shapes.tensor("", self._library.borrowed("shapes_get", found, index)) for index in range(count)]
+
+    def quantize_fp16(self) -> None:
+        self._library.call("quantize_fp16", self._handle)
+
+    def quantize_bf16(self) -> None:
+        self._library.call("quantize_bf16", self._handle)
+
+    def quantize_int8(self, target: str, calibration: Sequence[Mapping[str, Array]]) -> None:
+        self._quantize("int8", target, calibration)
+
+    def quantize_fp8(self, target: str, calibration: Sequence[Mapping[str, Array]]) -> None:
+        self._quantize("fp8", target, calibration)
+
+    def compile(self, target: str, flags: CompileFlags) -> None:
+        options = self._library.new("compile_options_create", "compile_options_destroy")
+        self._library.call("compile_options_set_offload_copy", options, flags.offload_copy)
+        self._library.call("compile_options_set_fast_math", options, flags.fast_math)
+        if flags.exhaustive_tune:
+            self._library.call("compile_options_set_exhaustive_tune_flag", options, True)
+        self._library.call("program_compile", self._handle, self._target(target), options)
+        self._runner = None
+
+    def save(self, path: Path) -> None:
+        options = self._library.new("file_options_create", "file_options_destroy")
+        self._library.call("save", self._handle, os.fsencode(path), options)
+
+    def run(self, inputs: Mapping[str, Array], use: Callable[[Sequence[Array]], Result]) -> Result:
+        if self._runner is None:
+            self._runner = Runner(self._library, self._shapes, self._handle, self.parameters(), self.outputs())
+        return self._runner.run(inputs, use)
+
+    def text(self) -> str:
+        """The C API prints to standard output, which is exchanged meanwhile."""
+        flush = ctypes.CDLL(None).fflush
+        with _PRINTING, tempfile.TemporaryFile() as file:
+            flush(None)
+            kept = os.dup(_STANDARD_OUTPUT)
+            os.dup2(file.fileno(), _STANDARD_OUTPUT)
+            try:
+                self._library.call("program_print", self._handle)
+            finally:
+                flush(None)
+                os.dup2(kept, _STANDARD_OUTPUT)
+                os.close(kept)
+            file.seek(0)
+            return file.read().decode(errors="replace")
+
+    def _quantize(self, kind: str, target: str, calibration: Sequence[Mapping[str, Array]]) -> None:
+        """The samples' arrays are in the caller's hands, and so alive, until this returns."""
+        create, destroy = f"quantize_{kind}_options_create", f"quantize_{kind}_options_destroy"
+        options = self._library.new(create, destroy)
+        tensors = self.parameters()
+        for sample in calibration:
+            parameters = Parameters(self._library, self._shapes, tensors)
+            parameters.bind(sample)
+            self._library.call(f"quantize_{kind}_options_add_calibration_data", options, parameters.handle)
+        self._library.call(f"quantize_{kind}", self._handle, self._target(target), options)
+
+    def _target(self, name: str) -> Handle:
+        return self._library.new("target_create", "target_destroy", name.encode())
+
+
+class Runner:
+    """Runs a compiled program; what it needs for that is made once."""
+
+    def __init__(
+        self,
+        library: Library,
+        shapes: Shapes,
+        program: Handle,
+        parameters: Sequence[ProgramTensor],
+        outputs: Sequence[ProgramTensor],
+    ) -> None:
+        self._library = library
+        self._program = program
+        self._parameters = Parameters(library, shapes, parameters)
+        self._results = Results(library, shapes, outputs)
+        self._destroy = library.function("arguments_destroy")
+
+    def run(self, inputs: Mapping[str, Array], use: Callable[[Sequence[Array]], Result]) -> Result:
+        self._parameters.bind(inputs)
+        arguments = c_void_p()
+        self._library.call("program_run", byref(arguments), self._program, self._parameters.handle)
+        try:
+            return use(self._results.views(arguments.value or 0))
+        finally:
+            self._destroy(arguments)

@@ -1,0 +1,31 @@
+"""Which way to MIGraphX is taken."""
+
+from __future__ import annotations
+
+from rocserve.backends.migraphx.binding.c_api.binding import CBinding
+from rocserve.backends.migraphx.binding.guarded import GuardedBinding
+from rocserve.backends.migraphx.binding.interface import Binding, MigraphxError
+from rocserve.backends.migraphx.binding.module import ModuleBinding
+from rocserve.backends.migraphx.installation import MigraphxInstallation
+
+WAYS = ("auto", "c_api", "module")
+
+
+def open_binding(installation: MigraphxInstallation, wanted: str = "auto") -> Binding:
+    """Loads MIGraphX into this process, which `python_command` started.
+
+    `auto` is the C API where its library is installed: it releases the GIL and goes with any Python. Else it is the
+    official module. Nothing else is tried when that cannot be loaded.
+
+    Raises:
+        MigraphxError: it cannot be loaded, or what is wanted is not installed.
+    """
+    if wanted not in WAYS:
+        raise MigraphxError(f"there is no binding {wanted!r}: it is one of {', '.join(WAYS)}")
+    if wanted == "c_api" and not installation.library:
+        raise MigraphxError("binding c_api is wanted, but MIGraphX's C library (libmigraphx_c.so.3) was not found")
+    if wanted == "module" and not installation.module_folder:
+        raise MigraphxError("binding module is wanted, but no Python module migraphx that fits this Python was found")
+    if wanted == "c_api" or (wanted == "auto" and installation.library):
+        return GuardedBinding(CBinding(installation.library))
+    return GuardedBinding(ModuleBinding(installation.module_folder))

@@ -1,0 +1,78 @@
+"""What a library writes to descriptor 2 during a call: the C API says its errors nowhere else."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import threading
+
+STANDARD_ERROR = 2
+
+
+class StandardErrorCapture:
+    """Takes what any code writes to descriptor 2 between `begin` and `end`. Safe on several threads, calls may overlap.
+
+    Where descriptor 2 is an anonymous file (whoever started this process made it, to read it), nothing is redirected:
+    the text is read there, and what is written before an abort stays in it. Anything else is exchanged for an anonymous
+    file of our own while calls are under way. The descriptor is the process's, so what other threads write meanwhile is
+    taken too, and what overlapping calls write is seen by each of them.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._file = -1
+        self._under_way = 0
+        self._kept = -1
+        """The real standard error while it is exchanged; else -1."""
+
+    def begin(self) -> int:
+        """Gives what `end` takes."""
+        with self._lock:
+            if self._under_way == 0:
+                self._exchange()
+            self._under_way += 1
+            return os.fstat(STANDARD_ERROR).st_size
+
+    def end(self, start: int) -> str:
+        """What was written since `begin` gave `start`."""
+        with self._lock:
+            text = self._text(start)
+            self._under_way -= 1
+            if self._under_way == 0 and self._kept >= 0:
+                self._restore()
+            return text
+
+    def _exchange(self) -> None:
+        try:
+            if _is_anonymous_file():
+                return
+            self._kept = os.dup(STANDARD_ERROR)
+        except OSError:
+            self._kept = os.open(os.devnull, os.O_WRONLY)  # it is closed: it is given one that leads nowhere
+        if self._file < 0:
+            self._file = os.memfd_create("migraphx-messages")
+        os.dup2(self._file, STANDARD_ERROR)
+
+    def _restore(self) -> None:
+        os.dup2(self._kept, STANDARD_ERROR)
+        os.close(self._kept)
+        self._kept = -1
+        if os.lseek(self._file, 0, os.SEEK_CUR):
+            os.ftruncate(self._file, 0)
+            os.lseek(self._file, 0, os.SEEK_SET)
+
+    def _text(self, start: int) -> str:
+        size = os.fstat(STANDARD_ERROR).st_size
+        if size <= start:
+            return ""
+        readable = STANDARD_ERROR if self._kept < 0 else self._file
+        return os.pread(readable, size - start, start).decode(errors="replace")
+
+
+def _is_anonymous_file() -> bool:
+    """Raises: OSError: descriptor 2 is closed."""
+    state = os.fstat(STANDARD_ERROR)
+    if not stat.S_ISREG(state.st_mode) or state.st_nlink > 0:
+        return False
+    return fcntl.fcntl(STANDARD_ERROR, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR

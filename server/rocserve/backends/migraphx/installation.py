@@ -1,0 +1,153 @@
+"""Where MIGraphX is installed. Nothing is loaded: this is safe, and quick, in the server's own process."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocserve.core.errors import unavailable
+from rocserve.settings import EngineSettings
+
+LIBRARY = "libmigraphx_c.so.3"
+ROOT_VARIABLE = "ROCSERVE_MIGRAPHX_ROOT"
+
+_ROOT_LIBRARIES = ("usr/lib/x86_64-linux-gnu", "lib", "lib64", "usr/lib64")
+"""Where a root may have its libraries: one of Debian's packages, or a ROCm folder."""
+_OWN_LOADER = "ld-linux-x86-64.so.2"
+_BESIDE = "migraphx/lib"
+"""MIGraphX's other libraries, beside its C library."""
+
+
+@dataclass(frozen=True, slots=True)
+class MigraphxInstallation:
+    library: str
+    """The path of the C library; "" = only the Python module was found."""
+    module_folder: str = ""
+    """The folder that holds the official Python module for this interpreter; "" = there is none."""
+    loader: tuple[str, ...] = ()
+    """What is put before a command to start it with the C library that MIGraphX was built for; empty = nothing."""
+    origin: str = ""
+    """Why it was looked for there, for people: "$ROCM_PATH", "the dynamic loader's cache", ..."""
+
+
+@dataclass(frozen=True, slots=True)
+class SystemPlaces:
+    """Where a system keeps what is looked for."""
+
+    rocm_folders: Path = Path("/opt")
+    """Holds rocm and rocm-<version>."""
+    loader_cache: Path = Path("/etc/ld.so.cache")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A folder that may hold the library, and why."""
+
+    folder: Path
+    reason: str
+
+
+def find_installation(
+    settings: EngineSettings, environment: Mapping[str, str] = os.environ, system: SystemPlaces | None = None
+) -> MigraphxInstallation:
+    """In this order: the root that the settings or $ROCSERVE_MIGRAPHX_ROOT name (then nowhere else), $ROCM_PATH,
+    $LD_LIBRARY_PATH, /opt/rocm, the newest /opt/rocm-*, the dynamic loader's cache. The Python module is looked for
+    beside the library, then where this interpreter imports from.
+
+    Raises:
+        ServeError: UNAVAILABLE; neither the library nor the module was found; says where was looked.
+    """
+    root = settings.migraphx_root or environment.get(ROOT_VARIABLE, "")
+    if root:
+        return _in_root(Path(root), "the setting migraphx_root" if settings.migraphx_root else f"${ROOT_VARIABLE}")
+    looked = list(_places(environment, system or SystemPlaces()))
+    for place in looked:
+        if (place.folder / LIBRARY).is_file():
+            module = _module_in(place.folder) or _importable_module()
+            return MigraphxInstallation(str(place.folder / LIBRARY), module, (), place.reason)
+    module = _importable_module() or next(filter(None, (_module_in(place.folder) for place in looked)), "")
+    if module:
+        return MigraphxInstallation("", module, (), "the Python module")
+    where = "; ".join(f"{place.folder} ({place.reason})" for place in looked)
+    raise unavailable(
+        f"MIGraphX is not installed here: there is no {LIBRARY} in {where}; nor in the dynamic loader's cache; "
+        f"nor a Python module migraphx. Install ROCm's migraphx package, or name a folder that holds it "
+        f"(--migraphx-root, ${ROOT_VARIABLE})"
+    )
+
+
+def python_command(installation: MigraphxInstallation) -> tuple[str, ...]:
+    """What starts this interpreter so that it can load the installation."""
+    return (*installation.loader, sys.executable)
+
+
+def _in_root(root: Path, reason: str) -> MigraphxInstallation:
+    root = root.absolute()
+    for libraries in (root / name for name in _ROOT_LIBRARIES):
+        if (libraries / LIBRARY).is_file():
+            module = _module_in(libraries) or _importable_module()
+            return MigraphxInstallation(str(libraries / LIBRARY), module, _loader(libraries), reason)
+    raise unavailable(
+        f"MIGraphX is not in {root}, which {reason} names: there is no {LIBRARY} in its {', '.join(_ROOT_LIBRARIES)} "
+        "(make migraphx-root makes such a folder)"
+    )
+
+
+def _loader(libraries: Path) -> tuple[str, ...]:
+    """A root with a C library of its own has the loader for it beside."""
+    loader = libraries / _OWN_LOADER
+    if not loader.exists():
+        return ()
+    return (str(loader), "--library-path", f"{libraries}:{libraries / _BESIDE}")
+
+
+def _places(environment: Mapping[str, str], system: SystemPlaces) -> Iterator[Place]:
+    named = environment.get("ROCM_PATH", "")
+    if named:
+        yield Place(Path(named) / "lib", "$ROCM_PATH")
+    for folder in map(Path, filter(None, environment.get("LD_LIBRARY_PATH", "").split(":"))):
+        yield Place(folder, "$LD_LIBRARY_PATH")
+    yield Place(system.rocm_folders / "rocm" / "lib", "ROCm's own place")
+    versions = sorted(system.rocm_folders.glob("rocm-*"), key=lambda path: _numbers(path.name), reverse=True)
+    for folder in versions:
+        yield Place(folder / "lib", "an installed ROCm")
+    for folder in _cached_folders(system.loader_cache):
+        yield Place(folder, "the dynamic loader's cache")
+
+
+def _cached_folders(cache: Path) -> list[Path]:
+    """The cache names each library by its path, ended by a zero; asking ldconfig would be a process and its output."""
+    try:
+        content = cache.read_bytes()
+    except OSError:
+        return []
+    pattern = rb"\0(/[^\0]*/)" + re.escape(LIBRARY.encode()) + rb"\0"
+    return [Path(os.fsdecode(match)) for match in re.findall(pattern, content)]
+
+
+def _module_in(folder: Path) -> str:
+    """The folder, where it has the module for this interpreter (migraphx.cpython-3XX-*.so): ROCm's has."""
+    suffixes = importlib.machinery.EXTENSION_SUFFIXES
+    return str(folder) if any((folder / f"migraphx{suffix}").is_file() for suffix in suffixes) else ""
+
+
+def _importable_module() -> str:
+    """The folder on this interpreter's path that has the module. Finding it runs nothing of it."""
+    try:
+        spec = importlib.util.find_spec("migraphx")
+    except (ImportError, ValueError):
+        return ""
+    if spec is None or not spec.origin:
+        return ""  # a folder that happens to be called so
+    file = Path(spec.origin)
+    return str(file.parent.parent if spec.submodule_search_locations else file.parent)
+
+
+def _numbers(name: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", name)]
