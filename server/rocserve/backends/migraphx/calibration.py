@@ -1,0 +1,217 @@
+"""Reads the samples that int8 and fp8 are calibrated with, and makes them the inputs of a program's runs.
+
+    calibration_data        holds
+    samples.npz             an array an input, by its name: [samples, ...]
+    samples/                for one input: .npy files in the order of their names, each a sample or [samples, ...],
+                            or images, which go through a rocAL pipeline
+    samples/<input>/        for several inputs: a folder of .npy files each
+
+What comes of it is checked against the program's inputs: MIGraphX takes wrong names without a word, and does not
+survive wrong shapes.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rocserve.backends.migraphx.binding.datatypes import numpy_dtype
+from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
+from rocserve.backends.migraphx.calibration_images import is_image, prepare_images
+from rocserve.backends.migraphx.calibration_source import calibration_data, calibration_pipeline
+from rocserve.backends.migraphx.contained_paths import path_within
+from rocserve.backends.migraphx.recipe import ProgramRecipe, SourceKind
+from rocserve.core.errors import ServeError, invalid_argument
+
+Array = np.ndarray[Any, Any]
+
+_IMAGE_RANK = 4
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationInput:
+    """What the samples of an input must be."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    """Of one sample, in the client's layout; without the batch dimension where the model has one."""
+    rows: int
+    """How many samples make an input of one run; 0 = a sample is all of it."""
+    is_nhwc: bool
+    """The program has it in the order NCHW."""
+
+
+def read_calibration(
+    model_folder: Path, recipe: ProgramRecipe, parameters: Mapping[str, ProgramTensor]
+) -> Sequence[Mapping[str, Array]]:
+    """The inputs of one run after the other, as quantising takes them; at least one.
+
+    Samples that do not fill a last batch are followed by the first ones.
+
+    Args:
+        parameters: the program's; they may be fewer than the model's inputs.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT; the data cannot be read, or do not fit the inputs.
+    """
+    data = calibration_data(recipe.options, model_folder)
+    inputs = {name: _calibration_input(tensor, recipe) for name, tensor in parameters.items()}
+    if not inputs:
+        raise invalid_argument("a model without inputs cannot be calibrated; leave out its precision")
+    samples = _Reader(model_folder, data, recipe, inputs).read()
+    return list(_runs(inputs, samples))
+
+
+def _calibration_input(tensor: ProgramTensor, recipe: ProgramRecipe) -> CalibrationInput:
+    dtype = numpy_dtype(tensor.datatype)
+    if dtype is None:
+        raise invalid_argument(
+            f"input '{tensor.name}' is of MIGraphX's type {tensor.datatype}: it cannot be calibrated"
+        )
+    shape = tuple(dim.most if isinstance(dim, DimensionRange) else dim for dim in tensor.shape)
+    is_nhwc = recipe.source.kind is SourceKind.TENSORFLOW and len(shape) == _IMAGE_RANK
+    if is_nhwc:
+        shape = (shape[0], *shape[2:], shape[1])
+    if recipe.batch_size or recipe.largest_batch:
+        return CalibrationInput(tensor.name, dtype, shape[1:], shape[0], is_nhwc)
+    return CalibrationInput(tensor.name, dtype, shape, 0, is_nhwc)
+
+
+def _runs(inputs: Mapping[str, CalibrationInput], samples: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
+    count = len(next(iter(samples.values())))
+    rows = max((each.rows for each in inputs.values()), default=0)
+    for start in range(0, count, rows or 1):
+        # Indices beyond the last sample go on with the first.
+        chosen = np.arange(start, start + rows) % count if rows else start
+        yield {name: _ordered(samples[name][chosen], inputs[name]) for name in inputs}
+
+
+def _ordered(array: Array, one: CalibrationInput) -> Array:
+    return np.ascontiguousarray(array.transpose(0, 3, 1, 2) if one.is_nhwc else array)
+
+
+class _Reader:
+    def __init__(
+        self, model_folder: Path, data: Path, recipe: ProgramRecipe, inputs: Mapping[str, CalibrationInput]
+    ) -> None:
+        self._model_folder = model_folder
+        self._data = data
+        self._options = recipe.options
+        self._names = recipe.input_shapes.keys()
+        self._inputs = inputs
+
+    def read(self) -> dict[str, Array]:
+        """By input, [samples, *shape]: as many of each."""
+        if self._data.is_dir():
+            samples = self._read_folder()
+        elif zipfile.is_zipfile(self._data):
+            samples = self._read_npz()
+        else:
+            raise self._wrong("must be an .npz file, or a folder of .npy files or images")
+        counts = {len(array) for array in samples.values()}
+        if len(counts) != 1 or 0 in counts:
+            shown = ", ".join(f"{len(array)} of '{name}'" for name, array in samples.items())
+            raise self._wrong(f"must have as many samples of each input, and at least one; it has {shown or 'none'}")
+        return samples
+
+    def _read_npz(self) -> dict[str, Array]:
+        samples = {}
+        try:
+            with np.load(self._data, allow_pickle=False) as arrays:
+                self._check_names(arrays.keys())
+                for name, one in self._inputs.items():
+                    samples[name] = self._stack(one, arrays[name], self._data.name)[: self._options.calibration_samples]
+        except _NOT_READABLE as error:
+            raise self._wrong(f"cannot be read as an .npz file: {error}") from None
+        return samples
+
+    def _read_folder(self) -> dict[str, Array]:
+        folders = [entry.name for entry in self._data.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+        if folders and (len(self._names) > 1 or set(folders) <= set(self._names)):
+            self._check_names(name for name in self._names if (self._data / name).is_dir())
+            return {name: self._read_arrays(one, self._folder_of(name)) for name, one in self._inputs.items()}
+        if len(self._inputs) != 1:
+            raise self._wrong(f"must have a folder for each input ({', '.join(sorted(self._inputs))})")
+        ((name, one),) = self._inputs.items()
+        images = [file for file in self._files(self._data) if is_image(file)]
+        if not images:
+            return {name: self._read_arrays(one, self._data)}
+        pipeline = calibration_pipeline(self._options, self._model_folder)
+        if pipeline is None:
+            raise self._wrong(
+                "holds images, but there is no rocAL pipeline to make inputs of them; copy the one that prepares the"
+                " model's images into its folder as pipeline.json, or name it in 'calibration_pipeline'"
+            )
+        # Without a batch dimension, a sample of four dimensions has images itself.
+        stacked = not one.rows and len(one.shape) == _IMAGE_RANK
+        together, shape = (one.shape[0], one.shape[1:]) if stacked else (1, one.shape)
+        used = min(len(images), self._options.calibration_samples) // together * together
+        if not used:
+            raise self._wrong(f"must have {together} images at least, as many as input '{name}' holds")
+        found = prepare_images(images[:used], pipeline, shape, one.dtype)
+        return {name: np.stack(found).reshape(-1, *one.shape)}
+
+    def _folder_of(self, name: str) -> Path:
+        return path_within(self._data, name, (self._model_folder,), "calibration_data:")
+
+    def _read_arrays(self, one: CalibrationInput, folder: Path) -> Array:
+        arrays: list[Array] = []
+        count = 0
+        for file in self._files(folder):
+            if file.suffix == ".npy" and count < self._options.calibration_samples:
+                arrays.append(self._stack(one, self._read_npy(file), file.name))
+                count += len(arrays[-1])
+        if not arrays:
+            raise self._wrong(f"has no .npy files for input '{one.name}'")
+        return np.concatenate(arrays)[: self._options.calibration_samples]
+
+    def _read_npy(self, file: Path) -> Array:
+        try:
+            array: Array = np.load(file, allow_pickle=False)
+        except _NOT_READABLE as error:
+            raise self._wrong(f"has file {file.name}, which cannot be read as an array: {error}") from None
+        return array
+
+    def _files(self, folder: Path) -> list[Path]:
+        return [
+            path_within(folder, file.name, (self._model_folder,), "calibration_data:")
+            for file in sorted(folder.iterdir())
+            if not file.name.startswith(".")
+        ]
+
+    def _stack(self, one: CalibrationInput, array: Any, source: str) -> Array:
+        """The samples of an array that is one, or several of them."""
+        if not isinstance(array, np.ndarray) or array.dtype != one.dtype:
+            found = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+            raise self._wrong(f"has {found} for input '{one.name}' ({source}), expected {one.dtype}")
+        if array.shape == one.shape:
+            return array[np.newaxis]
+        if array.shape[1:] == one.shape and array.ndim == len(one.shape) + 1:
+            return array
+        several = ", ".join(map(str, ("samples", *one.shape)))
+        raise self._wrong(
+            f"has shape {list(array.shape)} for input '{one.name}' ({source}), expected {list(one.shape)} or, for"
+            f" several samples, [{several}]"
+        )
+
+    def _check_names(self, found: Iterable[str]) -> None:
+        given = set(found)
+        missing = sorted(self._inputs.keys() - given)
+        unknown = sorted(given - self._names)
+        if missing or unknown:
+            wrong = f"lacks '{missing[0]}'" if missing else f"has '{unknown[0]}' too"
+            raise self._wrong(f"must have the model's inputs ({', '.join(self._names)}); it {wrong}")
+
+    def _wrong(self, text: str) -> ServeError:
+        return invalid_argument(f"calibration_data '{self._options.calibration_data}' {text}")
+
+
+_NOT_READABLE = (OSError, ValueError, EOFError, KeyError, SyntaxError, MemoryError, zipfile.BadZipFile, zlib.error)
+"""What numpy raises over files that are damaged, or hold Python objects."""
