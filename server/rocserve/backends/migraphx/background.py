@@ -59,7 +59,7 @@ class BackgroundSizes:
             if self._stopping.is_set():
                 return
             try:
-                self._prepare(size, self._reporter(size, index))
+                self._prepare(size, self._reporter(index))
             except Exception as error:
                 # Anything: the sizes that are there go on serving.
                 if self._stopping.is_set():
@@ -68,12 +68,12 @@ class BackgroundSizes:
         if not self._stopping.is_set():
             self._report(f"serving without {'; '.join(failures)}" if failures else "")
 
-    def _reporter(self, size: int, index: int) -> Callable[[str], None]:
-        """Puts before each text which size it is about."""
-        place = f"serving; batch size {size}, {index + 1} of {len(self._sizes)} still to come"
+    def _reporter(self, index: int) -> Callable[[str], None]:
+        """Puts before each text which sizes are yet missing."""
+        missing = f"serving; batch sizes still to come: {', '.join(map(str, self._sizes[index:]))}"
 
         def report(text: str) -> None:
-            self._report(f"{place}: {text}" if text else place)
+            self._report(f"{missing}; {text}" if text else missing)
 
         report("")
         return report

@@ -23,6 +23,10 @@ Arrays = Mapping[str, Array]
 class ProgramRunner(Protocol):
     """Programs that together serve a model. One call at a time; `run` may be called while programs are added."""
 
+    @property
+    def batch_sizes(self) -> str:
+        """That are in service, for people: "1, 2, 4" or "1 to 8"; "" without a batch dimension."""
+
     def run(self, inputs: Arrays, wanted: Sequence[str]) -> dict[str, Array]:
         """The outputs `wanted`, on memory of their own.
 
@@ -98,8 +102,9 @@ class SizedRunner:
         """Ascending. Replaced as a whole: a run that has begun goes on with those that it found."""
 
     @property
-    def sizes(self) -> tuple[int, ...]:
-        return tuple(self._programs)
+    def batch_sizes(self) -> str:
+        """See ProgramRunner."""
+        return ", ".join(map(str, self._programs))
 
     def add(self, batch_size: int, program: LoadedProgram) -> None:
         """Take the program into service. From one thread."""
@@ -139,6 +144,8 @@ class SizedRunner:
 
 class ExactRunner:
     """One program of a model without a batch dimension: requests must have its very shapes."""
+
+    batch_sizes = ""
 
     def __init__(self, model_name: str, program: LoadedProgram) -> None:
         self._model_name = model_name
@@ -181,7 +188,11 @@ class DynamicRunner:
         self._layout = layout
         self._least = least
         self._most = most
-        self._lock = threading.Lock()
+
+    @property
+    def batch_sizes(self) -> str:
+        """See ProgramRunner."""
+        return f"{self._least} to {self._most}"
 
     def run(self, inputs: Arrays, wanted: Sequence[str]) -> dict[str, Array]:
         """See ProgramRunner."""
@@ -190,8 +201,9 @@ class DynamicRunner:
             raise invalid_argument(
                 f"model '{self._model_name}' is compiled for batches of {self._least} to {self._most} rows, got {rows}"
             )
-        with self._lock:
-            outputs = self._program.run({name: np.ascontiguousarray(array) for name, array in inputs.items()})
+        outputs = self._program.run(
+            {tensor.name: np.ascontiguousarray(inputs[tensor.name]) for tensor in self._layout.inputs}
+        )
         return {
             tensor.name: output
             for tensor, output in zip(self._layout.outputs, outputs, strict=True)

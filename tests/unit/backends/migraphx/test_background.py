@@ -31,10 +31,10 @@ def test_sizes_are_prepared_one_after_the_other_and_said_to_be_done() -> None:
     work.wait()
     assert prepared == [2, 4]
     assert said == [
-        "serving; batch size 2, 1 of 2 still to come",
-        "serving; batch size 2, 1 of 2 still to come: compiling",
-        "serving; batch size 4, 2 of 2 still to come",
-        "serving; batch size 4, 2 of 2 still to come: compiling",
+        "serving; batch sizes still to come: 2, 4",
+        "serving; batch sizes still to come: 2, 4; compiling",
+        "serving; batch sizes still to come: 4",
+        "serving; batch sizes still to come: 4; compiling",
         "",
     ]
 
@@ -75,7 +75,7 @@ def test_stopping_ends_what_is_under_way_and_all_that_was_to_come() -> None:
     assert begun.wait(10)
     work.stop()
     assert prepared == [2]
-    assert said == ["serving; batch size 2, 1 of 2 still to come"]
+    assert said == ["serving; batch sizes still to come: 2, 4"]
 
 
 def test_stopping_before_the_start_is_nothing() -> None:

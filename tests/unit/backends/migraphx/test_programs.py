@@ -125,7 +125,7 @@ class TestBatchesOfCompiledSizes:
         runner.run({"x": rows(1)}, ("same",))
         smaller = DoublingProgram((1, 3))
         runner.add(1, LoadedProgram(smaller, layout(1, 3)))
-        assert runner.sizes == (1, 2)
+        assert runner.batch_sizes == "1, 2"
         runner.run({"x": rows(1)}, ("same",))
         assert (len(programs[2].given), len(smaller.given)) == (1, 1)
 

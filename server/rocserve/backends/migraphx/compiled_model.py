@@ -1,0 +1,171 @@
+"""A model that is compiled from its file: an ONNX model or a TensorFlow graph.
+
+The program of the first batch size makes it READY; those of the others follow while it serves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rocserve.backends.migraphx.background import BackgroundSizes
+from rocserve.backends.migraphx.binding.interface import MigraphxError, Program
+from rocserve.backends.migraphx.layout import ProgramLayout, ServedTensor, program_layout
+from rocserve.backends.migraphx.memory import check_memory, compiled_memory, planned_memory
+from rocserve.backends.migraphx.model import MigraphxModel
+from rocserve.backends.migraphx.plan import PlannedTensor, ProgramPlan, plan_programs
+from rocserve.backends.migraphx.programs import DynamicRunner, ExactRunner, LoadedProgram, ProgramRunner, SizedRunner
+from rocserve.backends.migraphx.properties import engine_properties
+from rocserve.backends.migraphx.recipe import ProgramRecipe
+from rocserve.backends.migraphx.workbench import Workbench
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.requests import Signature, TensorSpec
+
+
+def load_compiled(bench: Workbench, model_file: Path | None = None, note: str = "") -> MigraphxModel:
+    """
+    Args:
+        model_file: an ONNX file to compile instead of the version's own.
+        note: for the model's metadata; why it is that file.
+
+    Raises:
+        ServeError: the file or the configuration is wrong, it cannot be compiled, or memory does not suffice.
+    """
+    plan = plan_programs(bench.model, bench.options, bench.serving, bench.environment, model_file=model_file)
+    if model_file is not None:
+        plan = _with_configured_names(plan, bench.model.config)
+    model = _Compiled(bench, plan).load(note)
+    bench.model.report("")
+    return model
+
+
+class _Compiled:
+    def __init__(self, bench: Workbench, plan: ProgramPlan) -> None:
+        self._bench = bench
+        self._plan = plan
+        self._name = bench.model.name
+        self._turn = threading.Lock()
+
+    def load(self, note: str) -> MigraphxModel:
+        first, *others = self._plan.recipes
+        program = self._program(first)
+        layout = self._layout(program, first)
+        runner = self._runner(program, layout, first)
+        background = None
+        if isinstance(runner, SizedRunner):
+            background = self._background(runner, others)
+        return MigraphxModel(
+            self._name,
+            plan_signature(self._plan, layout, self._bench.model.config),
+            runner,
+            lambda: engine_properties(self._bench, runner.batch_sizes, note),
+            self._turn,
+            self._bench.log,
+            background,
+        )
+
+    def _runner(self, program: Program, layout: ProgramLayout, recipe: ProgramRecipe) -> ProgramRunner:
+        if recipe.largest_batch:
+            return DynamicRunner(self._name, program, layout, 1, recipe.largest_batch)
+        loaded = LoadedProgram(program, layout, self._bench.serving.pad_with_first_row)
+        if not self._plan.batches:
+            return ExactRunner(self._name, loaded)
+        runner = SizedRunner(self._name)
+        runner.add(recipe.batch_size, loaded)
+        return runner
+
+    def _background(self, runner: SizedRunner, recipes: Sequence[ProgramRecipe]) -> BackgroundSizes:
+        by_size = {recipe.batch_size: recipe for recipe in recipes}
+
+        def prepare(size: int, report: Callable[[str], None]) -> None:
+            recipe = by_size[size]
+            program = self._program(recipe, report)
+            loaded = LoadedProgram(program, self._layout(program, recipe), self._bench.serving.pad_with_first_row)
+            try:
+                loaded.warm_up()
+            except MigraphxError as error:
+                self._bench.log.info("batch size %d could not be warmed up with zeros: %s", size, error)
+            runner.add(size, loaded)
+
+        return BackgroundSizes(
+            tuple(by_size), prepare, self._bench.runner.call_off, self._bench.model.report, self._bench.log
+        )
+
+    def _program(self, recipe: ProgramRecipe, report: Callable[[str], None] | None = None) -> Program:
+        """The recipe's program, compiled where it is not in the cache. With `report` while the model serves.
+
+        Raises:
+            ServeError: it cannot be compiled or loaded, or does not fit into memory beside what is there.
+        """
+        device = self._bench.model.device
+        check_memory(self._name, [planned_memory(recipe, self._plan)], device)
+        cached = self._bench.compiler.program(
+            recipe,
+            timeout_seconds=self._bench.serving.compile_timeout_seconds,
+            low_priority=report is not None,
+            report=report,
+        )
+        try:
+            check_memory(self._name, [compiled_memory(cached)], device)
+            # A module that keeps the GIL keeps it while it loads: between two batches, then, not within one.
+            with contextlib.nullcontext() if self._bench.binding.releases_gil else self._turn:
+                return self._bench.open_program(cached.path)
+        finally:
+            cached.release()
+
+    def _layout(self, program: Program, recipe: ProgramRecipe) -> ProgramLayout:
+        layout = program_layout(
+            program,
+            [tensor.name for tensor in self._plan.inputs],
+            [tensor.name for tensor in self._plan.outputs],
+            nhwc=any(tensor.may_be_nhwc for tensor in self._plan.inputs),
+        )
+        if self._plan.batches:
+            layout.check_batch(1 if recipe.largest_batch else recipe.batch_size, self._name)
+        return layout
+
+
+def plan_signature(plan: ProgramPlan, layout: ProgramLayout, config: ModelConfig) -> Signature:
+    """The signature of the plan's programs: as the model's file has it, and where that is silent, as the program."""
+    served = {tensor.name: tensor for tensor in (*layout.inputs, *layout.outputs)}
+    declared = {entry.name: entry.dims if entry.reshape is None else entry.reshape for entry in config.inputs}
+    return Signature(
+        tuple(_spec(tensor, served, plan.batches, declared.get(tensor.name)) for tensor in plan.inputs),
+        tuple(_spec(tensor, served, plan.batches) for tensor in plan.outputs),
+        plan.batches,
+    )
+
+
+def _spec(
+    tensor: PlannedTensor,
+    served: Mapping[str, ServedTensor],
+    batches: bool,
+    declared: tuple[int, ...] | None = None,
+) -> TensorSpec:
+    program = served.get(tensor.name)
+    shape = tensor.shape
+    if program is not None and shape is None:
+        shape = (-1, *program.shape[1:]) if batches else program.shape
+    datatype = tensor.datatype if program is None else program.datatype
+    assert datatype is not None and shape is not None, "what is not known beforehand is the program's"
+    return TensorSpec(tensor.name, datatype, _opened(shape, declared, batches))
+
+
+def _opened(shape: tuple[int, ...], declared: tuple[int, ...] | None, batches: bool) -> tuple[int, ...]:
+    """-1 where the configuration says so of a dimension that has a number only because MIGraphX needs one."""
+    full = (-1, *declared) if batches and declared is not None else declared
+    if full is None or len(full) != len(shape):
+        return shape
+    return tuple(-1 if theirs == -1 else ours for ours, theirs in zip(shape, full, strict=True))
+
+
+def _with_configured_names(plan: ProgramPlan, config: ModelConfig) -> ProgramPlan:
+    """A program file's outputs go by the configuration's names; so do those of what is compiled in its place."""
+    own = {tensor.name for tensor in plan.outputs}
+    if len(config.outputs) != len(plan.outputs) or all(entry.name in own for entry in config.outputs):
+        return plan
+    outputs = zip(plan.outputs, config.outputs, strict=True)
+    return replace(plan, outputs=tuple(replace(tensor, name=entry.name) for tensor, entry in outputs))

@@ -1,0 +1,184 @@
+"""A model that is a compiled program already (.mxr), brought by its user.
+
+The file is not trusted: what can be told of it without loading it is checked, then a child loads and runs it once. What
+crashes the child is not tried again until the file changes. Where it cannot be used and the ONNX file that it was made
+from lies beside it, that is compiled instead.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from rocserve.backends.migraphx.binding.interface import Program
+from rocserve.backends.migraphx.cache.verdicts import Outcome, new_verdict, verdict_key
+from rocserve.backends.migraphx.compiled_model import load_compiled
+from rocserve.backends.migraphx.digests import file_digest
+from rocserve.backends.migraphx.jobs.messages import FailureKind, JobError
+from rocserve.backends.migraphx.jobs.probe import ProbeJob, ProbeResult
+from rocserve.backends.migraphx.layout import ProgramLayout, batch_range, program_layout
+from rocserve.backends.migraphx.memory import ProgramMemory, check_memory
+from rocserve.backends.migraphx.model import MigraphxModel
+from rocserve.backends.migraphx.mxr import check_mxr, sibling_model
+from rocserve.backends.migraphx.onnx_graph import OnnxGraph, read_onnx_graph
+from rocserve.backends.migraphx.programs import DynamicRunner, ExactRunner, LoadedProgram, ProgramRunner, SizedRunner
+from rocserve.backends.migraphx.properties import engine_properties
+from rocserve.backends.migraphx.recipe import ProgramRecipe, ProgramSource, SourceKind
+from rocserve.backends.migraphx.workbench import Workbench
+from rocserve.core.errors import ServeError, invalid_argument
+
+
+def load_program_file(bench: Workbench) -> MigraphxModel:
+    """
+    Raises:
+        ServeError: the program cannot be used here, and there is nothing to compile it from.
+    """
+    path = bench.model.model_file
+    try:
+        return _ProgramFile(bench, path).load()
+    except ServeError as error:
+        sibling = sibling_model(path)
+        if sibling is None:
+            raise
+        note = f"{sibling.name} is compiled in the place of {path.name}: {error.text}"
+    bench.log.warning("model '%s': %s", bench.model.name, note)
+    return load_compiled(bench, sibling, note)
+
+
+class _ProgramFile:
+    def __init__(self, bench: Workbench, path: Path) -> None:
+        self._bench = bench
+        self._path = path
+        self._name = bench.model.name
+        self._config = bench.model.config
+
+    def load(self) -> MigraphxModel:
+        check_mxr(self._path, self._bench.environment, self._bench.options.target)
+        digest = file_digest(self._path)
+        self._check_memory(digest)
+        self._require_good(digest)
+        program = self._bench.open_program(self._path)
+        names = _TensorNames(self._bench.model.model_folder, self._path, self._config.name)
+        layout = program_layout(
+            program,
+            [tensor.name for tensor in self._config.inputs] or names.inputs,
+            names.outputs(len(program.outputs), [tensor.name for tensor in self._config.outputs]),
+        )
+        runner, batching = self._runner(program, layout)
+        self._bench.model.report("")
+        return MigraphxModel(
+            self._name,
+            layout.signature(batching),
+            runner,
+            lambda: engine_properties(self._bench, runner.batch_sizes),
+            threading.Lock(),
+            self._bench.log,
+        )
+
+    def _check_memory(self, digest: str) -> None:
+        recipe = ProgramRecipe(
+            ProgramSource(SourceKind.ONNX, str(self._path), digest), self._bench.options, self._bench.environment
+        )
+        size = self._path.stat().st_size
+        check_memory(self._name, [ProgramMemory(recipe, size, 0, None)], self._bench.model.device)
+
+    def _require_good(self, digest: str) -> None:
+        """Raises: ServeError: the file was tried, now or before, and cannot be used."""
+        verdicts = self._bench.cache.verdicts
+        environment, target = self._bench.environment, self._bench.options.target.value
+        key = verdict_key(digest, environment, target)
+        known = verdicts.find(key)
+        if known is not None and known.quarantined:
+            raise invalid_argument(
+                f"{self._path.name} has ended MIGraphX's process before, and is not tried again until it changes:"
+                f" {known.text}"
+            )
+        if known is not None:
+            return
+        job = ProbeJob(self._name, str(self._path))
+        limit = self._bench.serving.compile_timeout_seconds
+        try:
+            result = self._bench.runner.run(job, ProbeResult, timeout_seconds=limit)
+        except JobError as error:
+            # Another limit, or more memory, may change any other end.
+            if error.kind is FailureKind.CRASHED:
+                crash = new_verdict(
+                    Outcome.CRASHED,
+                    text=error.text,
+                    model=self._name,
+                    file=self._path.name,
+                    migraphx_version=environment.migraphx_version,
+                )
+                verdicts.remember(key, crash)
+            raise
+        good = new_verdict(
+            Outcome.GOOD,
+            model=self._name,
+            file=self._path.name,
+            migraphx_version=environment.migraphx_version,
+            inputs=result.inputs,
+            outputs=result.outputs,
+        )
+        verdicts.remember(key, good)
+
+    def _runner(self, program: Program, layout: ProgramLayout) -> tuple[ProgramRunner, bool]:
+        """And whether it takes batches: of any size, whatever the program's own."""
+        largest = self._config.max_batch_size
+        varying = batch_range(program.parameters.values())
+        if varying is not None:
+            if largest > varying.most:
+                raise invalid_argument(
+                    f"model '{self._name}' has max_batch_size {largest}, but {self._path.name} takes batches of"
+                    f" {varying.least} to {varying.most} rows; lower max_batch_size to {varying.most}"
+                )
+            layout.check_batch(varying.least, self._name)
+            return DynamicRunner(self._name, program, layout, varying.least, varying.most), True
+        loaded = LoadedProgram(program, layout, self._bench.serving.pad_with_first_row)
+        if largest == 0 or not layout.inputs:
+            return ExactRunner(self._name, loaded), False
+        size = layout.inputs[0].shape[0] if layout.inputs[0].shape else 0
+        layout.check_batch(size, self._name)
+        runner = SizedRunner(self._name)
+        runner.add(size, loaded)
+        return runner, True
+
+
+class _TensorNames:
+    """A program knows its inputs' names but not their order, and of its outputs only the order."""
+
+    def __init__(self, model_folder: Path, path: Path, model_name: str) -> None:
+        self._path = path
+        self._model_name = model_name
+        self._graph = _sibling_graph(model_folder, path)
+
+    @property
+    def inputs(self) -> list[str]:
+        return [tensor.name for tensor in self._graph.inputs] if self._graph else []
+
+    def outputs(self, count: int, configured: list[str]) -> list[str]:
+        """The configuration's; else those of the ONNX file beside it, else output_0, output_1 and so on.
+
+        Raises:
+            ServeError: INVALID_ARGUMENT, the configuration names some of the outputs only, which then are not known.
+        """
+        own = [tensor.name for tensor in self._graph.outputs] if self._graph else []
+        known = own if len(own) == count else [f"output_{index}" for index in range(count)]
+        if set(configured) <= set(known):
+            return known
+        if len(configured) != count:
+            raise invalid_argument(
+                f"model '{self._model_name}' has {len(configured)} outputs in its configuration, but {self._path.name}"
+                f" gives {count}, and does not know their names: name all of them, in its order"
+            )
+        return configured
+
+
+def _sibling_graph(model_folder: Path, path: Path) -> OnnxGraph | None:
+    """What the program was made from, where that lies beside it and can be read."""
+    sibling = sibling_model(path)
+    if sibling is None:
+        return None
+    try:
+        return read_onnx_graph(sibling, (model_folder,))
+    except ServeError:
+        return None

@@ -1,0 +1,88 @@
+"""What every format needs to get a model onto MIGraphX: the library, its targets, the cache and the compiler."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocserve.backends.base import ModelSource
+from rocserve.backends.migraphx.binding.choice import open_binding
+from rocserve.backends.migraphx.binding.interface import Binding, MigraphxError, Program
+from rocserve.backends.migraphx.cache.opening import open_cache
+from rocserve.backends.migraphx.cache.store import ProgramCache
+from rocserve.backends.migraphx.compiler import ProgramCompiler
+from rocserve.backends.migraphx.environment import program_environment
+from rocserve.backends.migraphx.installation import MigraphxInstallation, find_installation
+from rocserve.backends.migraphx.jobs.hints import with_hint
+from rocserve.backends.migraphx.jobs.runner import JobRunner
+from rocserve.backends.migraphx.options import CompileOptions, ServingOptions, Target
+from rocserve.backends.migraphx.parameters import compile_options, serving_options
+from rocserve.backends.migraphx.recipe import ProgramEnvironment
+from rocserve.core.errors import unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Workbench:
+    model: ModelSource
+    installation: MigraphxInstallation
+    binding: Binding
+    options: CompileOptions
+    serving: ServingOptions
+    environment: ProgramEnvironment
+    cache: ProgramCache
+    runner: JobRunner
+    compiler: ProgramCompiler
+    log: logging.Logger
+
+    def open_program(self, path: Path) -> Program:
+        """A program that a child has tried before.
+
+        Raises:
+            ServeError: UNAVAILABLE, MIGraphX refuses it in this process.
+        """
+        try:
+            return self.binding.load(path)
+        except MigraphxError as error:
+            raise unavailable(f"MIGraphX cannot load {path.name}: {with_hint(str(error))}") from None
+        finally:
+            for line in self.binding.take_messages():
+                self.log.info("MIGraphX: %s", line)
+
+
+def open_workbench(model: ModelSource, log: logging.Logger) -> Workbench:
+    """
+    Raises:
+        ServeError: UNAVAILABLE, MIGraphX or the target cannot be used here; INVALID_ARGUMENT, a parameter is wrong.
+    """
+    installation = find_installation(model.settings)
+    serving = serving_options(model.config)
+    try:
+        binding = open_binding(installation, serving.binding)
+    except MigraphxError as error:
+        raise unavailable(f"MIGraphX cannot be loaded: {with_hint(str(error))}") from None
+    targets = usable_targets(binding, has_gpu=model.device is not None)
+    options = compile_options(model.config, model.instance_kind, targets)
+    try:
+        binding.check_target(options.target.value)
+    except MigraphxError as error:
+        raise unavailable(f"MIGraphX's target {options.target.value} cannot be used: {with_hint(str(error))}") from None
+    device = model.device if options.target is Target.GPU else None
+    environment = program_environment(options.target, device, binding.migraphx_version)
+    cache = open_cache(model.settings, log.warning)
+    runner = JobRunner(installation, model.report, log, binding=serving.binding)
+    compiler = ProgramCompiler(runner, cache, model_name=model.name, model_folder=model.model_folder)
+    return Workbench(model, installation, binding, options, serving, environment, cache, runner, compiler, log)
+
+
+def usable_targets(binding: Binding, has_gpu: bool) -> Sequence[Target]:
+    """Those that programs can be compiled for and run on here, the best first."""
+    targets = [Target.GPU] if has_gpu else []
+    for target in (Target.CPU, Target.REF):
+        try:
+            binding.check_target(target.value)
+        except MigraphxError:
+            continue
+        targets.append(target)
+    return targets
