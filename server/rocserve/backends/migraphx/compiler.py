@@ -1,0 +1,124 @@
+"""Programs for recipes: from the cache, or compiled into it by a child process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from rocserve.backends.migraphx.cache.entry import CachedProgram, ProgramAbout
+from rocserve.backends.migraphx.cache.store import ProgramCache
+from rocserve.backends.migraphx.jobs.compile import CompileJob, CompileResult, program_title
+from rocserve.backends.migraphx.jobs.program_file import own_recipe, read_program_file
+from rocserve.backends.migraphx.jobs.runner import JobRunner
+from rocserve.backends.migraphx.options import CompileOptions, Target
+from rocserve.backends.migraphx.recipe import ProgramRecipe
+
+_PROGRAM_FILENAME = "program.mxr"
+_SEARCH = "3"
+"""Of MIOPEN_FIND_ENFORCE: search for the fastest kernels, also where the database has some."""
+
+
+class ProgramCompiler:
+    """Of one model. `program` may be called on several threads, and by many processes that share a cache."""
+
+    def __init__(self, runner: JobRunner, cache: ProgramCache, *, model_name: str, model_folder: Path) -> None:
+        self._runner = runner
+        self._cache = cache
+        self._model_name = model_name
+        self._model_folder = model_folder
+
+    def program(
+        self,
+        recipe: ProgramRecipe,
+        *,
+        timeout_seconds: float,
+        low_priority: bool = False,
+        report: Callable[[str], None] | None = None,
+    ) -> CachedProgram:
+        """The program, which stays in the cache as long as the result lives.
+
+        `timeout_seconds`: of compiling, without the wait for another process that compiles it; 0 = no limit.
+        `report`: instead of the runner's.
+
+        Raises:
+            JobError: it cannot be compiled, or that took too long or was called off.
+            ServeError: the cache cannot take it.
+        """
+        key = recipe.key
+        found = self._cache.find(key)
+        if found is not None:
+            return found
+        with self._cache.lock(key, self._waiting(recipe, report or self._runner.report)):
+            found = self._cache.find(key)
+            if found is not None:
+                return found
+            return self._compile(recipe, timeout_seconds, low_priority, report)
+
+    def _waiting(self, recipe: ProgramRecipe, report: Callable[[str], None]) -> Callable[[], None]:
+        title = f"{program_title(recipe)} of model '{self._model_name}'"
+        told = False
+
+        def wait() -> None:
+            nonlocal told
+            self._runner.check_called_off(f"waiting for {title}")
+            if not told:
+                report(f"{title}: waiting for another process that compiles it")
+                told = True
+
+        return wait
+
+    def _compile(
+        self,
+        recipe: ProgramRecipe,
+        timeout_seconds: float,
+        low_priority: bool,
+        report: Callable[[str], None] | None,
+    ) -> CachedProgram:
+        with self._cache.scratch() as folder, self._own_program(recipe) as own:
+            file = folder / _PROGRAM_FILENAME
+            job = CompileJob(self._model_name, str(self._model_folder), recipe, str(file), own)
+            result = self._runner.run(
+                job,
+                CompileResult,
+                timeout_seconds=timeout_seconds,
+                low_priority=low_priority,
+                environment=self._variables(recipe.options),
+                report=report,
+            )
+            return self._cache.store(recipe.key, file, self._about(recipe, result))
+
+    @contextmanager
+    def _own_program(self, recipe: ProgramRecipe) -> Iterator[str]:
+        """Where the program of the file's own batch size lies, for a re-batched one; "" where there is none yet."""
+        if not recipe.rebatched:
+            yield ""
+            return
+        own_batch = read_program_file(recipe, self._model_folder).own_batch
+        found = self._cache.find(own_recipe(recipe, own_batch).key)
+        try:
+            yield "" if found is None else str(found.path)
+        finally:
+            if found is not None:
+                found.release()
+
+    def _variables(self, options: CompileOptions) -> Mapping[str, str]:
+        """What MIOpen reads, which MIGraphX uses for convolutions on a GPU."""
+        if options.target is not Target.GPU:
+            return {}
+        variables = {"MIOPEN_USER_DB_PATH": str(self._cache.tuning_folder)}
+        if options.miopen_tuning:
+            variables["MIOPEN_FIND_ENFORCE"] = _SEARCH
+        return variables
+
+    def _about(self, recipe: ProgramRecipe, result: CompileResult) -> ProgramAbout:
+        return ProgramAbout(
+            model=self._model_name,
+            source_file=Path(recipe.source.path).name,
+            recipe=recipe,
+            compile_seconds=result.compile_seconds,
+            inputs=result.inputs,
+            outputs=result.outputs,
+            scratch_bytes=result.scratch_bytes,
+            messages=result.messages,
+        )

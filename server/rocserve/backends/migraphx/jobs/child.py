@@ -1,0 +1,92 @@
+"""A job's child process: `python -P -m rocserve.backends.migraphx.jobs.child MODULE JOB REPLIES LIFELINE`.
+
+MODULE and JOB name the job's class, REPLIES and LIFELINE are descriptors. The JobOrder comes by standard input. What
+MIGraphX writes goes to standard output and error, which the parent reads. It leads a process group of its own, that of
+the compilers which MIGraphX starts, and ends with it when its parent does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rocserve.backends.migraphx.binding.choice import open_binding
+from rocserve.backends.migraphx.binding.interface import MigraphxError
+from rocserve.backends.migraphx.jobs.hints import with_hint
+from rocserve.backends.migraphx.jobs.messages import FailureKind, JobFailure, JobOrder, JobReply
+from rocserve.backends.migraphx.jobs.priority import go_first_when_memory_is_short, leave_no_core, yield_to_others
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.lifeline import die_with_holder
+from rocserve.core.plain import from_json, to_json
+
+_STANDARD_INPUT = 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    module_name, class_name, replies, lifeline = arguments
+    for descriptor in (replies, lifeline):
+        os.set_inheritable(int(descriptor), False)
+    die_with_holder(int(lifeline))
+    go_first_when_memory_is_short()
+    leave_no_core()
+    Path("/proc/self/comm").write_text(f"rocserve:{module_name.rpartition('.')[2]}")
+    with open(_STANDARD_INPUT, "rb") as standard_input:
+        order = from_json(JobOrder, standard_input.read())
+    Child(int(replies), order).run(module_name, class_name)
+    return 0
+
+
+class Child:
+    """Does one job and says what became of it."""
+
+    def __init__(self, replies: int, order: JobOrder) -> None:
+        self._replies = replies
+        self._order = order
+
+    def run(self, module_name: str, class_name: str) -> None:
+        try:
+            reply = JobReply(result=self._perform(module_name, class_name))
+        except MigraphxError as error:
+            reply = _failed(FailureKind.REFUSED, StatusCode.UNAVAILABLE, with_hint(str(error)))
+        except ServeError as error:
+            reply = _failed(FailureKind.REFUSED, error.code, error.text)
+        except MemoryError:
+            reply = _failed(FailureKind.REFUSED, StatusCode.UNAVAILABLE, with_hint("std::bad_alloc"))
+        except Exception as error:
+            traceback.print_exc()
+            reply = _failed(FailureKind.BROKEN, StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._reply(reply)
+        # What MIGraphX and a GPU's driver do at the end of a process may take long, or crash.
+        os._exit(0)
+
+    def _perform(self, module_name: str, class_name: str) -> str:
+        module: Any = importlib.import_module(module_name)
+        job = from_json(getattr(module, class_name), self._order.job.encode())
+        if self._order.low_priority:
+            # After the imports, whose threads it is for as well; MIGraphX's own inherit it.
+            yield_to_others()
+        binding = open_binding(self._order.installation, self._order.binding)
+        return to_json(module.perform(job, binding, self._report)).decode()
+
+    def _report(self, phase: str) -> None:
+        self._reply(JobReply(phase=phase))
+
+    def _reply(self, reply: JobReply) -> None:
+        data = to_json(reply) + b"\n"
+        while data:
+            data = data[os.write(self._replies, data) :]
+
+
+def _failed(kind: FailureKind, code: StatusCode, text: str) -> JobReply:
+    return JobReply(failure=JobFailure(kind, int(code), text))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

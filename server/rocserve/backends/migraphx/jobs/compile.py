@@ -1,0 +1,171 @@
+"""Compiles one program, in a child: reads the model, quantises, compiles, saves, loads what was saved and runs it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rocserve.backends.migraphx.binding.interface import (
+    Binding,
+    CompileFlags,
+    MigraphxError,
+    Program,
+    ProgramTensor,
+)
+from rocserve.backends.migraphx.digests import file_digest
+from rocserve.backends.migraphx.jobs.messages import Report
+from rocserve.backends.migraphx.jobs.parsing import parse_recipe
+from rocserve.backends.migraphx.jobs.peak import peak_bytes
+from rocserve.backends.migraphx.jobs.probe import try_saved
+from rocserve.backends.migraphx.jobs.program_file import ProgramFile, own_recipe, read_program_file
+from rocserve.backends.migraphx.jobs.rebatching import Refusal, check_rows
+from rocserve.backends.migraphx.jobs.scratch import scratch_bytes
+from rocserve.backends.migraphx.options import Precision
+from rocserve.backends.migraphx.recipe import ProgramRecipe
+from rocserve.core.errors import unavailable, unimplemented
+
+Array = np.ndarray[Any, Any]
+
+_MOST_MESSAGES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class CompileJob:
+    model_name: str
+    model_folder: str
+    recipe: ProgramRecipe
+    program_file: str
+    """Where the program is saved."""
+    own_program: str = ""
+    """For a re-batched model: the program of the file's own batch size, where there is one already."""
+
+    @property
+    def title(self) -> str:
+        return f"compiling {program_title(self.recipe)} of model '{self.model_name}'"
+
+
+@dataclass(frozen=True, slots=True)
+class CompileResult:
+    inputs: tuple[ProgramTensor, ...]
+    """By name. Not among them: inputs of the model on which no output depends."""
+    outputs: tuple[ProgramTensor, ...]
+    compile_seconds: float
+    """Quantising and compiling."""
+    peak_bytes: int
+    """The most memory that the process had."""
+    scratch_bytes: int | None
+    """The memory on the GPU that the program works in; None where that is not known."""
+    messages: tuple[str, ...]
+    """What MIGraphX wrote meanwhile, without what it wrote last where that is much."""
+
+
+def program_title(recipe: ProgramRecipe) -> str:
+    """What tells it from the model's other programs."""
+    if recipe.largest_batch:
+        return f"batch sizes 1 to {recipe.largest_batch}"
+    return f"batch size {recipe.batch_size}" if recipe.batch_size else "the program"
+
+
+def perform(job: CompileJob, binding: Binding, report: Report) -> CompileResult:
+    """
+    Raises:
+        MigraphxError: MIGraphX refuses the model.
+        ServeError: what comes out is not what the model asks for.
+    """
+    return _Compilation(job, binding, report).run()
+
+
+class _Compilation:
+    def __init__(self, job: CompileJob, binding: Binding, report: Report) -> None:
+        self._job = job
+        self._recipe = job.recipe
+        self._precision = job.recipe.options.precision
+        self._target = job.recipe.options.target.value
+        self._source = Path(job.recipe.source.path)
+        self._binding = binding
+        self._report = report
+
+    def run(self) -> CompileResult:
+        self._report("reading the model")
+        self._binding.check_target(self._target)
+        source = self._read_source()
+        own_size = source.own_batch if self._recipe.rebatched else 0
+        refusal = Refusal(self._job.model_name, self._recipe.batch_size or self._recipe.largest_batch, own_size)
+        program = self._parse_rebatched(own_size, refusal) if own_size else parse_recipe(self._binding, self._recipe)
+        started = time.monotonic()
+        self._quantise(program)
+        self._report("compiling")
+        self._compile(program)
+        seconds = time.monotonic() - started
+        self._report("saving")
+        program.save(Path(self._job.program_file))
+        self._report("trying the saved program")
+        try_saved(self._binding, program, Path(self._job.program_file))
+        if own_size:
+            self._report(f"checking it against the model's own batch size, {own_size}")
+            own = self._own_program(own_size)
+            check_rows(program, own, own_size, source.output_names, self._precision, refusal)
+        return CompileResult(
+            inputs=tuple(program.parameters[name] for name in sorted(program.parameters)),
+            outputs=tuple(program.outputs),
+            compile_seconds=seconds,
+            peak_bytes=peak_bytes(),
+            scratch_bytes=scratch_bytes(program),
+            messages=tuple(self._binding.take_messages())[:_MOST_MESSAGES],
+        )
+
+    def _read_source(self) -> ProgramFile:
+        """Raises: ServeError: UNAVAILABLE, it is not the file any more that the program is to be of."""
+        source = read_program_file(self._recipe, Path(self._job.model_folder))
+        if file_digest(self._source, source.more_files) != self._recipe.source.digest:
+            raise unavailable(f"file {self._source.name} has been changed meanwhile")
+        return source
+
+    def _parse_rebatched(self, own_size: int, refusal: Refusal) -> Program:
+        try:
+            return parse_recipe(self._binding, self._recipe)
+        except MigraphxError as error:
+            # Raises where MIGraphX does not take the model in its own batch size either.
+            parse_recipe(self._binding, own_recipe(self._recipe, own_size))
+            raise refusal.error(f"MIGraphX says: {error}") from error
+
+    def _quantise(self, program: Program) -> None:
+        if self._precision is Precision.FP32:
+            return
+        calibration: Sequence[Mapping[str, Array]] = ()
+        if self._precision.needs_calibration:
+            raise unimplemented(f'precision "{self._precision.value}" cannot be had yet')
+        self._report(f"quantising to {self._precision.value}")
+        if self._precision is Precision.FP16:
+            program.quantize_fp16()
+        elif self._precision is Precision.BF16:
+            program.quantize_bf16()
+        elif self._precision is Precision.INT8:
+            program.quantize_int8(self._target, calibration)
+        else:
+            program.quantize_fp8(self._target, calibration)
+
+    def _compile(self, program: Program) -> None:
+        options = self._recipe.options
+        flags = CompileFlags(
+            offload_copy=self._recipe.offload_copy,
+            fast_math=options.fast_math,
+            exhaustive_tune=options.exhaustive_tune,
+        )
+        program.compile(self._target, flags)
+
+    def _own_program(self, own_size: int) -> Program:
+        """The model in the batch size of its file, which it is meant to be right in."""
+        if self._job.own_program:
+            return self._binding.load(Path(self._job.own_program))
+        program = parse_recipe(self._binding, own_recipe(self._recipe, own_size))
+        if not self._precision.needs_calibration:
+            # Unlike these, whose errors the calibration decides.
+            self._quantise(program)
+        self._compile(program)
+        return program

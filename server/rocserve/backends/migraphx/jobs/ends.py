@@ -1,0 +1,41 @@
+"""How a child ended, in words."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+_TOLD_LINES = 4
+"""So many of what it wrote last go into an error; all are in the log."""
+_LONGEST_TOLD = 600
+
+
+def describe_end(status: int, last_lines: Sequence[str], peak_bytes: int) -> str:
+    """For a child that ended without a word; goes on after "while compiling: ".
+
+    `status`: the exit status; below 0, less the signal's number.
+    """
+    if status == -signal.SIGKILL:
+        end = (
+            "it was killed by signal 9 (SIGKILL) from outside; the kernel does that where memory runs out"
+            f" (it had {peak_bytes / 2**20:.0f} MiB)"
+        )
+    elif status < 0:
+        end = f"MIGraphX ended by signal {-status} ({_signal_name(-status)})"
+    else:
+        end = f"the process ended with exit status {status}"
+    said = last_words(last_lines)
+    return f"{end}: {said}" if said else f"{end} without a word"
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """What was written last, in one line."""
+    said = "; ".join(line.strip() for line in lines[-_TOLD_LINES:])
+    return said if len(said) <= _LONGEST_TOLD else "..." + said[-_LONGEST_TOLD:]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"

@@ -1,0 +1,75 @@
+"""What a job's child process is given and what it answers.
+
+It reads a JobOrder from its standard input and writes JobReply after JobReply, a line of JSON each, to a pipe. The last
+one holds the result or the failure; a child that ends without it has crashed.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from rocserve.backends.migraphx.installation import MigraphxInstallation
+from rocserve.core.errors import ServeError, StatusCode
+
+Report = Callable[[str], None]
+"""Takes the phase that a job is at, as it goes on after "while": "reading the model", "compiling"."""
+
+
+class Job(Protocol):
+    """A frozen dataclass of what is to be done. `perform(job, binding, report)` of its module does it in the child.
+
+    `perform` returns a dataclass. Both travel as JSON (core/plain.py).
+    """
+
+    @property
+    def title(self) -> str:
+        """What is done, for people: "compiling batch size 4 of model 'x'"."""
+
+
+class FailureKind(enum.Enum):
+    REFUSED = "refused"
+    """MIGraphX, or a check of ours, said why not."""
+    CRASHED = "crashed"
+    """The child ended by itself without a word: MIGraphX does not survive this."""
+    TIMED_OUT = "timed out"
+    CALLED_OFF = "called off"
+    BROKEN = "broken"
+    """Something else went wrong, which says nothing about the model."""
+
+
+class JobError(ServeError):
+    """A job that failed; the text names the job."""
+
+    def __init__(self, kind: FailureKind, code: StatusCode, text: str) -> None:
+        super().__init__(code, text)
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True)
+class JobOrder:
+    installation: MigraphxInstallation
+    binding: str
+    """auto, c_api or module."""
+    job: str
+    """As JSON."""
+    low_priority: bool
+
+
+@dataclass(frozen=True, slots=True)
+class JobFailure:
+    kind: FailureKind
+    code: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobReply:
+    """One of the three."""
+
+    phase: str | None = None
+    result: str | None = None
+    """As JSON."""
+    failure: JobFailure | None = None

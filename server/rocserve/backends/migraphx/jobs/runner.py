@@ -1,0 +1,174 @@
+"""Does a job in a child process, watches it and ends it when it takes too long.
+
+Compiling, loading a program from a file and running it for the first time may take hours, abort or never come back.
+The process that answers requests never does any of it before a child has.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from rocserve.backends.migraphx.installation import MigraphxInstallation, python_command
+from rocserve.backends.migraphx.jobs.ends import describe_end
+from rocserve.backends.migraphx.jobs.hints import with_hint
+from rocserve.backends.migraphx.jobs.messages import FailureKind, Job, JobError, JobFailure, JobOrder
+from rocserve.backends.migraphx.jobs.process import JobProcess
+from rocserve.backends.migraphx.jobs.watch import JobWatch
+from rocserve.core.errors import StatusCode
+from rocserve.core.plain import from_json, to_json
+
+Result = TypeVar("Result")
+
+_CHILD = "rocserve.backends.migraphx.jobs.child"
+_LOOK_SECONDS = 0.25
+"""How often what the child has written is read, and the time looked at."""
+_NO_VARIABLES: Mapping[str, str] = {}
+_LIMIT = "compile_timeout_secs"
+
+
+class JobRunner:
+    """Runs jobs, each in the thread that calls; `call_off` from any."""
+
+    def __init__(
+        self,
+        installation: MigraphxInstallation,
+        report: Callable[[str], None],
+        log: logging.Logger,
+        *,
+        binding: str = "auto",
+    ) -> None:
+        """`report` takes what a job is at, as a line; `log` what MIGraphX writes.
+
+        `binding`: auto, c_api or module.
+        """
+        self.report = report
+        self._installation = installation
+        self._log = log
+        self._binding = binding
+        self._lock = threading.Lock()
+        self._running: set[JobProcess] = set()
+        self._called_off = False
+
+    def run(
+        self,
+        job: Job,
+        result_type: type[Result],
+        *,
+        timeout_seconds: float,
+        low_priority: bool = False,
+        environment: Mapping[str, str] = _NO_VARIABLES,
+        limit_name: str = _LIMIT,
+        report: Callable[[str], None] | None = None,
+    ) -> Result:
+        """What the job's `perform` returned.
+
+        `timeout_seconds`: 0 = no limit. `environment` is set on top of this process's. `limit_name` is what an
+        operator calls the limit. `report`: instead of the runner's.
+
+        Raises:
+            JobError: why not; its `kind` says of what kind that is.
+        """
+        watch = JobWatch(job.title, report or self.report, self._log)
+        with self._start(job, low_priority, environment) as process:
+            try:
+                result = _Supervision(job, process, watch, timeout_seconds, limit_name).result()
+            except JobError:
+                self.check_called_off(job.title)
+                raise
+            finally:
+                with self._lock:
+                    self._running.discard(process)
+        return from_json(result_type, result.encode())
+
+    def call_off(self) -> None:
+        """End what runs and refuse what comes."""
+        with self._lock:
+            self._called_off = True
+            for process in self._running:
+                process.kill()
+
+    def check_called_off(self, title: str) -> None:
+        """Raises: JobError: `call_off` has been called."""
+        if self._called_off:
+            raise JobError(FailureKind.CALLED_OFF, StatusCode.CANCELLED, f"{title} was called off")
+
+    def _start(self, job: Job, low_priority: bool, environment: Mapping[str, str]) -> JobProcess:
+        kind = type(job)
+        order = JobOrder(self._installation, self._binding, to_json(job).decode(), low_priority)
+        # -P: modules of the working directory do not come before Python's own.
+        command = [*python_command(self._installation), "-P", "-m", _CHILD, kind.__module__, kind.__name__]
+        with self._lock:
+            self.check_called_off(job.title)
+            try:
+                process = JobProcess(command, {**os.environ, **environment}, to_json(order))
+            except OSError as error:
+                raise JobError(
+                    FailureKind.BROKEN, StatusCode.INTERNAL, f"{job.title} failed: no process could be started: {error}"
+                ) from error
+            self._running.add(process)
+        return process
+
+
+class _Supervision:
+    """Of one child, from its start to its end."""
+
+    def __init__(self, job: Job, process: JobProcess, watch: JobWatch, timeout_seconds: float, limit_name: str) -> None:
+        self._job = job
+        self._process = process
+        self._watch = watch
+        self._timeout_seconds = timeout_seconds
+        self._limit_name = limit_name
+        self._result: str | None = None
+        self._failure: JobFailure | None = None
+        self._peak_bytes = 0
+
+    def result(self) -> str:
+        """As JSON. Raises: JobError."""
+        self._follow()
+        status = self._process.wait()
+        self._watch.takes_lines(self._process.output.take_lines(ended=True))
+        if self._failure is not None:
+            raise self._error(self._failure.kind, StatusCode(self._failure.code), self._failure.text)
+        if self._result is None:
+            end = describe_end(status, self._process.output.last_lines, self._peak_bytes)
+            raise self._error(FailureKind.CRASHED, StatusCode.UNAVAILABLE, with_hint(end))
+        return self._result
+
+    def _follow(self) -> None:
+        """Until the child says no more."""
+        poll = select.poll()
+        poll.register(self._process.replies, select.POLLIN)
+        while True:
+            poll.poll(_LOOK_SECONDS * 1000)
+            replies = self._process.take_replies()
+            self._watch.takes_lines(self._process.output.take_lines())
+            if replies is None:
+                return
+            for reply in replies:
+                self._result = reply.result
+                self._failure = reply.failure
+                if reply.phase is not None:
+                    self._watch.enters(reply.phase)
+            self._watch.tells()
+            self._peak_bytes = max(self._peak_bytes, self._process.peak_bytes)
+            self._check_time()
+
+    def _check_time(self) -> None:
+        if not 0 < self._timeout_seconds <= self._watch.elapsed_seconds:
+            return
+        self._process.kill()
+        raise JobError(
+            FailureKind.TIMED_OUT,
+            StatusCode.UNAVAILABLE,
+            f"{self._job.title} took longer than {self._limit_name} ({self._timeout_seconds:g} s) and was stopped while"
+            f" {self._watch.phase}; raise {self._limit_name} (0 = no limit) or have it done beforehand by"
+            f" `rocserve compile`",
+        )
+
+    def _error(self, kind: FailureKind, code: StatusCode, text: str) -> JobError:
+        return JobError(kind, code, f"{self._job.title} failed while {self._watch.phase}: {text}")

@@ -1,0 +1,133 @@
+"""A job that does what MIGraphX does at its worst. The child imports it by its name, from tests/ on its PYTHONPATH."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocserve.backends.migraphx.binding.interface import Binding, MigraphxError
+from rocserve.backends.migraphx.jobs.messages import Report
+from rocserve.core.errors import invalid_argument
+
+FOREVER_SECONDS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class StrangeJob:
+    action: str
+    argument: str = ""
+
+    @property
+    def title(self) -> str:
+        return f"doing {self.action}"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    text: str
+
+
+def perform(job: StrangeJob, binding: Binding, report: Report) -> Told:
+    report("beginning")
+    return Told(_ACTIONS[job.action](job.argument, binding, report))
+
+
+def _echo(argument: str, binding: Binding, report: Report) -> str:
+    return f"{argument} by {binding.name} in {os.getpid()}"
+
+
+def _refuse(argument: str, binding: Binding, report: Report) -> str:
+    raise MigraphxError(argument)
+
+
+def _refuse_by_itself(argument: str, binding: Binding, report: Report) -> str:
+    raise invalid_argument(argument)
+
+
+def _fail(argument: str, binding: Binding, report: Report) -> str:
+    return str({}[argument])
+
+
+def _write(argument: str, binding: Binding, report: Report) -> str:
+    report("writing")
+    os.write(1, argument.encode())
+    return ""
+
+
+def _abort(argument: str, binding: Binding, report: Report) -> str:
+    os.write(2, argument.encode())
+    os.abort()
+
+
+def _crash(argument: str, binding: Binding, report: Report) -> str:
+    ctypes.string_at(0)
+    return ""
+
+
+def _exit(argument: str, binding: Binding, report: Report) -> str:
+    os.write(2, b"going\n")
+    os._exit(int(argument))
+
+
+def _kill_itself(argument: str, binding: Binding, report: Report) -> str:
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(FOREVER_SECONDS)
+    return ""
+
+
+def _hang(argument: str, binding: Binding, report: Report) -> str:
+    """In native code, holding the GIL, with a process of its own that hangs as well."""
+    compiler = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({FOREVER_SECONDS})"])
+    report(f"hanging as {os.getpid()} with {compiler.pid}")
+    ctypes.PyDLL(None).sleep(FOREVER_SECONDS)
+    return ""
+
+
+def _leave_behind(argument: str, binding: Binding, report: Report) -> str:
+    return str(subprocess.Popen(["sleep", str(FOREVER_SECONDS)]).pid)
+
+
+def _descriptors(argument: str, binding: Binding, report: Report) -> str:
+    return " ".join(sorted(str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()))
+
+
+def _priority(argument: str, binding: Binding, report: Report) -> str:
+    """Of every thread."""
+    nice = {os.getpriority(os.PRIO_PROCESS, int(thread.name)) for thread in Path("/proc/self/task").iterdir()}
+    idle = subprocess.run(["ionice"], capture_output=True, text=True, check=False).stdout.strip()
+    return f"nice {sorted(nice)}, {idle}"
+
+
+def _environment(argument: str, binding: Binding, report: Report) -> str:
+    return os.environ.get(argument, "")
+
+
+def _limits(argument: str, binding: Binding, report: Report) -> str:
+    name = Path("/proc/self/comm").read_text().strip()
+    return f"core {resource.getrlimit(resource.RLIMIT_CORE)[0]}, {name}"
+
+
+_ACTIONS = {
+    "echo": _echo,
+    "refuse": _refuse,
+    "refuse by itself": _refuse_by_itself,
+    "fail": _fail,
+    "write": _write,
+    "abort": _abort,
+    "crash": _crash,
+    "exit": _exit,
+    "kill itself": _kill_itself,
+    "hang": _hang,
+    "leave behind": _leave_behind,
+    "descriptors": _descriptors,
+    "priority": _priority,
+    "environment": _environment,
+    "limits": _limits,
+}

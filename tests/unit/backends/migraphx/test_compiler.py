@@ -1,0 +1,334 @@
+"""Programs compiled by children, kept in the cache, tried and checked: with the real MIGraphX, target ref."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from support import migraphx_models as networks
+from support.migraphx import run_with_migraphx
+
+from rocserve.backends.migraphx.cache.entry import CachedProgram
+from rocserve.backends.migraphx.cache.store import ProgramCache
+from rocserve.backends.migraphx.compiler import ProgramCompiler
+from rocserve.backends.migraphx.digests import file_digest
+from rocserve.backends.migraphx.installation import find_installation
+from rocserve.backends.migraphx.jobs.messages import FailureKind, JobError
+from rocserve.backends.migraphx.jobs.runner import JobRunner
+from rocserve.backends.migraphx.options import CompileOptions, Precision, Target
+from rocserve.backends.migraphx.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
+from rocserve.core.errors import StatusCode
+from rocserve.core.plain import to_json
+from rocserve.settings import EngineSettings
+
+LOG = logging.getLogger("test.compiler")
+ENVIRONMENT = ProgramEnvironment("2.14.0")
+
+
+class Bench:
+    """A compiler of one model's file, its cache, and what it has reported."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self.root = root
+        self.folder = folder / "model"
+        self.folder.mkdir()
+        self.cache = ProgramCache(folder / "cache", 1 << 30)
+        self.reports: list[str] = []
+        self.runner = JobRunner(find_installation(EngineSettings(migraphx_root=str(root))), self.reports.append, LOG)
+        self.compiler = ProgramCompiler(self.runner, self.cache, model_name="x", model_folder=self.folder)
+
+    def recipe(self, model: bytes, batch: int, shapes: Mapping[str, tuple[int, ...]], **changes: Any) -> ProgramRecipe:
+        """`shapes`: without the batch."""
+        path = self.folder / "model.onnx"
+        path.write_bytes(model)
+        recipe = ProgramRecipe(
+            ProgramSource(SourceKind.ONNX, str(path), file_digest(path)),
+            CompileOptions(Target.REF, precision=changes.pop("precision", Precision.FP32)),
+            ENVIRONMENT,
+            batch_size=batch,
+            input_shapes={name: (batch, *shape) for name, shape in shapes.items()},
+        )
+        return replace(recipe, **changes)
+
+    def program(self, recipe: ProgramRecipe, **options: Any) -> CachedProgram:
+        return self.compiler.program(recipe, **{"timeout_seconds": 100.0, **options})
+
+    def error(self, recipe: ProgramRecipe, **options: Any) -> JobError:
+        with pytest.raises(JobError) as caught:
+            self.program(recipe, **options)
+        return caught.value
+
+
+@pytest.fixture
+def bench(migraphx_root: Path, tmp_path: Path) -> Bench:
+    return Bench(migraphx_root, tmp_path)
+
+
+MLP = {"x": (networks.MLP_WIDTH,)}
+
+
+def test_a_program_is_compiled_saved_and_tried(bench: Bench) -> None:
+    recipe = bench.recipe(networks.mlp(), 2, MLP)
+    program = bench.program(recipe)
+    assert bench.reports == [
+        f"compiling batch size 2 of model 'x': {phase}"
+        for phase in ("reading the model", "compiling", "saving", "trying the saved program")
+    ]
+    about = program.about
+    assert (about.model, about.source_file, about.recipe) == ("x", "model.onnx", recipe)
+    assert [(tensor.name, tensor.datatype, tensor.shape) for tensor in about.inputs] == [("x", "float", (2, 16))]
+    assert [(tensor.datatype, tensor.shape) for tensor in about.outputs] == [("float", (2, 10))]
+    assert about.compile_seconds > 0
+    assert about.scratch_bytes is None
+
+
+def test_the_program_computes_what_onnx_runtime_does(bench: Bench, tmp_path: Path) -> None:
+    model = networks.mini_resnet()
+    program = bench.program(bench.recipe(model, 2, {"image": networks.IMAGE_SHAPE}))
+    inputs = networks.random_inputs(model, 2)
+    np.save(tmp_path / "image.npy", inputs["image"])
+    ran = run_with_migraphx(bench.root, RUN, str(program.path), str(tmp_path / "image.npy"), str(tmp_path / "y.npy"))
+    assert ran.returncode == 0, ran.stderr
+    expected = onnxruntime.InferenceSession(model).run(None, inputs)[0]
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), expected, rtol=1e-4, atol=1e-5)
+
+
+RUN = """
+import sys; from pathlib import Path; import numpy as np
+from rocserve.backends.migraphx.binding.choice import open_binding
+from rocserve.backends.migraphx.installation import find_installation
+from rocserve.settings import EngineSettings
+program = open_binding(find_installation(EngineSettings())).load(Path(sys.argv[1]))
+np.save(sys.argv[3], program.run({name: np.load(sys.argv[2]) for name in program.parameters})[0])
+"""
+
+
+def test_the_second_time_it_comes_from_the_cache(bench: Bench) -> None:
+    recipe = bench.recipe(networks.mlp(), 1, MLP)
+    first = bench.program(recipe)
+    bench.reports.clear()
+    assert bench.program(recipe).path == first.path
+    assert bench.reports == []
+
+
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
+def test_a_program_is_quantised(bench: Bench, precision: Precision) -> None:
+    program = bench.program(bench.recipe(networks.mlp(), 1, MLP, precision=precision))
+    assert f"compiling batch size 1 of model 'x': quantising to {precision.value}" in bench.reports
+    assert [tensor.datatype for tensor in (*program.about.inputs, *program.about.outputs)] == ["float", "float"]
+
+
+def test_a_program_for_a_range_of_batches(bench: Bench) -> None:
+    recipe = bench.recipe(networks.mlp(), 0, {}, largest_batch=4, input_shapes={"x": (1, networks.MLP_WIDTH)})
+    (tensor,) = bench.program(recipe).about.inputs
+    assert str(tensor.shape[0]) == "DimensionRange(least=1, most=4)"
+    assert bench.reports[0] == "compiling batch sizes 1 to 4 of model 'x': reading the model"
+
+
+def test_migraphx_words_and_the_remedy_are_the_error(bench: Bench) -> None:
+    error = bench.error(bench.recipe(networks.unknown_operator(), 1, {"x": (4,)}))
+    assert (error.kind, error.code) == (FailureKind.REFUSED, StatusCode.UNAVAILABLE)
+    assert error.text.startswith("compiling batch size 1 of model 'x' failed while reading the model: ")
+    assert "Unknown operator: MyFancyOp; this MIGraphX does not know the operator: export the model" in error.text
+
+
+def test_a_target_that_is_not_installed_is_said_before_anything_is_read(bench: Bench) -> None:
+    recipe = bench.recipe(networks.mlp(), 1, MLP, options=CompileOptions(Target.CPU))
+    error = bench.error(recipe)
+    assert "libmigraphx_cpu.so" in error.text
+    assert "this installation of MIGraphX lacks the target: install the package" in error.text
+
+
+def test_a_file_that_has_been_changed_meanwhile_is_not_compiled_under_the_old_key(bench: Bench) -> None:
+    recipe = bench.recipe(networks.mlp(), 1, MLP)
+    Path(recipe.source.path).write_bytes(networks.mini_resnet())
+    error = bench.error(recipe)
+    assert error.text.endswith("while reading the model: file model.onnx has been changed meanwhile")
+    assert bench.cache.find(recipe.key) is None
+
+
+def test_a_compile_that_takes_too_long_is_stopped_and_leaves_nothing(bench: Bench) -> None:
+    recipe = bench.recipe(networks.slow_to_compile(), 1, {"x": (4,)})
+    error = bench.error(recipe, timeout_seconds=3.0)
+    assert error.kind is FailureKind.TIMED_OUT
+    assert error.text.startswith(
+        "compiling batch size 1 of model 'x' took longer than compile_timeout_secs (3 s) and was stopped while "
+    )
+    assert list((bench.cache.directory / "scratch").iterdir()) == []
+
+
+def test_a_compile_can_be_called_off(bench: Bench) -> None:
+    recipe = bench.recipe(networks.slow_to_compile(), 1, {"x": (4,)})
+    begun = threading.Event()
+    errors: list[JobError] = []
+
+    def report(text: str) -> None:
+        begun.set()
+
+    thread = threading.Thread(target=lambda: errors.append(bench.error(recipe, report=report, timeout_seconds=0)))
+    thread.start()
+    assert begun.wait(60)
+    bench.runner.call_off()
+    thread.join(60)
+    assert [error.text for error in errors] == ["compiling batch size 1 of model 'x' was called off"]
+
+
+# Models that are run in another batch size than their file's
+
+
+@pytest.mark.parametrize("own", [1, 2, 4])
+def test_a_baked_batch_size_can_be_another(bench: Bench, own: int) -> None:
+    model = networks.mini_resnet(own)
+    recipe = bench.recipe(model, 2 if own != 2 else 3, {"image": networks.IMAGE_SHAPE}, rebatched=True)
+    program = bench.program(recipe)
+    assert program.about.outputs[0].shape == (recipe.batch_size, 10)
+    title = f"compiling batch size {recipe.batch_size} of model 'x'"
+    assert bench.reports[-1] == f"{title}: checking it against the model's own batch size, {own}"
+
+
+def test_a_free_reshape_does_not_stand_in_the_way(bench: Bench) -> None:
+    program = bench.program(bench.recipe(networks.reshaped_to_free(1), 4, {"x": (2, 3)}, rebatched=True))
+    assert program.about.outputs[0].shape == (4, 6)
+
+
+def test_the_program_of_the_files_own_batch_size_is_taken_from_the_cache(bench: Bench) -> None:
+    bench.program(bench.recipe(networks.mlp(1), 1, MLP))
+    bench.program(bench.recipe(networks.mlp(1), 3, MLP, rebatched=True))
+    assert len(bench.cache.entries()) == 2
+
+
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
+def test_rounding_is_not_taken_for_a_fault(bench: Bench, precision: Precision) -> None:
+    bench.program(bench.recipe(networks.mlp(1), 4, MLP, rebatched=True, precision=precision))
+
+
+REMEDY = (
+    "export it with a batch dimension that is left open, or set max_batch_size to {own} and parameter 'batch_sizes' to"
+    ' "{own}"'
+)
+
+
+@pytest.mark.parametrize("own", [1, 4])
+def test_a_reshape_that_holds_the_batch_size_is_found(bench: Bench, own: int) -> None:
+    error = bench.error(bench.recipe(networks.reshaped_to_constant(own), 2, {"x": (2, 3)}, rebatched=True))
+    assert error.code is StatusCode.INVALID_ARGUMENT
+    assert (
+        f"model 'x' cannot be had at batch size 2: its graph holds its own batch size, {own}, in it (for example a"
+        " Reshape to a constant shape, or a sum over the batch): "
+    ) in error.text
+    assert error.text.endswith(REMEDY.format(own=own))
+
+
+@pytest.mark.parametrize(("own", "batch"), [(1, 2), (4, 1), (4, 8)])
+def test_rows_that_depend_on_each_other_are_found(bench: Bench, own: int, batch: int) -> None:
+    error = bench.error(bench.recipe(networks.mixing_rows(own), batch, {"x": (4,)}, rebatched=True))
+    assert f"rows of random input give another output 'y' than in a batch of {own} (relative error " in error.text
+    assert error.text.endswith(REMEDY.format(own=own))
+
+
+def test_a_model_that_is_refused_in_its_own_batch_size_too_keeps_its_error(bench: Bench) -> None:
+    error = bench.error(bench.recipe(networks.unknown_operator(), 2, {"x": (4,)}, rebatched=True))
+    assert "Unknown operator: MyFancyOp; " in error.text
+    assert "batch size 2:" not in error.text
+
+
+# Several processes with one cache
+
+
+OTHER_PROCESS = """
+import logging, sys; sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from rocserve.backends.migraphx.cache.store import ProgramCache
+from rocserve.backends.migraphx.compiler import ProgramCompiler
+from rocserve.backends.migraphx.installation import find_installation
+from rocserve.backends.migraphx.jobs.runner import JobRunner
+from rocserve.backends.migraphx.recipe import ProgramRecipe
+from rocserve.core.plain import from_json
+from rocserve.settings import EngineSettings
+runner = JobRunner(find_installation(EngineSettings()), lambda text: print(text, flush=True), logging.getLogger())
+cache = ProgramCache(Path(sys.argv[1]), 1 << 30)
+compiler = ProgramCompiler(runner, cache, model_name="x", model_folder=Path(sys.argv[2]))
+print("done", compiler.program(from_json(ProgramRecipe, sys.argv[3].encode()), timeout_seconds=100).key)
+"""
+
+
+class OtherProcess:
+    """A process that compiles a recipe of the bench's model, with the bench's cache."""
+
+    def __init__(self, bench: Bench, recipe: ProgramRecipe) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", OTHER_PROCESS, str(bench.cache.directory), str(bench.folder), to_json(recipe)],
+            env={**os.environ, "ROCSERVE_MIGRAPHX_ROOT": str(bench.root)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def says(self, text: str) -> bool:
+        """Whether it reports a line with this text; waits for it."""
+        assert self.process.stdout is not None
+        return any(text in line for line in self.process.stdout)
+
+    def end(self) -> str:
+        """What it reports until it ends."""
+        return self.process.communicate(timeout=100)[0]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+@pytest.fixture
+def other_process(bench: Bench) -> Iterator[Callable[[ProgramRecipe], OtherProcess]]:
+    started: list[OtherProcess] = []
+
+    def start(recipe: ProgramRecipe) -> OtherProcess:
+        started.append(OtherProcess(bench, recipe))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+Other = Callable[[ProgramRecipe], OtherProcess]
+
+
+def test_processes_that_want_the_same_program_at_once_compile_it_once(bench: Bench, other_process: Other) -> None:
+    recipe = bench.recipe(networks.mini_resnet(), 1, {"image": networks.IMAGE_SHAPE})
+    said = [process.end() for process in [other_process(recipe) for _ in range(3)]]
+    assert [text.splitlines()[-1] for text in said] == [f"done {recipe.key}"] * 3
+    assert "".join(said).count(": compiling\n") == 1
+
+
+def test_whoever_waits_for_a_process_that_is_killed_compiles_it_himself(bench: Bench, other_process: Other) -> None:
+    recipe = bench.recipe(networks.slow_to_compile(), 1, {"x": (4,)})
+    first = other_process(recipe)
+    assert first.says("model 'x': reading the model")
+    second = other_process(recipe)
+    assert second.says("batch size 1 of model 'x': waiting for another process that compiles it")
+    first.kill()
+    assert second.says("compiling batch size 1 of model 'x': reading the model")
+
+
+def test_the_wait_for_another_process_can_be_called_off(bench: Bench, other_process: Other) -> None:
+    recipe = bench.recipe(networks.slow_to_compile(), 1, {"x": (4,)})
+    assert other_process(recipe).says("model 'x': reading the model")
+
+    def report(text: str) -> None:
+        assert text == "batch size 1 of model 'x': waiting for another process that compiles it"
+        bench.runner.call_off()
+
+    error = bench.error(recipe, report=report)
+    assert (error.kind, error.text) == (FailureKind.CALLED_OFF, "waiting for batch size 1 of model 'x' was called off")

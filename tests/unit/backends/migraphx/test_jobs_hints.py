@@ -1,0 +1,84 @@
+"""What an operator is told to do about MIGraphX's words."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocserve.backends.migraphx.jobs.ends import describe_end
+from rocserve.backends.migraphx.jobs.hints import with_hint
+
+
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [
+        ("onnx_parser.cpp:576: parse_graph: Unknown operator: MyFancyOp", "parameter 'engine' \"onnxruntime\""),
+        ("src/tf/tf_parser.cpp:1: parse_graph: Unknown operator: Foo", "export the model without it"),
+        ("get_type: Prototensor data type 8 not supported", "MIGraphX has no tensors of this datatype (8 is STRING)"),
+        ("PARSE_FROM: Failed reading onnx file: /m/model.onnx", "the file is damaged, incomplete or no ONNX"),
+        ("generic_read_file: Failure opening file: /m/model.mxr", "the file is missing or empty"),
+        ("generic_read_file: Invalid size for: /m/model.mxr", "the file is missing or empty"),
+        ("at: Not an object for field: version", "the .mxr is damaged or no compiled program"),
+        ("insufficient bytes", "the .mxr is damaged or no compiled program"),
+        (
+            "Program version mismatch. MXR file was created using program file version: 8, while installed MIGraphX is"
+            " using program file version: 7, Try regenerating MXR file",
+            "it was written by another version of MIGraphX: compile it again",
+        ),
+        ("src/shape.cpp:391: lens: SHAPE: lens() called on a dynamic shape", "leave out dynamic_batch"),
+        ("src/targets/gpu/device_name.cpp:60: get_device_id: No device", "check `rocminfo`, that /dev/kfd"),
+        ("from_device: Failed to get device properties: no ROCm-capable device is detected", "--device=/dev/kfd"),
+        (
+            "check_load_error: Dynamic loading or symbol lookup failed with libmigraphx_gpu.so: cannot open shared"
+            " object file",
+            "this installation of MIGraphX lacks the target",
+        ),
+        (
+            "hip_code_object.cpp:92: guarantee(false && \"hipErrorNoBinaryForGpu: Coudn't find binary for current"
+            ' devices!")',
+            "was built for another GPU architecture",
+        ),
+        ("hip.cpp:109: allocate_gpu: Memory not available to allocate buffer: 41943040", "the GPU's memory does not"),
+        ("allocate_gpu: Gpu allocation failed: out of memory", "use a smaller max_batch_size or batch_sizes"),
+        ("HSA_STATUS_ERROR_OUT_OF_RESOURCES: The runtime failed to allocate", "the GPU's memory does not suffice"),
+        ("std::bad_alloc", "this machine's memory does not suffice (or a damaged file"),
+        ("hip_device: Failed to allocate stream", "the versions of the amdgpu driver, ROCm and MIGraphX must fit"),
+        ("get_available_gpu_memory: Failed getting available memory: invalid argument", "check `rocminfo` and the"),
+        ("Memory access fault by GPU node-1 on address 0x7a8a4be00000. Reason: Page not present", "outside its memory"),
+        ("compile: hiprtc: HIPRTC_ERROR_COMPILATION: Compilation failed.", "ROCm's compiler failed"),
+        ("compile_hip_src: Unknown hip compiler: /opt/rocm", "ROCm's compiler failed"),
+        ("compile_ops.cpp:175: benchmark: No configs to tune", "leave out exhaustive_tune"),
+        ("No valid tuned compilation for mlir_dot", "leave out exhaustive_tune"),
+        (
+            "mlir.cpp:728: run_high_level_pipeline: Invalid MLIR created: Error: num_cu=30 : i64 cannot be lower than"
+            " arch minNumCU=48",
+            "MIGRAPHX_DISABLE_MLIR=1",
+        ),
+        ("MIOpen Error: /src/hipoc/hipoc_program.cpp:299: Code object build failed.", "ROCm's compiler failed"),
+        ("MIOpen(HIP): Error [FindConvFwdAlgorithm] database is locked", "the folder `miopen` in the cache directory"),
+        ("write: No space left on device", "--cache-directory and the temporary folder need room"),
+        ("/lib/libamdhip64.so: undefined symbol: hsa_x", "`rocserve doctor` says which"),
+    ],
+)  # fmt: skip
+def test_known_words_get_a_remedy(said: str, remedy: str) -> None:
+    told = with_hint(said)
+    assert told.startswith(f"{said}; ")
+    assert remedy in told.removeprefix(said)
+
+
+def test_unknown_words_are_handed_on_as_they_are() -> None:
+    assert with_hint("src/x.cpp:1: f: Something new") == "src/x.cpp:1: f: Something new"
+
+
+def test_an_end_is_told_with_what_was_said_last() -> None:
+    assert describe_end(-6, ["a", "b", "c", "d", "e"], 0) == "MIGraphX ended by signal 6 (SIGABRT): b; c; d; e"
+    assert describe_end(-63, [], 0) == "MIGraphX ended by signal 63 (unknown) without a word"
+    assert describe_end(1, ["x" * 2000], 0) == "the process ended with exit status 1: ..." + "x" * 600
+
+
+def test_a_kill_from_outside_is_told_with_the_memory_and_a_remedy() -> None:
+    told = with_hint(describe_end(-9, [], 3 << 30))
+    assert told.startswith(
+        "it was killed by signal 9 (SIGKILL) from outside; the kernel does that where memory runs out"
+    )
+    assert "(it had 3072 MiB) without a word" in told
+    assert "use smaller batch_sizes" in told

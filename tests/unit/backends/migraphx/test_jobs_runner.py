@@ -1,0 +1,312 @@
+"""Jobs in children, which end in every way that a process can end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support.migraphx_jobs import StrangeJob, Told
+
+from rocserve.backends.migraphx.installation import find_installation
+from rocserve.backends.migraphx.jobs.messages import FailureKind, JobError
+from rocserve.backends.migraphx.jobs.runner import JobRunner
+from rocserve.core.errors import StatusCode
+from rocserve.settings import EngineSettings
+
+TESTS = Path(__file__).parents[3]
+LOG = logging.getLogger("test.jobs")
+
+
+class Jobs:
+    """A runner, and what it has reported."""
+
+    def __init__(self, root: Path) -> None:
+        self.reports: list[str] = []
+        self.reported = threading.Condition()
+        self.runner = JobRunner(find_installation(EngineSettings(migraphx_root=str(root))), self._take, LOG)
+
+    def run(self, action: str, argument: str = "", **options: Any) -> str:
+        environment = {"PYTHONPATH": str(TESTS), **options.pop("environment", {})}
+        options = {"timeout_seconds": 60.0, **options}
+        return self.runner.run(StrangeJob(action, argument), Told, environment=environment, **options).text
+
+    def error(self, action: str, argument: str = "", **options: Any) -> JobError:
+        with pytest.raises(JobError) as caught:
+            self.run(action, argument, **options)
+        return caught.value
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """The first report that fits."""
+        with self.reported:
+            found: list[re.Match[str]] = []
+
+            def fits() -> bool:
+                found.extend(match for text in self.reports if (match := re.search(pattern, text)))
+                return bool(found)
+
+            assert self.reported.wait_for(fits, 60), self.reports
+            return found[0]
+
+    def _take(self, text: str) -> None:
+        with self.reported:
+            self.reports.append(text)
+            self.reported.notify_all()
+
+
+@pytest.fixture
+def jobs(migraphx_root: Path) -> Jobs:
+    return Jobs(migraphx_root)
+
+
+@pytest.fixture
+def hanging(jobs: Jobs) -> Iterator[Callable[..., threading.Thread]]:
+    """Starts a job that hangs, on a thread; gives the child, what the child has started, and the error to come."""
+    threads: list[threading.Thread] = []
+
+    def start(**options: Any) -> tuple[psutil.Process, psutil.Process, list[JobError]]:
+        errors: list[JobError] = []
+        thread = threading.Thread(target=lambda: errors.append(jobs.error("hang", **options)))
+        thread.start()
+        threads.append(thread)
+        pids = jobs.wait_for(r"hanging as (\d+) with (\d+)").groups()
+        child, started = (psutil.Process(int(pid)) for pid in pids)
+        return child, started, errors
+
+    yield start
+    jobs.runner.call_off()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def gone(process: psutil.Process) -> bool:
+    """Whether it ends within a while; one that nobody has waited for counts."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_job_is_done_in_a_process_of_its_own(jobs: Jobs) -> None:
+    done = re.fullmatch(r"hello by (c_api|module) in (\d+)", jobs.run("echo", "hello"))
+    assert done
+    assert int(done[2]) != os.getpid()
+    assert jobs.reports == ["doing echo: beginning"]
+
+
+@pytest.mark.parametrize(
+    ("action", "argument", "code", "kind", "text"),
+    [
+        pytest.param(
+            "refuse",
+            "parse_graph: Unknown operator: MyFancyOp",
+            StatusCode.UNAVAILABLE,
+            FailureKind.REFUSED,
+            "doing refuse failed while beginning: parse_graph: Unknown operator: MyFancyOp; this MIGraphX does not know"
+            " the operator: ",
+            id="MIGraphX",
+        ),
+        pytest.param(
+            "refuse by itself",
+            "the shape is wrong",
+            StatusCode.INVALID_ARGUMENT,
+            FailureKind.REFUSED,
+            "doing refuse by itself failed while beginning: the shape is wrong",
+            id="check",
+        ),
+        pytest.param(
+            "fail",
+            "key",
+            StatusCode.INTERNAL,
+            FailureKind.BROKEN,
+            "doing fail failed while beginning: KeyError: 'key'",
+            id="bug",
+        ),
+        pytest.param(
+            "abort",
+            "first\nassertion failed: x\x1b[31m > 0\n",
+            StatusCode.UNAVAILABLE,
+            FailureKind.CRASHED,
+            "doing abort failed while beginning: MIGraphX ended by signal 6 (SIGABRT): first; assertion failed:"
+            " x\\x1b[31m > 0",
+            id="abort",
+        ),
+        pytest.param(
+            "crash",
+            "",
+            StatusCode.UNAVAILABLE,
+            FailureKind.CRASHED,
+            "doing crash failed while beginning: MIGraphX ended by signal 11 (SIGSEGV) without a word",
+            id="segmentation fault",
+        ),
+        pytest.param(
+            "exit",
+            "3",
+            StatusCode.UNAVAILABLE,
+            FailureKind.CRASHED,
+            "doing exit failed while beginning: the process ended with exit status 3: going",
+            id="exit",
+        ),
+        pytest.param(
+            "kill itself",
+            "",
+            StatusCode.UNAVAILABLE,
+            FailureKind.CRASHED,
+            "doing kill itself failed while beginning: it was killed by signal 9 (SIGKILL) from outside; the kernel"
+            " does that where memory runs out (it had ",
+            id="killed",
+        ),
+    ],
+)
+def test_says_how_a_job_failed(
+    jobs: Jobs, action: str, argument: str, code: StatusCode, kind: FailureKind, text: str
+) -> None:
+    error = jobs.error(action, argument)
+    assert error.text.startswith(text)
+    assert (error.code, error.kind) == (code, kind)
+
+
+def test_what_the_child_writes_goes_to_the_log_also_without_an_end_of_line(
+    jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, LOG.name):
+        jobs.run("write", "[WARNING]: of another version\nhalf a line")
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("WARNING", "doing write: [WARNING]: of another version"),
+        ("INFO", "doing write: half a line"),
+    ]
+
+
+def test_a_flood_of_words_is_cut_in_the_log(jobs: Jobs, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, LOG.name):
+        jobs.run("write", "line\n" * 2000)
+    assert len(caplog.records) == 500
+    assert caplog.records[-1].message == "doing write: writes very much; the rest is left out"
+
+
+def test_a_child_that_hangs_is_killed_at_its_limit_also_where_it_is_stopped(
+    jobs: Jobs, hanging: Callable[..., Any]
+) -> None:
+    child, started, errors = hanging(timeout_seconds=5.0)
+    child.suspend()
+    assert gone(child)
+    assert gone(started)
+    (error,) = wait_until_there(errors)
+    assert error.kind is FailureKind.TIMED_OUT
+    assert error.text == (
+        "doing hang took longer than compile_timeout_secs (5 s) and was stopped while hanging as"
+        f" {child.pid} with {started.pid}; raise compile_timeout_secs (0 = no limit) or have it done beforehand by"
+        " `rocserve compile`"
+    )
+
+
+def test_without_a_limit_a_child_is_let_be_until_it_is_called_off(jobs: Jobs, hanging: Callable[..., Any]) -> None:
+    child, started, errors = hanging(timeout_seconds=0.0)
+    assert child.is_running()
+    jobs.runner.call_off()
+    assert gone(child)
+    assert gone(started)
+    (error,) = wait_until_there(errors)
+    assert (error.kind, error.code, error.text) == (
+        FailureKind.CALLED_OFF,
+        StatusCode.CANCELLED,
+        "doing hang was called off",
+    )
+    assert jobs.error("echo").text == "doing echo was called off"
+
+
+def test_the_child_and_what_it_started_end_with_their_parent(migraphx_root: Path) -> None:
+    script = (
+        "import sys, logging; from pathlib import Path\n"
+        "from support.migraphx_jobs import *\n"
+        "from rocserve.backends.migraphx.installation import find_installation\n"
+        "from rocserve.backends.migraphx.jobs.runner import JobRunner\n"
+        "from rocserve.settings import EngineSettings\n"
+        "installation = find_installation(EngineSettings(migraphx_root=sys.argv[1]))\n"
+        "runner = JobRunner(installation, lambda text: print(text, flush=True), logging.getLogger())\n"
+        "runner.run(StrangeJob('hang'), Told, timeout_seconds=0)\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script, str(migraphx_root)],
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    with parent.stdout as output:
+        found = next(filter(None, (re.search(r"hanging as (\d+) with (\d+)", line) for line in output)))
+        child, started = (psutil.Process(int(pid)) for pid in found.groups())
+        os.kill(parent.pid, signal.SIGKILL)
+        parent.wait(30)
+    assert gone(child)
+    assert gone(started)
+
+
+def test_what_a_job_leaves_behind_ends_with_it(jobs: Jobs) -> None:
+    pid = int(jobs.run("leave behind"))
+    assert not psutil.pid_exists(pid) or gone(psutil.Process(pid))
+
+
+def test_the_child_has_none_of_its_parents_descriptors(jobs: Jobs, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    descriptor = os.open(secret, os.O_RDWR | os.O_CREAT)
+    try:
+        os.set_inheritable(descriptor, True)
+        opened = jobs.run("descriptors").split()
+    finally:
+        os.close(descriptor)
+    assert str(secret) not in opened
+    assert not [name for name in opened if name.startswith("socket:")]
+
+
+def test_low_priority_is_that_of_all_threads(jobs: Jobs) -> None:
+    assert jobs.run("priority").startswith("nice [0], ")
+    assert jobs.run("priority", low_priority=True) == "nice [19], idle"
+
+
+def test_the_child_has_what_is_set_for_it_and_the_parents_environment(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "3")
+    assert jobs.run("environment", "HIP_VISIBLE_DEVICES") == "3"
+    assert jobs.run("environment", "MIOPEN_FIND_ENFORCE", environment={"MIOPEN_FIND_ENFORCE": "3"}) == "3"
+
+
+def test_the_child_has_a_name_and_leaves_no_core(jobs: Jobs) -> None:
+    assert jobs.run("limits") == "core 0, rocserve:migrap"
+
+
+def test_modules_of_the_working_directory_are_not_taken_for_pythons_own(
+    jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    assert jobs.run("echo", "hello").startswith("hello")
+
+
+def test_no_descriptors_are_left_open(jobs: Jobs) -> None:
+    jobs.run("echo")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    jobs.run("echo")
+    jobs.error("abort", "x")
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def wait_until_there(errors: list[JobError]) -> list[JobError]:
+    deadline = time.monotonic() + 30
+    while not errors and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return errors
