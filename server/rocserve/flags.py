@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rocserve.repository.settings import ControlMode
-from rocserve.settings import GrpcSettings, LogSettings, ServerSettings
+from rocserve.settings import GrpcSettings, LogSettings, ServerSettings, engine_settings
 
 
 def _boolean(text: str) -> bool:
@@ -22,6 +22,11 @@ def _boolean(text: str) -> bool:
     if text.lower() in ("false", "0", "off"):
         return False
     raise argparse.ArgumentTypeError(f"expected true or false, got '{text}'")
+
+
+def _folder(text: str) -> str:
+    """Absolute, as workers and their children are told of it."""
+    return str(Path(text).expanduser().absolute())
 
 
 def at_least(minimum: float, kind: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -48,6 +53,7 @@ _POSITIVE_MILLISECONDS = at_least(1, int)
 _SHOWN_VALUES: dict[Callable[[str], Any], str] = {
     _boolean: "true|false",
     Path: "FILE",
+    _folder: "DIR",
     _COUNT: "N",
     _POSITIVE: "N",
     _SECONDS: "SECONDS",
@@ -61,7 +67,7 @@ _SHOWN_VALUES: dict[Callable[[str], Any], str] = {
 class Flag:
     name: str
     target: str
-    """The settings' field; "grpc." and "log." lead into their parts."""
+    """The settings' field; "grpc.", "log." and "engines." lead into their parts."""
     parse: Callable[[str], Any]
     help: str
     choices: tuple[str, ...] = ()
@@ -137,6 +143,29 @@ _SERVER = (
         "max_queue_bytes",
         _POSITIVE,
         "bytes of inputs that may wait for a version (default 4294967296)",
+    ),
+)
+
+_ENGINES = (
+    Flag(
+        "cache-directory",
+        "engines.cache_directory",
+        _folder,
+        "where programs that MIGraphX has compiled are kept; several servers may share it (default rocserve/ in"
+        " $XDG_CACHE_HOME or ~/.cache)",
+    ),
+    Flag(
+        "cache-size-bytes",
+        "engines.cache_bytes",
+        _POSITIVE,
+        "how much they may take; those used least lately go first (default 21474836480)",
+    ),
+    Flag(
+        "migraphx-root",
+        "engines.migraphx_root",
+        _folder,
+        "a folder that holds MIGraphX together with the C library that it was built for (default"
+        " $ROCSERVE_MIGRAPHX_ROOT, else this system's MIGraphX)",
     ),
 )
 
@@ -237,6 +266,7 @@ _LOG = (
 FLAG_GROUPS: tuple[tuple[str, tuple[Flag, ...]], ...] = (
     ("model repository", _REPOSITORY),
     ("server", _SERVER),
+    ("engines", _ENGINES),
     ("gRPC", _GRPC),
     ("TLS", _TLS),
     ("connections", _CONNECTIONS),
@@ -279,7 +309,7 @@ UNSERVED: tuple[UnservedSubject, ...] = (
     UnservedSubject("Clients' shared memory", "allow-client-shm", ()),
     UnservedSubject("Protocol restriction", "", ("grpc-restricted-protocol", "grpc-header-forward-pattern")),
     UnservedSubject("Tracing", "", ("trace-config",)),
-    UnservedSubject("The response cache", "", ("cache-config", "cache-directory")),
+    UnservedSubject("The response cache", "", ("cache-config",)),
     UnservedSubject("The rate limiter", "", ("rate-limit", "rate-limit-resource")),
     UnservedSubject("Backend settings on the command line", "", ("backend-config", "backend-directory", "host-policy")),
     UnservedSubject("The Vertex AI front end", "allow-vertex-ai", ()),
@@ -342,7 +372,8 @@ def settings_from(arguments: argparse.Namespace) -> ServerSettings:
         raise FlagError("--load-model needs --model-control-mode=explicit")
     if top.get("exit_on_error", True):
         _check_repositories(top["model_repositories"])
-    return ServerSettings(grpc=grpc, log=LogSettings(**_part(fields, "log.")), **top)
+    engines = replace(engine_settings(), **_part(fields, "engines."))
+    return ServerSettings(grpc=grpc, log=LogSettings(**_part(fields, "log.")), engines=engines, **top)
 
 
 def _part(fields: dict[str, Any], prefix: str) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.grpc.select import create_transport
 from rocserve.frontends.grpc.service import GrpcService
 from rocserve.frontends.grpc.transport import Transport, TransportOptions
+from rocserve.repository.fallbacks import FallbackCounter
+from rocserve.repository.machine import ThisMachine
 from rocserve.repository.model_repository import ModelRepository
 from rocserve.repository.settings import RepositorySettings
 from rocserve.repository.version_loader import WorkerVersionLoader
@@ -35,6 +37,7 @@ class Server:
         self._log = log
         self._completion = CompletionThread(log.getChild("completion"))
         self._tables = ServingTableHolder()
+        self.fallbacks = FallbackCounter()
         registry = discover_backends()
         loader = WorkerVersionLoader(
             launcher=launcher,
@@ -42,6 +45,9 @@ class Server:
             tables=self._tables,
             limits=QueueLimits(settings.max_queue_requests, settings.max_queue_bytes),
             strict=settings.strict_model_config,
+            engines=settings.engines,
+            machine=ThisMachine(settings.engines),
+            fallbacks=self.fallbacks,
             log=log,
         )
         self._repository = ModelRepository(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,6 +71,11 @@ class EngineSettings:
     own, or $ROCSERVE_MIGRAPHX_ROOT."""
 
 
+def engine_settings(environment: Mapping[str, str] = os.environ) -> EngineSettings:
+    """What holds where no flag says otherwise."""
+    return EngineSettings(migraphx_root=environment.get("ROCSERVE_MIGRAPHX_ROOT", ""))
+
+
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     model_repositories: tuple[Path, ...]
@@ -89,5 +96,6 @@ class ServerSettings:
     max_queue_requests: int = 10_000
     max_queue_bytes: int = 4 << 30
     server_id: str = "rocserve"
+    engines: EngineSettings = field(default_factory=EngineSettings)
     grpc: GrpcSettings = field(default_factory=GrpcSettings)
     log: LogSettings = field(default_factory=LogSettings)

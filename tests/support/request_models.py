@@ -16,10 +16,13 @@ from rocserve.core.dispatch import dispatch
 from rocserve.core.errors import ServeError
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, Parameters, RequestedOutput, RequestHead
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
+from rocserve.repository.fallbacks import FallbackCounter
 from rocserve.repository.version_loader import LoadedEnsemble, LoadedModelVersion, WorkerVersionLoader
 from rocserve.scheduling.queue import QueueLimits
+from rocserve.settings import EngineSettings
 from rocserve.workers.completion import CompletionThread
 from rocserve.workers.launcher import WorkerLauncher
+from support.machine import ToldMachine
 
 LOG = logging.getLogger("rocserve.test.request_models")
 
@@ -123,7 +126,17 @@ class RequestModels:
     def __init__(self, completion: CompletionThread, launcher: WorkerLauncher, folder: Path) -> None:
         self.tables = ServingTableHolder()
         self.folder = folder
-        self._loader = WorkerVersionLoader(launcher, completion, self.tables, QueueLimits(), False, LOG)
+        self._loader = WorkerVersionLoader(
+            launcher,
+            completion,
+            self.tables,
+            QueueLimits(),
+            False,
+            EngineSettings(),
+            ToldMachine(),
+            FallbackCounter(),
+            LOG,
+        )
         self._loaded: dict[str, LoadedModelVersion | LoadedEnsemble] = {}
 
     async def load(self, name: str, behaviour: str = "echo", more: str = "", target: str = "") -> LoadedModelVersion:
@@ -135,7 +148,7 @@ class RequestModels:
         (folder / "1" / "model.py").touch()
         (folder / "config.pbtxt").write_text(config)
         (definition,) = read_model_definitions(folder, REGISTRY)
-        loaded = await self._loader.load(definition, 1, folder / "1", lambda: None)
+        loaded = await self._loader.load(definition, 1, folder / "1", lambda: None, lambda text: None)
         self._loaded[name] = loaded
         self._publish()
         return loaded

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig, OutputConfig
 from rocserve.core.tensors import Buffer, tensor_from_numpy
+from rocserve.settings import EngineSettings
 from rocserve.workers.batch_inputs import InputLayout
 from rocserve.workers.channel import BatchOutcome, Channel
 from rocserve.workers.completion import CompletionThread
@@ -33,6 +34,9 @@ class Events:
     lost: list[tuple[Channel, ServeError]] = field(default_factory=list)
     restarts: list[tuple[str, float]] = field(default_factory=list)
     recoveries: int = 0
+    lines: list[str] = field(default_factory=list)
+    """Of progress."""
+    properties: list[Mapping[str, str]] = field(default_factory=list)
 
     def channel_opened(self, channel: Channel) -> None:
         self.opened.append(channel)
@@ -45,6 +49,12 @@ class Events:
 
     def recovered(self) -> None:
         self.recoveries += 1
+
+    def progress(self, text: str) -> None:
+        self.lines.append(text)
+
+    def described(self, properties: Mapping[str, str]) -> None:
+        self.properties.append(properties)
 
 
 @dataclass
@@ -163,7 +173,10 @@ class Workshop:
         config = config or config_of(behaviour)
         folder = str(self.folder)
         model_file = str(self.folder / "model.onnx")
-        load = Load(config.name, 1, folder, folder, model_file, engine, config, InstanceKind.CPU, None, 1)
+        settings = EngineSettings(cache_directory="/somewhere")
+        load = Load(
+            config.name, 1, folder, folder, model_file, engine, config, InstanceKind.CPU, None, 1, settings=settings
+        )
         group = WorkerGroup(
             load=load,
             plans=plans,

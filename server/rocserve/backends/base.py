@@ -36,6 +36,8 @@ class EngineSpec:
     """Modules that the zygote imports ahead for this engine, where they are installed."""
     gpu_module: str = ""
     """The module that takes its models to a GPU where it is installed, one worker an instance; "" = the CPU only."""
+    gpu_files: tuple[str, ...] = ()
+    """Files in that module's folder, of which one must be there for it; empty = the module alone does it."""
     needs_migraphx: bool = False
     """Whether its workers load MIGraphX: they are started as its installation wants (migraphx/installation.py)."""
 
@@ -49,6 +51,8 @@ class EngineChoice:
     """For the log and the model's metadata: goes on after "engine onnxruntime: "."""
     fallback: EngineSpec | None = None
     """Takes its place, said loudly, when it cannot load the model."""
+    auto_takes_gpus: bool = False
+    """Whether instances of KIND_AUTO (and KIND_MODEL) go to the GPUs where there are any; else they are on the CPU."""
 
 
 class Machine(Protocol):
@@ -62,8 +66,15 @@ class Machine(Protocol):
     def migraphx(self) -> str:
         """Why MIGraphX cannot be used here; "" where it can."""
 
-    def is_installed(self, module: str) -> bool:
-        """Whether a Python module is."""
+    def is_installed(self, module: str, files: tuple[str, ...] = ()) -> bool:
+        """Whether a Python module is, with one of these files in its folder where any are named."""
+
+    def loader(self, engine: EngineSpec) -> tuple[str, ...]:
+        """The words that stand before the interpreter in the command of the engine's workers.
+
+        Raises:
+            ServeError: UNAVAILABLE, what the engine needs to start is not there.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +93,12 @@ class BackendSpec:
     """Whether its models see each request for itself (see `request_model.py`), not batches of tensors."""
     choose_engine: Callable[[ModelConfig, Machine], EngineChoice] | None = None
     """Raises: ServeError: the engine that the configuration asks for cannot be had here."""
+
+    def engine_for(self, config: ModelConfig, machine: Machine) -> EngineChoice:
+        """Which engine runs a model of this configuration here. Raises: ServeError, as `choose_engine`."""
+        if self.choose_engine is not None:
+            return self.choose_engine(config, machine)
+        return EngineChoice(self.engines[0], f"the only one of backend '{self.name}'")
 
 
 def _ignore(text: str) -> None:
@@ -106,8 +123,8 @@ class ModelSource:
     """How many threads will call `execute` at once (1 unless the engine is thread-safe)."""
     settings: EngineSettings = field(default_factory=EngineSettings)
     report: Callable[[str], None] = _ignore
-    """Says what goes on, for the index and the log: while the model loads, and later of what still goes on beside it
-    ("" = nothing any more). From any thread."""
+    """Says in one line what goes on, for the index and the log: while the model loads, and later of what still goes on
+    beside it. It stands until the next; "" = nothing goes on any more. From any thread; never waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +172,16 @@ class LoadedModel(Protocol):
     def execute(self, batch: Batch) -> BatchResult: ...
 
     def close(self) -> None: ...
+
+
+def model_properties(model: object) -> Mapping[str, str]:
+    """What a loaded model says of how it runs, for its metadata: its attribute `properties` where it has one.
+
+    Names and texts for people and scripts, e.g. {"target": "gpu"}. They may change as long as the model lives; the
+    server takes them up when the model is loaded and with each report. Read from any thread.
+    """
+    properties: Mapping[str, str] = getattr(model, "properties", {})
+    return properties
 
 
 class Engine(Protocol):

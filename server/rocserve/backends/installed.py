@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterable
 from importlib.machinery import PathFinder
+from pathlib import Path
+
+
+def has_file(module: str, files: Iterable[str]) -> bool:
+    """Whether a package is installed, with one of these files in its folder; runs nothing of it."""
+    spec = importlib.util.find_spec(module)
+    folders = [] if spec is None or spec.submodule_search_locations is None else spec.submodule_search_locations
+    return any(Path(folder, name).is_file() for folder in folders for name in files)
 
 
 def is_installed(module: str) -> bool:

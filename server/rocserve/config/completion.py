@@ -39,7 +39,7 @@ def normalise(
     for index, group in enumerate(message.instance_group):
         group.name = group.name or f"{message.name}_{index}"
         if group.count < 1:
-            group.count = _default_count(group, backend)
+            group.count = _default_count(message, group, backend)
 
 
 def autofill(message: ModelConfig, signature: Signature, default_max_batch_size: int) -> tuple[str, ...]:
@@ -104,9 +104,13 @@ def adopt(message: ModelConfig, signature: Signature) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-def _default_count(group: ModelInstanceGroup, backend: BackendSpec | None) -> int:
-    shares_well = backend is not None and backend.engines[0].thread_safe
-    return _CPU_INSTANCES if group.kind == ModelInstanceGroup.KIND_CPU and shares_well else 1
+def _default_count(message: ModelConfig, group: ModelInstanceGroup, backend: BackendSpec | None) -> int:
+    """On the CPU the engine is the backend's first, unless the configuration names another."""
+    if backend is None or group.kind != ModelInstanceGroup.KIND_CPU:
+        return 1
+    wanted = message.parameters["engine"].string_value if "engine" in message.parameters else ""
+    engine = next((engine for engine in backend.engines if engine.name == wanted), backend.engines[0])
+    return _CPU_INSTANCES if engine.thread_safe else 1
 
 
 def _batch_size_note(message: ModelConfig) -> str:

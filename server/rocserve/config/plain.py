@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from rocserve.config.datatypes import datatype_of_number
 from rocserve.core.model_config import (
     DynamicBatching,
     EnsembleStep,
+    ExecutionAccelerator,
     InputConfig,
     InstanceGroup,
     InstanceKind,
@@ -51,6 +52,8 @@ def to_plain(message: messages.ModelConfig, backend: str, labels: Labels) -> Mod
         model_warmup=tuple(_warmup(sample) for sample in message.model_warmup if sample.batch_size > 0),
         default_model_filename=message.default_model_filename,
         parameters={key: value.string_value for key, value in sorted(message.parameters.items())},
+        gpu_accelerators=_accelerators(message.optimization.execution_accelerators.gpu_execution_accelerator),
+        cpu_accelerators=_accelerators(message.optimization.execution_accelerators.cpu_execution_accelerator),
         decoupled=message.model_transaction_policy.decoupled,
     )
 
@@ -135,6 +138,12 @@ def _queue_policy(policy: messages.ModelQueuePolicy) -> QueuePolicy:
         allow_timeout_override=policy.allow_timeout_override,
         max_queue_size=policy.max_queue_size,
     )
+
+
+def _accelerators(
+    accelerators: Iterable[messages.ModelOptimizationPolicy.ExecutionAccelerators.Accelerator],
+) -> tuple[ExecutionAccelerator, ...]:
+    return tuple(ExecutionAccelerator(entry.name, dict(sorted(entry.parameters.items()))) for entry in accelerators)
 
 
 def _step(step: messages.ModelEnsembling.Step) -> EnsembleStep:

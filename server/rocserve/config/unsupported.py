@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from rocserve.core.errors import ServeError, unimplemented
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
-_PINNED_MEMORY = {"input_pinned_memory", "output_pinned_memory"}
-"""Written into every configuration that Triton prints; there is nothing to tell about them."""
+_SILENT = {"input_pinned_memory", "output_pinned_memory", "execution_accelerators"}
+"""The first two are written into every configuration that Triton prints; there is nothing to tell about them. Of the
+last the engines say themselves what they cannot have."""
 
 
 def check_supported(message: ModelConfig, may_be_decoupled: bool = False) -> tuple[str, ...]:
@@ -68,7 +69,7 @@ def _refused(message: ModelConfig, may_be_decoupled: bool) -> Iterator[tuple[str
 
 def _ignored(message: ModelConfig) -> Iterator[str]:
     for field, _ in message.optimization.ListFields():
-        if field.name not in _PINNED_MEMORY:
+        if field.name not in _SILENT:
             yield f"optimization.{field.name}"
     if message.response_cache.enable:
         yield "response_cache"

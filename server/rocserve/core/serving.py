@@ -57,6 +57,9 @@ class ServedVersion(Protocol):
 
     @property
     def statistics(self) -> ModelStatistics: ...
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """How it is run, for people and scripts: the engine, why it is that one, and what the engine tells."""
 
     def infer(self, request: InferRequest, responder: Responder) -> None:
         """Validate the request and schedule it; never blocks, called from any thread, errors go to the responder.

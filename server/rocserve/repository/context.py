@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from rocserve.repository.background import BackgroundTasks
+from rocserve.repository.load_slots import LoadSlots
 from rocserve.repository.loader import LoadedVersion, VersionLoader
 from rocserve.repository.retry import RetryPolicy
 from rocserve.repository.scan import ModelLook
@@ -40,7 +40,7 @@ class LifecycleContext:
     loader: VersionLoader
     publisher: Publisher
     files: FilesCheck
-    load_slots: asyncio.Semaphore
+    load_slots: LoadSlots
     retry: RetryPolicy
     background: BackgroundTasks
     log: logging.Logger

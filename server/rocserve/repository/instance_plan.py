@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from rocserve.backends.base import EngineSpec
-from rocserve.backends.gpus import visible_gpus
-from rocserve.backends.installed import is_installed
+from rocserve.backends.base import EngineChoice, EngineSpec, Machine
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
 from rocserve.workers.group import WorkerPlan
@@ -14,13 +12,12 @@ from rocserve.workers.group import WorkerPlan
 _DEFAULT = InstanceGroup(name="", kind=InstanceKind.AUTO, count=1)
 
 
-def plan_workers(
-    config: ModelConfig, engine: EngineSpec, find_gpus: Callable[[], Sequence[int]] = visible_gpus
-) -> Sequence[WorkerPlan]:
+def plan_workers(config: ModelConfig, choice: EngineChoice, machine: Machine) -> Sequence[WorkerPlan]:
     """The workers of all groups that are not passive.
 
     On the CPU a group is one worker with `count` threads for a thread-safe engine, else `count` workers. On GPUs it is
-    `count` workers for each of its `gpus`, or of all that there are.
+    `count` workers for each of its `gpus`, or of all that there are; a group of KIND_AUTO is on the GPUs only where
+    the choice says so.
 
     Raises:
         ServeError: INVALID_ARGUMENT, a group asks for a GPU that the engine cannot have. It is never served by the CPU
@@ -31,16 +28,30 @@ def plan_workers(
         if group.passive:
             continue
         name = group.name or f"{config.name}_{number}"
-        gpus: Sequence[int] = ()
-        if group.kind is InstanceKind.GPU:
-            usable = bool(engine.gpu_module) and is_installed(engine.gpu_module)
-            gpus = (group.gpus or find_gpus()) if usable else ()
-            if not gpus and config.parameters.get("engine") != "auto":
-                raise _no_gpu(config, engine, name, usable)
-        plans.extend(_plans_of_group(group, name, gpus, engine))
+        plans.extend(_plans_of_group(group, name, _gpus_of_group(group, name, config, choice, machine), choice.engine))
     if not plans:
         raise invalid_argument(f"model {config.name} has no instance that may run: all its instance groups are passive")
     return plans
+
+
+def _gpus_of_group(
+    group: InstanceGroup, name: str, config: ModelConfig, choice: EngineChoice, machine: Machine
+) -> Sequence[int]:
+    """Empty: it is on the CPU."""
+    if group.kind is InstanceKind.GPU:
+        gpus = (group.gpus or machine.gpus) if _takes_gpus(choice.engine, machine) else ()
+        if not gpus and config.parameters.get("engine") != "auto":
+            raise _no_gpu(config, choice, name, machine)
+        return gpus
+    if group.kind is InstanceKind.CPU or not choice.auto_takes_gpus:
+        return ()
+    return group.gpus or machine.gpus
+
+
+def _takes_gpus(engine: EngineSpec, machine: Machine) -> bool:
+    if engine.needs_migraphx:
+        return True
+    return bool(engine.gpu_module) and machine.is_installed(engine.gpu_module, engine.gpu_files)
 
 
 def _plans_of_group(group: InstanceGroup, name: str, gpus: Sequence[int], engine: EngineSpec) -> Sequence[WorkerPlan]:
@@ -52,12 +63,14 @@ def _plans_of_group(group: InstanceGroup, name: str, gpus: Sequence[int], engine
     return [WorkerPlan(InstanceKind.CPU, None, 1, f"{name}_{instance}") for instance in range(group.count)]
 
 
-def _no_gpu(config: ModelConfig, engine: EngineSpec, group: str, usable: bool) -> ServeError:
-    why = ""
-    if usable:
+def _no_gpu(config: ModelConfig, choice: EngineChoice, group: str, machine: Machine) -> ServeError:
+    engine = choice.engine
+    if _takes_gpus(engine, machine):
         why = " (none was found on this machine; name those to use in 'gpus')"
-    elif engine.gpu_module:
+    elif engine.gpu_module and not engine.gpu_files:
         why = f" (the Python module {engine.gpu_module} is not installed)"
+    else:
+        why = f" (engine {engine.name} runs it: {choice.reason})"
     return invalid_argument(
         f"instance group {group} of model {config.name} has kind KIND_GPU but no GPUs are available to the backend"
         f" '{config.backend}'{why}; use KIND_CPU or KIND_AUTO, or set parameter 'engine' to \"auto\" to accept the CPU"

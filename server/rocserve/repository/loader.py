@@ -19,7 +19,8 @@ class LoadedVersion(ServedVersion, Protocol):
 
     @property
     def status_reason(self) -> str:
-        """What is wrong with it, for the repository index ("restarting: worker killed by signal 9"); "" = nothing."""
+        """What is wrong with it, or goes on beside it, for the repository index ("restarting: worker killed by signal
+        9"); "" = nothing."""
 
     async def unload(self) -> None:
         """Take no more requests, finish those that are queued or running, then end the workers."""
@@ -27,11 +28,18 @@ class LoadedVersion(ServedVersion, Protocol):
 
 class VersionLoader(Protocol):
     async def load(
-        self, definition: ModelDefinition, version: int, version_folder: Path, on_change: Callable[[], None]
+        self,
+        definition: ModelDefinition,
+        version: int,
+        version_folder: Path,
+        on_change: Callable[[], None],
+        on_progress: Callable[[str], None],
     ) -> LoadedVersion:
         """Load one version and warm it up. Cancelling the call ends the load and frees all that it took.
 
-        `on_change` is to be called, from any thread, whenever `available` or `status_reason` changes.
+        `on_change` is to be called, from any thread, whenever `available` changes, or `status_reason` because something
+        is wrong or no longer is. `on_progress` is called on the loop while the load lasts, with what it is at in one
+        line ("" = nothing that is worth telling); later `status_reason` says what still goes on beside the version.
 
         Raises:
             ServeError: the version cannot be served; its text is the reason in the repository index.

@@ -30,6 +30,9 @@ UNLOADED = "unloaded"
 FILES_CHANGED = "its files changed while it was loading; it is loaded again when they have settled"
 
 
+WAITS_FOR_OTHERS = "waits until another model has been loaded"
+
+
 class FilesChanged(Exception):
     """The files are not what they were when the load began."""
 
@@ -56,6 +59,8 @@ class ManagedVersion:
         self._served_content: ModelContent | None = None
         self._task: asyncio.Task[None] | None = None
         self._loading_key = ""
+        self._progress = ""
+        """What the load that runs is at."""
         self._changed_look: ModelLook | None = None
         """The look whose files changed while they were loaded; the next one is waited for."""
         self._retry: asyncio.TimerHandle | None = None
@@ -109,7 +114,8 @@ class ManagedVersion:
         if self._changed_look is not None:
             return FILES_CHANGED
         if self.is_loading:
-            return f"failed before: {failure.error.text}" if failure is not None else ""
+            before = f"failed before: {failure.error.text}" if failure is not None else ""
+            return "; ".join(filter(None, (self._progress, before)))
         if self._unloading:
             return ""
         if failure is not None:
@@ -163,6 +169,7 @@ class ManagedVersion:
     def _start(self, content: ModelContent, key: str) -> None:
         self.stop_loading()
         self._loading_key = key
+        self._progress = ""
         self._task = self._context.background.start(self._load(content, key), f"load of {self.name} {self.number}")
 
     async def _load(self, content: ModelContent, key: str) -> None:
@@ -204,7 +211,10 @@ class ManagedVersion:
             # No worker is started for it, so it need not wait for those that load.
             loaded = await self._load_now(content)
         else:
-            async with self._context.load_slots:
+            if self._context.load_slots.all_taken:
+                self._progress = WAITS_FOR_OTHERS
+            async with self._context.load_slots.taken(_may_take_long(content)):
+                self._progress = ""
                 loaded = await self._load_now(content)
         try:
             unchanged = await self._context.files.is_unchanged(content.look, self.number)
@@ -218,9 +228,16 @@ class ManagedVersion:
 
     async def _load_now(self, content: ModelContent) -> LoadedVersion:
         folder = content.look.versions[self.number].folder
+        task = asyncio.current_task()
+
+        def on_progress(text: str) -> None:
+            # One that was called off may have its last words while another runs.
+            if self._task is task:
+                self._progress = text
+
         try:
             return await self._context.loader.load(
-                content.definition, self.number, folder, self._context.publisher.publish_soon
+                content.definition, self.number, folder, self._context.publisher.publish_soon, on_progress
             )
         except ServeError:
             # Half of the files may have been from before; what failed then says nothing about what is there now.
@@ -260,4 +277,12 @@ class ManagedVersion:
     def _newer_content(self) -> str:
         if self.failure is not None:
             return f"newer content failed to load: {self.failure.text}"
-        return "newer content is being loaded" if self.is_loading else ""
+        if not self.is_loading:
+            return ""
+        return "newer content is being loaded" + (f": {self._progress}" if self._progress else "")
+
+
+def _may_take_long(content: ModelContent) -> bool:
+    """Whether one of the backend's engines compiles what it loads."""
+    backend = content.definition.backend
+    return backend is not None and any(engine.needs_migraphx for engine in backend.engines)

@@ -15,6 +15,7 @@ from rocserve.repository.context import LifecycleContext
 from rocserve.repository.explicit_control import ALL_MODELS, ExplicitControl
 from rocserve.repository.folder_follower import FolderFollower
 from rocserve.repository.layout import RepositoryLook, RepositoryScanner
+from rocserve.repository.load_slots import LoadSlots
 from rocserve.repository.loader import VersionLoader
 from rocserve.repository.look_loop import LookLoop
 from rocserve.repository.looks import Looks
@@ -56,7 +57,7 @@ class ModelRepository:
             loader=loader,
             publisher=self._publication,
             files=self,
-            load_slots=asyncio.Semaphore(settings.concurrent_loads),
+            load_slots=LoadSlots(settings.concurrent_loads),
             retry=self._retry,
             background=self._background,
             log=log,

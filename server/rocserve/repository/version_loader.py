@@ -4,33 +4,58 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from rocserve.backends.request_model import ModelCall
+from rocserve.backends.base import Machine
 from rocserve.config.definition import ModelDefinition, complete_definition
-from rocserve.core.errors import ServeError, unavailable
+from rocserve.core.errors import ServeError
 from rocserve.core.serving import ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
-from rocserve.repository.instance_plan import plan_workers
+from rocserve.repository.engine_plan import EnginePlan, plan_engine, plan_fallback
+from rocserve.repository.fallbacks import Fallback, FallbackCounter
 from rocserve.repository.loader import LoadedVersion
+from rocserve.repository.version_wiring import VersionWiring
 from rocserve.repository.version_workers import config_text, load_message, worker_group
 from rocserve.scheduling.ensemble import EnsembleVersion
 from rocserve.scheduling.model_calls import ModelCallDispatcher
 from rocserve.scheduling.model_scheduler import ModelScheduler
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.served_version import ScheduledVersion
-from rocserve.workers.channel import Channel
+from rocserve.settings import EngineSettings
 from rocserve.workers.completion import CompletionThread
-from rocserve.workers.conversation import CallStarter, OpenCall
 from rocserve.workers.group import WorkerGroup
 from rocserve.workers.launcher import WorkerLauncher
+
+_LONGEST_REMARK = 300
+"""Characters; the log and the metadata have all of it."""
 
 STOP_SECONDS = 10.0
 """How long a worker may take to end by itself once it has nothing to do."""
 
-OUTAGE_SECONDS = 5.0
-"""How long requests wait for a crashed model's workers to come back before they are refused."""
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """One load."""
+
+    definition: ModelDefinition
+    version: int
+    folder: Path
+    on_change: Callable[[], None]
+    on_progress: Callable[[str], None]
+
+    @property
+    def name(self) -> str:
+        return f"model '{self.definition.name}' version {self.version}"
+
+
+class _EngineFailed(Exception):
+    """The engine could not load the model, or not warm it up; another might."""
+
+    def __init__(self, error: ServeError) -> None:
+        super().__init__(error.text)
+        self.error = error
 
 
 class WorkerVersionLoader:
@@ -43,6 +68,9 @@ class WorkerVersionLoader:
         tables: ServingTableHolder,
         limits: QueueLimits,
         strict: bool,
+        engines: EngineSettings,
+        machine: Machine,
+        fallbacks: FallbackCounter,
         log: logging.Logger,
     ) -> None:
         self._launcher = launcher
@@ -51,20 +79,70 @@ class WorkerVersionLoader:
         self._calls = ModelCallDispatcher(tables)
         self._limits = limits
         self._strict = strict
+        self._engines = engines
+        self._machine = machine
+        self._fallbacks = fallbacks
         self._log = log
 
     async def load(
-        self, definition: ModelDefinition, version: int, version_folder: Path, on_change: Callable[[], None]
+        self,
+        definition: ModelDefinition,
+        version: int,
+        version_folder: Path,
+        on_change: Callable[[], None],
+        on_progress: Callable[[str], None],
     ) -> LoadedVersion:
         """See repository.loader.VersionLoader."""
         if definition.backend is None:
             complete = complete_definition(definition, None, strict=self._strict)
             return LoadedEnsemble(complete.config, complete.serialized, version, ModelStatistics(), self._tables)
-        wiring = _Wiring(definition.name, on_change, self._calls.start)
+        order = _Order(definition, version, version_folder, on_change, on_progress)
+        plan = plan_engine(definition, self._machine)
+        if definition.backend.choose_engine is not None:
+            self._log.info("%s: engine %s: %s", order.name, plan.engine.name, plan.reason)
+        try:
+            return await self._load_on(plan, order)
+        except _EngineFailed as failure:
+            error = failure.error
+        return await self._load_in_place(plan, error, order)
+
+    async def _load_in_place(self, plan: EnginePlan, error: ServeError, order: _Order) -> LoadedVersion:
+        """On the engine that takes the place of the one that failed.
+
+        Raises:
+            ServeError: there is none, or it cannot load the model either.
+        """
+        if plan.fallback is None:
+            raise error
+        failed = f"engine {plan.engine.name} cannot load it: {error.text}"
+        try:
+            instead = plan_fallback(order.definition, plan.fallback, failed, self._machine)
+        except ServeError as refusal:
+            text = f"{error.text}; engine {plan.fallback.name} does not take its place: {refusal.text}"
+            raise ServeError(error.code, text) from None
+        self._log.warning("%s: %s; engine %s takes its place", order.name, failed, instead.engine.name)
+        try:
+            loaded = await self._load_on(instead, order, replaces=plan.engine.name)
+        except _EngineFailed as failure:
+            second = failure.error
+            raise ServeError(second.code, f"engine {instead.engine.name}: {second.text}; before, {failed}") from None
+        self._fallbacks.count(Fallback(order.definition.name, order.version, plan.engine.name, instead.engine.name))
+        return loaded
+
+    async def _load_on(self, plan: EnginePlan, order: _Order, replaces: str = "") -> LoadedVersion:
+        """
+        Raises:
+            _EngineFailed: the engine's own words.
+            ServeError: what no engine can change.
+        """
+        definition, version = order.definition, order.version
+        assert definition.backend is not None, "an ensemble has no workers"
+        wiring = VersionWiring(definition.name, order.on_change, order.on_progress, self._calls.start)
+        verbose = self._log.isEnabledFor(logging.DEBUG)
         group = worker_group(
-            load_message(definition, version, version_folder, self._log.isEnabledFor(logging.DEBUG)),
+            load_message(definition, version, order.folder, plan.engine, self._engines, verbose),
             definition,
-            plan_workers(definition.config, definition.backend.engines[0]),
+            plan,
             launcher=self._launcher,
             completion=self._completion,
             events=wiring,
@@ -72,7 +150,10 @@ class WorkerVersionLoader:
             log=self._log.getChild("workers"),
         )
         try:
-            signature = await group.load()
+            try:
+                signature = await group.load()
+            except ServeError as error:
+                raise _EngineFailed(error) from None
             complete = complete_definition(definition, signature, strict=self._strict)
             for warning in complete.warnings[len(definition.warnings) :]:
                 self._log.getChild("config").warning("model '%s': %s", definition.name, warning)
@@ -86,86 +167,42 @@ class WorkerVersionLoader:
                 self._log.getChild("scheduler"),
                 definition.backend.answers_requests,
             )
-            await group.warm_up(complete.config, config_text(complete))
+            try:
+                await group.warm_up(complete.config, config_text(complete))
+            except ServeError as error:
+                raise _EngineFailed(error) from None
         except BaseException:
             await asyncio.shield(group.stop(0.0))
             raise
         wiring.connect(scheduler, group.channels)
-        return LoadedModelVersion(complete, version, statistics, scheduler, group, wiring)
+        return LoadedModelVersion(complete, version, statistics, scheduler, group, wiring, EngineFacts(plan, replaces))
 
 
-class _Wiring:
-    """Leads what happens to the workers to the scheduler and the index."""
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What the server itself knows of how a version is run."""
 
-    def __init__(self, model_name: str, on_change: Callable[[], None], start_call: CallStarter) -> None:
-        self._model_name = model_name
-        self._on_change = on_change
-        self._start_call = start_call
-        self._has_called = False
-        self._scheduler: ModelScheduler | None = None
-        self._open: set[Channel] = set()
-        self._outage_timer: asyncio.TimerHandle | None = None
-        self.reason = ""
+    plan: EnginePlan
+    replaces: str
+    """The engine whose place this one has taken; "" = it is the one that was wanted."""
 
     @property
-    def available(self) -> bool:
-        return bool(self._open)
+    def properties(self) -> Mapping[str, str]:
+        """For the model's metadata."""
+        facts = {"engine": self.plan.engine.name, "engine_reason": self.plan.reason}
+        if self.replaces:
+            facts["engine_replaces"] = self.replaces
+        devices = dict.fromkeys("cpu" if one.device is None else f"gpu {one.device}" for one in self.plan.workers)
+        return {**facts, "devices": ", ".join(devices)}
 
-    def connect(self, scheduler: ModelScheduler, channels: Sequence[Channel]) -> None:
-        """From now on the scheduler gets the channels."""
-        self._scheduler = scheduler
-        self._open.update(channels)
-        for channel in channels:
-            scheduler.attach(channel)
-
-    def disconnect(self) -> None:
-        """The version is gone. Its channels know the wiring, through their supervisor: were they not let go of here,
-        each would hold its buffers until the garbage collector comes by."""
-        self.stop_waiting()
-        self._scheduler = None
-        self._open.clear()
-
-    def start_call(self, call: ModelCall, opened: OpenCall) -> None:
-        """See workers.conversation.CallStarter."""
-        scheduler = self._scheduler
-        if scheduler is not None and not self._has_called:
-            self._has_called = True
-            scheduler.stop_sending_ahead()
-        self._start_call(call, opened)
-
-    def channel_opened(self, channel: Channel) -> None:
-        if self._scheduler is None:
-            return
-        self._open.add(channel)
-        self._scheduler.attach(channel)
-
-    def channel_lost(self, channel: Channel, reason: ServeError) -> None:
-        self._open.discard(channel)
-        if self._scheduler is not None:
-            self._scheduler.detach(channel)
-
-    def restarting(self, reason: str, delay_seconds: float) -> None:
-        self.reason = f"restarting: {reason}"
-        if not self._open and self._outage_timer is None:
-            loop = asyncio.get_running_loop()
-            self._outage_timer = loop.call_later(OUTAGE_SECONDS, self._outage)
-        self._on_change()
-
-    def recovered(self) -> None:
-        self.reason = ""
-        self.stop_waiting()
-        self._on_change()
-
-    def stop_waiting(self) -> None:
-        if self._outage_timer is not None:
-            self._outage_timer.cancel()
-            self._outage_timer = None
-
-    def _outage(self) -> None:
-        """Nobody should wait for ever: until a worker is back, requests are refused with the reason."""
-        self._outage_timer = None
-        if not self._open and self._scheduler is not None:
-            self._scheduler.fail_queue(unavailable(f"model '{self._model_name}' has no worker: {self.reason}"))
+    @property
+    def remark(self) -> str:
+        """What everybody should see who looks at the model; "" = nothing out of the ordinary."""
+        if not self.replaces:
+            return ""
+        reason = self.plan.reason
+        shown = reason if len(reason) <= _LONGEST_REMARK else f"{reason[: _LONGEST_REMARK - 3]}..."
+        return f"served by {self.plan.engine.name} instead: {shown}"
 
 
 class LoadedModelVersion(ScheduledVersion):
@@ -178,11 +215,18 @@ class LoadedModelVersion(ScheduledVersion):
         statistics: ModelStatistics,
         scheduler: ModelScheduler,
         group: WorkerGroup,
-        wiring: _Wiring,
+        wiring: VersionWiring,
+        facts: EngineFacts,
     ) -> None:
         super().__init__(definition.config, definition.serialized, version, statistics, scheduler)
         self._group = group
         self._wiring = wiring
+        self._facts = facts
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """See core.serving.ServedVersion. What the engine itself says goes before what the server says of it."""
+        return {**self._facts.properties, **self._wiring.properties}
 
     @property
     def available(self) -> bool:
@@ -190,7 +234,7 @@ class LoadedModelVersion(ScheduledVersion):
 
     @property
     def status_reason(self) -> str:
-        return self._wiring.reason
+        return "; ".join(filter(None, (self._facts.remark, self._wiring.reason)))
 
     async def unload(self) -> None:
         """See repository.loader.LoadedVersion."""
@@ -205,6 +249,7 @@ class LoadedEnsemble(EnsembleVersion):
 
     available = True
     status_reason = ""
+    properties: Mapping[str, str] = {}
 
     async def unload(self) -> None:
         """See repository.loader.LoadedVersion."""

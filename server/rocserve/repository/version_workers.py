@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 
+from rocserve.backends.base import EngineSpec
 from rocserve.config.definition import ModelDefinition, find_model_file
 from rocserve.config.json_text import config_json
+from rocserve.repository.engine_plan import EnginePlan
 from rocserve.repository.model_interpreter import model_interpreter
+from rocserve.settings import EngineSettings
 from rocserve.workers.completion import CompletionThread
 from rocserve.workers.conversation import CallStarter
-from rocserve.workers.group import WorkerGroup, WorkerGroupEvents, WorkerPlan
+from rocserve.workers.group import WorkerGroup, WorkerGroupEvents
 from rocserve.workers.launcher import WorkerLauncher
 from rocserve.workers.messages import Load
 
 
-def load_message(definition: ModelDefinition, version: int, version_folder: Path, verbose: bool = False) -> Load:
+def load_message(
+    definition: ModelDefinition,
+    version: int,
+    version_folder: Path,
+    engine: EngineSpec,
+    settings: EngineSettings,
+    verbose: bool = False,
+) -> Load:
     """What a worker is told of a version; `kind`, `device` and `count` are each worker's own.
 
     Raises:
@@ -30,13 +39,14 @@ def load_message(definition: ModelDefinition, version: int, version_folder: Path
         model_folder=str(definition.folder),
         version_folder=str(version_folder),
         model_file=str(find_model_file(definition, version_folder)),
-        engine=backend.engines[0].module,
+        engine=engine.module,
         config=definition.config,
         instance_kind=definition.config.instance_groups[0].kind,
         device=None,
         instance_count=1,
         answers_requests=backend.answers_requests,
         config_json=config_text(definition),
+        settings=settings,
         verbose=verbose,
     )
 
@@ -50,7 +60,7 @@ def config_text(definition: ModelDefinition) -> str:
 def worker_group(
     load: Load,
     definition: ModelDefinition,
-    plans: Sequence[WorkerPlan],
+    plan: EnginePlan,
     *,
     launcher: WorkerLauncher,
     completion: CompletionThread,
@@ -67,12 +77,13 @@ def worker_group(
     assert backend is not None, "an ensemble has no workers"
     return WorkerGroup(
         load=load,
-        plans=plans,
+        plans=plan.workers,
         launcher=launcher,
         completion=completion,
         events=events,
         log=log,
-        forked=backend.engines[0].forks_from_zygote,
+        forked=plan.engine.forks_from_zygote,
         interpreter=model_interpreter(definition),
+        loader=plan.loader,
         start_call=start_call if backend.answers_requests else None,
     )

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
+from collections.abc import Mapping
 
 from rocserve.backends.request_model import ModelCall
 from rocserve.config.definition import ModelDefinition
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.requests import Signature
-from rocserve.repository.instance_plan import plan_workers
+from rocserve.repository.engine_plan import plan_engine
+from rocserve.repository.machine import ThisMachine
 from rocserve.repository.version_workers import load_message, worker_group
+from rocserve.settings import EngineSettings, engine_settings
 from rocserve.workers.channel import Channel
 from rocserve.workers.completion import CompletionThread
 from rocserve.workers.conversation import OpenCall
 from rocserve.workers.launcher import WorkerLauncher
 
 
-def describe(definition: ModelDefinition, version: int) -> Signature:
-    """The signature that the engine reports of a version.
+def describe(definition: ModelDefinition, version: int, settings: EngineSettings | None = None) -> Signature:
+    """The signature that the engine reports of a version. `settings`: None = what holds without flags.
 
     Raises:
         ServeError: the version cannot be loaded.
     """
-    return asyncio.run(_describe(definition, version))
+    return asyncio.run(_describe(definition, version, settings or engine_settings()))
 
 
-async def _describe(definition: ModelDefinition, version: int) -> Signature:
+async def _describe(definition: ModelDefinition, version: int, settings: EngineSettings) -> Signature:
     if definition.backend is None:
         raise invalid_argument(f"'{definition.name}' is an ensemble, which no engine loads")
     folder = definition.folder / str(version)
@@ -35,10 +39,11 @@ async def _describe(definition: ModelDefinition, version: int) -> Signature:
     completion = CompletionThread(log)
     completion.start()
     try:
+        plan = plan_engine(definition, ThisMachine(settings))
         group = worker_group(
-            load_message(definition, version, folder),
+            load_message(definition, version, folder, plan.engine, settings),
             definition,
-            plan_workers(definition.config, definition.backend.engines[0])[:1],
+            dataclasses.replace(plan, workers=plan.workers[:1]),
             launcher=launcher,
             completion=completion,
             events=_Unwatched(),
@@ -69,3 +74,7 @@ class _Unwatched:
     def restarting(self, reason: str, delay_seconds: float) -> None: ...
 
     def recovered(self) -> None: ...
+
+    def progress(self, text: str) -> None: ...
+
+    def described(self, properties: Mapping[str, str]) -> None: ...

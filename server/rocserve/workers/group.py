@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from rocserve.core.errors import ServeError
@@ -24,6 +24,9 @@ _Result = TypeVar("_Result")
 
 DEFAULT_POLICY = RestartPolicy()
 
+_MOST_PARTS = 2
+"""Of the line that says what all workers are at."""
+
 
 class WorkerGroupEvents(Protocol):
     """What a group tells whoever runs the model; all on the asyncio loop."""
@@ -40,6 +43,12 @@ class WorkerGroupEvents(Protocol):
     def recovered(self) -> None:
         """All workers serve again."""
 
+    def progress(self, text: str) -> None:
+        """What the workers' engines are at, in one line, from the load on; "" = nothing beside serving."""
+
+    def described(self, properties: Mapping[str, str]) -> None:
+        """What an engine tells of how it runs the model."""
+
 
 class WorkerGroup:
     """Loads, warms up, supervises and ends the workers of one model version. Lives on the asyncio loop."""
@@ -55,14 +64,18 @@ class WorkerGroup:
         log: logging.Logger,
         forked: bool,
         interpreter: str = "",
+        loader: tuple[str, ...] = (),
         policy: RestartPolicy = DEFAULT_POLICY,
         start_call: CallStarter | None = None,
     ) -> None:
         """`load` is what all workers load; kind, device and instance count come from the plans. `forked`: whether the
         backend may be forked from the zygote; with an interpreter of its own or on a GPU a worker never is.
+        `loader`: what stands before the interpreter in the workers' command; also then they are not forked.
         `start_call`: of a backend that answers requests; runs what its models call, on the completion thread."""
         self._events = events
         self._down: set[int] = set()
+        self._progress: dict[int, str] = {}
+        self._count = len(plans)
         self._supervisors = [
             WorkerSupervisor(
                 dataclasses.replace(
@@ -72,7 +85,7 @@ class WorkerGroup:
                     instance_count=plan.instance_count,
                     instance_name=plan.instance_name,
                 ),
-                _launch_options(load, plan, forked, interpreter),
+                _launch_options(load, plan, forked, interpreter, loader),
                 launcher,
                 completion,
                 _WorkerEvents(self, events, index),
@@ -140,6 +153,26 @@ class WorkerGroup:
         if not self._down:
             self._events.recovered()
 
+    def worker_progress(self, index: int, text: str) -> None:
+        """What a worker's engine is at now."""
+        before = self._progress_line()
+        self._progress[index] = text
+        line = self._progress_line()
+        if line != before:
+            self._events.progress(line)
+
+    def _progress_line(self) -> str:
+        """The workers that are at the same thing are told of once."""
+        by_text: dict[str, list[int]] = {}
+        for index, text in sorted(self._progress.items()):
+            if text:
+                by_text.setdefault(text, []).append(index + 1)
+        if self._count == 1:
+            return next(iter(by_text), "")
+        parts = [f"{_workers(numbers)} of {self._count}: {text}" for text, numbers in by_text.items()]
+        more = f"; {len(parts) - _MOST_PARTS} more" if len(parts) > _MOST_PARTS else ""
+        return "; ".join(parts[:_MOST_PARTS]) + more
+
 
 class _WorkerEvents:
     """One worker's events, on their way to the group's."""
@@ -149,6 +182,7 @@ class _WorkerEvents:
         self._index = index
         self.channel_opened = events.channel_opened
         self.channel_lost = events.channel_lost
+        self.described = events.described
 
     def restarting(self, reason: str, delay_seconds: float) -> None:
         self._group.worker_down(self._index, reason, delay_seconds)
@@ -156,14 +190,24 @@ class _WorkerEvents:
     def recovered(self) -> None:
         self._group.worker_up(self._index)
 
+    def progress(self, text: str) -> None:
+        self._group.worker_progress(self._index, text)
 
-def _launch_options(load: Load, plan: WorkerPlan, forked: bool, interpreter: str) -> LaunchOptions:
+
+def _workers(numbers: Sequence[int]) -> str:
+    return f"worker {numbers[0]}" if len(numbers) == 1 else f"workers {', '.join(map(str, numbers))}"
+
+
+def _launch_options(
+    load: Load, plan: WorkerPlan, forked: bool, interpreter: str, loader: tuple[str, ...]
+) -> LaunchOptions:
     # A GPU library looks at the variable when it is loaded, so the device is chosen before the process starts.
     environment = {} if plan.device is None else {"HIP_VISIBLE_DEVICES": str(plan.device)}
     return LaunchOptions(
         title=f"rocserve:{load.model_name}",
-        forked=forked and not interpreter and plan.device is None,
+        forked=forked and not interpreter and not loader and plan.device is None,
         interpreter=interpreter,
         environment=environment,
+        loader=loader,
         output_prefix=f"{load.model_name}:{load.version}: ",
     )

@@ -41,6 +41,8 @@ class LaunchOptions:
     """The Python of a worker that is not forked; empty = the server's own."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Set on top of the server's own."""
+    loader: tuple[str, ...] = ()
+    """The words of the command that stand before the interpreter: another C library's program loader."""
     output_prefix: str = ""
     """Stands in the log before each line that the worker writes."""
 
@@ -149,7 +151,9 @@ class WorkerLauncher:
         if len(descriptors) > MOST_DESCRIPTORS:
             raise internal(f"a worker can have {MOST_DESCRIPTORS - 2} instances, not {len(descriptors) - 2}")
         spawn_id = next(self._spawn_ids)
-        message = Spawn(spawn_id, options.title, options.forked, options.interpreter, options.environment)
+        message = Spawn(
+            spawn_id, options.title, options.forked, options.interpreter, options.environment, options.loader
+        )
         self._launches[spawn_id] = launch
         try:
             socket.send_fds(self._attach(), [encode_message(message)], list(descriptors))

@@ -14,20 +14,22 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.lifeline import die_with_holder
 from rocserve.workers.batch_loop import error_text
-from rocserve.workers.messages import ControlMessage, Load, Loaded, LoadFailed, WarmedUp, WarmUp
+from rocserve.workers.control_socket import ControlSocket
+from rocserve.workers.messages import Load, Loaded, LoadFailed, Progress, WarmedUp, WarmUp
 from rocserve.workers.model_service import ModelService, TensorService
 from rocserve.workers.request_service import RequestService
-from rocserve.workers.wire import FRAME_LENGTH, decode_message, encode_frame
 
 _SERVER_LOG = "rocserve"
 """The logger above all of the server's own."""
 _PASSED_OVER = (signal.SIGINT, signal.SIGTERM)
+_LONGEST_REPORT = 500
+"""Characters: it is one line of the index."""
 _OOM_SCORE = 300
 """When memory is short, the kernel is to end a worker rather than the server (proc(5), oom_score_adj)."""
 
@@ -48,7 +50,8 @@ def run(title: str, lifeline: int, control: int, channels: Sequence[int]) -> int
     _open_log()
     log = logging.getLogger("rocserve.worker")
     try:
-        return Worker(socket.socket(fileno=control), [socket.socket(fileno=channel) for channel in channels], log).run()
+        connection = ControlSocket(socket.socket(fileno=control))
+        return Worker(connection, [socket.socket(fileno=channel) for channel in channels], log).run()
     except (EOFError, ConnectionError):
         return 0
     finally:
@@ -66,38 +69,40 @@ class _LinesWithLevels(logging.Formatter):
 class Worker:
     """The worker's side of the control conversation."""
 
-    def __init__(self, control: socket.socket, channels: Sequence[socket.socket], log: logging.Logger) -> None:
+    def __init__(self, control: ControlSocket, channels: Sequence[socket.socket], log: logging.Logger) -> None:
         self._control = control
         self._channels = channels
         self._log = log
 
     def run(self) -> int:
-        """Raises: EOFError, ConnectionError: the server is gone."""
-        load = self._receive()
+        """Raises: EOFError, OSError: the server is gone."""
+        load = self._control.receive()
         if not isinstance(load, Load):
             raise ValueError(f"expected Load, got {type(load).__name__}")
         if load.verbose:
             for name in ("", _SERVER_LOG):
                 logging.getLogger(name).setLevel(logging.DEBUG)
         started = time.monotonic_ns()
+        reports = Reports(self._control)
         service: ModelService
         try:
             if load.answers_requests:
-                service = RequestService(load, self._channels[0], self._log)
+                service = RequestService(load, self._channels[0], reports.report, self._log)
             else:
-                service = TensorService(load, self._channels, self._log)
-            signature = service.signature
+                service = TensorService(load, self._channels, reports.report, self._log)
+            loaded = Loaded(service.signature, time.monotonic_ns() - started, dict(service.properties))
         except BaseException as error:
             return self._fail("load", error)
-        self._send(Loaded(signature, time.monotonic_ns() - started))
-        request = self._receive()
+        self._control.send(loaded)
+        reports.describe = lambda: service.properties
+        request = self._control.receive()
         if isinstance(request, WarmUp):
             started = time.monotonic_ns()
             try:
                 service.warm_up(request)
             except BaseException as error:
                 return self._fail("warm up", error)
-            service.serve(lambda: self._send(WarmedUp(time.monotonic_ns() - started)), self._receive)
+            service.serve(lambda: self._control.send(WarmedUp(time.monotonic_ns() - started)), self._control.receive)
         service.close()
         return 0
 
@@ -105,27 +110,31 @@ class Worker:
         if isinstance(error, ServeError):
             # Its text is the reason. Where an exception of the engine's or the model's led to it, that has the places.
             self._log.error("the model failed to %s: %s", action, error.text, exc_info=error.__cause__)
-            self._send(LoadFailed(int(error.code), error.text))
+            self._control.send(LoadFailed(int(error.code), error.text))
         else:
             self._log.error("the model failed to %s", action, exc_info=error)
-            self._send(LoadFailed(int(StatusCode.INTERNAL), error_text(error)))
+            self._control.send(LoadFailed(int(StatusCode.INTERNAL), error_text(error)))
         return 1
 
-    def _send(self, message: ControlMessage) -> None:
-        self._control.sendall(encode_frame(message))
 
-    def _receive(self) -> object:
-        (length,) = FRAME_LENGTH.unpack(self._receive_exactly(FRAME_LENGTH.size))
-        return decode_message(self._receive_exactly(length))
+class Reports:
+    """What an engine says while it works, on its way to the server."""
 
-    def _receive_exactly(self, size: int) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            piece = self._control.recv(size - len(data))
-            if not piece:
-                raise EOFError("the server closed the control socket")
-            data += piece
-        return bytes(data)
+    def __init__(self, control: ControlSocket) -> None:
+        self._control = control
+        self._last: Progress | None = None
+        self.describe: Callable[[], Mapping[str, str]] = dict
+        """The properties of the loaded model."""
+
+    def report(self, text: str) -> None:
+        """See backends.base.ModelSource."""
+        line = " ".join(text.split())
+        if len(line) > _LONGEST_REPORT:
+            line = f"{line[: _LONGEST_REPORT - 3]}..."
+        progress = Progress(line, dict(self.describe()))
+        if progress != self._last:
+            self._last = progress
+            self._control.tell(progress)
 
 
 def _become(title: str) -> None:

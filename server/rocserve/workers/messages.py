@@ -47,6 +47,8 @@ class Load:
 class Loaded:
     signature: Signature
     load_ns: int
+    properties: Mapping[str, str] = field(default_factory=dict)
+    """What the engine tells of how it runs the model, for its metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,9 @@ class Progress:
     """What the engine is at; comes at any time after Load, and after Loaded of what goes on beside the model."""
 
     text: str
-    """"" = nothing any more."""
+    """One line; "" = nothing any more."""
+    properties: Mapping[str, str] = field(default_factory=dict)
+    """Those of Loaded as they are now; empty before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +212,8 @@ class Spawn:
     """The Python that runs the worker; empty = the zygote's own."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Set on top of the server's own environment."""
+    loader: tuple[str, ...] = ()
+    """The words of the command that stand before the interpreter; not for forked workers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from rocserve.backends.base import LoadedModel, ModelSource
+from rocserve.backends.base import LoadedModel, ModelSource, model_properties
 from rocserve.core.requests import Signature
 from rocserve.workers.executor import Executor
 from rocserve.workers.messages import Load, WarmUp
@@ -23,6 +23,9 @@ class ModelService(Protocol):
 
     @property
     def signature(self) -> Signature: ...
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """See backends.base.model_properties; read from any thread."""
 
     def warm_up(self, message: WarmUp) -> None:
         """Raises: ServeError or any exception: the model cannot be served."""
@@ -36,17 +39,28 @@ class ModelService(Protocol):
 class TensorService:
     """Each channel has a thread; they share the model."""
 
-    def __init__(self, load: Load, channels: Sequence[socket.socket], log: logging.Logger) -> None:
-        """Raises: ServeError or any exception: the model cannot be loaded."""
+    def __init__(
+        self, load: Load, channels: Sequence[socket.socket], report: Callable[[str], None], log: logging.Logger
+    ) -> None:
+        """`report`: see backends.base.ModelSource.
+
+        Raises:
+            ServeError or any exception: the model cannot be loaded.
+        """
         self._channels = channels
         self._log = log
         self._model_folder = Path(load.model_folder)
-        self._model: LoadedModel = importlib.import_module(load.engine).load(model_source(load))
+        self._model: LoadedModel = importlib.import_module(load.engine).load(model_source(load, report))
         self._batching = False
 
     @property
     def signature(self) -> Signature:
         return self._model.signature
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """See ModelService."""
+        return model_properties(self._model)
 
     def warm_up(self, message: WarmUp) -> None:
         """See ModelService."""
@@ -84,7 +98,7 @@ class TensorService:
             os._exit(70)
 
 
-def model_source(load: Load) -> ModelSource:
+def model_source(load: Load, report: Callable[[str], None]) -> ModelSource:
     """What an engine is told of the model that it is to load."""
     return ModelSource(
         name=load.model_name,
@@ -97,4 +111,5 @@ def model_source(load: Load) -> ModelSource:
         device=load.device,
         instance_count=load.instance_count,
         settings=load.settings,
+        report=report,
     )

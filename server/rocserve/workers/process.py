@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rocserve.core.errors import ServeError, internal
-from rocserve.core.requests import Signature
 from rocserve.workers.channel import Channel
-from rocserve.workers.messages import ControlMessage, Load, Loaded, LoadFailed, Unload, WarmedUp, WarmUp
-from rocserve.workers.wire import FRAME_LENGTH, decode_message, encode_frame, status_code
+from rocserve.workers.messages import ControlMessage, Load, Loaded, LoadFailed, Progress, Unload, WarmedUp, WarmUp
+from rocserve.workers.wire import FrameReader, encode_frame, status_code
 from rocserve.workers.worker_output import WorkerOutput
 
 _STATUS_WAIT_SECONDS = 1.0
 """A worker that has closed a channel is about to end; if it does not, it is ended."""
+
+_READ_BYTES = 64 * 1024
+_READS = 16
+"""At once; then it is the turn of others."""
 
 
 class WorkerProcess:
@@ -38,19 +42,28 @@ class WorkerProcess:
         self._output = output
         self._loop = asyncio.get_running_loop()
         self._exited = asyncio.Event()
-        self._asking = False
+        self._frames = FrameReader()
+        self._on_progress: Callable[[Progress], None] | None = None
+        self._reply: asyncio.Future[ControlMessage] | None = None
+        """Of the message that is under way."""
+        self._loop.add_reader(self._control, self._on_readable)
         self._end = ""
         self._broken = ""
         self._kill_timer: asyncio.TimerHandle | None = None
 
     # Conversation
 
-    async def load(self, message: Load) -> Signature:
-        """Raises: ServeError: the reason why it cannot be loaded, in the engine's words."""
+    async def load(self, message: Load, on_progress: Callable[[Progress], None]) -> Loaded:
+        """`on_progress` is called with all that the engine tells, now and as long as the worker lives.
+
+        Raises:
+            ServeError: the reason why it cannot be loaded, in the engine's words.
+        """
+        self._on_progress = on_progress
         reply = await self._ask(message, "loading")
         if not isinstance(reply, Loaded):
             raise _failure(reply)
-        return reply.signature
+        return reply
 
     async def warm_up(self, message: WarmUp) -> None:
         """Its channels take batches afterwards. Raises: ServeError, as `load`."""
@@ -78,43 +91,60 @@ class WorkerProcess:
         except TimeoutError:
             self.has_exited(None)  # Nothing survives SIGKILL; it is the zygote that is stuck.
 
-    async def _ask(self, message: ControlMessage, doing: str) -> object:
-        self._asking = True
-        reply = asyncio.ensure_future(self._exchange(message))
+    async def _ask(self, message: ControlMessage, doing: str) -> ControlMessage:
+        """The worker's reply to a message.
+
+        Raises:
+            ServeError: INTERNAL, it ended without one.
+        """
+        reply: asyncio.Future[ControlMessage] = self._loop.create_future()
+        self._reply = reply
         exited = asyncio.ensure_future(self._exited.wait())
-        both = (reply, exited)
         try:
-            # A worker that ends may have answered before, and what it wrote is read after its end is known; the other
-            # way round, its control socket closes a moment before its exit status is known.
-            if (await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED))[1]:
-                if reply.done() and reply.exception() is None:
-                    return reply.result()
-                await asyncio.wait(both, timeout=_STATUS_WAIT_SECONDS)
-            if reply.done() and reply.exception() is None:
-                return reply.result()
-            raise internal(f"worker ended while {doing} ({self.end}){self._last_words()}")
+            with contextlib.suppress(OSError):
+                await self._send(message)
+            await asyncio.wait((reply, exited), return_when=asyncio.FIRST_COMPLETED)
+            if not reply.done() or reply.exception() is not None:
+                # Its control socket closes a moment before its exit status is known.
+                await asyncio.wait((exited,), timeout=_STATUS_WAIT_SECONDS)
+                raise internal(f"worker ended while {doing} ({self.end}){self._last_words()}")
+            return reply.result()
         finally:
             reply.cancel()
             exited.cancel()
-            self._asking = False
+            self._reply = None
             self._close_control()
-
-    async def _exchange(self, message: ControlMessage) -> object:
-        await self._send(message)
-        (length,) = FRAME_LENGTH.unpack(await self._receive_exactly(FRAME_LENGTH.size))
-        return decode_message(await self._receive_exactly(length))
 
     async def _send(self, message: ControlMessage) -> None:
         await self._loop.sock_sendall(self._control, encode_frame(message))
 
-    async def _receive_exactly(self, size: int) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            piece = await self._loop.sock_recv(self._control, size - len(data))
-            if not piece:
-                raise EOFError("the worker closed its control socket")
-            data += piece
-        return bytes(data)
+    def _on_readable(self) -> None:
+        """Take what the worker has written, or some of it where that is much."""
+        try:
+            for _ in range(_READS):
+                piece = self._control.recv(_READ_BYTES)
+                if not piece:
+                    break
+                for message in self._frames.take(piece):
+                    self._received(message)
+            else:
+                return
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            pass
+        except ValueError as error:
+            self.channel_broken(f"its control message cannot be read: {error}")
+        self._loop.remove_reader(self._control)
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_exception(EOFError("the worker closed its control socket"))
+
+    def _received(self, message: ControlMessage) -> None:
+        if isinstance(message, Progress):
+            if self._on_progress is not None:
+                self._on_progress(message)
+        elif self._reply is not None and not self._reply.done():
+            self._reply.set_result(message)
 
     # Its end
 
@@ -176,11 +206,15 @@ class WorkerProcess:
             os.close(self._pidfd)
             self._pidfd = None
         self._output.close()
+        # It may have answered before it ended.
+        self._on_readable()
+        self._on_progress = None
+        self._loop.remove_reader(self._control)
         self._exited.set()
         self._close_control()
 
     def _close_control(self) -> None:
-        if self._exited.is_set() and not self._asking:
+        if self._exited.is_set() and self._reply is None:
             self._control.close()
 
     def _last_words(self) -> str:

@@ -11,10 +11,10 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from rocserve.backends.base import Batch
+from rocserve.backends.base import Batch, model_properties
 from rocserve.backends.request_model import Answer, ModelRequest, RequestModel, RequestModelSource
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.requests import Signature
@@ -30,8 +30,12 @@ from rocserve.workers.warmup import warm_up_batches
 class RequestService:
     """Implements model_service.ModelService."""
 
-    def __init__(self, load: Load, channel: socket.socket, log: logging.Logger) -> None:
-        """Raises: ServeError or any exception: the model cannot be loaded."""
+    def __init__(self, load: Load, channel: socket.socket, report: Callable[[str], None], log: logging.Logger) -> None:
+        """`report`: see backends.base.ModelSource.
+
+        Raises:
+            ServeError or any exception: the model cannot be loaded.
+        """
         self._channel = channel
         self._log = log
         self._model_folder = Path(load.model_folder)
@@ -40,12 +44,19 @@ class RequestService:
             raise internal(f"expected a conversation with the channel, got {len(descriptors)} descriptors")
         self._conversation = ModelConversation(socket.socket(fileno=descriptors[0]), log)
         self._conversation.start()
-        source = RequestModelSource(model_source(load), load.config_json, self._conversation, load.instance_name)
+        source = RequestModelSource(
+            model_source(load, report), load.config_json, self._conversation, load.instance_name
+        )
         self._model: RequestModel = importlib.import_module(load.engine).load(source)
 
     @property
     def signature(self) -> Signature:
         return self._model.signature
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """See ModelService."""
+        return model_properties(self._model)
 
     def warm_up(self, message: WarmUp) -> None:
         """See ModelService."""

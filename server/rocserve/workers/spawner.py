@@ -73,8 +73,8 @@ class Spawner:
     def _spawn(self, spawn: Spawn, descriptors: list[int]) -> int:
         interpreter = spawn.interpreter or sys.executable
         forked = spawn.forked and self._single_threaded
-        if not forked and shutil.which(interpreter) is None:
-            raise FileNotFoundError(f"there is no Python interpreter '{interpreter}'")
+        if not forked:
+            _check_command(interpreter, spawn.loader)
         pid = os.fork()
         if pid:
             return pid
@@ -115,8 +115,10 @@ class Spawner:
         for descriptor in handed:
             os.set_inheritable(descriptor, True)
         bootstrap = Path(__file__).with_name("bootstrap.py")
-        command = [interpreter, str(bootstrap), worker.__name__, spawn.title, *map(str, handed)]
-        os.execvpe(interpreter, command, {**os.environ, **spawn.environment})
+        # A program loader does not search the path for what it starts.
+        python = [*spawn.loader, shutil.which(interpreter) or interpreter] if spawn.loader else [interpreter]
+        command = [*python, str(bootstrap), worker.__name__, spawn.title, *map(str, handed)]
+        os.execvpe(command[0], command, {**os.environ, **spawn.environment})
 
     def _reap(self) -> None:
         while True:
@@ -143,6 +145,14 @@ class Spawner:
 
     def _send(self, message: ZygoteMessage) -> None:
         self._connection.send(encode_message(message))
+
+
+def _check_command(interpreter: str, loader: tuple[str, ...]) -> None:
+    """Raises: FileNotFoundError: what the command begins with is not there."""
+    if shutil.which(interpreter) is None:
+        raise FileNotFoundError(f"there is no Python interpreter '{interpreter}'")
+    if loader and shutil.which(loader[0]) is None:
+        raise FileNotFoundError(f"there is no '{loader[0]}', which is to start the worker's Python")
 
 
 def _end_group(leader: int) -> None:

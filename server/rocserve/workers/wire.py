@@ -25,7 +25,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from rocserve.core.errors import StatusCode
 from rocserve.core.plain import from_json, to_json
@@ -95,6 +95,7 @@ _NAMED: dict[str, type[Any]] = {
         messages.Load,
         messages.Loaded,
         messages.LoadFailed,
+        messages.Progress,
         messages.WarmUp,
         messages.WarmedUp,
         messages.Unload,
@@ -106,6 +107,8 @@ _NAMED: dict[str, type[Any]] = {
 }
 
 FRAME_LENGTH = struct.Struct("<I")
+LONGEST_FRAME = 256 * 1024 * 1024
+"""Bytes. A model's configuration may be long, but what a worker with a fault announces is not to be waited for."""
 
 
 def encode_message(message: ControlMessage | ZygoteMessage) -> bytes:
@@ -134,3 +137,30 @@ def encode_frame(message: ControlMessage) -> bytes:
     """A control message behind its length, as it stands on the stream."""
     data = encode_message(message)
     return FRAME_LENGTH.pack(len(data)) + data
+
+
+class FrameReader:
+    """Finds the control messages in a stream that comes in pieces."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def take(self, piece: bytes) -> list[ControlMessage]:
+        """The messages that this piece completes.
+
+        Raises:
+            ValueError: what came is no message.
+        """
+        self._data += piece
+        taken: list[ControlMessage] = []
+        while len(self._data) >= FRAME_LENGTH.size:
+            (length,) = FRAME_LENGTH.unpack_from(self._data)
+            if length > LONGEST_FRAME:
+                raise ValueError(f"a message of {length} bytes is announced, expected at most {LONGEST_FRAME}")
+            end = FRAME_LENGTH.size + length
+            if len(self._data) < end:
+                break
+            message = decode_message(bytes(self._data[FRAME_LENGTH.size : end]))
+            del self._data[:end]
+            taken.append(cast(ControlMessage, message))
+        return taken

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.machine import ToldMachine
 from support.python_models import (
     MODELS,
     FakeCalls,
@@ -142,7 +143,8 @@ def test_what_a_model_is_told() -> None:
 
 def test_an_instance_on_a_gpu_finds_it_as_the_first() -> None:
     config = ModelConfig("mirror", instance_groups=(InstanceGroup("group", InstanceKind.GPU, 1),))
-    plans = plan_workers(config, BACKEND.engines[0], lambda: (2, 5))
+    machine = ToldMachine(gpus=(2, 5))
+    plans = plan_workers(config, BACKEND.engine_for(config, machine), machine)
     assert [(plan.kind, plan.device, plan.instance_name) for plan in plans] == [
         (InstanceKind.GPU, 2, "group_0"),
         (InstanceKind.GPU, 5, "group_1"),

@@ -13,7 +13,7 @@ import pytest
 
 from rocserve.flags import FLAGS, FlagError, add_serve_flags, settings_from
 from rocserve.repository.settings import ControlMode
-from rocserve.settings import GrpcSettings, LogSettings, ServerSettings
+from rocserve.settings import EngineSettings, GrpcSettings, LogSettings, ServerSettings
 
 
 def settings(*arguments: str) -> ServerSettings:
@@ -24,7 +24,7 @@ def settings(*arguments: str) -> ServerSettings:
 
 def default_of(target: str) -> object:
     part, _, name = target.rpartition(".")
-    owner = {"": ServerSettings, "grpc": GrpcSettings, "log": LogSettings}[part]
+    owner = {"": ServerSettings, "grpc": GrpcSettings, "log": LogSettings, "engines": EngineSettings}[part]
     return next(field.default for field in dataclasses.fields(owner) if field.name == name)
 
 
@@ -59,6 +59,18 @@ def test_flags_become_settings(tmp_path: Path) -> None:
     assert given.grpc.reuse_port
     assert given.grpc.keepalive_time_ms == 5000
     assert given.log.verbose == 1
+
+
+def test_what_engines_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ROCSERVE_MIGRAPHX_ROOT", raising=False)
+    assert settings(f"--model-repository={tmp_path}").engines == EngineSettings()
+    given = settings(f"--model-repository={tmp_path}", "--cache-directory=programs", "--cache-size-bytes=1000")
+    assert given.engines == EngineSettings(str(tmp_path / "programs"), 1000)
+    monkeypatch.setenv("ROCSERVE_MIGRAPHX_ROOT", "/roots/of/all")
+    assert settings(f"--model-repository={tmp_path}").engines.migraphx_root == "/roots/of/all"
+    told = settings(f"--model-repository={tmp_path}", "--migraphx-root=/roots/mine")
+    assert told.engines.migraphx_root == "/roots/mine"
 
 
 def test_a_repository_that_is_not_there(tmp_path: Path) -> None:

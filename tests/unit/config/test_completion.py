@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rocserve.backends.base import BackendSpec, EngineSpec
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import ModelDefinition, complete_definition, read_model_definitions
 from rocserve.core.datatypes import DataType
@@ -163,6 +164,18 @@ def test_strict_accepts_what_is_complete(read: Read, batching: Signature) -> Non
 )
 def test_instance_groups(read: Read, groups: str, expected: InstanceGroup) -> None:
     assert read(f'backend: "onnxruntime" {groups}').config.instance_groups == (expected,)
+
+
+def test_the_default_count_is_that_of_the_engine_that_is_named(make_folder: Callable[..., Path]) -> None:
+    shares, alone = EngineSpec("shares", "s", True, True), EngineSpec("alone", "a", False, False)
+    registry = BackendRegistry([BackendSpec("onnx", ("onnxruntime",), (shares, alone), ("model.onnx",))])
+    for engine, count in (("", 2), ("auto", 2), ("shares", 2), ("alone", 1)):
+        named = f'parameters {{ key: "engine" value {{ string_value: "{engine}" }} }}' if engine else ""
+        text = f'backend: "onnxruntime" instance_group {{ kind: KIND_CPU }} {named}'
+        folder = make_folder(f"m{engine}", {"config.pbtxt": text, "1/model.onnx": ""})
+        (definition,) = read_model_definitions(folder, registry)
+        assert definition.config.instance_groups[0].count == count
+        assert dict(definition.config.parameters) == ({"engine": engine} if engine else {})
 
 
 def test_default_kind_of_instances(make_folder: Callable[..., Path], registry: BackendRegistry) -> None:

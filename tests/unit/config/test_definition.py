@@ -14,6 +14,7 @@ from rocserve.config.definition import (
 )
 from rocserve.config.sources import Dialect
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.model_config import ExecutionAccelerator
 from rocserve.core.requests import Signature
 
 MakeFolder = Callable[..., Path]
@@ -104,8 +105,9 @@ def test_amds_triton_port(make_folder: MakeFolder, registry: BackendRegistry) ->
     """
     folder = make_folder("resnet", {"config.pbtxt": text, "0/model.onnx": ""})
     definition = _one(folder, registry)
-    assert definition.warnings == (
-        "model 'resnet': settings without effect in this version of rocserve: optimization.execution_accelerators",
+    assert definition.warnings == ()
+    assert definition.config.gpu_accelerators == (
+        ExecutionAccelerator("migraphx", {"migraphx_max_dynamic_batch": "8"}),
     )
     assert find_model_file(definition, folder / "0") == folder / "0" / "model.onnx"
 

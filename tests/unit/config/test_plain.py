@@ -7,6 +7,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import (
     DynamicBatching,
     EnsembleStep,
+    ExecutionAccelerator,
     InputConfig,
     InstanceGroup,
     InstanceKind,
@@ -50,6 +51,11 @@ def test_every_part() -> None:
           inputs { key: "z" value { data_type: TYPE_BOOL zero_data: true } }
         }
         model_warmup { name: "skipped" }
+        optimization { execution_accelerators {
+          gpu_execution_accelerator { name: "migraphx" parameters { key: "precision" value: "fp16" } }
+          gpu_execution_accelerator { name: "x" }
+          cpu_execution_accelerator { name: "openvino" }
+        } }
         """,
         "config.pbtxt",
     )
@@ -82,6 +88,8 @@ def test_every_part() -> None:
         ),
         default_model_filename="f.onnx",
         parameters={"k": "v"},
+        gpu_accelerators=(ExecutionAccelerator("migraphx", {"precision": "fp16"}), ExecutionAccelerator("x")),
+        cpu_accelerators=(ExecutionAccelerator("openvino"),),
     )
 
 

@@ -37,6 +37,7 @@ def test_hints_are_named_in_one_warning() -> None:
     runtime: "r"
     optimization {
       graph { level: 1 }
+      cuda { graphs: true }
       input_pinned_memory { enable: true }
       execution_accelerators { gpu_execution_accelerator { name: "migraphx" } }
     }
@@ -48,8 +49,8 @@ def test_hints_are_named_in_one_warning() -> None:
     """
     assert check_supported(parse_model_config(text, "config.pbtxt")) == (
         "model 'm': settings without effect in this version of rocserve: optimization.graph,"
-        " optimization.execution_accelerators, response_cache, instance_group.rate_limiter, instance_group.host_policy,"
-        " runtime, cc_model_filenames, metric_tags, model_metrics",
+        " optimization.cuda, response_cache, instance_group.rate_limiter, instance_group.host_policy, runtime,"
+        " cc_model_filenames, metric_tags, model_metrics",
     )
 
 

@@ -61,6 +61,7 @@ class FakeVersion:
         self.config: ModelConfig = definition.config
         self.config_message = definition.serialized
         self.statistics = ModelStatistics()
+        self.properties: dict[str, str] = {}
         self.data = data
         """What the version's file held when it was loaded."""
         self.available = True
@@ -86,6 +87,8 @@ class FakeLoader:
     loaded: list[FakeVersion] = field(default_factory=list)
     cancelled: list[tuple[str, int]] = field(default_factory=list)
     held: dict[str, asyncio.Event] = field(default_factory=dict)
+    tell: dict[str, Callable[[str], None]] = field(default_factory=dict)
+    """By model: says what its load is at."""
     failing: dict[str, Exception] = field(default_factory=dict)
     running: int = 0
     most_running: int = 0
@@ -96,10 +99,16 @@ class FakeLoader:
         return self.held[name]
 
     async def load(
-        self, definition: ModelDefinition, version: int, version_folder: Path, on_change: Callable[[], None]
+        self,
+        definition: ModelDefinition,
+        version: int,
+        version_folder: Path,
+        on_change: Callable[[], None],
+        on_progress: Callable[[str], None],
     ) -> FakeVersion:
         name = definition.name
         self.loads.append((name, version))
+        self.tell[name] = on_progress
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:

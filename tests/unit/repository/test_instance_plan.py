@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
+from support.machine import ToldMachine
 
-from rocserve.backends.base import EngineSpec
-from rocserve.backends.gpus import visible_gpus
+from rocserve.backends.base import EngineChoice, EngineSpec
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
 from rocserve.repository.instance_plan import plan_workers
@@ -20,12 +19,17 @@ WITHOUT_ITS_MODULE = dataclasses.replace(CPU_ONLY, gpu_module="xml.no_such_modul
 
 
 def plan(
-    spec: EngineSpec, *groups: InstanceGroup, machine: tuple[int, ...] = (), engine: str = ""
+    spec: EngineSpec,
+    *groups: InstanceGroup,
+    machine: tuple[int, ...] = (),
+    engine: str = "",
+    auto_takes_gpus: bool = False,
 ) -> list[tuple[InstanceKind, int | None, int]]:
     config = ModelConfig(
         name="m", backend="some", instance_groups=groups, parameters={"engine": engine} if engine else {}
     )
-    plans = plan_workers(config, spec, lambda: machine)
+    choice = EngineChoice(spec, "of its reason", auto_takes_gpus=auto_takes_gpus)
+    plans = plan_workers(config, choice, ToldMachine(machine))
     return [(one.kind, one.device, one.instance_count) for one in plans]
 
 
@@ -43,7 +47,8 @@ def test_on_the_cpu_a_thread_safe_backend_has_one_worker_a_group() -> None:
 def test_on_gpus_each_instance_is_a_worker() -> None:
     assert plan(WITH_GPU, gpu_group(2, (1, 3))) == [(InstanceKind.GPU, device, 1) for device in (1, 1, 3, 3)]
     config = ModelConfig(name="m", instance_groups=(gpu_group(1, (0, 1)),))
-    assert [one.instance_name for one in plan_workers(config, WITH_GPU)] == ["m_0_0", "m_0_1"]
+    plans = plan_workers(config, EngineChoice(WITH_GPU, "of its reason"), ToldMachine())
+    assert [one.instance_name for one in plans] == ["m_0_0", "m_0_1"]
 
 
 def test_a_group_without_gpus_takes_all_of_the_machine() -> None:
@@ -53,7 +58,7 @@ def test_a_group_without_gpus_takes_all_of_the_machine() -> None:
 @pytest.mark.parametrize(
     ("spec", "text"),
     [
-        (CPU_ONLY, "no GPUs are available to the backend 'some'; use KIND_CPU"),
+        (CPU_ONLY, r"to the backend 'some' \(engine some runs it: of its reason\); use KIND_CPU"),
         (WITHOUT_ITS_MODULE, r"backend 'some' \(the Python module xml.no_such_module is not installed\)"),
         (WITH_GPU, r"\(none was found on this machine; name those to use in 'gpus'\)"),
     ],
@@ -76,11 +81,25 @@ def test_passive_groups_have_no_worker() -> None:
         plan(CPU_ONLY, passive)
 
 
-def test_visible_gpus(tmp_path: Path) -> None:
-    for node, properties in enumerate(("cpu_cores_count 16\nsimd_count 0\n", "simd_count 304\n", "simd_count 304\n")):
-        (tmp_path / str(node)).mkdir()
-        (tmp_path / str(node) / "properties").write_text(properties)
-    assert list(visible_gpus({}, tmp_path)) == [0, 1]
-    assert list(visible_gpus({"HIP_VISIBLE_DEVICES": "1, 5"}, tmp_path)) == [1, 5]
-    assert list(visible_gpus({"HIP_VISIBLE_DEVICES": ""}, tmp_path)) == []
-    assert list(visible_gpus({}, tmp_path / "none")) == []
+MIGRAPHX = dataclasses.replace(CPU_ONLY, thread_safe=False, needs_migraphx=True)
+
+
+def test_an_engine_that_auto_takes_to_gpus() -> None:
+    auto = InstanceGroup("", InstanceKind.AUTO, 2)
+    on_both = [(InstanceKind.GPU, device, 1) for device in (0, 0, 4, 4)]
+    assert plan(MIGRAPHX, auto, machine=(0, 4), auto_takes_gpus=True) == on_both
+    assert plan(MIGRAPHX, machine=(0, 4), auto_takes_gpus=True) == on_both[::2]
+    chosen = InstanceGroup("", InstanceKind.AUTO, 1, (4,))
+    assert plan(MIGRAPHX, chosen, machine=(0, 4), auto_takes_gpus=True) == on_both[2:3]
+    on_cpu = [(InstanceKind.CPU, None, 1)] * 2
+    assert plan(MIGRAPHX, auto, auto_takes_gpus=True) == on_cpu
+    assert plan(MIGRAPHX, auto, machine=(0, 4)) == on_cpu
+    assert plan(MIGRAPHX, dataclasses.replace(auto, kind=InstanceKind.CPU), machine=(0,), auto_takes_gpus=True) == (
+        on_cpu
+    )
+
+
+def test_migraphx_without_a_gpu_that_is_asked_for() -> None:
+    with pytest.raises(ServeError, match=r"'some' \(none was found on this machine; name those to use in 'gpus'\)"):
+        plan(MIGRAPHX, gpu_group())
+    assert plan(MIGRAPHX, gpu_group(1, (3,))) == [(InstanceKind.GPU, 3, 1)]

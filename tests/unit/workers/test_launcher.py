@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.migraphx import python_words
 from support.workers import LOG, Workshop, config_of, open_descriptors, run_add_sub, running, until
 
 from rocserve.core.errors import ServeError
@@ -58,6 +59,24 @@ async def test_forked_workers_do_not_share_their_random_numbers(workshop: Worksh
 async def test_a_gpu_worker_sees_its_device_only_and_is_not_forked(workshop: Workshop) -> None:
     facts = await facts_of(workshop, plans=[WorkerPlan(InstanceKind.GPU, 3, 1)])
     assert (facts["device"], facts["hip"], facts["engine_forked"]) == ("3", "3", "False")
+
+
+async def test_a_worker_that_is_started_by_a_loader_is_not_forked(workshop: Workshop) -> None:
+    facts = await facts_of(workshop, loader=("/usr/bin/env", "LOADED_BY=env"))
+    assert (facts["loaded_by"], facts["engine_forked"], facts["cache"]) == ("env", "False", "/somewhere")
+
+
+async def test_a_worker_under_another_c_library(workshop: Workshop, migraphx_root: Path) -> None:
+    *loader, _ = python_words(migraphx_root)
+    facts = await facts_of(workshop, loader=tuple(loader))
+    assert (facts["engine_forked"], facts["comm"]) == ("False", "rocserve:facts")
+    assert psutil.Process(int(facts["pid"])).exe().startswith(str(migraphx_root))
+
+
+async def test_a_loader_that_is_not_there(workshop: Workshop) -> None:
+    group = workshop.group(loader=("/nowhere/ld.so", "--library-path", "/nowhere"))
+    with pytest.raises(ServeError, match=r"there is no '/nowhere/ld.so', which is to start the worker's Python"):
+        await group.load()
 
 
 @pytest.fixture

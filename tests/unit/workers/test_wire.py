@@ -25,7 +25,15 @@ from rocserve.workers.wire import (
     unpack_tail,
 )
 
-CONTROL = [messages.Load, messages.Loaded, messages.LoadFailed, messages.WarmUp, messages.WarmedUp, messages.Unload]
+CONTROL = [
+    messages.Load,
+    messages.Loaded,
+    messages.LoadFailed,
+    messages.Progress,
+    messages.WarmUp,
+    messages.WarmedUp,
+    messages.Unload,
+]
 ZYGOTE = [messages.Spawn, messages.Spawned, messages.SpawnFailed, messages.Exited]
 NUMBERS = st.lists(st.integers(0, 2**64 - 1), max_size=40)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rocserve.backends.base import BackendSpec
+from rocserve.backends.migraphx.engine_choice import choose_migraphx
 from rocserve.backends.migraphx.spec import MIGRAPHX
 
 BACKEND = BackendSpec(
@@ -10,4 +11,5 @@ BACKEND = BackendSpec(
     platforms=("migraphx_mxr", "migraphx"),
     engines=(MIGRAPHX,),
     model_filenames=("model.mxr",),
+    choose_engine=choose_migraphx,
 )

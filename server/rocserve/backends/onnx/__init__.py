@@ -1,19 +1,15 @@
-"""The onnx backend: ONNX models on ONNX Runtime."""
+"""The onnx backend: ONNX models on MIGraphX or ONNX Runtime."""
 
 from __future__ import annotations
 
-from rocserve.backends.base import BackendSpec, EngineSpec
+from rocserve.backends.base import BackendSpec
+from rocserve.backends.migraphx.spec import MIGRAPHX
+from rocserve.backends.onnx.engine_choice import ONNXRUNTIME, choose_engine
 
-ONNXRUNTIME = EngineSpec(
-    name="onnxruntime",
-    module="rocserve.backends.onnx.backend",
-    thread_safe=True,
-    forks_from_zygote=True,
-    preload=("onnxruntime",),
-)
 BACKEND = BackendSpec(
     name="onnx",
     platforms=("onnx_onnxv1", "onnxruntime_onnx", "onnxruntime"),
-    engines=(ONNXRUNTIME,),
+    engines=(ONNXRUNTIME, MIGRAPHX),
     model_filenames=("model.onnx",),
+    choose_engine=choose_engine,
 )

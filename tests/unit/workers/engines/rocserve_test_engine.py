@@ -154,6 +154,8 @@ class Model:
             f"thread={threading.current_thread().name}",
             f"device={self._source.device}",
             f"hip={os.environ.get('HIP_VISIBLE_DEVICES')}",
+            f"loaded_by={os.environ.get('LOADED_BY')}",
+            f"cache={self._source.settings.cache_directory}",
             f"count={self._source.instance_count}",
             f"random={random.random()}",
             f"numpy_random={np.random.random()}",

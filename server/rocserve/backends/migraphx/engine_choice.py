@@ -1,0 +1,50 @@
+"""Whether MIGraphX runs a model: for the backends that have no other engine, and what others need to ask."""
+
+from __future__ import annotations
+
+from rocserve.backends.base import EngineChoice, Machine
+from rocserve.backends.migraphx.spec import MIGRAPHX
+from rocserve.backends.parameters import read_choice
+from rocserve.core.errors import unavailable
+from rocserve.core.model_config import InstanceKind, ModelConfig
+
+_OTHER_TARGETS = ("cpu", "ref")
+"""What the parameter `target` may say instead of "gpu"."""
+
+
+def choose_migraphx(config: ModelConfig, machine: Machine) -> EngineChoice:
+    """MIGraphX, for models that nothing else runs. Parameter `engine` may say auto or migraphx.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT for another engine, UNAVAILABLE when MIGraphX is not here.
+    """
+    read_choice(config, "engine", "auto", ("auto", MIGRAPHX.name))
+    return migraphx_choice(config, machine, f"the only one of backend '{config.backend}'", "")
+
+
+def migraphx_choice(config: ModelConfig, machine: Machine, reason: str, remedy: str) -> EngineChoice:
+    """MIGraphX because of `reason`. `remedy`: what else to do than to install it, "" = nothing.
+
+    Raises:
+        ServeError: UNAVAILABLE with why it cannot be used and what to do.
+    """
+    if machine.migraphx:
+        instead = f"; or {remedy}" if remedy else ""
+        raise unavailable(f"model '{config.name}' needs MIGraphX ({reason}): {machine.migraphx}{instead}")
+    return EngineChoice(MIGRAPHX, reason, auto_takes_gpus=aims_at_gpus(config))
+
+
+def aims_at_gpus(config: ModelConfig) -> bool:
+    """Whether MIGraphX is to compile for a GPU where it may choose."""
+    return config.parameters.get("target", "").strip() not in _OTHER_TARGETS
+
+
+def has_gpu_for(config: ModelConfig, machine: Machine) -> bool:
+    """Whether an instance that may run on a GPU has one: the machine's, or those that its group names."""
+    groups = [group for group in config.instance_groups if not group.passive]
+    if not groups:
+        return bool(machine.gpus)
+    return any(
+        group.kind is not InstanceKind.CPU and (machine.gpus or (group.kind is InstanceKind.GPU and group.gpus))
+        for group in groups
+    )

@@ -1,0 +1,52 @@
+"""Chooses what runs an ONNX model: MIGraphX where it and an AMD GPU are there, else ONNX Runtime."""
+
+from __future__ import annotations
+
+from rocserve.backends.base import EngineChoice, EngineSpec, Machine
+from rocserve.backends.migraphx.engine_choice import aims_at_gpus, has_gpu_for, migraphx_choice
+from rocserve.backends.migraphx.spec import MIGRAPHX
+from rocserve.backends.parameters import read_choice
+from rocserve.core.model_config import InstanceKind, ModelConfig
+
+ONNXRUNTIME = EngineSpec(
+    name="onnxruntime",
+    module="rocserve.backends.onnx.backend",
+    thread_safe=True,
+    forks_from_zygote=True,
+    preload=("onnxruntime",),
+    gpu_module="onnxruntime",
+    gpu_files=tuple(f"capi/libonnxruntime_providers_{name}.so" for name in ("migraphx", "rocm", "cuda")),
+)
+"""Its package for the CPU has none of these files."""
+
+_AMD_PROVIDERS = ONNXRUNTIME.gpu_files[:2]
+
+_NAMES = ("", "auto", "cpu", ONNXRUNTIME.name, MIGRAPHX.name)
+
+
+def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
+    """By parameter `engine`: auto (also when it is left out), migraphx, onnxruntime, cpu (ONNX Runtime on the CPU).
+
+    A model that asks for a GPU never gets a CPU because of what is chosen here: where the engine cannot have the GPU,
+    its instances are refused (repository/instance_plan.py).
+
+    Raises:
+        ServeError: INVALID_ARGUMENT for another engine, UNAVAILABLE when "migraphx" is written and it is not here.
+    """
+    wanted = read_choice(config, "engine", "", _NAMES)
+    if wanted == MIGRAPHX.name:
+        remedy = 'set the parameter to "auto" or "onnxruntime" to have ONNX Runtime serve the model'
+        return migraphx_choice(config, machine, "parameter 'engine' says so", remedy)
+    if wanted not in ("", "auto"):
+        return EngineChoice(ONNXRUNTIME, "parameter 'engine' says so")
+    groups = [group for group in config.instance_groups if not group.passive]
+    if groups and all(group.kind is InstanceKind.CPU for group in groups):
+        return EngineChoice(ONNXRUNTIME, "the instances are KIND_CPU")
+    if not has_gpu_for(config, machine):
+        return EngineChoice(ONNXRUNTIME, "no AMD GPU was found, without which MIGraphX is taken only where it is named")
+    if machine.migraphx:
+        # ONNX Runtime may bring a MIGraphX of its own.
+        has_provider = machine.is_installed("onnxruntime", _AMD_PROVIDERS)
+        return EngineChoice(ONNXRUNTIME, f"an AMD GPU is there, but {machine.migraphx}", auto_takes_gpus=has_provider)
+    reason = "MIGraphX and an AMD GPU are there"
+    return EngineChoice(MIGRAPHX, reason, fallback=ONNXRUNTIME, auto_takes_gpus=aims_at_gpus(config))

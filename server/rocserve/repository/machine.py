@@ -1,0 +1,40 @@
+"""What the server knows of the machine that it runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rocserve.backends.base import EngineSpec
+from rocserve.backends.gpus import visible_gpus
+from rocserve.backends.installed import has_file, is_installed
+from rocserve.backends.migraphx.installation import find_installation
+from rocserve.core.errors import ServeError
+from rocserve.settings import EngineSettings
+
+
+class ThisMachine:
+    """Implements backends.base.Machine. Each question is answered anew, in milliseconds: what is installed while the
+    server runs is there for the next load. Loads no engine."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._settings = settings
+
+    @property
+    def gpus(self) -> Sequence[int]:
+        return visible_gpus()
+
+    @property
+    def migraphx(self) -> str:
+        try:
+            find_installation(self._settings)
+        except ServeError as error:
+            return error.text
+        return ""
+
+    def is_installed(self, module: str, files: tuple[str, ...] = ()) -> bool:
+        """See backends.base.Machine."""
+        return has_file(module, files) if files else is_installed(module)
+
+    def loader(self, engine: EngineSpec) -> tuple[str, ...]:
+        """See backends.base.Machine."""
+        return find_installation(self._settings).loader if engine.needs_migraphx else ()

@@ -1,0 +1,114 @@
+"""Leads what happens to a version's workers to its scheduler, the index and its metadata."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from rocserve.backends.request_model import ModelCall
+from rocserve.core.errors import ServeError, unavailable
+from rocserve.scheduling.model_scheduler import ModelScheduler
+from rocserve.workers.channel import Channel
+from rocserve.workers.conversation import CallStarter, OpenCall
+
+OUTAGE_SECONDS = 5.0
+"""How long requests wait for a crashed model's workers to come back before they are refused."""
+
+
+class VersionWiring:
+    """Implements workers.group.WorkerGroupEvents. All calls are made on the loop; the properties may be read from any
+    thread."""
+
+    def __init__(
+        self,
+        model_name: str,
+        on_change: Callable[[], None],
+        on_progress: Callable[[str], None],
+        start_call: CallStarter,
+    ) -> None:
+        """`on_change` and `on_progress`: see repository.loader.VersionLoader."""
+        self._model_name = model_name
+        self._on_change = on_change
+        self._on_progress = on_progress
+        self._start_call = start_call
+        self._has_called = False
+        self._scheduler: ModelScheduler | None = None
+        self._open: set[Channel] = set()
+        self._outage_timer: asyncio.TimerHandle | None = None
+        self._trouble = ""
+        self._progress = ""
+        self.properties: Mapping[str, str] = {}
+        """What the engine tells of how it runs the model."""
+
+    @property
+    def available(self) -> bool:
+        return bool(self._open)
+
+    @property
+    def reason(self) -> str:
+        """What is wrong, and what goes on beside the model."""
+        return "; ".join(filter(None, (self._trouble, self._progress)))
+
+    def connect(self, scheduler: ModelScheduler, channels: Sequence[Channel]) -> None:
+        """From now on the scheduler gets the channels."""
+        self._scheduler = scheduler
+        self._open.update(channels)
+        for channel in channels:
+            scheduler.attach(channel)
+
+    def disconnect(self) -> None:
+        """The version is gone. Its channels know the wiring, through their supervisor: were they not let go of here,
+        each would hold its buffers until the garbage collector comes by."""
+        self.stop_waiting()
+        self._scheduler = None
+        self._open.clear()
+
+    def start_call(self, call: ModelCall, opened: OpenCall) -> None:
+        """See workers.conversation.CallStarter."""
+        scheduler = self._scheduler
+        if scheduler is not None and not self._has_called:
+            self._has_called = True
+            scheduler.stop_sending_ahead()
+        self._start_call(call, opened)
+
+    def channel_opened(self, channel: Channel) -> None:
+        if self._scheduler is None:
+            return
+        self._open.add(channel)
+        self._scheduler.attach(channel)
+
+    def channel_lost(self, channel: Channel, reason: ServeError) -> None:
+        self._open.discard(channel)
+        if self._scheduler is not None:
+            self._scheduler.detach(channel)
+
+    def restarting(self, reason: str, delay_seconds: float) -> None:
+        self._trouble = f"restarting: {reason}"
+        if not self._open and self._outage_timer is None:
+            loop = asyncio.get_running_loop()
+            self._outage_timer = loop.call_later(OUTAGE_SECONDS, self._outage)
+        self._on_change()
+
+    def recovered(self) -> None:
+        self._trouble = ""
+        self.stop_waiting()
+        self._on_change()
+
+    def progress(self, text: str) -> None:
+        self._progress = text
+        if self._scheduler is None:
+            self._on_progress(text)
+
+    def described(self, properties: Mapping[str, str]) -> None:
+        self.properties = properties
+
+    def stop_waiting(self) -> None:
+        if self._outage_timer is not None:
+            self._outage_timer.cancel()
+            self._outage_timer = None
+
+    def _outage(self) -> None:
+        """Nobody should wait for ever: until a worker is back, requests are refused with the reason."""
+        self._outage_timer = None
+        if not self._open and self._scheduler is not None:
+            self._scheduler.fail_queue(unavailable(f"model '{self._model_name}' has no worker: {self.reason}"))

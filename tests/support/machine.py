@@ -1,0 +1,25 @@
+"""A machine as a test wants it: GPUs and MIGraphX that are not there are only talked of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rocserve.backends.base import EngineSpec
+from rocserve.backends.installed import has_file, is_installed
+
+
+@dataclass(frozen=True)
+class ToldMachine:
+    """Implements backends.base.Machine."""
+
+    gpus: Sequence[int] = ()
+    migraphx: str = "it is not installed"
+    words: tuple[str, ...] = ()
+    """Before the interpreter of workers that load MIGraphX."""
+
+    def is_installed(self, module: str, files: tuple[str, ...] = ()) -> bool:
+        return has_file(module, files) if files else is_installed(module)
+
+    def loader(self, engine: EngineSpec) -> tuple[str, ...]:
+        return self.words if engine.needs_migraphx else ()
