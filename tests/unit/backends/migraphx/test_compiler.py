@@ -20,6 +20,7 @@ from support.migraphx import run_with_migraphx
 
 from rocserve.backends.migraphx.cache.entry import CachedProgram
 from rocserve.backends.migraphx.cache.store import ProgramCache
+from rocserve.backends.migraphx.calibration_source import calibration_digest
 from rocserve.backends.migraphx.compiler import ProgramCompiler
 from rocserve.backends.migraphx.digests import file_digest
 from rocserve.backends.migraphx.installation import find_installation
@@ -59,6 +60,16 @@ class Bench:
             input_shapes={name: (batch, *shape) for name, shape in shapes.items()},
         )
         return replace(recipe, **changes)
+
+    def calibrated(
+        self, model: bytes, batch: int, precision: Precision, width: int = networks.MLP_WIDTH
+    ) -> ProgramRecipe:
+        """Of an `mlp`, with five samples."""
+        samples = np.random.default_rng(0).uniform(-1, 1, (5, width)).astype(np.float32)
+        np.savez(self.folder / "samples.npz", x=samples)
+        options = CompileOptions(Target.REF, precision, calibration_data="samples.npz", calibration_samples=128)
+        digest = calibration_digest(options, self.folder)
+        return self.recipe(model, batch, MLP, options=options, calibration_digest=digest)
 
     def program(self, recipe: ProgramRecipe, **options: Any) -> CachedProgram:
         return self.compiler.program(recipe, **{"timeout_seconds": 100.0, **options})
@@ -126,6 +137,35 @@ def test_a_program_is_quantised(bench: Bench, precision: Precision) -> None:
     program = bench.program(bench.recipe(networks.mlp(), 1, MLP, precision=precision))
     assert f"compiling batch size 1 of model 'x': quantising to {precision.value}" in bench.reports
     assert [tensor.datatype for tensor in (*program.about.inputs, *program.about.outputs)] == ["float", "float"]
+
+
+@pytest.mark.parametrize("precision", [Precision.INT8, Precision.FP8])
+@pytest.mark.parametrize(("own", "batch"), [("batch", 2), (1, 2)])
+def test_a_program_is_quantised_with_calibration_data(
+    bench: Bench, precision: Precision, own: int | str, batch: int
+) -> None:
+    recipe = bench.calibrated(networks.mlp(own), batch, precision)
+    bench.program(replace(recipe, rebatched=own != "batch"))
+    title = "compiling batch size 2 of model 'x'"
+    assert bench.reports[1:4] == [
+        f"{title}: reading the calibration data",
+        f"{title}: quantising to {precision.value}",
+        f"{title}: compiling",
+    ]
+
+
+def test_calibration_data_that_do_not_fit_are_refused(bench: Bench) -> None:
+    recipe = bench.calibrated(networks.mlp(), 1, Precision.INT8, width=3)
+    error = bench.error(recipe)
+    assert error.code is StatusCode.INVALID_ARGUMENT
+    assert "while reading the calibration data: calibration_data 'samples.npz' has shape [5, 3]" in error.text
+
+
+def test_calibration_data_that_have_been_changed_meanwhile_are_not_used(bench: Bench) -> None:
+    recipe = bench.calibrated(networks.mlp(), 1, Precision.INT8)
+    np.savez(bench.folder / "samples.npz", x=np.ones((5, networks.MLP_WIDTH), np.float32))
+    error = bench.error(recipe)
+    assert error.text.endswith("while reading the calibration data: the calibration data have been changed meanwhile")
 
 
 def test_a_program_for_a_range_of_batches(bench: Bench) -> None:
@@ -249,6 +289,7 @@ OTHER_PROCESS = """
 import logging, sys; sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from rocserve.backends.migraphx.cache.store import ProgramCache
+from rocserve.backends.migraphx.calibration_source import calibration_digest
 from rocserve.backends.migraphx.compiler import ProgramCompiler
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.backends.migraphx.jobs.runner import JobRunner

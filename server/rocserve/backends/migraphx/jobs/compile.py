@@ -17,6 +17,8 @@ from rocserve.backends.migraphx.binding.interface import (
     Program,
     ProgramTensor,
 )
+from rocserve.backends.migraphx.calibration import read_calibration
+from rocserve.backends.migraphx.calibration_source import calibration_digest
 from rocserve.backends.migraphx.digests import file_digest
 from rocserve.backends.migraphx.jobs.messages import Report
 from rocserve.backends.migraphx.jobs.parsing import parse_recipe
@@ -27,7 +29,7 @@ from rocserve.backends.migraphx.jobs.rebatching import Refusal, check_rows
 from rocserve.backends.migraphx.jobs.scratch import scratch_bytes
 from rocserve.backends.migraphx.options import Precision
 from rocserve.backends.migraphx.recipe import ProgramRecipe
-from rocserve.core.errors import unavailable, unimplemented
+from rocserve.core.errors import unavailable
 
 Array = np.ndarray[Any, Any]
 
@@ -139,7 +141,8 @@ class _Compilation:
             return
         calibration: Sequence[Mapping[str, Array]] = ()
         if self._precision.needs_calibration:
-            raise unimplemented(f'precision "{self._precision.value}" cannot be had yet')
+            self._report("reading the calibration data")
+            calibration = self._calibration(program)
         self._report(f"quantising to {self._precision.value}")
         if self._precision is Precision.FP16:
             program.quantize_fp16()
@@ -149,6 +152,13 @@ class _Compilation:
             program.quantize_int8(self._target, calibration)
         else:
             program.quantize_fp8(self._target, calibration)
+
+    def _calibration(self, program: Program) -> Sequence[Mapping[str, Array]]:
+        folder = Path(self._job.model_folder)
+        found = read_calibration(folder, self._recipe, program.parameters)
+        if calibration_digest(self._recipe.options, folder) != self._recipe.calibration_digest:
+            raise unavailable("the calibration data have been changed meanwhile")
+        return found
 
     def _compile(self, program: Program) -> None:
         options = self._recipe.options
