@@ -1,4 +1,4 @@
-"""The onnx backend on real ONNX Runtime sessions."""
+"""The onnx backend on ONNX Runtime's CPU provider; of the others see test_onnx_installed_providers.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from support.models import add_sub, graph, identity
 
 from rocserve.backends.base import Batch, LoadedModel, ModelSource
-from rocserve.backends.onnx.backend import load
+from rocserve.backends.onnx import backend
 from rocserve.backends.onnx.session import session_options
 from rocserve.backends.parameters import usable_cpus
 from rocserve.core.datatypes import DataType
@@ -26,6 +26,12 @@ from rocserve.core.tensors import Tensor, tensor_from_numpy
 SourceMaker = Callable[..., ModelSource]
 
 FLOAT = TensorProto.FLOAT
+
+
+def load(source: ModelSource) -> LoadedModel:
+    return backend.load(
+        replace(source, config=replace(source.config, parameters={"engine": "cpu", **source.config.parameters}))
+    )
 
 
 def batch_of(*wanted: str, **inputs: np.ndarray[Any, Any]) -> Batch:
@@ -137,6 +143,36 @@ def test_an_output_without_a_shape_takes_the_declared_one(model_source: SourceMa
     assert (signature.inputs[0].shape, signature.outputs[0].shape) == ((-1, 2), (-1, 2))
 
 
+def opset_19(nodes: list[Any], element_type: int) -> bytes:
+    """A model with the FP8 datatypes, [batch, 2] in and out."""
+    values = [helper.make_tensor_value_info(name, element_type, ["batch", 2]) for name in ("X", "Y")]
+    model = helper.make_model(
+        helper.make_graph(nodes, "graph", values[:1], values[1:]),
+        opset_imports=[helper.make_opsetid("", 19)],
+        ir_version=9,
+    )
+    return bytes(model.SerializeToString())
+
+
+def test_fp8_within_a_model(model_source: SourceMaker) -> None:
+    nodes = [
+        helper.make_node("Cast", ["X"], ["small"], to=TensorProto.FLOAT8E4M3FN),
+        helper.make_node("Cast", ["small"], ["Y"], to=FLOAT),
+    ]
+    model = load(model_source("model.onnx", opset_19(nodes, FLOAT)))
+    result = model.execute(batch_of("Y", X=np.array([[1.0, 2.5], [0.3, -448.0]], np.float32))).outputs["Y"]
+    np.testing.assert_array_equal(result, np.array([[1.0, 2.5], [0.3125, -448.0]], np.float32))
+
+
+def test_fp8_has_no_name_in_the_protocol(model_source: SourceMaker) -> None:
+    nodes = [helper.make_node("Identity", ["X"], ["Y"])]
+    with pytest.raises(
+        ServeError,
+        match=r"input 'X' has ONNX type tensor\(float8e4m3fn\), which has no datatype in the KServe protocol",
+    ):
+        load(model_source("model.onnx", opset_19(nodes, TensorProto.FLOAT8E4M3FN)))
+
+
 def test_sequences_are_refused(model_source: SourceMaker) -> None:
     value = helper.make_tensor_value_info("X", FLOAT, ["batch"])
     sequence = helper.make_tensor_sequence_value_info("Y", FLOAT, None)
@@ -225,7 +261,7 @@ def test_parameters_that_cannot_be_followed(model_source: SourceMaker, options: 
 
 
 @pytest.mark.parametrize("engine", ["auto", "cpu", "onnxruntime"])
-def test_engines_of_this_version(model_source: SourceMaker, engine: str) -> None:
+def test_names_of_the_engine(model_source: SourceMaker, engine: str) -> None:
     load(model_source("model.onnx", add_sub(), kind=InstanceKind.CPU, parameters={"engine": engine}))
 
 

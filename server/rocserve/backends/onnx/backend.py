@@ -14,9 +14,9 @@ from rocserve.backends.base import Batch, BatchResult, LoadedModel, ModelSource
 from rocserve.backends.onnx.external_weights import check_external_weights
 from rocserve.backends.onnx.fixed_shapes import batch_sizes_ahead, fixed_dimensions, open_inputs
 from rocserve.backends.onnx.migraphx_provider import pads_with_first_row
+from rocserve.backends.onnx.opener import SessionOpener
 from rocserve.backends.onnx.providers import Provider, ProviderPlan, plan_providers
 from rocserve.backends.onnx.runs import Run, SizedRun, session_run
-from rocserve.backends.onnx.session import SessionOpener
 from rocserve.backends.onnx.signature import session_signature
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, invalid_argument
@@ -58,13 +58,18 @@ def _load(model: ModelSource, plan: ProviderPlan) -> LoadedModel:
 
         opener = SessionOpener(model, with_caches(model, plan))
     if plan.compiling is not None:
-        return _load_fixed_shapes(model, opener, plan.compiling)
+        return load_fixed_shapes(model, opener, plan.compiling)
     session = opener.open()
     signature = session_signature(session, model.config)
     return OnnxModel(session_run(session, signature), signature, model.config)
 
 
-def _load_fixed_shapes(model: ModelSource, opener: SessionOpener, provider: Provider) -> LoadedModel:
+def load_fixed_shapes(model: ModelSource, opener: SessionOpener, provider: Provider) -> LoadedModel:
+    """A model whose `provider` compiles each shape: see `fixed_shapes`.
+
+    Raises:
+        ServeError: as `load`.
+    """
     session = opener.open_for_signature()
     signature = session_signature(session, model.config)
     inputs = open_inputs(session)

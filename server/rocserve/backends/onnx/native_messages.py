@@ -47,7 +47,12 @@ def error_lines(written: str) -> list[str]:
         if head is not None:
             is_error = head["level"] in "EF"
             line = line[head.end() :]
-        line = _PLACE.sub("", line).removeprefix("[ERROR]").strip()
+        line = without_place(line)
         if is_error and line:
             errors.append(line)
     return errors
+
+
+def without_place(text: str) -> str:
+    """A message without the place in ONNX Runtime's source that it may begin with."""
+    return _PLACE.sub("", text, count=1).removeprefix("[ERROR]").strip()

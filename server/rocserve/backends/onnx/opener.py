@@ -1,0 +1,154 @@
+"""Opens ONNX Runtime sessions on the execution providers that were chosen, and finds out whether those run the model.
+
+ONNX Runtime itself goes on without a provider that does not start, and only writes why to the standard error stream.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnxruntime
+
+from rocserve.backends.base import ModelSource
+from rocserve.backends.onnx.native_messages import error_lines, standard_error_kept, without_place
+from rocserve.backends.onnx.providers import ProviderPlan
+from rocserve.backends.onnx.session import session_options
+from rocserve.core.errors import ServeError, invalid_argument, unavailable
+
+_LOG = logging.getLogger(__name__)
+
+_CPU_PROVIDER = "CPUExecutionProvider"
+_RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
+_MOST_NAMED = 8
+
+
+class SessionOpener:
+    """Opens the sessions of one model. What its providers do not take is not left to another in silence."""
+
+    def __init__(self, model: ModelSource, plan: ProviderPlan) -> None:
+        """
+        Raises:
+            ServeError: INVALID_ARGUMENT; the model file is no file.
+        """
+        path = model.model_file
+        if not path.is_file():
+            raise invalid_argument(f"{path} does not exist or is no file")
+        if path.stat().st_size == 0:
+            raise invalid_argument(f"{path} is empty; expected an ONNX model")
+        self._model = model
+        self._plan = plan
+
+    def open(self, dimensions: Mapping[str, int] | None = None) -> Any:
+        """An onnxruntime.InferenceSession.
+
+        Args:
+            dimensions: sizes for dimensions that the model gives only names for.
+
+        Raises:
+            ServeError: INVALID_ARGUMENT; a parameter is wrong, or ONNX Runtime cannot load the file (in its own words).
+                UNAVAILABLE; a provider did not start.
+        """
+        options = session_options(self._model.config, self._model.instance_count)
+        for name, size in (dimensions or {}).items():
+            options.add_free_dimension_override_by_name(name, size)
+        if not self._plan.providers:
+            return self._open_on_cpu(options)
+        options.add_session_config_entry(_RECORD_ASSIGNMENT, "1")
+        providers = [(provider.kind.provider, dict(provider.options)) for provider in self._plan.providers]
+        session, failure = None, ""
+        with standard_error_kept() as written:
+            try:
+                session = self._session(options, providers)
+            except Exception as error:
+                # The binding's exceptions have no base class of their own.
+                failure = without_place(str(error))
+        if session is None:
+            raise self._provider_failure(failure, error_lines(written()))
+        self._require_started(session, error_lines(written()))
+        # What else the providers have to say is for the log.
+        os.write(2, written().encode())
+        self._tell_assignment(session)
+        return session
+
+    def open_for_signature(self) -> Any:
+        """A session that is only asked for its inputs and outputs: as quick to open as can be.
+
+        Raises:
+            ServeError: INVALID_ARGUMENT; as `open`.
+        """
+        options = session_options(self._model.config, 1)
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        return self._open_on_cpu(options)
+
+    def _open_on_cpu(self, options: Any) -> Any:
+        try:
+            return self._session(options, [])
+        except Exception as error:
+            # The binding's exceptions have no base class of their own.
+            name = self._model.model_file.name
+            raise invalid_argument(f"ONNX Runtime cannot load {name}: {without_place(str(error))}") from None
+
+    def _session(self, options: Any, providers: Sequence[tuple[str, dict[str, str]]]) -> Any:
+        session = onnxruntime.InferenceSession(
+            str(self._model.model_file), options, providers=[*providers, _CPU_PROVIDER], enable_fallback=0
+        )
+        # Nor is it to run on the CPU what fails on a GPU.
+        session.disable_fallback()
+        return session
+
+    def _provider_failure(self, failure: str, lines: Sequence[str]) -> ServeError:
+        """What to say of the providers, where it is not the model's own fault, which is raised."""
+        self.open_for_signature()
+        reasons = [failure, *(line for line in lines if line not in failure)]
+        name = self._model.model_file.name
+        return unavailable(f"ONNX Runtime cannot run {name} on {self._names}: {'; '.join(reasons)}")
+
+    @property
+    def _names(self) -> str:
+        return ", ".join(provider.kind.provider for provider in self._plan.providers)
+
+    def _require_started(self, session: Any, errors: Sequence[str]) -> None:
+        started = session.get_providers()
+        for provider in self._plan.providers:
+            if provider.kind.provider not in started:
+                why = "; ".join(errors) or f"it says no reason; is all there that {provider.kind.package} needs?"
+                raise unavailable(f"ONNX Runtime's {provider.kind.provider} did not start: {why}")
+
+    def _tell_assignment(self, session: Any) -> None:
+        """Say in the log what does not run on the providers.
+
+        Raises:
+            ServeError: UNAVAILABLE; nothing of the model runs on the GPU.
+        """
+        operators = _operators(session)
+        elsewhere = operators.pop(_CPU_PROVIDER, Counter())
+        if not elsewhere:
+            return
+        what = ", ".join(f"{name} ({times})" for name, times in elsewhere.most_common(_MOST_NAMED))
+        if operators or not self._plan.on_gpu:
+            total = elsewhere.total() + sum(counter.total() for counter in operators.values())
+            _LOG.warning(
+                "model '%s': %s of %s operators run on ONNX Runtime's CPU provider, not on %s: %s",
+                self._model.name,
+                elsewhere.total(),
+                total,
+                self._names,
+                what,
+            )
+        else:
+            raise unavailable(
+                f"{self._names} takes none of the model's operators, so all would run on the CPU: {what}; use KIND_CPU"
+            )
+
+
+def _operators(session: Any) -> dict[str, Counter[str]]:
+    """How often each provider runs each operator; empty where ONNX Runtime does not tell (before 1.24)."""
+    tell = getattr(session, "get_provider_graph_assignment_info", None)
+    operators: dict[str, Counter[str]] = {}
+    for part in tell() if tell is not None else ():
+        operators.setdefault(part.ep_name, Counter()).update(node.op_type for node in part.get_nodes())
+    return operators

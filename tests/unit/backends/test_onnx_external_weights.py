@@ -1,0 +1,154 @@
+"""ONNX models whose weights lie in other files: where these may be, and what is said when they are not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from rocserve.backends.base import Batch, ModelSource
+from rocserve.backends.onnx.backend import load
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.tensors import tensor_from_numpy
+
+SourceMaker = Callable[..., ModelSource]
+
+FLOAT = TensorProto.FLOAT
+WEIGHTS = np.arange(1000, dtype=np.float32)
+
+
+def tensor_in(location: str, name: str = "weights") -> TensorProto:
+    tensor = TensorProto(name=name, data_type=FLOAT, dims=[1000], data_location=TensorProto.EXTERNAL)
+    for key, value in (("location", location), ("offset", "0"), ("length", str(WEIGHTS.nbytes))):
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+def adding(location: str) -> bytes:
+    """Y = X + weights, FP32 [batch, 1000]."""
+    return _model([helper.make_node("Add", ["X", "weights"], ["Y"])], [tensor_in(location)])
+
+
+def adding_within_a_branch(location: str) -> bytes:
+    """The same where a node's graph has the weights."""
+    inner = helper.make_graph(
+        [helper.make_node("Add", ["X", "weights"], ["sum"])],
+        "then",
+        [],
+        [helper.make_tensor_value_info("sum", FLOAT, ["batch", 1000])],
+        [tensor_in(location)],
+    )
+    same = helper.make_graph(
+        [helper.make_node("Identity", ["X"], ["same"])],
+        "else",
+        [],
+        [helper.make_tensor_value_info("same", FLOAT, ["batch", 1000])],
+    )
+    condition = helper.make_tensor("yes", TensorProto.BOOL, [], [True])
+    nodes = [
+        helper.make_node("Constant", [], ["condition"], value=condition),
+        helper.make_node("If", ["condition"], ["Y"], then_branch=inner, else_branch=same),
+    ]
+    return _model(nodes, [])
+
+
+def _model(nodes: list[onnx.NodeProto], initializers: list[TensorProto]) -> bytes:
+    values = [helper.make_tensor_value_info(name, FLOAT, ["batch", 1000]) for name in ("X", "Y")]
+    model = helper.make_model(
+        helper.make_graph(nodes, "graph", values[:1], values[1:], initializers),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    return bytes(model.SerializeToString())
+
+
+def write_weights(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(WEIGHTS.tobytes())
+
+
+@pytest.mark.parametrize("model", [adding, adding_within_a_branch])
+@pytest.mark.parametrize("location", ["weights.bin", "data/weights.bin", "./weights.bin"])
+def test_weights_in_the_models_folder(model_source: SourceMaker, model: Callable[[str], bytes], location: str) -> None:
+    source = model_source("model.onnx", model(location))
+    write_weights(source.version_folder / location)
+    ones = tensor_from_numpy("X", np.ones((1, 1000), np.float32))
+    outputs = load(source).execute(Batch({"X": ones}, ("Y",), (1,))).outputs
+    np.testing.assert_array_equal(outputs["Y"], WEIGHTS[None] + 1)
+
+
+@dataclass(frozen=True)
+class Fault:
+    location: str
+    text: str
+    prepare: Callable[[Path, Path], object] = lambda version_folder, outside: None
+
+
+FAULTS = {
+    "missing": Fault(
+        "weights.bin",
+        "ONNX file model.onnx needs external data file 'weights.bin', which is not there; copy it into the same folder",
+    ),
+    "too short": Fault(
+        "weights.bin",
+        "ONNX file model.onnx: tensor 'weights' needs bytes 0 to 4000 of external data file 'weights.bin', which has"
+        " 100; copy that file again",
+        lambda folder, outside: (folder / "weights.bin").write_bytes(b"x" * 100),
+    ),
+    "a folder": Fault("weights.bin", "which is not there", lambda folder, outside: (folder / "weights.bin").mkdir()),
+    "a pipe": Fault("weights.bin", "which is not there", lambda folder, outside: os.mkfifo(folder / "weights.bin")),
+    "above": Fault("../../weights.bin", "must be a path within its folder, without '..' and not absolute"),
+    "absolute": Fault("{outside}", "must be a path within its folder, without '..' and not absolute"),
+    "a link out": Fault(
+        "weights.bin",
+        "is a link that leads out of the model's folder",
+        lambda folder, outside: (folder / "weights.bin").symlink_to(outside),
+    ),
+    "a link to itself": Fault(
+        "weights.bin",
+        "is a link that leads nowhere",
+        lambda folder, outside: (folder / "weights.bin").symlink_to("weights.bin"),
+    ),
+    "nameless": Fault("", "tensor 'weights' is external, but names no file"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("model", [adding, adding_within_a_branch])
+def test_weights_that_are_not_as_they_must_be(
+    model_source: SourceMaker, tmp_path: Path, model: Callable[[str], bytes], fault: str
+) -> None:
+    outside = tmp_path / "weights.bin"
+    write_weights(outside)
+    given = FAULTS[fault]
+    source = model_source("model.onnx", model(given.location.replace("{outside}", str(outside))))
+    given.prepare(source.version_folder, outside)
+    with pytest.raises(ServeError) as caught:
+        load(source)
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+    assert given.text in caught.value.text
+
+
+def test_a_link_within_the_model(model_source: SourceMaker) -> None:
+    source = model_source("model.onnx", adding("weights.bin"))
+    write_weights(source.version_folder / "..data" / "weights.bin")
+    (source.version_folder / "weights.bin").symlink_to("..data/weights.bin")
+    load(source)
+
+
+def test_a_name_that_only_looks_like_external_data(model_source: SourceMaker) -> None:
+    values = [helper.make_tensor_value_info(name, FLOAT, ["batch", 1]) for name in ("location", "Y")]
+    graph = helper.make_graph([helper.make_node("Neg", ["location"], ["Y"])], "graph", values[:1], values[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert load(model_source("model.onnx", model.SerializeToString())).signature.inputs[0].name == "location"
+
+
+def test_a_damaged_file_that_seems_to_have_external_data(model_source: SourceMaker) -> None:
+    with pytest.raises(ServeError, match=r"ONNX Runtime cannot load model.onnx: "):
+        load(model_source("model.onnx", b"\xff\xfflocation" + adding("weights.bin")[:50]))

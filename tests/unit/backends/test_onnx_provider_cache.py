@@ -1,0 +1,140 @@
+"""Where execution providers keep what they compile, and the words of theirs that are kept."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.models import add_constant, add_sub
+
+from rocserve.backends.base import ModelSource
+from rocserve.backends.onnx.migraphx_provider import MIGRAPHX_PROVIDER
+from rocserve.backends.onnx.native_messages import error_lines, standard_error_kept, without_place
+from rocserve.backends.onnx.provider_cache import with_caches
+from rocserve.backends.onnx.provider_options import CUDA, OPENVINO
+from rocserve.backends.onnx.providers import Provider, ProviderPlan
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.settings import EngineSettings
+
+SourceMaker = Callable[..., ModelSource]
+
+VARIABLE = "ORT_MIGRAPHX_MODEL_CACHE_PATH"
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    os.environ.pop(VARIABLE, None)
+
+
+@pytest.fixture
+def source(model_source: SourceMaker, tmp_path: Path) -> ModelSource:
+    return replace(
+        model_source("model.onnx", add_sub()), settings=EngineSettings(cache_directory=str(tmp_path / "cache"))
+    )
+
+
+def plan_of(*providers: Provider) -> ProviderPlan:
+    return ProviderPlan(providers, "a test", accepts_cpu=False)
+
+
+def migraphx(**options: str) -> ProviderPlan:
+    return plan_of(Provider(MIGRAPHX_PROVIDER, options, keeps_compiled=True))
+
+
+def folder_for(source: ModelSource, plan: ProviderPlan) -> Path:
+    os.environ.pop(VARIABLE, None)
+    with_caches(source, plan)
+    return Path(os.environ[VARIABLE])
+
+
+def test_a_folder_for_all_that_a_program_depends_on(source: ModelSource, tmp_path: Path) -> None:
+    first = folder_for(source, migraphx(device_id="0"))
+    assert first.parent == tmp_path / "cache" / "onnxruntime"
+    assert first.name.startswith("migraphx-")
+    assert stat.S_IMODE(first.stat().st_mode) == 0o700
+    assert folder_for(source, migraphx(device_id="0")) == first
+    assert folder_for(source, migraphx(device_id="0", migraphx_fp16_enable="1")) != first
+    os.environ["ORT_MIGRAPHX_FP16_ENABLE"] = "1"
+    assert folder_for(source, migraphx(device_id="0")) != first
+    del os.environ["ORT_MIGRAPHX_FP16_ENABLE"]
+    (source.version_folder / "weights.bin").write_bytes(b"1")
+    second = folder_for(source, migraphx(device_id="0"))
+    source.model_file.write_bytes(add_constant(1.0))
+    assert len({first, second, folder_for(source, migraphx(device_id="0"))}) == 3
+
+
+def test_a_place_of_the_operators_own(source: ModelSource, tmp_path: Path) -> None:
+    os.environ[VARIABLE] = str(tmp_path / "own")
+    with_caches(source, migraphx())
+    assert Path(os.environ[VARIABLE]).parent == tmp_path / "own"
+
+
+def test_openvino_is_told_its_folder(source: ModelSource, tmp_path: Path) -> None:
+    (provider,) = with_caches(source, plan_of(Provider(OPENVINO, {"precision": "FP32"}, keeps_compiled=True))).providers
+    folder = Path(provider.options["cache_dir"])
+    assert folder.parent == tmp_path / "cache" / "onnxruntime"
+    assert folder.is_dir()
+    assert provider.options["precision"] == "FP32"
+
+
+def test_others_have_none(source: ModelSource, tmp_path: Path) -> None:
+    plan = plan_of(Provider(CUDA, {}))
+    assert with_caches(source, plan) is plan
+    assert not (tmp_path / "cache").exists()
+
+
+def test_folders_that_were_used_least_lately_go(source: ModelSource, tmp_path: Path) -> None:
+    old, recent = (tmp_path / "cache" / "onnxruntime" / f"migraphx-{name}" for name in ("old", "recent"))
+    for used, folder in ((50, old), (100, recent)):
+        folder.mkdir(parents=True, mode=0o700)
+        (folder / "program.mxr").write_bytes(b"x" * 1000)
+        os.utime(folder, (used, used))
+    small = replace(source, settings=replace(source.settings, cache_bytes=1500))
+    current = folder_for(small, migraphx())
+    assert (old.exists(), recent.exists(), current.exists()) == (False, True, True)
+
+
+def test_a_cache_that_cannot_be_written(source: ModelSource, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(ServeError, match=r"cannot be used: .*; name another folder with --cache-directory") as caught:
+        with_caches(source, migraphx())
+    assert caught.value.code is StatusCode.UNAVAILABLE
+
+
+def test_what_a_library_says_is_kept(capfd: pytest.CaptureFixture[str]) -> None:
+    os.write(2, b"before\n")
+    with standard_error_kept() as written:
+        os.write(2, b"why\n")
+        assert written() == "why\n"
+        os.write(2, b"so\n")
+    os.write(2, b"after\n")
+    assert written() == "why\nso\n"
+    assert capfd.readouterr().err == "before\nafter\n"
+
+
+def test_the_stream_is_given_back_whatever_happens(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeError), standard_error_kept():
+        raise RuntimeError
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "after\n"
+
+
+SAID = (
+    "\x1b[0;93m2026-01-01 00:00:00.1 [W:onnxruntime:Default, some_provider.cc:12 Parse] a warning\n"
+    " of two lines\x1b[m\n"
+    "\x1b[1;31m2026-01-01 00:00:00.2 [E:onnxruntime:Default, provider_bridge_ort.cc:2310 Create]"
+    " /onnxruntime/core/providers/x/x.cc:141 std::string x::Parse(const Options&) [ERROR] Device NPU is not there\n"
+    " and never was\n"
+    "\x1b[m\n"
+)
+
+
+def test_errors_among_what_was_said() -> None:
+    assert error_lines(SAID) == ["Device NPU is not there", "and never was"]
+    assert error_lines("") == []
+    assert without_place("plain words") == "plain words"
