@@ -5,25 +5,27 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import rocserve
 from rocserve.flags import FlagError, add_serve_flags, at_least, settings_from
+from rocserve.tools.verbs import Verb, add_model_verbs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the result is its exit status."""
-    parser = _parser()
+    parser, model_verbs = _parser()
     options = parser.parse_args(arguments)
     if options.verb is None:
         parser.print_help()
         return 2
-    verb = {"serve": _serve, "config": _config, "status": _status, "get": _get, "cache": _cache}[options.verb]
-    return verb(options)
+    own_verbs = {"serve": _serve, "config": _config, "status": _status, "get": _get, "cache": _cache}
+    return {**own_verbs, **model_verbs}[options.verb](options)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, Verb]]:
+    """The parser, and what runs the verbs that tools/verbs.py adds."""
     parser = argparse.ArgumentParser(
         prog="rocserve", description="Serve a repository of models over KServe v2 gRPC.", allow_abbrev=False
     )
@@ -91,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a folder that has the files under their published names (also $ROCSERVE_GET_SOURCE)",
     )
     _add_cache_verb(verbs)
-    return parser
+    return parser, add_model_verbs(verbs)
 
 
 def _add_cache_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -18,12 +18,13 @@ _OPERATOR = re.compile(r"^@literal(?=\{)|^[^\[({]+")
 _SHAPE = re.compile(r"(?P<type>\w+)_type, \{(?P<dims>[\d, ]*)\}, \{[\d, ]*\}")
 _SYMBOL = re.compile(r"\bsymbol_name=(?P<symbol>[^,\]]+)")
 
-_ELEMENT_BYTES = {
+ELEMENT_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "uint32": 4, "int32": 4, "uint64": 8, "int64": 8,
     "half": 2, "bf16": 2, "float": 4, "double": 8,
     "fp8e4m3fnuz": 1, "fp8e4m3fn": 1, "fp8e5m2": 1, "fp8e5m2fnuz": 1,
     "fp4x2": 1,
 }  # fmt: skip
+"""By MIGraphX's names of datatypes; two fp4 elements share a byte, which is counted as one."""
 
 _PLUMBING = frozenset({"@param", "@literal", "@return", "@outline"})
 _MODULE_PREFIXES = ("ref::", "cpu::", "dnnl::", "gpu::", "hip::")
@@ -136,5 +137,5 @@ def _shape_bytes(text: str) -> int:
     total = 0
     for match in _SHAPE.finditer(text):
         dimensions = [int(dimension) for dimension in match["dims"].split(",") if dimension.strip()]
-        total += math.prod(dimensions) * _ELEMENT_BYTES.get(match["type"], 0)
+        total += math.prod(dimensions) * ELEMENT_BYTES.get(match["type"], 0)
     return total

@@ -12,7 +12,7 @@ module: "main"
 data = @param:data -> float_type, {1, 3, 224, 224}, {150528, 50176, 224, 1}, target_id=0
 @4 = load[offset=0,end=602112](@1) -> float_type, {1, 3, 224, 224}, {150528, 50176, 224, 1}, target_id=0
 @5 = hip::copy_to_gpu(data,@4) -> float_type, {1, 3, 224, 224}, {150528, 50176, 224, 1}, target_id=0
-@6 = gpu::code_object[code_object=9168,symbol_name=mlir_convolution_add_relu,](@5,@2) -> half_type, {1, 4, 8, 8}, {256, 64, 8, 1}
+@6 = gpu::code_object[symbol_name=mlir_convolution_add_relu,](@5,@2) -> half_type, {1, 4, 8, 8}, {256, 64, 8, 1}
 @7 = gpu::pooling[mode=max,padding={1, 1, 1, 1},lengths={3, 3}](@6) -> half_type, {1, 4, 4, 4}, {64, 16, 4, 1}
 @8 = if[](@7), [then, else] -> [half_type, {1, 64}, {64, 1}, int64_type, {1}, {1}]
 @9 = hip::copy_from_gpu(@8) -> dynamic, float_type, {[1, 4, {}], 10}

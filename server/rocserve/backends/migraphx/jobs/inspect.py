@@ -1,0 +1,57 @@
+"""Has MIGraphX read a model, or load a compiled program, and print it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocserve.backends.migraphx.binding.interface import Binding, ProgramTensor
+from rocserve.backends.migraphx.jobs.messages import Report
+from rocserve.backends.migraphx.jobs.parsing import parse_recipe
+from rocserve.backends.migraphx.recipe import ProgramRecipe
+
+
+@dataclass(frozen=True, slots=True)
+class InspectJob:
+    """Of the two, one is given."""
+
+    name: str
+    """What is inspected, for people."""
+    recipe: ProgramRecipe | None = None
+    """A model to be read, and not compiled."""
+    program_file: str = ""
+    """A .mxr to be loaded."""
+
+    @property
+    def title(self) -> str:
+        return f"inspecting {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class InspectResult:
+    parameters: tuple[ProgramTensor, ...]
+    """By name."""
+    outputs: tuple[ProgramTensor, ...]
+    extra_parameters: tuple[str, ...]
+    """Buffers that the caller has to bring: the program was compiled without offload_copy."""
+    is_compiled: bool
+    text: str
+    """MIGraphX's print."""
+
+
+def perform(job: InspectJob, binding: Binding, report: Report) -> InspectResult:
+    """
+    Raises:
+        MigraphxError: MIGraphX cannot read it.
+    """
+    report("reading it")
+    recipe = job.recipe
+    program = binding.load(Path(job.program_file)) if recipe is None else parse_recipe(binding, recipe)
+    report("printing it")
+    return InspectResult(
+        parameters=tuple(program.parameters[name] for name in sorted(program.parameters)),
+        outputs=tuple(program.outputs),
+        extra_parameters=tuple(program.extra_parameters),
+        is_compiled=program.is_compiled,
+        text=program.text(),
+    )

@@ -1,0 +1,1 @@
+"""`rocserve compile`: a model's programs, ahead of the server."""

@@ -1,0 +1,105 @@
+"""Runs `rocserve compile MODEL`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from rocserve.backends.migraphx.jobs.compile import program_title
+from rocserve.backends.migraphx.recipe import ProgramRecipe
+from rocserve.core.errors import invalid_argument, unavailable
+from rocserve.tools.model_choice import ToolModel
+from rocserve.tools.printing import say, size, table
+from rocserve.tools.progress import ToolProgress
+from rocserve.tools.workbench import Compiled, Workbench
+
+BATCH = "{batch}"
+"""Stands for the batch size in the name of an output file."""
+
+_COLUMNS = ("program", "precision", "from", "seconds", "size", "scratch")
+
+
+def compile_model(model: ToolModel, output: str, out: Console, log: logging.Logger) -> None:
+    """Compile all programs of the model into the cache, and copy them to `output` where that is not "".
+
+    Raises:
+        ServeError: one cannot be compiled, with the reason.
+    """
+    rows: list[Sequence[str]] = []
+    with ToolProgress() as progress:
+        bench = Workbench(model, progress.report, log)
+        recipes = bench.plan().recipes
+        check_output(output, recipes)
+        progress.steps(len(recipes))
+        for recipe in recipes:
+            compiled = bench.program(recipe)
+            rows.append(program_row(recipe, compiled))
+            if output:
+                _copy(compiled.program.path, output_path(output, recipe))
+            progress.done()
+    out.print(table(f"{model.source.name} on MIGraphX {bench.library.version}, {bench.place}", _COLUMNS, rows, left=3))
+    for recipe in recipes if output else ():
+        say(out, f"{program_title(recipe)}: {output_path(output, recipe)}")
+    say(out, f"cache: {bench.cache.directory}")
+
+
+def program_row(recipe: ProgramRecipe, compiled: Compiled) -> Sequence[str]:
+    about = compiled.program.about
+    return (
+        program_title(recipe),
+        recipe.options.precision.value,
+        "cache" if compiled.from_cache else "compiled",
+        f"{about.compile_seconds:.2f}",
+        size(compiled.program.size_bytes),
+        "-" if about.scratch_bytes is None else size(about.scratch_bytes),
+    )
+
+
+def check_output(output: str, recipes: Sequence[ProgramRecipe]) -> None:
+    """
+    Raises:
+        ServeError: INVALID_ARGUMENT, several programs would go into one file, or the folder is not there.
+    """
+    if not output:
+        return
+    if len(recipes) > 1 and BATCH not in output:
+        sizes = ", ".join(str(recipe.batch_size) for recipe in recipes)
+        raise invalid_argument(
+            f"--output takes one program, and there are {len(recipes)} (batch sizes {sizes}); choose one with"
+            f" --batch-sizes, or have {BATCH} in the file's name"
+        )
+    if not Path(output).absolute().parent.is_dir():
+        raise invalid_argument(f"--output: the folder {Path(output).absolute().parent} does not exist")
+
+
+def output_path(output: str, recipe: ProgramRecipe) -> Path:
+    return Path(output.replace(BATCH, str(recipe.batch_size or recipe.largest_batch)))
+
+
+def _copy(program: Path, target: Path) -> None:
+    """Whole or not at all: a server may be watching."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=target.absolute().parent, prefix=".", suffix=".tmp", delete=False) as part:
+            try:
+                with program.open("rb") as source:
+                    shutil.copyfileobj(source, part)
+                part.flush()
+                os.fchmod(part.fileno(), 0o666 & ~_umask())
+                Path(part.name).replace(target)
+            except BaseException:
+                Path(part.name).unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        raise unavailable(f"cannot write {target}: {error.strerror or error}") from None
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask

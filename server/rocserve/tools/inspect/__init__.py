@@ -1,0 +1,1 @@
+"""`rocserve inspect`: what MIGraphX makes of a model."""

@@ -1,0 +1,165 @@
+"""Has MIGraphX read and compile a model, and gathers what it says of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
+from rocserve.backends.migraphx.jobs.compile import program_title
+from rocserve.backends.migraphx.jobs.inspect import InspectJob, InspectResult
+from rocserve.backends.migraphx.mxr import MxrFile, read_mxr
+from rocserve.backends.migraphx.program_text import ELEMENT_BYTES
+from rocserve.backends.migraphx.recipe import ProgramRecipe
+from rocserve.core.plain import to_json
+from rocserve.tools.inspect.summary import ProgramSummary, plain_counts, summarise_program
+from rocserve.tools.model_choice import ToolModel
+from rocserve.tools.progress import ToolProgress
+from rocserve.tools.workbench import Workbench
+
+_INSPECT_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    name: str
+    datatype: str
+    """MIGraphX's name."""
+    shape: tuple[str, ...]
+    """A dimension that varies as "1-8"."""
+    bytes: int
+    """At its largest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramFacts:
+    title: str
+    """"batch size 4"."""
+    inputs: tuple[TensorFacts, ...]
+    outputs: tuple[TensorFacts, ...]
+    file_bytes: int
+    """Of the .mxr."""
+    compile_seconds: float | None
+    """None of a program that was brought."""
+    before: ProgramSummary | None
+    """As it was read; None of a .mxr, which holds the compiled program only."""
+    after: ProgramSummary
+    before_text: str
+    after_text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    model: str
+    file: str
+    migraphx: str
+    place: str
+    """"target gpu (gfx90a)"."""
+    precision: str
+    weight_bytes: int | None
+    """As the model's file has them; None of a .mxr."""
+    programs: tuple[ProgramFacts, ...]
+    mxr: MxrFile | None
+
+    def json(self) -> str:
+        return to_json(self).decode()
+
+
+def inspect_model(model: ToolModel, log: logging.Logger) -> Inspection:
+    """
+    Raises:
+        ServeError: MIGraphX cannot be had here, or cannot read or compile the model.
+    """
+    with ToolProgress() as progress:
+        bench = Workbench(model, progress.report, log)
+        if model.source.model_file.suffix == ".mxr":
+            return _inspect_mxr(bench)
+        plan = bench.plan()
+        progress.steps(len(plan.recipes))
+        programs = []
+        for recipe in plan.recipes:
+            programs.append(_inspect_recipe(bench, recipe, [output.name for output in plan.outputs]))
+            progress.done()
+    return Inspection(
+        model=model.source.name,
+        file=str(model.source.model_file),
+        migraphx=bench.library.version,
+        place=bench.place,
+        precision=bench.options.precision.value,
+        weight_bytes=plan.weight_bytes,
+        programs=tuple(programs),
+        mxr=None,
+    )
+
+
+def _inspect_recipe(bench: Workbench, recipe: ProgramRecipe, output_names: Sequence[str]) -> ProgramFacts:
+    title = program_title(recipe)
+    name = f"{title} of model '{bench.model.source.name}'"
+    read = _inspected(bench, InspectJob(name, recipe=recipe))
+    program = bench.program(recipe).program
+    made = _inspected(bench, InspectJob(name, program_file=str(program.path)))
+    before = summarise_program(read.text)
+    return ProgramFacts(
+        title=title,
+        inputs=_facts(made.parameters, ()),
+        outputs=_facts(made.outputs, output_names),
+        file_bytes=program.size_bytes,
+        compile_seconds=program.about.compile_seconds,
+        before=before,
+        after=summarise_program(made.text, frozenset(plain_counts(before))),
+        before_text=read.text,
+        after_text=made.text,
+    )
+
+
+def _inspect_mxr(bench: Workbench) -> Inspection:
+    file = bench.model.source.model_file
+    mxr = read_mxr(file)
+    made = _inspected(bench, InspectJob(file.name, program_file=str(file)))
+    facts = ProgramFacts(
+        title=file.name,
+        inputs=_facts(made.parameters, ()),
+        outputs=_facts(made.outputs, ()),
+        file_bytes=file.stat().st_size,
+        compile_seconds=None,
+        before=None,
+        after=summarise_program(made.text),
+        before_text="",
+        after_text=made.text,
+    )
+    return Inspection(
+        model=bench.model.source.name,
+        file=str(file),
+        migraphx=bench.library.version,
+        place=bench.place,
+        precision="",
+        weight_bytes=None,
+        programs=(facts,),
+        mxr=mxr,
+    )
+
+
+def _inspected(bench: Workbench, job: InspectJob) -> InspectResult:
+    return bench.runner.run(job, InspectResult, timeout_seconds=_INSPECT_SECONDS, limit_name="the time for it")
+
+
+def _facts(tensors: Sequence[ProgramTensor], names: Sequence[str]) -> tuple[TensorFacts, ...]:
+    facts = []
+    for number, tensor in enumerate(tensors):
+        name = tensor.name or (names[number] if number < len(names) else f"output_{number}")
+        facts.append(
+            TensorFacts(name, tensor.datatype, tuple(_dimension(dim) for dim in tensor.shape), _tensor_bytes(tensor))
+        )
+    return tuple(facts)
+
+
+def _dimension(dim: int | DimensionRange) -> str:
+    return f"{dim.least}-{dim.most}" if isinstance(dim, DimensionRange) else str(dim)
+
+
+def _tensor_bytes(tensor: ProgramTensor) -> int:
+    total = ELEMENT_BYTES.get(tensor.datatype, 0)
+    for dim in tensor.shape:
+        total *= dim.most if isinstance(dim, DimensionRange) else dim
+    return total

@@ -1,0 +1,160 @@
+"""The model that a tool works on: a model folder, as the server would take it, or a model's bare file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rocserve.backends.base import BackendSpec, ModelSource
+from rocserve.backends.migraphx.accelerator import MAX_DYNAMIC_BATCH
+from rocserve.backends.registry import BackendRegistry
+from rocserve.config.definition import find_model_file, read_model_definitions
+from rocserve.config.versions import find_versions, no_version_text, select_versions
+from rocserve.core.errors import invalid_argument
+from rocserve.core.model_config import InstanceKind, ModelConfig
+from rocserve.settings import EngineSettings
+from rocserve.tools.command_line import CommandLine
+
+_BACKENDS = {".onnx": "onnx", ".pb": "tensorflow", ".graphdef": "tensorflow", ".mxr": "migraphx"}
+"""By a bare file's ending."""
+
+_BATCH_PARAMETERS = ("batch", "batch_sizes", "dynamic_batch", MAX_DYNAMIC_BATCH)
+_CALIBRATION_PARAMETERS = ("calibration_data", "calibration_pipeline", "calibration_samples")
+_CALIBRATED = ("int8", "fp8")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolModel:
+    source: ModelSource
+    backend: BackendSpec
+    config_file: Path | None
+    """The configuration's file, where there is one; also the one that there could be, for a model folder."""
+
+    def with_parameters(self, **parameters: str | None) -> ToolModel:
+        """The same model with other parameters; None removes one."""
+        config = self.source.config
+        kept = _without(config.parameters, parameters)
+        added = {name: text for name, text in parameters.items() if text is not None}
+        return replace(self, source=replace(self.source, config=replace(config, parameters={**kept, **added})))
+
+    def with_precision(self, precision: str) -> ToolModel:
+        """The same model in another precision, without calibration where that is of no use."""
+        if precision in _CALIBRATED:
+            return self.with_parameters(precision=precision)
+        model = self.with_parameters(precision=precision, **dict.fromkeys(_CALIBRATION_PARAMETERS))
+        config = model.source.config
+        accelerators = tuple(
+            replace(one, parameters=_without(one.parameters, _CALIBRATION_PARAMETERS))
+            for one in config.gpu_accelerators
+        )
+        return replace(model, source=replace(model.source, config=replace(config, gpu_accelerators=accelerators)))
+
+
+def _without(parameters: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
+    return {name: text for name, text in parameters.items() if name not in names}
+
+
+def find_model(path: Path, command_line: CommandLine, registry: BackendRegistry, settings: EngineSettings) -> ToolModel:
+    """The model at `path`, with what the command line says of it.
+
+    Raises:
+        ServeError: there is none, or its configuration is wrong.
+    """
+    path = path.absolute()
+    if path.is_dir():
+        model = _from_folder(path, command_line, registry, settings)
+    elif path.is_file():
+        model = _from_file(path, command_line, registry, settings)
+    else:
+        raise invalid_argument("does not exist; expected a model's folder, or a .onnx, .pb, .graphdef or .mxr file")
+    return _apply(model, command_line)
+
+
+def _from_folder(
+    folder: Path, command_line: CommandLine, registry: BackendRegistry, settings: EngineSettings
+) -> ToolModel:
+    folder = folder.resolve()
+    definition, *members = read_model_definitions(
+        folder, registry, config_name=command_line.config_name, repository=folder.parent
+    )
+    if definition.backend is None:
+        names = [member.name for member in members] or [step.model_name for step in definition.config.ensemble_steps]
+        raise invalid_argument(f"is an ensemble, which no engine runs; give one of its models: {', '.join(names)}")
+    versions = select_versions(definition.config.version_policy, find_versions(folder))
+    if not versions:
+        raise invalid_argument(no_version_text(definition.config))
+    version_folder = folder / str(versions[-1])
+    groups = definition.config.instance_groups
+    source = ModelSource(
+        name=definition.name,
+        version=versions[-1],
+        model_folder=folder,
+        version_folder=version_folder,
+        model_file=find_model_file(definition, version_folder),
+        config=definition.config,
+        instance_kind=groups[0].kind if groups else InstanceKind.AUTO,
+        device=groups[0].gpus[0] if groups and groups[0].gpus else None,
+        instance_count=1,
+        settings=settings,
+    )
+    return ToolModel(source, definition.backend, folder / definition.source)
+
+
+def _from_file(path: Path, command_line: CommandLine, registry: BackendRegistry, settings: EngineSettings) -> ToolModel:
+    name = _BACKENDS.get(path.suffix.lower())
+    backend = registry.find("", name) if name else None
+    if backend is None:
+        raise invalid_argument(f"has the ending '{path.suffix}'; expected one of {', '.join(_BACKENDS)}, or a folder")
+    source = ModelSource(
+        name=path.stem,
+        version=1,
+        model_folder=path.parent,
+        version_folder=path.parent,
+        model_file=path,
+        config=ModelConfig(name=path.stem, backend=backend.name),
+        instance_kind=InstanceKind.AUTO,
+        device=None,
+        instance_count=1,
+        settings=settings,
+    )
+    return ToolModel(source, backend, None)
+
+
+def _apply(model: ToolModel, command_line: CommandLine) -> ToolModel:
+    parameters = dict(command_line.parameters)
+    if command_line.calibration_data is not None:
+        model, text = _with_calibration_data(model, command_line.calibration_data.absolute())
+        parameters["calibration_data"] = text
+    if "precision" in parameters:
+        model = model.with_precision(parameters["precision"])
+    model = model.with_parameters(**parameters)
+    return _with_batch_sizes(model, command_line.batch_sizes) if command_line.batch_sizes else model
+
+
+def _with_batch_sizes(model: ToolModel, sizes: tuple[int, ...]) -> ToolModel:
+    config = model.source.config
+    if config.max_batch_size == 0 and config.inputs:
+        raise invalid_argument("does not batch (max_batch_size: 0), so there is one program; leave --batch-sizes out")
+    model = model.with_parameters(**dict.fromkeys(_BATCH_PARAMETERS))
+    model = model.with_parameters(batch_sizes=",".join(map(str, sizes)))
+    config = replace(model.source.config, max_batch_size=max(*sizes, config.max_batch_size))
+    return replace(model, source=replace(model.source, config=config))
+
+
+def _with_calibration_data(model: ToolModel, data: Path) -> tuple[ToolModel, str]:
+    """The model, and the data's path as the parameter has it: relative to the model's folder."""
+    folder = model.source.model_folder
+    if not data.exists():
+        raise invalid_argument(f"the calibration data {data} does not exist")
+    if data.is_relative_to(folder):
+        return model, str(data.relative_to(folder))
+    if model.config_file is not None:
+        raise invalid_argument(
+            f"the calibration data {data} is outside of the model's folder, where a server would look for it; copy it"
+            " there"
+        )
+    # A bare file has no folder of its own, so any that holds both will do.
+    common = Path(*(ours for ours, theirs in zip(folder.parts, data.parts, strict=False) if ours == theirs))
+    shared = replace(model.source, model_folder=common)
+    return replace(model, source=shared), str(data.relative_to(common))

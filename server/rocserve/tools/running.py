@@ -1,0 +1,67 @@
+"""Runs a tool on a model: finds it, and turns what goes wrong into one line and an exit status."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from rocserve.backends.registry import discover_backends
+from rocserve.core.errors import ServeError
+from rocserve.settings import EngineSettings
+from rocserve.tools.command_line import CommandLine
+from rocserve.tools.model_choice import ToolModel, find_model
+from rocserve.tools.printing import complain, console_on
+
+ENDED_BY_USER = 130
+"""As shells have it: 128 and SIGINT's number."""
+
+Tool = Callable[[ToolModel, Console, logging.Logger], int | None]
+"""Returns the exit status, None for 0; may raise ServeError."""
+
+
+def run_on_model(
+    verb: str, path: Path, command_line: CommandLine, settings: EngineSettings, tool: Tool, out: Console | None = None
+) -> int:
+    """The exit status: 0, 1 with a reason on standard error, or 130 when the user ended it."""
+    log = tool_log()
+
+    def run() -> int | None:
+        model = find_model(path, command_line, discover_backends(), settings)
+        return tool(model, out or console_on(), log)
+
+    return guarded(verb, str(path), run)
+
+
+def guarded(verb: str, subject: str, run: Callable[[], int | None]) -> int:
+    """`run`'s exit status, whatever happens in it. `subject`: what errors are about; "" = nothing to name."""
+    about = f"{subject}: " if subject else ""
+    try:
+        return run() or 0
+    except ServeError as error:
+        complain(f"rocserve {verb}: {about}{error.text}")
+    except KeyboardInterrupt:
+        complain(f"rocserve {verb}: ended by you")
+        return ENDED_BY_USER
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; Python would complain once more when it closes it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        complain(f"rocserve {verb}: {about}{error.filename or ''}: {error.strerror or error}")
+    return 1
+
+
+def tool_log() -> logging.Logger:
+    """Warnings of the parts that tools use go to standard error; the rest nowhere."""
+    log = logging.getLogger("rocserve.tools")
+    if not log.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        log.addHandler(handler)
+        log.propagate = False
+    log.setLevel(logging.WARNING)
+    return log

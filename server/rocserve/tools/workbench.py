@@ -1,0 +1,96 @@
+"""What the tools need to get a model onto MIGraphX. This process never loads it: its children do."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rocserve.backends.gpus import visible_gpus
+from rocserve.backends.migraphx.cache.entry import CachedProgram
+from rocserve.backends.migraphx.cache.opening import open_cache
+from rocserve.backends.migraphx.cache.store import ProgramCache
+from rocserve.backends.migraphx.compiler import ProgramCompiler
+from rocserve.backends.migraphx.environment import program_environment
+from rocserve.backends.migraphx.installation import MigraphxInstallation, find_installation
+from rocserve.backends.migraphx.jobs.library import LibraryJob, LibraryResult
+from rocserve.backends.migraphx.jobs.runner import JobRunner
+from rocserve.backends.migraphx.options import CompileOptions, ServingOptions, Target
+from rocserve.backends.migraphx.parameters import compile_options, serving_options
+from rocserve.backends.migraphx.plan import ProgramPlan, plan_programs
+from rocserve.backends.migraphx.recipe import ProgramEnvironment, ProgramRecipe
+from rocserve.core.model_config import InstanceKind
+from rocserve.tools.model_choice import ToolModel
+
+_LIBRARY_SECONDS = 120.0
+"""Loading ROCm for the first time may take long."""
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    program: CachedProgram
+    from_cache: bool
+
+
+def usable_targets(library: LibraryResult, device: int | None) -> frozenset[Target]:
+    """The target gpu only where there is a GPU: its library can be loaded without."""
+    targets = frozenset(Target(name) for name, fault in library.targets.items() if not fault)
+    return targets if device is not None else targets - {Target.GPU}
+
+
+class Workbench:
+    """For one model."""
+
+    def __init__(self, model: ToolModel, report: Report, log: logging.Logger) -> None:
+        """
+        `report` takes what goes on, a line each.
+
+        Raises:
+            ServeError: UNAVAILABLE, MIGraphX or the target cannot be used here; INVALID_ARGUMENT, a parameter is wrong.
+        """
+        source = model.source
+        gpus = () if source.instance_kind is InstanceKind.CPU else visible_gpus()
+        self.device = source.device if source.device is not None else next(iter(gpus), None)
+        self.model = model
+        self.report = report
+        self.serving: ServingOptions = serving_options(source.config)
+        self.installation: MigraphxInstallation = find_installation(source.settings)
+        self.runner = JobRunner(self.installation, report, log, binding=self.serving.binding)
+        self.library: LibraryResult = self.runner.run(LibraryJob(), LibraryResult, timeout_seconds=_LIBRARY_SECONDS)
+        targets = usable_targets(self.library, self.device)
+        self.options: CompileOptions = compile_options(source.config, source.instance_kind, targets)
+        if self.options.target is not Target.GPU:
+            self.device = None
+        self.environment: ProgramEnvironment = program_environment(
+            self.options.target, self.device, self.library.version
+        )
+        self.cache: ProgramCache = open_cache(source.settings, log.warning)
+        self._compiler = ProgramCompiler(
+            self.runner, self.cache, model_name=source.name, model_folder=source.model_folder
+        )
+
+    def plan(self) -> ProgramPlan:
+        """The programs that the model consists of. Raises: ServeError: the file or the configuration is wrong."""
+        return plan_programs(
+            self.model.source,
+            self.options,
+            self.serving,
+            self.environment,
+            default_max_batch_size=self.model.backend.default_max_batch_size,
+        )
+
+    def program(self, recipe: ProgramRecipe) -> Compiled:
+        """From the cache, or compiled into it. Raises: ServeError: it cannot be."""
+        found = self.cache.find(recipe.key)
+        if found is not None:
+            return Compiled(found, from_cache=True)
+        timeout = self.serving.compile_timeout_seconds
+        return Compiled(self._compiler.program(recipe, timeout_seconds=timeout), from_cache=False)
+
+    @property
+    def place(self) -> str:
+        """Where programs run, for people: "target gpu (gfx90a)"."""
+        architecture = self.environment.gpu_architecture
+        return f"target {self.options.target.value}" + (f" ({architecture})" if architecture else "")

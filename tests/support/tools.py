@@ -1,0 +1,46 @@
+"""Runs a verb of the command as its user would, in this process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rocserve.cli import main
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    status: int
+    out: str
+    err: str
+
+    def row(self, name: str) -> list[str]:
+        """The words of the first line that begins with `name`, without it."""
+        for line in self.out.splitlines():
+            if line.strip().startswith(name):
+                return line.strip().removeprefix(name).split()
+        raise AssertionError(f"no line begins with {name!r} in:\n{self.out}")
+
+
+class Command:
+    """`rocserve` with a cache of its own."""
+
+    def __init__(self, cache: Path, capture: pytest.CaptureFixture[str]) -> None:
+        self.cache = cache
+        self._capture = capture
+
+    def __call__(self, *words: str | Path) -> Ran:
+        self._capture.readouterr()
+        try:
+            status = main([str(word) for word in words])
+        except SystemExit as error:
+            assert isinstance(error.code, int)
+            status = error.code
+        captured = self._capture.readouterr()
+        return Ran(status, captured.out, captured.err)
+
+    def on_migraphx(self, root: Path, *words: str | Path) -> Ran:
+        verb, *others = words
+        return self(verb, "--migraphx-root", root, "--cache-directory", self.cache, *others)

@@ -1,0 +1,94 @@
+"""`rocserve inspect` on the real MIGraphX; what a GPU's programs show is in the summaries of their prints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.migraphx_models import mini_resnet, two_in_two_out
+from support.tools import Command
+
+from rocserve.tools.inspect.summary import summarise_program
+
+_GPU = """module: "main"
+@0 = check_context::migraphx::gpu::context -> float_type, {}, {}, target_id=0
+@1 = hip::hip_allocate_memory[shape=int8_type, {4096}, {1},id=main:scratch] -> int8_type, {4096}, {1}, target_id=0
+@2 = hip::hip_copy_literal[id=main:@literal:17] -> float_type, {8, 3, 3, 3}, {27, 9, 3, 1}, target_id=0
+data = @param:data -> float_type, {1, 3, 8, 8}, {192, 64, 8, 1}, target_id=0
+@4 = load[offset=0,end=768](@1) -> float_type, {1, 3, 8, 8}, {192, 64, 8, 1}, target_id=0
+@5 = hip::copy_to_gpu(data,@4) -> float_type, {1, 3, 8, 8}, {192, 64, 8, 1}, target_id=0
+@6 = gpu::code_object[symbol_name=mlir_convolution_add_relu,](@5,@2) -> float_type, {1, 8, 8, 8}, {512, 64, 8, 1}
+@7 = gpu::code_object[symbol_name=mlir_convolution_add_relu,](@6,@2) -> float_type, {1, 8, 8, 8}, {512, 64, 8, 1}
+@8 = gpu::code_object[symbol_name=convert_kernel,](@7) -> half_type, {1, 8, 8, 8}, {512, 64, 8, 1}
+@9 = hip::copy_from_gpu(@8) -> half_type, {1, 8, 8, 8}, {512, 64, 8, 1}
+@10 = hip::sync_stream(@9) -> half_type, {1, 8, 8, 8}, {512, 64, 8, 1}
+@11 = @return(@10)
+"""
+
+
+@pytest.fixture
+def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(tmp_path / "cache", capsys)
+
+
+def test_a_program_for_a_gpu_its_fusion_its_memory_and_its_copies() -> None:
+    summary = summarise_program(_GPU)
+    assert [(kernel.name, kernel.operators, kernel.count) for kernel in summary.kernels] == [
+        ("mlir_convolution_add_relu", ("convolution", "add", "relu"), 2)
+    ]
+    assert summary.operators[0].name == "gpu::code_object mlir_convolution_add_relu"
+    assert summary.instructions == 6
+    assert (summary.constant_bytes, summary.scratch_bytes) == (4 * 8 * 27, 4096)
+    assert (summary.to_gpu.count, summary.to_gpu.bytes) == (1, 768)
+    assert (summary.from_gpu.count, summary.from_gpu.bytes) == (1, 1024)
+
+
+def test_a_model_before_and_after(migraphx_root: Path, command: Command, tmp_path: Path) -> None:
+    model = tmp_path / "resnet.onnx"
+    model.write_bytes(mini_resnet())
+    ran = command.on_migraphx(migraphx_root, "inspect", model, "--batch-sizes", "1,2", "--target", "ref")
+    assert ran.status == 0
+    assert ran.row("input") == ["image", "float", "[1,", "3,", "8,", "8]", "768", "B"]
+    assert ran.row("output") == ["logits", "float", "[1,", "10]", "40", "B"]
+    assert ran.row("convolution") == ["4", "4"]
+    assert "the same for batch size 2, in that size\n" in ran.out
+    assert "no fused kernels; the target ref runs operator by operator\n" in ran.out
+    assert ran.row("instructions of a run:")[1:5] == ["as", "it", "was", "read,"]
+    assert "module:" not in ran.out
+
+
+def test_the_print_itself(migraphx_root: Path, command: Command, tmp_path: Path) -> None:
+    model = tmp_path / "two.onnx"
+    model.write_bytes(two_in_two_out())
+    ran = command.on_migraphx(migraphx_root, "inspect", model, "--batch-sizes", "1", "--text")
+    assert "batch size 1, as it was read:\n" in ran.out
+    assert "batch size 1, compiled:\n" in ran.out
+    assert "ref::sub(" in ran.out
+
+
+def test_a_compiled_file_and_json(migraphx_root: Path, command: Command, tmp_path: Path) -> None:
+    model, program = tmp_path / "two.onnx", tmp_path / "two.mxr"
+    model.write_bytes(two_in_two_out())
+    assert command.on_migraphx(
+        migraphx_root, "compile", model, "--batch-sizes", "3", "--target", "ref", "--output", program
+    ).status == 0  # fmt: skip
+    ran = command.on_migraphx(migraphx_root, "inspect", program, "--json")
+    facts = json.loads(ran.out)
+    assert facts["mxr"]["targets"] == ["ref"]
+    (only,) = facts["programs"]
+    assert [(one["name"], one["shape"]) for one in only["inputs"]] == [("left", ["3", "4"]), ("right", ["3", "4"])]
+    assert [one["name"] for one in only["outputs"]] == ["output_0", "output_1"]
+    assert only["before"] is None
+    assert {"name": "ref::sub", "count": 1} in only["after"]["operators"]
+    shown = command.on_migraphx(migraphx_root, "inspect", program)
+    assert "for target ref" in shown.out
+    assert shown.row("ref::sub") == ["1"]
+
+
+def test_a_damaged_file(migraphx_root: Path, command: Command, tmp_path: Path) -> None:
+    program = tmp_path / "m.mxr"
+    program.write_bytes(b"\x81\xa7version")
+    ran = command.on_migraphx(migraphx_root, "inspect", program)
+    assert (ran.status, ran.out) == (1, "")
+    assert "MIGraphX program m.mxr is damaged or no .mxr file" in ran.err.splitlines()[-1]
