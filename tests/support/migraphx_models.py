@@ -97,22 +97,24 @@ def without_batch() -> bytes:
     return network.model({"x": (2, 3)}, {"y": (3, 2)})
 
 
-def slow_to_compile() -> bytes:
-    """`x` FP32 [batch, 4] -> `y`, the same. Takes minutes to compile.
+def slow_to_compile(from_batch: int = 1) -> bytes:
+    """`x` FP32 [batch, 4] -> `y`, the same. At a batch of `from_batch` it takes minutes to compile, below it does not.
 
-    How often x is repeated (once) is a product of large matrices, which must be known before there is a program.
+    How often x is repeated (once) is a product of matrices, which must be known before there is a program; how large
+    these are depends on the batch.
     """
-    network, size = _Network(seed=9), 1000
-    shape = network.weights("shape", np.array([size, size], np.int64))
-    value = numpy_helper.from_array(np.array([1 / size], np.float32))
-    matrix = network.node("ConstantOfShape", shape, value=value)
-    product = matrix
+    network = _Network(seed=9)
+    batch = network.node("Slice", network.node("Shape", "x"), *(network.integers(value) for value in (0, 1)))
+    larger = network.node("Mul", network.node("Sub", batch, network.integers(from_batch - 1)), network.integers(1000))
+    size = network.node("Add", larger, network.integers(2))
+    one = numpy_helper.from_array(np.array([1], np.float32))
+    product = matrix = network.node("ConstantOfShape", network.node("Concat", size, size, axis=0), value=one)
     for _ in range(50):
         product = network.node("MatMul", product, matrix)
-    largest = network.node("Ceil", network.node("ReduceMax", product, axes=[0, 1], keepdims=1))
-    once = network.node("Reshape", largest, network.weights("one", np.array([1], np.int64)))
-    repeats = network.node("Cast", network.node("Concat", once, once, axis=0), to=TensorProto.INT64)
-    network.node("Tile", "x", repeats, output="y")
+    largest = network.node("ReduceMax", product, axes=[0, 1], keepdims=1)
+    count = network.node("Cast", network.node("Reshape", largest, network.integers(1)), to=TensorProto.INT64)
+    once = network.node("Min", count, network.integers(1))
+    network.node("Tile", "x", network.node("Concat", once, once, axis=0), output="y")
     return network.model({"x": ("batch", 4)}, {"y": ("batch", 4)})
 
 
@@ -136,8 +138,7 @@ def random_inputs(model: bytes, rows: int, seed: int = 0) -> dict[str, Array]:
 
 def _reshaping(batch: int, shape: Sequence[int]) -> bytes:
     network = _Network(seed=8)
-    constant = network.weights("shape", np.array(shape, np.int64))
-    network.node("Reshape", network.node("Mul", "x", "x"), constant, output="y")
+    network.node("Reshape", network.node("Mul", "x", "x"), network.integers(*shape), output="y")
     return network.model({"x": (batch, 2, 3)}, {"y": (batch, 6)})
 
 
@@ -157,6 +158,9 @@ class _Network:
     def weights(self, name: str, values: Array) -> str:
         self.initializers.append(numpy_helper.from_array(values, name))
         return name
+
+    def integers(self, *values: int) -> str:
+        return self.weights(f"integers_{len(self.initializers)}", np.array(values, np.int64))
 
     def relu(self, source: str) -> str:
         return self.node("Relu", source)

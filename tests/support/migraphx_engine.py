@@ -1,0 +1,111 @@
+"""Models loaded on MIGraphX's engine in the test's own process, which must be one that can load it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rocserve.backends.base import Batch, ModelSource
+from rocserve.backends.migraphx.engine import load
+from rocserve.backends.migraphx.installation import ROOT_VARIABLE
+from rocserve.backends.migraphx.model import MigraphxModel
+from rocserve.core.datatypes import DataType
+from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig, OutputConfig
+from rocserve.core.tensors import tensor_from_numpy
+from rocserve.settings import EngineSettings
+
+Array = np.ndarray[Any, Any]
+
+
+def given(name: str, *dims: int, datatype: DataType = DataType.FP32) -> InputConfig:
+    return InputConfig(name, datatype, dims)
+
+
+def wanted(name: str, *dims: int, datatype: DataType = DataType.FP32) -> OutputConfig:
+    return OutputConfig(name, datatype, dims)
+
+
+@dataclass(slots=True)
+class Engine:
+    """Loads models from one folder, with one cache, and keeps what they report."""
+
+    folder: Path
+    reports: list[str] = field(default_factory=list)
+
+    @property
+    def version_folder(self) -> Path:
+        return self.folder / "model" / "1"
+
+    @property
+    def settings(self) -> EngineSettings:
+        return EngineSettings(cache_directory=str(self.folder / "cache"), migraphx_root=os.environ[ROOT_VARIABLE])
+
+    def write(self, filename: str, content: bytes) -> Path:
+        self.version_folder.mkdir(parents=True, exist_ok=True)
+        path = self.version_folder / filename
+        path.write_bytes(content)
+        return path
+
+    def load(
+        self,
+        content: bytes,
+        max_batch_size: int = 0,
+        *,
+        filename: str = "model.onnx",
+        backend: str = "onnx",
+        inputs: tuple[InputConfig, ...] = (),
+        outputs: tuple[OutputConfig, ...] = (),
+        kind: InstanceKind = InstanceKind.CPU,
+        **parameters: object,
+    ) -> MigraphxModel:
+        """Loaded, not yet warmed up. Parameters are the configuration's."""
+        path = self.write(filename, content)
+        config = ModelConfig(
+            name="model",
+            backend=backend,
+            max_batch_size=max_batch_size,
+            inputs=inputs,
+            outputs=outputs,
+            parameters={"target": "ref", **{name: str(value) for name, value in parameters.items()}},
+        )
+        model = load(
+            ModelSource(
+                name="model",
+                version=1,
+                model_folder=path.parent.parent,
+                version_folder=path.parent,
+                model_file=path,
+                config=config,
+                instance_kind=kind,
+                device=None,
+                instance_count=1,
+                settings=self.settings,
+                report=self.reports.append,
+            )
+        )
+        assert isinstance(model, MigraphxModel)
+        return model
+
+    def complete(self, *arguments: Any, **parameters: Any) -> MigraphxModel:
+        """As `load`, warm and with all its batch sizes."""
+        model = self.load(*arguments, **parameters)
+        model.warm_up([])
+        model.wait_until_complete()
+        return model
+
+
+def batch(inputs: Mapping[str, Array], *outputs: str) -> Batch:
+    tensors = {name: tensor_from_numpy(name, values) for name, values in inputs.items()}
+    rows = next((len(values) for values in inputs.values() if values.ndim), 1)
+    return Batch(tensors, outputs, (rows,))
+
+
+def answers(model: MigraphxModel, inputs: Mapping[str, Array], *outputs: str) -> dict[str, Array]:
+    """The outputs that are named; all without names."""
+    result = model.execute(batch(inputs, *outputs)).outputs
+    return {name: np.asarray(values) for name, values in result.items()}

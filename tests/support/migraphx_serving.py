@@ -1,0 +1,92 @@
+"""Models dropped for MIGraphX on its reference target, and what it takes to ask them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import tritonclient.grpc as triton
+from tritonclient.utils import np_to_triton_dtype
+
+from support.migraphx import run_with_migraphx
+from support.server import wait_until
+
+Array = np.ndarray[Any, Any]
+
+_COMPILE = """
+import sys
+from pathlib import Path
+from rocserve.backends.migraphx.binding.choice import open_binding
+from rocserve.backends.migraphx.binding.interface import CompileFlags, OnnxOptions
+from rocserve.backends.migraphx.installation import find_installation
+from rocserve.settings import EngineSettings
+
+root, source, program, batch, offload_copy = sys.argv[1:]
+binding = open_binding(find_installation(EngineSettings(migraphx_root=root)))
+parsed = binding.parse_onnx(Path(source), OnnxOptions(default_dimension=int(batch)))
+parsed.compile("ref", CompileFlags(offload_copy=offload_copy == "True"))
+parsed.save(Path(program))
+"""
+
+
+def config(max_batch_size: int = 0, platform: str = "onnx_onnxv1", tensors: str = "", **parameters: object) -> str:
+    """A config.pbtxt that asks for MIGraphX's reference target."""
+    lines = [f'platform: "{platform}"']
+    if max_batch_size:
+        lines.append(f"max_batch_size: {max_batch_size}")
+    for name, value in {"engine": "migraphx", "target": "ref", **parameters}.items():
+        lines.append(f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}')
+    return "\n".join([*lines, tensors])
+
+
+def place(repository: Path, name: str, filename: str, content: bytes, text: str) -> Path:
+    """Writes a model as a whole; returns its folder."""
+    folder = repository / name
+    (folder / "1").mkdir(parents=True, exist_ok=True)
+    (folder / "config.pbtxt").write_text(text)
+    (folder / "1" / filename).write_bytes(content)
+    return folder
+
+
+def compiled(root: Path, model: bytes, folder: Path, batch: int = 1, offload_copy: bool = True) -> bytes:
+    """The .mxr that MIGraphX makes of an ONNX model, symbolic batches set to `batch`."""
+    source, program = folder / "source.onnx", folder / "program.mxr"
+    source.write_bytes(model)
+    done = run_with_migraphx(root, _COMPILE, str(root), str(source), str(program), str(batch), str(offload_copy))
+    assert done.returncode == 0, done.stderr
+    return program.read_bytes()
+
+
+def expected(model: bytes, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """What ONNX Runtime answers."""
+    session = onnxruntime.InferenceSession(model)
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(inputs)), strict=True))
+
+
+def ask(client: triton.InferenceServerClient, model: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """All outputs for these inputs."""
+    entries = []
+    for name, array in inputs.items():
+        entry = triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+        entry.set_data_from_numpy(array)
+        entries.append(entry)
+    result = client.infer(model, entries)
+    return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
+
+
+def index_entry(client: triton.InferenceServerClient, model: str) -> tuple[str, str]:
+    """State and reason in the repository's index; empty before it is there."""
+    for entry in client.get_model_repository_index().models:
+        if entry.name == model:
+            return entry.state, entry.reason
+    return "", ""
+
+
+def wait_for_state(client: triton.InferenceServerClient, model: str, state: str, seconds: float = 40.0) -> str:
+    """The reason with which the model came into the state."""
+    wait_until(lambda: index_entry(client, model)[0] == state, seconds, f"state {state} of '{model}'")
+    return index_entry(client, model)[1]

@@ -1,0 +1,247 @@
+"""ONNX models on the real engine, target ref, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import psutil
+import pytest
+from onnx import TensorProto
+from support import migraphx_models
+from support.migraphx_engine import Engine, answers, batch, given, wanted
+from support.migraphx_serving import expected
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.model_config import InstanceKind
+from rocserve.core.requests import TensorSpec
+
+pytestmark = pytest.mark.in_migraphx_process
+
+FP32 = DataType.FP32
+
+NETWORKS = {
+    "resnet": migraphx_models.mini_resnet(),
+    "mlp": migraphx_models.mlp(),
+    "two": migraphx_models.two_in_two_out(),
+}
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return Engine(tmp_path)
+
+
+class TestBatches:
+    @pytest.mark.parametrize("name", NETWORKS)
+    def test_answers_are_those_of_onnx_runtime_at_every_size(self, engine: Engine, name: str) -> None:
+        network = NETWORKS[name]
+        model = engine.complete(network, 4)
+        assert model.properties["batch_sizes"] == "1, 2, 4"
+        for rows in (1, 2, 3, 4, 7):
+            inputs = migraphx_models.random_inputs(network, rows, seed=rows)
+            found = answers(model, inputs)
+            assert list(found) == list(expected(network, inputs))
+            for output, values in expected(network, inputs).items():
+                np.testing.assert_allclose(found[output], values, rtol=1e-4, atol=1e-4)
+        model.close()
+
+    @pytest.mark.parametrize("name", NETWORKS)
+    def test_rows_of_a_padded_batch_are_what_they_are_alone_bit_for_bit(self, engine: Engine, name: str) -> None:
+        inputs = migraphx_models.random_inputs(NETWORKS[name], 3)
+        model = engine.complete(NETWORKS[name], 4, batch_sizes="1, 4")
+        together = answers(model, inputs)
+        for row in range(3):
+            alone = answers(model, {key: values[row : row + 1] for key, values in inputs.items()})
+            for output, values in alone.items():
+                np.testing.assert_array_equal(together[output][row : row + 1], values)
+
+    def test_it_is_ready_with_the_first_size_and_says_what_goes_on(self, engine: Engine) -> None:
+        model = engine.load(NETWORKS["mlp"], 2)
+        assert model.properties["batch_sizes"] == "1"
+        assert any("compiling batch size 1 of model 'model'" in text for text in engine.reports)
+        assert engine.reports[-1] == ""
+        inputs = migraphx_models.random_inputs(NETWORKS["mlp"], 2)
+        first = answers(model, inputs)["scores"]
+        engine.reports.clear()
+        model.warm_up([])
+        model.wait_until_complete()
+        assert engine.reports[0] == "serving; batch sizes still to come: 2"
+        assert engine.reports[-1] == ""
+        assert model.properties["batch_sizes"] == "1, 2"
+        np.testing.assert_array_equal(answers(model, inputs)["scores"], first)
+
+    def test_what_is_in_the_cache_is_not_compiled_again(self, engine: Engine) -> None:
+        engine.complete(NETWORKS["mlp"], 2).close()
+        engine.reports.clear()
+        engine.complete(NETWORKS["mlp"], 2).close()
+        assert engine.reports == [
+            "",
+            "serving; batch sizes still to come: 2",
+            "",
+        ]
+
+    def test_only_what_is_asked_for_is_answered(self, engine: Engine) -> None:
+        model = engine.load(NETWORKS["two"], 1)
+        inputs = migraphx_models.random_inputs(NETWORKS["two"], 1)
+        found = answers(model, inputs, "product")
+        assert list(found) == ["product"]
+        np.testing.assert_allclose(found["product"], expected(NETWORKS["two"], inputs)["product"], atol=1e-5)
+
+    def test_answers_are_never_on_the_inputs_memory(self, engine: Engine) -> None:
+        """MIGraphX's output of an Identity is its input."""
+        model = engine.complete(migraphx_models.identity(), 2)
+        inputs = {"x": np.arange(8, dtype=np.float32).reshape(2, 4)}
+        request = batch(inputs, "y")
+        first = np.asarray(model.execute(request).outputs["y"])
+        assert not np.shares_memory(first, request.arrays["x"])
+        assert not np.shares_memory(first, inputs["x"])
+        inputs["x"] += 100
+        second = np.asarray(model.execute(request).outputs["y"])
+        np.testing.assert_array_equal(first, np.arange(8).reshape(2, 4))
+        np.testing.assert_array_equal(second, np.arange(100, 108).reshape(2, 4))
+
+    def test_samples_of_the_configuration_warm_it_up(self, engine: Engine) -> None:
+        model = engine.load(NETWORKS["mlp"], 1)
+        wrong = batch({"x": np.zeros((1, 3), np.float32)})
+        with pytest.raises(ServeError, match=r"input 'x' of model 'model' must have the shape \[rows, 16\]"):
+            model.warm_up([wrong])
+
+    def test_closing_calls_off_what_is_being_compiled(self, engine: Engine) -> None:
+        model = engine.load(migraphx_models.slow_to_compile(from_batch=2), 2)
+        model.warm_up([])
+        model.close()
+        assert not psutil.Process().children(recursive=True)
+        with pytest.raises(ServeError, match="model 'model' is closed"):
+            answers(model, {"x": np.zeros((1, 4), np.float32)})
+
+
+class TestSignatures:
+    def test_a_symbolic_batch_is_any(self, engine: Engine) -> None:
+        signature = engine.load(NETWORKS["two"], 1).signature
+        assert signature.inputs == (TensorSpec("left", FP32, (-1, 4)), TensorSpec("right", FP32, (-1, 4)))
+        assert signature.outputs == (TensorSpec("difference", FP32, (-1, 4)), TensorSpec("product", FP32, (-1, 6)))
+        assert signature.supports_batching
+
+    def test_a_configuration_that_says_nothing_gets_batches_up_to_the_default(self, engine: Engine) -> None:
+        model = engine.complete(NETWORKS["mlp"])
+        assert model.signature.supports_batching
+        assert model.properties["batch_sizes"] == "1, 2, 4"
+
+    def test_a_baked_batch_is_any_where_the_configuration_batches(self, engine: Engine) -> None:
+        model = engine.complete(migraphx_models.reshaped_to_free(), 2)
+        assert model.signature.inputs == (TensorSpec("x", FP32, (-1, 2, 3)),)
+        assert model.signature.supports_batching
+        inputs = migraphx_models.random_inputs(migraphx_models.reshaped_to_free(), 2)
+        np.testing.assert_allclose(answers(model, inputs)["y"], (inputs["x"] ** 2).reshape(2, 6), rtol=1e-5)
+
+    def test_without_batches_shapes_are_the_files(self, engine: Engine) -> None:
+        model = engine.load(migraphx_models.without_batch())
+        assert model.signature.inputs == (TensorSpec("x", FP32, (2, 3)),)
+        assert model.signature.outputs == (TensorSpec("y", FP32, (3, 2)),)
+        assert not model.signature.supports_batching
+        values = np.arange(6, dtype=np.float32).reshape(2, 3)
+        np.testing.assert_array_equal(answers(model, {"x": values})["y"], values.T)
+
+    def test_other_shapes_than_the_compiled_are_refused(self, engine: Engine) -> None:
+        model = engine.load(migraphx_models.without_batch(), inputs=(given("x", -1, 3),), outputs=(wanted("y", 3, 2),))
+        with pytest.raises(ServeError) as refused:
+            answers(model, {"x": np.zeros((4, 3), np.float32)})
+        assert refused.value.code is StatusCode.INVALID_ARGUMENT
+        assert refused.value.text == (
+            "input 'x' of model 'model' must have the shape [2, 3] that the model is compiled for, got [4, 3]; other"
+            " shapes need a configuration of their own (max_batch_size, dims, or parameter 'input_shapes')"
+        )
+
+    def test_other_symbolic_dimensions_get_their_numbers_from_the_parameter(self, engine: Engine) -> None:
+        model = engine.complete(migraphx_models.any_length(), 2, input_shapes="x: 5")
+        values = np.arange(10, dtype=np.float32).reshape(2, 5)
+        np.testing.assert_array_equal(answers(model, {"x": values})["y"], 2 * values)
+        with pytest.raises(ServeError, match=r"must have the shape \[rows, 5\] that the model is compiled for"):
+            answers(model, {"x": np.zeros((2, 6), np.float32)})
+
+    def test_a_dimension_that_the_configuration_leaves_open_stays_open(self, engine: Engine) -> None:
+        signature = engine.load(
+            migraphx_models.any_length(), 2, input_shapes="x: 5", inputs=(given("x", -1),), outputs=(wanted("y", -1),)
+        ).signature
+        assert signature.inputs == (TensorSpec("x", FP32, (-1, -1)),)
+
+    @pytest.mark.parametrize(
+        ("element_type", "datatype"),
+        [
+            (TensorProto.FLOAT, DataType.FP32),
+            (TensorProto.DOUBLE, DataType.FP64),
+            (TensorProto.FLOAT16, DataType.FP16),
+            (TensorProto.BFLOAT16, DataType.BF16),
+            (TensorProto.INT8, DataType.INT8),
+            (TensorProto.INT32, DataType.INT32),
+            (TensorProto.INT64, DataType.INT64),
+            (TensorProto.UINT8, DataType.UINT8),
+            (TensorProto.BOOL, DataType.BOOL),
+        ],
+    )
+    def test_datatypes(self, engine: Engine, element_type: int, datatype: DataType) -> None:
+        model = engine.load(migraphx_models.identity(element_type), 1)
+        assert [spec.datatype for spec in (*model.signature.inputs, *model.signature.outputs)] == [datatype] * 2
+        values = np.array([[0, 1, 1, 0]], datatype.numpy_dtype)
+        found = answers(model, {"x": values})["y"]
+        assert found.dtype == datatype.numpy_dtype
+        np.testing.assert_array_equal(found, values)
+
+    def test_an_input_that_nothing_depends_on_is_taken_and_left_alone(self, engine: Engine) -> None:
+        network = onnx.load_from_string(migraphx_models.identity())
+        network.graph.input.append(onnx.helper.make_tensor_value_info("unused", TensorProto.INT64, ["batch", 2]))
+        model = engine.load(network.SerializeToString(), 1)
+        assert model.signature.inputs[1] == TensorSpec("unused", DataType.INT64, (-1, 2))
+        inputs = {"x": np.ones((1, 4), np.float32), "unused": np.ones((1, 2), np.int64)}
+        np.testing.assert_array_equal(answers(model, inputs)["y"], inputs["x"])
+
+
+class TestDynamicBatch:
+    def test_one_program_takes_every_size_of_the_range_and_no_other(self, engine: Engine) -> None:
+        network = NETWORKS["mlp"]
+        model = engine.complete(network, 5, dynamic_batch="true")
+        assert model.properties["batch_sizes"] == "1 to 5"
+        for rows in (1, 3, 5):
+            inputs = migraphx_models.random_inputs(network, rows)
+            np.testing.assert_allclose(
+                answers(model, inputs)["scores"], expected(network, inputs)["scores"], rtol=1e-4, atol=1e-4
+            )
+        with pytest.raises(ServeError, match=r"^model 'model' is compiled for batches of 1 to 5 rows, got 6$"):
+            answers(model, migraphx_models.random_inputs(network, 6))
+
+
+class TestWhatCannotBeHad:
+    def test_an_unknown_operator_is_said_in_migraphx_words(self, engine: Engine) -> None:
+        with pytest.raises(ServeError, match="Unknown operator: MyFancyOp"):
+            engine.load(migraphx_models.unknown_operator(), 1)
+
+    def test_a_compile_is_ended_at_its_limit(self, engine: Engine) -> None:
+        with pytest.raises(ServeError, match=r"took longer than compile_timeout_secs \(1 s\)") as refused:
+            engine.load(migraphx_models.slow_to_compile(), 1, compile_timeout_secs="1")
+        assert refused.value.code is StatusCode.UNAVAILABLE
+        assert not psutil.Process().children(recursive=True)
+
+    def test_a_size_that_is_wrong_leaves_the_right_ones_in_service(self, engine: Engine) -> None:
+        network = migraphx_models.reshaped_to_constant()
+        model = engine.complete(network, 2)
+        assert model.properties["batch_sizes"] == "1"
+        assert engine.reports[-1].startswith("serving without batch size 2: ")
+        inputs = migraphx_models.random_inputs(network, 2)
+        np.testing.assert_allclose(answers(model, inputs)["y"], (inputs["x"] ** 2).reshape(2, 6), rtol=1e-5)
+
+    def test_rows_that_depend_on_each_other_are_found_out(self, engine: Engine) -> None:
+        engine.complete(migraphx_models.mixing_rows(), 2)
+        assert "serving without batch size 2" in engine.reports[-1]
+        assert "rows of random input give another output 'y'" in engine.reports[-1]
+
+    @pytest.mark.parametrize("content", [b"", b"no model at all", NETWORKS["mlp"][:1000]])
+    def test_a_damaged_file_has_a_reason(self, engine: Engine, content: bytes) -> None:
+        with pytest.raises(ServeError, match=r"model\.onnx is (empty|damaged)"):
+            engine.load(content, 1)
+
+    def test_a_target_that_is_not_here_is_said(self, engine: Engine) -> None:
+        with pytest.raises(ServeError, match=r"needs MIGraphX's target gpu, .* \(targets here: .*ref\)"):
+            engine.load(NETWORKS["mlp"], 1, target="gpu", kind=InstanceKind.AUTO)
