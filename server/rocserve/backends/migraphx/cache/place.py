@@ -80,7 +80,7 @@ class CachePlace:
         path = self._entry(key) / PROGRAM_FILENAME
         try:
             file = path.open("rb")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         with ExitStack() as stack:
             stack.enter_context(file)

@@ -84,12 +84,23 @@ class ProgramCache:
         Args:
             waiting: called again and again while another compiles it; what it raises ends the wait.
         """
+        called_off: list[Exception] = []
+
+        def ask() -> None:
+            try:
+                waiting()
+            except Exception as error:
+                called_off.append(error)
+                raise
+
         with ExitStack() as stack:
             for place in self._writable_places():
                 try:
-                    stack.enter_context(place.lock(key, waiting))
+                    stack.enter_context(place.lock(key, ask))
                     break
                 except OSError as error:
+                    if called_off:
+                        raise
                     self._warn(f"nothing can be locked in {place.directory}: {_words(error)}")
             yield
 

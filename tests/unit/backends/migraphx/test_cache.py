@@ -1,0 +1,229 @@
+"""The compile cache in one process: what is found, what counts as damaged, what is evicted."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.cached_programs import GENEROUS, a_recipe, about, store, stored
+
+from rocserve.backends.migraphx.cache.entry import ABOUT_FILENAME, PROGRAM_FILENAME
+from rocserve.backends.migraphx.cache.opening import cache_directory, open_cache
+from rocserve.backends.migraphx.cache.store import ProgramCache
+from rocserve.settings import EngineSettings
+
+
+@pytest.fixture
+def warnings() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def cache(tmp_path: Path, warnings: list[str]) -> ProgramCache:
+    return ProgramCache(tmp_path / "cache", GENEROUS, spare_directory=tmp_path / "spare", warn=warnings.append)
+
+
+def entry(cache: ProgramCache, key: str) -> Path:
+    return cache.directory / "programs" / key
+
+
+def used_long_ago(cache: ProgramCache, key: str, seconds: int) -> None:
+    os.utime(entry(cache, key) / ABOUT_FILENAME, (seconds, seconds))
+
+
+def test_what_is_stored_is_found_with_all_that_is_told_about_it(cache: ProgramCache, warnings: list[str]) -> None:
+    recipe = a_recipe()
+    assert cache.find(recipe.key) is None
+    new = store(cache, recipe, b"bytes of a program")
+    found = cache.find(recipe.key)
+    assert found is not None and found == new
+    assert found.path.read_bytes() == b"bytes of a program"
+    assert found.path.suffix == ".mxr" and found.path.is_relative_to(cache.directory)
+    assert found.about == about(recipe)
+    assert found.size_bytes == 18
+    assert cache.find(a_recipe("another").key) is None
+    assert warnings == []
+
+
+def test_only_its_owner_can_read_or_write_it(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        cache = ProgramCache(tmp_path / "new" / "cache", GENEROUS)
+        key = stored(cache, a_recipe())
+    finally:
+        os.umask(before)
+    for folder in (cache.directory, *cache.directory.iterdir(), entry(cache, key)):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder
+    for file in entry(cache, key).iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+
+
+def test_nothing_is_left_of_how_a_program_came_in(cache: ProgramCache) -> None:
+    with pytest.raises(RuntimeError), cache.scratch() as folder:
+        (folder / "half.mxr").write_bytes(b"half")
+        raise RuntimeError
+    with cache.lock("key", lambda: None):
+        stored(cache, a_recipe())
+    assert [list((cache.directory / name).iterdir()) for name in ("scratch", "locks")] == [[], []]
+    assert len(list((cache.directory / "programs").iterdir())) == 1
+
+
+def test_a_file_from_elsewhere_is_copied(cache: ProgramCache, tmp_path: Path) -> None:
+    recipe = a_recipe()
+    mine = tmp_path / "mine.mxr"
+    mine.write_bytes(b"mine")
+    cache.store(recipe.key, mine, about(recipe))
+    mine.write_bytes(b"changed by its owner")
+    found = cache.find(recipe.key)
+    assert found is not None and found.path.read_bytes() == b"mine"
+
+
+def test_the_first_of_two_equal_programs_stays(cache: ProgramCache) -> None:
+    recipe = a_recipe()
+    first = store(cache, recipe, b"first")
+    second = store(cache, recipe, b"second")
+    assert second == first
+    assert second.path.read_bytes() == b"first"
+
+
+def flip_a_bit(folder: Path) -> None:
+    program = folder / PROGRAM_FILENAME
+    program.write_bytes(bytes([program.read_bytes()[0] ^ 1]) + program.read_bytes()[1:])
+
+
+def cut(folder: Path) -> None:
+    with (folder / PROGRAM_FILENAME).open("r+b") as file:
+        file.truncate(3)
+
+
+def lose_what_is_told(folder: Path) -> None:
+    (folder / ABOUT_FILENAME).unlink()
+
+
+def tell_nonsense(folder: Path) -> None:
+    (folder / ABOUT_FILENAME).write_text('{"about": 1}')
+
+
+def let_others_write(folder: Path) -> None:
+    (folder / PROGRAM_FILENAME).chmod(0o666)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (flip_a_bit, "its bytes are not those that were stored"),
+        (cut, "it has 3 bytes, 7 were stored"),
+        (lose_what_is_told, "what is told about it cannot be read"),
+        (tell_nonsense, "what is told about it cannot be read"),
+        (let_others_write, "others may write to it"),
+    ],
+)
+def test_a_damaged_program_is_removed_and_made_anew(
+    cache: ProgramCache, warnings: list[str], damage: Callable[[Path], None], reason: str
+) -> None:
+    recipe = a_recipe()
+    key = stored(cache, recipe)
+    damage(entry(cache, key))
+    assert cache.find(key) is None
+    assert len(warnings) == 1
+    assert f"compiled program {key[:12]} in {cache.directory} is damaged, and not used: {reason}" in warnings[0]
+    assert not entry(cache, key).exists()
+    stored(cache, recipe)
+    assert cache.find(key) is not None
+
+
+def test_a_damaged_program_gives_way_to_one_that_is_stored(cache: ProgramCache) -> None:
+    recipe = a_recipe()
+    cut(entry(cache, stored(cache, recipe)))
+    assert store(cache, recipe, b"sound").path.read_bytes() == b"sound"
+
+
+def test_an_entry_without_its_program_is_none(cache: ProgramCache) -> None:
+    key = stored(cache, a_recipe())
+    (entry(cache, key) / PROGRAM_FILENAME).unlink()
+    assert cache.find(key) is None
+    assert cache.remove(key)
+    assert cache.entries() == []
+
+
+def test_those_used_least_lately_go_first(cache: ProgramCache) -> None:
+    keys = [stored(cache, a_recipe(f"d{place}"), bytes(1000)) for place in range(4)]
+    for place, key in enumerate(keys):
+        used_long_ago(cache, key, 1000 + place)
+    found = cache.find(keys[0])
+    assert found is not None
+    found.release()
+    assert [one.key for one in cache.entries()] == [keys[1], keys[2], keys[3], keys[0]]
+    sizes = {one.key: one.size_bytes for one in cache.entries()}
+    assert all(size > 1000 for size in sizes.values())
+
+    assert cache.prune(sum(sizes.values())) == []
+    removed = cache.prune(sum(sizes.values()) - 1)
+    assert [one.key for one in removed] == [keys[1]]
+    removed = cache.prune(sizes[keys[0]])
+    assert [one.key for one in removed] == [keys[2], keys[3]]
+    assert [one.key for one in cache.prune(0)] == [keys[0]]
+
+
+def test_storing_evicts_others_but_never_what_is_stored(cache: ProgramCache, tmp_path: Path) -> None:
+    small = ProgramCache(cache.directory, 5000, spare_directory=tmp_path / "spare")
+    keys = [stored(small, a_recipe(f"d{place}"), bytes(1000)) for place in range(2)]
+    used_long_ago(small, keys[0], 1000)
+    used_long_ago(small, keys[1], 2000)
+    third = stored(small, a_recipe("d2"), bytes(1500))
+    assert [one.key for one in small.entries()] == [keys[1], third]
+    large = stored(small, a_recipe("large"), bytes(10_000))
+    assert [one.key for one in small.entries()] == [large]
+
+
+def test_what_is_held_is_not_evicted(cache: ProgramCache) -> None:
+    held = store(cache, a_recipe())
+    other = stored(cache, a_recipe("other"))
+    assert [one.key for one in cache.prune(0)] == [other]
+    assert not cache.remove(held.key)
+    held.release()
+    assert cache.remove(held.key)
+    assert cache.remove(held.key), "it is gone, whoever removed it"
+
+
+def test_it_is_held_for_as_long_as_the_result_lives(cache: ProgramCache) -> None:
+    key = stored(cache, a_recipe())
+    found = cache.find(key)
+    assert not cache.remove(key)
+    del found
+    assert cache.remove(key)
+
+
+def test_a_folder_that_vanishes_comes_back(cache: ProgramCache, tmp_path: Path) -> None:
+    stored(cache, a_recipe())
+    cache.directory.rename(tmp_path / "away")
+    assert cache.find(a_recipe().key) is None
+    assert cache.entries() == [] and cache.prune(0) == []
+    with cache.lock(a_recipe().key, lambda: None):
+        stored(cache, a_recipe())
+    assert cache.find(a_recipe().key) is not None
+
+
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_directory(EngineSettings()) == Path("/home/someone/.cache/rocserve")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative, so to be ignored")
+    assert cache_directory(EngineSettings()) == Path("/home/someone/.cache/rocserve")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache/x")
+    assert cache_directory(EngineSettings()) == Path("/var/cache/x/rocserve")
+    assert cache_directory(EngineSettings(cache_directory="~/c")) == Path("/home/someone/c")
+    cache = open_cache(EngineSettings(cache_directory=str(tmp_path / "c"), cache_bytes=5))
+    assert (cache.directory, cache.limit_bytes) == (tmp_path / "c", 5)
+    assert cache.tuning_folder.is_dir()
+
+
+def test_what_is_told_can_be_read_by_people_and_checked_with_sha256sum(cache: ProgramCache) -> None:
+    key = stored(cache, a_recipe(), b"bytes of a program")
+    text = (entry(cache, key) / ABOUT_FILENAME).read_text()
+    assert hashlib.sha256(b"bytes of a program").hexdigest() in text
+    assert '"model":"m"' in text and '"precision":"fp32"' in text

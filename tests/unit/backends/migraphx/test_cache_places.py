@@ -1,0 +1,188 @@
+"""Where the cache's folder cannot be written, its disk is full, or others could have written to it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from support.cached_programs import GENEROUS, a_recipe, said, start, store, stored
+
+from rocserve.backends.migraphx.cache.store import ProgramCache
+from rocserve.core.errors import ServeError, StatusCode
+
+SPARE_OPENED = """
+warnings = []
+cache = ProgramCache(Path(sys.argv[1]), GENEROUS, spare_directory=Path(sys.argv[2]), warn=warnings.append)
+"""
+
+
+@pytest.fixture(scope="module")
+def mounting(tmp_path_factory: pytest.TempPathFactory) -> Sequence[str]:
+    """Words before a command that let it mount file systems of its own, which nobody else sees."""
+    words = ("unshare", "--map-root-user", "--mount")
+    folder = tmp_path_factory.mktemp("mount")
+    try:
+        attempt = [*words, "mount", "-t", "tmpfs", "none", str(folder)]
+        subprocess.run(attempt, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no file system can be mounted here")
+    return words
+
+
+def mounted(mounting: Sequence[str], *commands: str) -> tuple[str, ...]:
+    """What starts a process after these commands of the shell."""
+    return (*mounting, "sh", "-ec", "; ".join((*commands, 'exec "$@"')), "sh")
+
+
+def test_a_cache_that_is_only_read_is_used_and_new_programs_go_elsewhere(
+    tmp_path: Path, mounting: Sequence[str]
+) -> None:
+    directory, spare = tmp_path / "cache", tmp_path / "spare"
+    stored(ProgramCache(directory, GENEROUS), a_recipe("old"), b"old")
+    script = """
+print(cache.find(a_recipe("old").key).path.read_bytes().decode())
+with cache.lock(a_recipe("new").key, lambda: None):
+    print(store(cache, a_recipe("new"), b"new").path.read_bytes().decode())
+print(cache.find(a_recipe("new").key).path.is_relative_to(sys.argv[2]))
+print(cache.verdicts.directory, cache.verdicts.spare, cache.tuning_folder)
+print(len(cache.entries()))
+try:
+    cache.remove(a_recipe("old").key)
+except Exception as error:
+    print(error)
+print(*warnings, sep="\\n")
+"""
+    only_read = mounted(mounting, f"mount --bind {directory} {directory}", f"mount -o remount,bind,ro {directory}")
+    lines = said(start(SPARE_OPENED + script, directory, spare, before=only_read))
+    assert lines[:5] == [
+        "old",
+        "new",
+        "True",
+        f"{directory}/verdicts {spare}/verdicts {spare}/miopen",
+        "2",
+    ]
+    assert lines[5].startswith("compiled programs cannot be removed: [Errno 30] Read-only file system")
+    assert lines[6:] == [
+        f"compiled programs cannot be kept in {directory} (Read-only file system): those that are there are used, new"
+        f" ones go to {spare}; name another folder with --cache-directory"
+    ]
+    # Another process finds what went to the spare folder.
+    cache = ProgramCache(directory, GENEROUS, spare_directory=spare)
+    found = cache.find(a_recipe("new").key)
+    assert found is not None and found.path.read_bytes() == b"new"
+
+
+def test_a_full_disk_keeps_no_model_from_being_compiled(tmp_path: Path, mounting: Sequence[str]) -> None:
+    disk, spare = tmp_path / "disk", tmp_path / "spare"
+    disk.mkdir()
+    script = """
+with cache.scratch() as folder:
+    print(folder.is_relative_to(sys.argv[2]))
+    (folder / "x.mxr").write_bytes(bytes(3 << 20))
+    found = cache.store(a_recipe().key, folder / "x.mxr", about(a_recipe()))
+print(found.path.is_relative_to(sys.argv[2]), found.size_bytes)
+print(cache.find(a_recipe().key) == found)
+print(*warnings, sep="\\n")
+"""
+    small = mounted(mounting, f"mount -t tmpfs -o size=2m none {disk}")
+    lines = said(start(SPARE_OPENED + script, disk / "cache", spare, before=small))
+    assert lines[:3] == ["True", f"True {3 << 20}", "True"]
+    assert "nothing can be compiled into" in lines[3]
+    assert lines[3].endswith("the disk has 2 MiB free, and a program may take 64 MiB")
+    assert f"cannot be kept in {disk}/cache: No space left on device" in lines[4]
+
+
+def test_a_full_cache_can_be_pruned(tmp_path: Path, mounting: Sequence[str]) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    script = """
+stored(cache, a_recipe(), bytes(1 << 20))
+with open(Path(sys.argv[1]).parent / "rest", "wb", buffering=0) as file:
+    try:
+        while True:
+            file.write(bytes(4096))
+    except OSError as error:
+        print(error.strerror)
+print(len(cache.prune(0)), len(cache.entries()))
+"""
+    small = mounted(mounting, f"mount -t tmpfs -o size=2m none {disk}")
+    lines = said(start(SPARE_OPENED + script, disk / "cache", tmp_path / "spare", before=small))
+    assert lines == ["No space left on device", "1 0"]
+
+
+def test_where_nothing_can_be_written_it_is_said(tmp_path: Path, mounting: Sequence[str]) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    script = """
+try:
+    with cache.scratch():
+        pass
+except Exception as error:
+    print(repr(error))
+"""
+    small = mounted(mounting, f"mount -t tmpfs -o size=2m none {disk}")
+    (line,) = said(start(SPARE_OPENED + script, disk / "cache", disk / "spare", before=small))
+    assert "UNAVAILABLE" in line
+    assert f"there is no place to compile into ({disk}/cache: the disk has 2 MiB free" in line
+    assert line.endswith("make room, or name another folder with --cache-directory')")
+
+
+def test_a_folder_that_cannot_be_made_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    warnings: list[str] = []
+    cache = ProgramCache(tmp_path / "file/cache", GENEROUS, spare_directory=tmp_path / "spare", warn=warnings.append)
+    assert store(cache, a_recipe()).path.is_relative_to(tmp_path / "spare")
+    assert cache.find(a_recipe().key) is not None
+    assert len(warnings) == 1 and "(Not a directory)" in warnings[0]
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o720])
+def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+    directory = tmp_path / "cache"
+    directory.mkdir()
+    directory.chmod(mode)
+    with pytest.raises(ServeError) as caught:
+        ProgramCache(directory, GENEROUS)
+    assert caught.value.code is StatusCode.UNAVAILABLE
+    assert caught.value.text == (
+        f"cache directory {directory} is not used: others may write to it (mode {mode:04o}), and the compiled programs"
+        f" in it are run as they are; run chmod go-w {directory}, or name a folder in it with --cache-directory, which"
+        " is then made with mode 0700"
+    )
+    assert list(directory.iterdir()) == []
+
+
+def test_a_folder_that_others_may_only_read_is_used(tmp_path: Path) -> None:
+    directory = tmp_path / "cache"
+    directory.mkdir()
+    directory.chmod(0o755)
+    assert stored(ProgramCache(directory, GENEROUS), a_recipe())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders away")
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    directory = tmp_path / "cache"
+    directory.mkdir(mode=0o700)
+    os.chown(directory, 4321, -1)
+    with pytest.raises(ServeError, match="it belongs to user 4321, not to 0, who runs this"):
+        ProgramCache(directory, GENEROUS)
+
+
+def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("")
+    with pytest.raises(ServeError, match="it is no folder"):
+        ProgramCache(tmp_path / "cache", GENEROUS)
+
+
+def test_a_spare_folder_that_others_have_made_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    spare = tmp_path / "spare"
+    spare.mkdir()
+    spare.chmod(0o777)
+    cache = ProgramCache(tmp_path / "file/cache", GENEROUS, spare_directory=spare)
+    found = store(cache, a_recipe())
+    assert not found.path.is_relative_to(spare)
+    assert found.path.exists() and list(spare.iterdir()) == []

@@ -1,0 +1,184 @@
+"""The compile cache under several processes at once, and under processes that are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from support.cached_programs import GENEROUS, a_recipe, said, start, stored
+
+from rocserve.backends.migraphx.cache.store import ProgramCache
+
+COMPILE = """
+folder, log = sys.argv[1:]
+cache, recipe = ProgramCache(Path(folder), GENEROUS), a_recipe()
+sys.stdin.readline()
+with cache.lock(recipe.key, lambda: None):
+    found = cache.find(recipe.key)
+    if found is None:
+        with open(log, "a") as file:
+            file.write("compiled\\n")
+        time.sleep(0.2)
+        found = store(cache, recipe, b"x" * 100_000)
+print(found.path.stat().st_size)
+"""
+
+HOLD_THE_LOCK = """
+cache, recipe = ProgramCache(Path(sys.argv[1]), GENEROUS), a_recipe()
+with cache.lock(recipe.key, lambda: None), cache.scratch() as folder:
+    (folder / "half.mxr").write_bytes(b"half")
+    print("locked", flush=True)
+    sys.stdin.readline()
+"""
+
+HOLD_A_PROGRAM = """
+found = ProgramCache(Path(sys.argv[1]), GENEROUS).find(a_recipe().key)
+print("held", flush=True)
+sys.stdin.readline()
+print(found.path.read_bytes().decode())
+"""
+
+STORE_AND_READ = """
+cache = ProgramCache(Path(sys.argv[1]), 60_000)
+sys.stdin.readline()
+for turn in range(40):
+    recipe = a_recipe(f"d{turn % 8}")
+    content = str(turn % 8).encode() * 10_000
+    found = cache.find(recipe.key) or store(cache, recipe, content)
+    assert found.path.read_bytes() == content, turn
+    found.release()
+print("done")
+"""
+
+
+def go(processes: list) -> list[list[str]]:
+    """Lets all go on at once; what each said."""
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    return [said(process) for process in processes]
+
+
+def test_eight_that_want_the_same_program_compile_it_once(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    processes = [start(COMPILE, tmp_path / "cache", log) for _ in range(8)]
+    assert go(processes) == [["100000"]] * 8
+    assert log.read_text() == "compiled\n"
+
+
+def test_two_that_store_one_program_at_once_both_have_it(tmp_path: Path) -> None:
+    without_the_lock = """
+    folder = sys.argv[1]
+    cache = ProgramCache(Path(folder), GENEROUS)
+    sys.stdin.readline()
+    for turn in range(50):
+        found = store(cache, a_recipe(f"d{turn}"), b"equal")
+        assert found.path.read_bytes() == b"equal"
+    print(len(cache.entries()))
+    """
+    script = "\n".join(line[4:] for line in without_the_lock.splitlines())
+    processes = [start(script, tmp_path / "cache") for _ in range(2)]
+    go(processes)
+    cache = ProgramCache(tmp_path / "cache", GENEROUS)
+    assert len(cache.entries()) == 50
+    assert list((tmp_path / "cache/scratch").iterdir()) == []
+
+
+def test_a_killed_holder_frees_the_lock_and_its_remains_go(tmp_path: Path) -> None:
+    cache = ProgramCache(tmp_path / "cache", GENEROUS)
+    key = a_recipe().key
+    holder = start(HOLD_THE_LOCK, cache.directory)
+    assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
+    assert cache.compiling() == [key]
+    cache.prune(0)
+    scratch = cache.directory / "scratch"
+    assert [file.name for file in scratch.glob("*/*")] == ["half.mxr"], "what is being compiled stays"
+
+    waited: list[str] = []
+
+    def waiting() -> None:
+        waited.append("asked")
+        if len(waited) == 1:
+            os.kill(holder.pid, signal.SIGKILL)
+            holder.wait()
+
+    with cache.lock(key, waiting):
+        assert waited == ["asked"]
+        assert cache.compiling() == [key]
+    assert cache.compiling() == []
+    cache.prune(GENEROUS)
+    assert list(scratch.iterdir()) == []
+    assert list((cache.directory / "locks").iterdir()) == []
+
+
+def test_a_wait_can_be_called_off(tmp_path: Path) -> None:
+    cache = ProgramCache(tmp_path / "cache", GENEROUS)
+    holder = start(HOLD_THE_LOCK, cache.directory)
+    assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
+
+    def enough() -> None:
+        raise TimeoutError("the worker ends")
+
+    try:
+        with cache.lock(a_recipe().key, enough):
+            raise AssertionError("it is locked")
+    except TimeoutError:
+        pass
+    with cache.lock(a_recipe("another").key, enough):
+        pass
+    go([holder])
+
+
+def test_nothing_is_evicted_while_another_process_reads_it(tmp_path: Path) -> None:
+    cache = ProgramCache(tmp_path / "cache", GENEROUS)
+    key = stored(cache, a_recipe(), b"content")
+    reader = start(HOLD_A_PROGRAM, cache.directory)
+    assert reader.stdout is not None and reader.stdout.readline() == "held\n"
+    assert cache.prune(0) == []
+    assert not cache.remove(key)
+    assert go([reader]) == [["content"]]
+    assert cache.remove(key)
+
+
+def test_a_killed_reader_holds_nothing_any_more(tmp_path: Path) -> None:
+    cache = ProgramCache(tmp_path / "cache", GENEROUS)
+    key = stored(cache, a_recipe())
+    reader = start(HOLD_A_PROGRAM, cache.directory)
+    assert reader.stdout is not None and reader.stdout.readline() == "held\n"
+    reader.kill()
+    reader.wait()
+    assert cache.remove(key)
+
+
+def test_many_that_store_read_and_evict_always_read_what_was_stored(tmp_path: Path) -> None:
+    processes = [start(STORE_AND_READ, tmp_path / "cache") for _ in range(4)]
+    assert go(processes) == [["done"]] * 4
+    cache = ProgramCache(tmp_path / "cache", 60_000)
+    assert sum(entry.size_bytes for entry in cache.entries()) <= 60_000
+    left = [path.name for folder in ("scratch", "locks") for path in (cache.directory / folder).iterdir()]
+    assert left == []
+
+
+def test_storing_can_be_killed_at_any_moment(tmp_path: Path) -> None:
+    script = """
+cache = ProgramCache(Path(sys.argv[1]), GENEROUS)
+print("ready", flush=True)
+for turn in range(100_000):
+    stored(cache, a_recipe(f"d{turn}"), b"sound" * 2000)
+"""
+    cache = ProgramCache(tmp_path / "cache", GENEROUS)
+    for turn in range(8):
+        process = start(script, cache.directory)
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        time.sleep(0.003 * turn)
+        process.kill()
+        process.wait()
+    for entry in cache.entries():
+        found = cache.find(entry.key)
+        assert found is not None and found.path.read_bytes() == b"sound" * 2000
+        found.release()
+    cache.prune(0)
+    left = [path for folder in ("programs", "scratch", "locks") for path in (cache.directory / folder).iterdir()]
+    assert left == []

@@ -1,0 +1,121 @@
+"""What programs take, and what is refused before it is tried."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from support.cached_programs import GENEROUS, a_recipe, stored
+from support.gpu_tree import GpuTree
+
+from rocserve.backends.host import Host
+from rocserve.backends.migraphx.cache.store import ProgramCache
+from rocserve.backends.migraphx.memory import ProgramMemory, check_memory, compiled_memory, planned_memory
+from rocserve.backends.migraphx.options import CompileOptions, Precision, Target
+from rocserve.backends.migraphx.plan import PlannedTensor, ProgramPlan
+from rocserve.backends.migraphx.recipe import ProgramRecipe
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, StatusCode
+
+GIB = 1 << 30
+
+
+def recipe(target: Target = Target.GPU, precision: Precision = Precision.FP32, batch: int = 1) -> ProgramRecipe:
+    return a_recipe(options=CompileOptions(target, precision), batch_size=batch)
+
+
+def machine(folder: Path, *, available: int, gpu_free: int = 0) -> Host:
+    tree = GpuTree(folder / "sys")
+    if gpu_free:
+        tree.add_gpu(version=90010, memory=64 * GIB, used=64 * GIB - gpu_free)
+    (folder / "proc").mkdir()
+    (folder / "proc/meminfo").write_text(f"MemTotal: {256 << 20} kB\nMemAvailable: {available // 1024} kB\n")
+    return Host(system=tree.system, processes=folder / "proc", variables={})
+
+
+def refusal(program: ProgramMemory, host: Host, *more: ProgramMemory) -> str:
+    with pytest.raises(ServeError) as caught:
+        check_memory("resnet", [program, *more], 0, host)
+    assert caught.value.code is StatusCode.UNAVAILABLE
+    return caught.value.text
+
+
+def test_before_compiling_the_model_and_its_plan_tell() -> None:
+    plan = ProgramPlan(
+        recipes=(recipe(),),
+        inputs=(PlannedTensor("x", DataType.FP32, (-1, 3, 10, 10)),),
+        outputs=(
+            PlannedTensor("y", DataType.FP16, (-1, 5)),
+            PlannedTensor("open", DataType.FP32, (-1, -1)),
+            PlannedTensor("unknown", None, None),
+        ),
+        batches=True,
+        weight_bytes=1000,
+        source_files=(),
+    )
+    assert planned_memory(recipe(batch=4), plan) == ProgramMemory(recipe(batch=4), 1000, 4 * (1200 + 10), None)
+    halved = {precision: planned_memory(recipe(precision=precision), plan).weight_bytes for precision in Precision}
+    assert list(halved.values()) == [1000, 500, 500, 250, 250]
+    dynamic = dataclasses.replace(recipe(), batch_size=0, largest_batch=8)
+    assert planned_memory(dynamic, plan).tensor_bytes == 8 * (1200 + 10)
+
+
+def test_once_compiled_the_program_tells(tmp_path: Path) -> None:
+    cache = ProgramCache(tmp_path / "cache", GENEROUS)
+    found = cache.find(stored(cache, a_recipe(), bytes(500)))
+    assert found is not None
+    # Of x, a float of at most 8 by 3, and an output, a half of 1 by 4.
+    assert compiled_memory(found) == ProgramMemory(a_recipe(), 500, 8 * 3 * 4 + 4 * 2, 100)
+
+
+def test_what_fits_is_not_refused(tmp_path: Path) -> None:
+    host = machine(tmp_path, available=8 * GIB, gpu_free=2 * GIB)
+    check_memory("resnet", [ProgramMemory(recipe(), GIB, 0, GIB)], 0, host)
+    check_memory("resnet", [], 0, host)
+    check_memory("resnet", [ProgramMemory(recipe(Target.REF), 2 * GIB, 0, None)], None, host)
+
+
+def test_a_program_that_is_too_large_for_the_gpu(tmp_path: Path) -> None:
+    host = machine(tmp_path, available=100 * GIB, gpu_free=2 * GIB)
+    program = ProgramMemory(recipe(batch=8), 2 * GIB, 300 << 20, None)
+    assert refusal(program, host) == (
+        "model resnet does not fit into GPU 0 (gfx90a): it needs at least 2.29 GiB (batch size 8: weights 2.00 GiB,"
+        ' inputs and outputs 300.0 MiB), and 2.00 GiB of 64.00 GiB are free; use smaller "batch_sizes", "precision"'
+        " fp16, fewer instances (instance_group count) or another GPU (instance_group gpus)"
+    )
+    small = ProgramMemory(recipe(precision=Precision.FP16), GIB, 0, 1536 << 20)
+    assert refusal(small, host) == (
+        "model resnet does not fit into GPU 0 (gfx90a): it needs at least 2.50 GiB (batch size 1: weights 1.00 GiB,"
+        " inputs and outputs 0 B, scratch memory 1.50 GiB), and 2.00 GiB of 64.00 GiB are free; use fewer instances"
+        " (instance_group count) or another GPU (instance_group gpus)"
+    )
+
+
+def test_programs_add_up(tmp_path: Path) -> None:
+    host = machine(tmp_path, available=100 * GIB, gpu_free=2 * GIB)
+    one, two = (ProgramMemory(recipe(batch=batch), GIB, 1, None) for batch in (1, 2))
+    check_memory("resnet", [one], 0, host)
+    assert "(batch size 1: weights 1.00 GiB, inputs and outputs 1 B; batch size 2: weights" in refusal(one, host, two)
+
+
+def test_without_a_gpu_the_machine_s_memory_counts(tmp_path: Path) -> None:
+    host = machine(tmp_path, available=2 * GIB)
+    assert refusal(ProgramMemory(recipe(Target.CPU), 3 * GIB, 0, None), host) == (
+        "model resnet does not fit into this machine: it needs at least 3.00 GiB (batch size 1: weights 3.00 GiB,"
+        ' inputs and outputs 0 B), and 2.00 GiB of 256.00 GiB are free; use "precision" fp16, fewer instances'
+        " (instance_group count) or more memory"
+    )
+
+
+def test_loading_takes_more_than_the_program(tmp_path: Path) -> None:
+    host = machine(tmp_path, available=3 * GIB, gpu_free=60 * GIB)
+    assert refusal(ProgramMemory(recipe(), GIB, 0, None), host) == (
+        "model resnet cannot be loaded: MIGraphX needs about 4.00 GiB of the host's memory for a moment, 4 times a"
+        " program's weights, and 3.00 GiB of 256.00 GiB are free; give it more memory, or load fewer models"
+    )
+
+
+def test_where_nothing_is_told_nothing_is_refused(tmp_path: Path) -> None:
+    nowhere = Host(system=tmp_path, processes=tmp_path, variables={})
+    check_memory("resnet", [ProgramMemory(recipe(), 1 << 50, 0, None)], 0, nowhere)

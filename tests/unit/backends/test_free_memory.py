@@ -1,0 +1,111 @@
+"""How much memory is free, read from trees as kernels write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.gpu_tree import GpuTree
+
+from rocserve.backends.free_memory import FreeMemory, free_gpu_memory, free_host_memory
+from rocserve.backends.host import Host
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> GpuTree:
+    return GpuTree(tmp_path / "sys")
+
+
+@pytest.fixture
+def host(tmp_path: Path, tree: GpuTree) -> Host:
+    """A machine with 64 GiB, of which 48 are free, without control groups."""
+    processes = tmp_path / "proc"
+    (processes / "self").mkdir(parents=True)
+    kibibytes = GIB // 1024
+    (processes / "meminfo").write_text(
+        f"MemTotal:       {64 * kibibytes} kB\nMemFree:  1 kB\nMemAvailable:   {48 * kibibytes} kB\n"
+    )
+    (processes / "self/cgroup").write_text("0::/\n")
+    return Host(system=tree.system, processes=processes, variables={})
+
+
+def group(host: Host, name: str, **files: object) -> None:
+    folder = host.system / "fs/cgroup" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, content in files.items():
+        (folder / f"memory.{file}").write_text(f"{content}\n")
+
+
+def of_gpu(host: Host, number: int = 0) -> FreeMemory | None:
+    gpu = host.gpu(number)
+    assert gpu is not None
+    return free_gpu_memory(gpu, host)
+
+
+def test_a_machine_without_limits(host: Host) -> None:
+    assert free_host_memory(host) == FreeMemory("this machine", 64 * GIB, 48 * GIB)
+    group(host, "", max="max", current=GIB)
+    assert free_host_memory(host) == FreeMemory("this machine", 64 * GIB, 48 * GIB)
+
+
+def test_this_machine_tells() -> None:
+    found = free_host_memory(Host())
+    assert found is not None and 0 < found.free_bytes <= found.total_bytes
+
+
+def test_a_container_with_a_limit(host: Host) -> None:
+    group(host, "", max=8 * GIB, current=6 * GIB, stat=f"anon 1\ninactive_file {GIB}\nactive_file {2 * GIB}")
+    assert free_host_memory(host) == FreeMemory("the memory limit of this container or service", 8 * GIB, 5 * GIB)
+
+
+def test_the_narrowest_of_the_groups_around_counts(host: Host) -> None:
+    (host.processes / "self/cgroup").write_text("0::/system.slice/rocserve.service\n")
+    group(host, "system.slice", max=20 * GIB, current=19 * GIB)
+    group(host, "system.slice/rocserve.service", max=16 * GIB, current=2 * GIB)
+    found = free_host_memory(host)
+    assert found is not None and (found.total_bytes, found.free_bytes) == (20 * GIB, GIB)
+
+
+def test_version_1_of_control_groups(host: Host) -> None:
+    (host.processes / "self/cgroup").write_text("9:name=systemd:/\n4:cpu,memory:/docker/abc\n0::/\n")
+    # In the container the host's name of the group leads nowhere.
+    group(host, "memory", limit_in_bytes=4 * GIB, usage_in_bytes=3 * GIB, stat=f"total_inactive_file {GIB}")
+    found = free_host_memory(host)
+    assert found is not None and (found.total_bytes, found.free_bytes) == (4 * GIB, 2 * GIB)
+    group(host, "memory", limit_in_bytes=9223372036854771712)
+    assert free_host_memory(host) == FreeMemory("this machine", 64 * GIB, 48 * GIB)
+
+
+def test_a_group_over_its_limit_has_nothing_free(host: Host) -> None:
+    group(host, "", max=GIB, current=2 * GIB, stat="")
+    found = free_host_memory(host)
+    assert found is not None and found.free_bytes == 0
+
+
+def test_nothing_is_told(tmp_path: Path) -> None:
+    assert free_host_memory(Host(system=tmp_path, processes=tmp_path, variables={})) is None
+
+
+def test_gpus_are_told_apart_by_their_place(tree: GpuTree, host: Host) -> None:
+    tree.add_cpu()
+    tree.add_gpu(version=90010, bus=0xC1, memory=64 * GIB, used=60 * GIB)
+    tree.add_gpu(version=110000, domain=1, bus=0x03, memory=24 * GIB, used=GIB)
+    tree.add_gpu(version=90402, domain=1, bus=0x04, partition=5, memory=192 * GIB, used=0)
+    assert of_gpu(host, 0) == FreeMemory("GPU 0 (gfx90a)", 64 * GIB, 4 * GIB)
+    assert of_gpu(host, 1) == FreeMemory("GPU 1 (gfx1100)", 24 * GIB, 23 * GIB)
+    assert of_gpu(host, 2) == FreeMemory("GPU 2 (gfx942)", 192 * GIB, 192 * GIB)
+
+
+def test_a_gpu_in_the_host_s_memory(tree: GpuTree, host: Host) -> None:
+    tree.add_gpu(version=110501, memory=GIB // 2, used=GIB // 4, host_memory=60 * GIB, host_memory_used=4 * GIB)
+    assert of_gpu(host) == FreeMemory("GPU 0 (gfx1151)", 60 * GIB, 48 * GIB)
+    group(host, "", max=8 * GIB, current=0, stat="")
+    assert of_gpu(host) == FreeMemory("GPU 0 (gfx1151)", 60 * GIB, 8 * GIB)
+
+
+def test_a_gpu_whose_driver_tells_nothing(tree: GpuTree, host: Host) -> None:
+    tree.add_gpu(version=90010)
+    (tree.system / "class/drm/card0/device").unlink()
+    assert of_gpu(host) is None
