@@ -105,13 +105,15 @@ class ChildRuns:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._waiting = [item.nodeid for item in session.items if item.get_closest_marker(MARK)]
 
-    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         if self._root is None or not item.get_closest_marker(MARK):
             return None
         hook = item.ihook
         hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for report in self._reports(self._root, item):
             hook.pytest_runtest_logreport(report=report)
+        # What tests before this one have set up for their module ends here as well, where the next is of another.
+        item.session._setupstate.teardown_exact(nextitem)
         hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
 

@@ -29,10 +29,10 @@ PARAMETERS = frozenset(
         "miopen_tuning",
         "pad_batch",
         "precision",
-        "target",
     }
 )
-"""The names that mean the same in `parameters` and in the accelerator's."""
+"""The names that mean the same in `parameters` and in the accelerator's. An accelerator has no `target`: it is one for
+GPUs."""
 
 MAX_DYNAMIC_BATCH = "migraphx_max_dynamic_batch"
 """AMD's name for the largest batch size that is compiled ahead."""

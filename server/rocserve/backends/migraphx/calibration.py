@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from rocserve.backends.migraphx.binding.datatypes import numpy_dtype
-from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
+from rocserve.backends.migraphx.binding.interface import ProgramTensor
 from rocserve.backends.migraphx.calibration_images import is_image, prepare_images
 from rocserve.backends.migraphx.calibration_source import calibration_data, calibration_pipeline
 from rocserve.backends.migraphx.contained_paths import path_within
@@ -75,11 +75,13 @@ def _calibration_input(tensor: ProgramTensor, recipe: ProgramRecipe) -> Calibrat
         raise invalid_argument(
             f"input '{tensor.name}' is of MIGraphX's type {tensor.datatype}: it cannot be calibrated"
         )
-    shape = tuple(dim.most if isinstance(dim, DimensionRange) else dim for dim in tensor.shape)
+    shape = tuple(dim for dim in tensor.shape if isinstance(dim, int))
+    if len(shape) != len(tensor.shape):
+        raise invalid_argument(f"input '{tensor.name}' has no fixed shape, without which it cannot be calibrated")
     is_nhwc = recipe.source.kind is SourceKind.TENSORFLOW and len(shape) == _IMAGE_RANK
     if is_nhwc:
         shape = (shape[0], *shape[2:], shape[1])
-    if recipe.batch_size or recipe.largest_batch:
+    if recipe.batch_size:
         return CalibrationInput(tensor.name, dtype, shape[1:], shape[0], is_nhwc)
     return CalibrationInput(tensor.name, dtype, shape, 0, is_nhwc)
 

@@ -101,26 +101,25 @@ _KIND_TARGETS = {InstanceKind.GPU: (Target.GPU,), InstanceKind.CPU: (Target.CPU,
 
 
 def _target(settings: _Settings, kind: InstanceKind, targets: Collection[Target]) -> Target:
-    engine = settings.choice("engine", "auto", ("auto", "migraphx", "cpu"))
     allowed = _KIND_TARGETS.get(kind, tuple(Target))
     wanted = settings.choice("target", "", ("", *(target.value for target in Target)))
-    if engine == "cpu":
-        if wanted == "gpu" or kind is InstanceKind.GPU:
-            asked = "'target' is \"gpu\"" if wanted == "gpu" else "the instance is KIND_GPU"
-            raise settings.wrong(f"'engine' is \"cpu\", but {asked}; change one of them")
-        allowed = _KIND_TARGETS[InstanceKind.CPU]
-    if wanted:
-        target = Target(wanted)
-        if target not in allowed:
-            other = "KIND_GPU" if target is Target.GPU else "KIND_CPU"
-            raise settings.wrong(f"'target' is \"{wanted}\", but the instance is {kind.value}; use {other}")
-        if target not in targets:
-            raise settings.missing(target, targets, f"'target' is \"{wanted}\"")
-        return target
-    for target in allowed:
-        if target in targets:
-            return target
-    raise settings.missing(allowed[0], targets, f"the instance is {kind.value}")
+    if not wanted:
+        for target in allowed:
+            if target in targets:
+                return target
+        raise settings.missing(allowed[0], targets, f"the instance is {kind.value}")
+    target = Target(wanted)
+    if target not in allowed and (target is not Target.GPU or _is_meant_for_cpu(settings.config)):
+        other = "KIND_GPU" if target is Target.GPU else "KIND_CPU"
+        raise settings.wrong(f"'target' is \"{wanted}\", but the instance is {kind.value}; use {other}")
+    if target not in allowed or target not in targets:
+        raise settings.missing(target, targets, f"'target' is \"{wanted}\"")
+    return target
+
+
+def _is_meant_for_cpu(config: ModelConfig) -> bool:
+    """Whether the configuration wants the CPU, and not only gets it because there is no GPU."""
+    return any(group.kind is InstanceKind.CPU for group in config.instance_groups)
 
 
 class _Settings:
@@ -128,7 +127,7 @@ class _Settings:
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
-        own = {name: text for name, text in config.parameters.items() if name in PARAMETERS or name == "engine"}
+        own = {name: text for name, text in config.parameters.items() if name in (*PARAMETERS, "target")}
         accelerator = dict(accelerator_parameters(config))
         if not {"batch", "batch_sizes"}.isdisjoint(own):
             # One list of batch sizes takes the other's place, whatever names they have.

@@ -89,6 +89,8 @@ def plan_programs(
     """
     path = model_file or model.model_file
     graph = _read(model, path)
+    if serving.dynamic_batch:
+        _check_dynamic_batch(model.name, options, graph.kind)
     if graph.is_quantised and options.precision.needs_calibration:
         raise invalid_argument(
             f"model '{model.name}' is quantised already ({path.name} holds quantising operators), so precision"
@@ -148,6 +150,23 @@ def _read(model: ModelSource, path: Path) -> _Graph:
         weight_bytes=read.weight_bytes,
         is_quantised=read.is_quantised,
     )
+
+
+def _check_dynamic_batch(model: str, options: CompileOptions, kind: SourceKind) -> None:
+    """
+    Raises:
+        ServeError: INVALID_ARGUMENT; MIGraphX needs fixed shapes for what the configuration asks for.
+    """
+    why = ""
+    if options.precision.needs_calibration:
+        why = f'precision "{options.precision.value}"'
+    elif kind is SourceKind.TENSORFLOW:
+        why = "a TensorFlow graph"
+    if why:
+        raise invalid_argument(
+            f"model '{model}': 'dynamic_batch' cannot be had with {why}, for which MIGraphX needs fixed shapes; leave"
+            " it out, and there is a program for each of 'batch_sizes'"
+        )
 
 
 def _wanted_outputs(config: ModelConfig, node_names: frozenset[str]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from rocserve.backends.migraphx.options import CompileOptions, Precision, ServingOptions, Target
 from rocserve.backends.migraphx.parameters import compile_options, serving_options
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.core.model_config import ExecutionAccelerator, InstanceKind, ModelConfig
+from rocserve.core.model_config import ExecutionAccelerator, InstanceGroup, InstanceKind, ModelConfig
 
 _ALL = frozenset(Target)
 _HERE = frozenset({Target.REF})
@@ -21,7 +22,8 @@ def _config(max_batch_size: int = 8, accelerator: dict[str, str] | None = None, 
 
 
 def _compile(kind: InstanceKind = InstanceKind.AUTO, targets: frozenset[Target] = _ALL, **words: Any) -> CompileOptions:
-    return compile_options(_config(**words), kind, targets)
+    groups = (InstanceGroup("m_0", kind, 1),)
+    return compile_options(replace(_config(**words), instance_groups=groups), kind, targets)
 
 
 def _serve(**words: Any) -> ServingOptions:
@@ -58,9 +60,6 @@ def test_a_target_by_the_kind_of_the_instance(kind: InstanceKind, targets: froze
 def test_a_target_by_name() -> None:
     assert _compile(InstanceKind.CPU, target="ref").target is Target.REF
     assert _compile(InstanceKind.AUTO, target=" CPU ").target is Target.CPU
-    assert _compile(InstanceKind.AUTO, engine="cpu").target is Target.CPU
-    assert _compile(InstanceKind.AUTO, _HERE, engine="cpu").target is Target.REF
-    assert _compile(InstanceKind.GPU, accelerator={"target": "gpu"}).target is Target.GPU
 
 
 @pytest.mark.parametrize(
@@ -68,10 +67,8 @@ def test_a_target_by_name() -> None:
     [
         (InstanceKind.GPU, {"target": "ref"}, "'target' is \"ref\", but the instance is KIND_GPU; use KIND_CPU"),
         (InstanceKind.CPU, {"target": "gpu"}, "'target' is \"gpu\", but the instance is KIND_CPU; use KIND_GPU"),
-        (InstanceKind.AUTO, {"target": "gpu", "engine": "cpu"}, "'engine' is \"cpu\", but 'target' is \"gpu\""),
-        (InstanceKind.GPU, {"engine": "cpu"}, "'engine' is \"cpu\", but the instance is KIND_GPU"),
+        (InstanceKind.GPU, {"target": "cpu"}, "'target' is \"cpu\", but the instance is KIND_GPU; use KIND_CPU"),
         (InstanceKind.AUTO, {"target": "tpu"}, 'must be one of gpu, cpu, ref, not "tpu"'),
-        (InstanceKind.AUTO, {"engine": "onnxruntime"}, 'must be one of auto, migraphx, cpu, not "onnxruntime"'),
     ],
 )
 def test_targets_that_contradict(kind: InstanceKind, parameters: dict[str, str], text: str) -> None:
@@ -92,6 +89,13 @@ def test_targets_that_are_not_here(kind: InstanceKind, parameters: dict[str, str
         _compile(kind, _HERE, **parameters)
     refusal = _refusal(error, StatusCode.UNAVAILABLE)
     assert text in refusal and "(targets here: ref)" in refusal
+
+
+def test_a_gpu_that_is_not_there_is_said_to_be_missing() -> None:
+    """A worker of KIND_AUTO is told that it is on the CPU; that is no contradiction of the configuration's."""
+    with pytest.raises(ServeError) as error:
+        compile_options(_config(target="gpu"), InstanceKind.CPU, _HERE)
+    assert "needs MIGraphX's target gpu, because 'target' is \"gpu\"" in _refusal(error, StatusCode.UNAVAILABLE)
 
 
 def test_compile_options() -> None:
@@ -225,6 +229,7 @@ class TestAccelerator:
             ({"fp16": "1"}, "'fp16', which is unknown; known are batch, batch_sizes,"),
             ({"migraphx_int8_calibration_table_name": "t.flatbuffers"}, "MIGraphX calibrates on data, not on a table"),
             ({"migraphx_use_native_calibration_table": "1"}, "MIGraphX calibrates on data"),
+            ({"target": "gpu"}, "'target', which is unknown"),
             ({"device_id": "0"}, "name the GPUs in the instance group's 'gpus'"),
             ({"migraphx_save_compiled_model": "1"}, "compiled programs are kept anyway"),
             ({"migraphx_mem_limit": "100"}, "belongs to ONNX Runtime's memory arena"),

@@ -253,6 +253,12 @@ class TestCalibration:
             migraphx_models.mlp(), parameters=parameters
         )
 
+    def test_not_with_a_dynamic_batch(self, folder: Folder) -> None:
+        refusal = folder.refusal(
+            migraphx_models.mlp(), max_batch_size=2, parameters={**_INT8["parameters"], "dynamic_batch": "1"}
+        )
+        assert "'dynamic_batch' cannot be had with precision \"int8\", for which MIGraphX needs fixed shapes" in refusal
+
     def test_a_quantised_model_is_not_quantised_again(self, folder: Folder) -> None:
         (folder.path / "samples.npz").write_bytes(b"1")
         nodes = [

@@ -164,6 +164,10 @@ class TestPlan:
         assert plan.recipes[0].source.kind is SourceKind.TENSORFLOW
         assert plan.recipes[0].output_names == ("brighter", "doubled")
 
+    def test_no_dynamic_batch(self, tmp_path: Path) -> None:
+        with pytest.raises(ServeError, match="'dynamic_batch' cannot be had with a TensorFlow graph"):
+            _plan(tmp_path, graphdef.classifier(), max_batch_size=2, parameters={"dynamic_batch": "1"})
+
     def test_the_configurations_outputs(self, tmp_path: Path) -> None:
         wanted = tuple(OutputConfig(name, DataType.FP32, (2,)) for name in ("doubled:0", "picture"))
         plan = _plan(tmp_path, graphdef.brightening(), max_batch_size=1, outputs=wanted)
