@@ -36,7 +36,7 @@ def migraphx_choice(config: ModelConfig, machine: Machine, reason: str, remedy: 
 
 def aims_at_gpus(config: ModelConfig) -> bool:
     """Whether MIGraphX is to compile for a GPU where it may choose."""
-    return config.parameters.get("target", "").strip() not in _OTHER_TARGETS
+    return config.parameters.get("target", "").strip().lower() not in _OTHER_TARGETS
 
 
 def has_gpu_for(config: ModelConfig, machine: Machine) -> bool:
