@@ -187,7 +187,7 @@ def test_parameters(make_folder: MakeFolder, registry: BackendRegistry, paramete
     """
     definition = _one(make_folder("flowers", {"config.pbtxt": text, "1/a.onnx": ""}), registry)
     assert definition.config.max_batch_size == batch
-    assert definition.config.parameters == {"fast": "true"}
+    assert definition.config.parameters == {"batch": str(batch), "fast": "true"}
 
 
 @pytest.mark.parametrize(

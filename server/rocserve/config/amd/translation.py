@@ -74,8 +74,8 @@ def _model(model: AmdModel, name: str, source: str) -> TranslatedModel:
     for tensor in model.outputs:
         _fill(message.output.add(), tensor, tensor.name)
     for key, value in model.parameters.items():
-        if key != "batch":
-            message.parameters[key].string_value = value
+        # `batch` too: MIGraphX compiles the one size that it says.
+        message.parameters[key].string_value = value
     extension = _EXTENSIONS.get(model.platform)
     filenames = (model.id,) if model.id else (f"*{extension}",) if extension else ()
     return TranslatedModel(message, filenames)
