@@ -83,6 +83,21 @@ def test_weights_in_the_models_folder(model_source: SourceMaker, model: Callable
     np.testing.assert_array_equal(outputs["Y"], WEIGHTS[None] + 1)
 
 
+@pytest.mark.parametrize("model", [adding, adding_within_a_branch])
+@pytest.mark.parametrize("location", ["weights.bin", "data/weights.bin", "./weights.bin"])
+def test_weights_that_are_written_to_while_the_model_runs(
+    model_source: SourceMaker, model: Callable[[str], bytes], location: str
+) -> None:
+    source = model_source("model.onnx", model(location))
+    write_weights(source.version_folder / location)
+    loaded = load(source)
+    # To a process that has mapped the file this would be the end.
+    os.truncate(source.version_folder / location, 0)
+    ones = tensor_from_numpy("X", np.ones((1, 1000), np.float32))
+    outputs = loaded.execute(Batch({"X": ones}, ("Y",), (1,))).outputs
+    np.testing.assert_array_equal(outputs["Y"], WEIGHTS[None] + 1)
+
+
 @dataclass(frozen=True)
 class Fault:
     location: str

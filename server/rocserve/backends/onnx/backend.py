@@ -11,10 +11,10 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as engine_errors
 
 from rocserve.backends.base import Batch, BatchResult, LoadedModel, ModelSource
-from rocserve.backends.onnx.external_weights import check_external_weights
+from rocserve.backends.onnx.external_weights import find_external_weights
 from rocserve.backends.onnx.fixed_shapes import batch_sizes_ahead, fixed_dimensions, open_inputs
 from rocserve.backends.onnx.migraphx_provider import pads_with_first_row
-from rocserve.backends.onnx.opener import SessionOpener
+from rocserve.backends.onnx.opener import SessionOpener, require_model
 from rocserve.backends.onnx.providers import Provider, ProviderPlan, plan_providers
 from rocserve.backends.onnx.runs import Run, SizedRun, session_run
 from rocserve.backends.onnx.signature import session_signature
@@ -50,13 +50,14 @@ def load(model: ModelSource) -> LoadedModel:
 
 
 def _load(model: ModelSource, plan: ProviderPlan) -> LoadedModel:
-    opener = SessionOpener(model, plan)
-    check_external_weights(model)
+    require_model(model.model_file)
+    weights = find_external_weights(model)
     if any(provider.keeps_compiled for provider in plan.providers):
         # Most models load in less time than this takes to import.
         from rocserve.backends.onnx.provider_cache import with_caches
 
-        opener = SessionOpener(model, with_caches(model, plan))
+        plan = with_caches(model, plan)
+    opener = SessionOpener(model, plan, weights)
     if plan.compiling is not None:
         return load_fixed_shapes(model, opener, plan.compiling)
     session = opener.open()

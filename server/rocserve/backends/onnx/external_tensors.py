@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import onnx
+import onnxruntime
 
 from rocserve.backends.migraphx.external_data import ExternalFiles
+from rocserve.backends.onnx.external_weights import NO_WEIGHTS, ExternalWeights
 
 
-def external_tensors(model_file: Path, roots: tuple[Path, ...]) -> tuple[Path, ...]:
-    """The files, each checked: it is there, long enough, and within the folder of the model file or `roots`.
+def read_external_weights(model_file: Path, roots: tuple[Path, ...]) -> ExternalWeights:
+    """The files, each of which is there, long enough, and within the folder of the model file or `roots`.
 
-    None of a file that cannot be read, which is for the engine to say.
+    None of a model file that cannot be read, which is for the engine to say.
 
     Raises:
         ServeError: INVALID_ARGUMENT; a file is not as it must be.
@@ -23,12 +25,31 @@ def external_tensors(model_file: Path, roots: tuple[Path, ...]) -> tuple[Path, .
         model = onnx.load(model_file, format="protobuf", load_external_data=False)
     except Exception:
         # protobuf's own errors, which nothing but protobuf may import.
-        return ()
-    files = ExternalFiles(model_file, roots)
-    for tensor in _tensors(model):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            files.add(tensor, 0)
-    return files.paths
+        return NO_WEIGHTS
+    checked = ExternalFiles(model_file, roots)
+    files: dict[str, Path] = {}
+    for tensor in _external(_tensors(model)):
+        checked.add(tensor, 0)
+        files[_location(tensor)] = model_file.parent / _location(tensor)
+    return ExternalWeights(files, in_memory=_can_be_given(model, files))
+
+
+def _can_be_given(model: onnx.ModelProto, files: Iterable[str]) -> bool:
+    """Whether ONNX Runtime takes the files' contents from memory: it does for the main graph's initializers, by names
+    that need no normalising."""
+    if not hasattr(onnxruntime.SessionOptions, "add_external_initializers_from_files_in_memory"):
+        return False
+    given = sum(1 for _ in _external(model.graph.initializer))
+    named_plainly = all(str(PurePosixPath(name)) == name for name in files)
+    return named_plainly and given == sum(1 for _ in _external(_tensors(model)))
+
+
+def _external(tensors: Iterable[onnx.TensorProto]) -> Iterator[onnx.TensorProto]:
+    return (tensor for tensor in tensors if tensor.data_location == onnx.TensorProto.EXTERNAL)
+
+
+def _location(tensor: onnx.TensorProto) -> str:
+    return next((str(entry.value) for entry in reversed(tensor.external_data) if entry.key == "location"), "")
 
 
 def _tensors(message: Any) -> Iterator[onnx.TensorProto]:

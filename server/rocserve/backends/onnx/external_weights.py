@@ -1,9 +1,20 @@
-"""Weights in files beside an ONNX model: checked before ONNX Runtime, whose older versions open any path, sees them."""
+"""Weights in files beside an ONNX model: checked before ONNX Runtime sees them, whose older versions open any path, and
+given to it such that they may be written to while it runs.
+
+Left to itself ONNX Runtime maps the files, and then answers change, or its process is killed, when one is written to
+before the new version of the model takes over.
+"""
 
 from __future__ import annotations
 
 import mmap
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rocserve.backends.base import ModelSource
 
@@ -11,17 +22,58 @@ _KEY = b"location"
 """A tensor names its file under this key, which is therefore somewhere in the model file."""
 
 
-def check_external_weights(model: ModelSource) -> None:
+@dataclass(frozen=True, slots=True)
+class ExternalWeights:
+    files: Mapping[str, Path] = field(default_factory=dict)
+    """By the names that the model has for them; empty where all of it is in the model file."""
+    in_memory: bool = True
+    """Whether ONNX Runtime takes their contents from memory."""
+
+
+NO_WEIGHTS = ExternalWeights()
+
+
+def find_external_weights(model: ModelSource) -> ExternalWeights:
     """
     Raises:
-        ServeError: INVALID_ARGUMENT; a file of external data is missing, too short or outside of the model's folder.
+        ServeError: INVALID_ARGUMENT; a file is missing, too short or outside of the model's folder.
     """
     if not _may_have_external_data(model.model_file):
-        return
+        return NO_WEIGHTS
     # The library takes longer to import than a small model to load, so only models that need it wait for it.
-    from rocserve.backends.onnx.external_tensors import external_tensors
+    from rocserve.backends.onnx.external_tensors import read_external_weights
 
-    external_tensors(model.model_file, (model.model_folder,))
+    return read_external_weights(model.model_file, (model.model_folder,))
+
+
+@contextmanager
+def settled_weights(model_file: Path, weights: ExternalWeights, options: Any) -> Iterator[Path]:
+    """Within, a session may be opened with the onnxruntime.SessionOptions on the file that this gives, and has weights
+    that nobody writes to.
+
+    Raises:
+        OSError: a file cannot be read or copied.
+    """
+    with ExitStack() as opened:
+        if not weights.files:
+            yield model_file
+        elif weights.in_memory:
+            contents = [opened.enter_context(_mapped(path)) for path in weights.files.values()]
+            sizes = [len(content) for content in contents]
+            options.add_external_initializers_from_files_in_memory(list(weights.files), contents, sizes)
+            yield model_file
+        else:
+            # What is mapped stays when its folder goes.
+            folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="rocserve-weights-")))
+            for name, path in weights.files.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, folder / name)
+            yield Path(shutil.copyfile(model_file, folder / model_file.name))
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _may_have_external_data(path: Path) -> bool:

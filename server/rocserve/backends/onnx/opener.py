@@ -9,11 +9,13 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import onnxruntime
 
 from rocserve.backends.base import ModelSource
+from rocserve.backends.onnx.external_weights import NO_WEIGHTS, ExternalWeights, settled_weights
 from rocserve.backends.onnx.native_messages import error_lines, standard_error_kept, without_place
 from rocserve.backends.onnx.providers import ProviderPlan
 from rocserve.backends.onnx.session import session_options
@@ -26,21 +28,25 @@ _RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
 _MOST_NAMED = 8
 
 
+def require_model(path: Path) -> None:
+    """
+    Raises:
+        ServeError: INVALID_ARGUMENT; the model file is no file, or empty.
+    """
+    if not path.is_file():
+        raise invalid_argument(f"{path} does not exist or is no file")
+    if path.stat().st_size == 0:
+        raise invalid_argument(f"{path} is empty; expected an ONNX model")
+
+
 class SessionOpener:
     """Opens the sessions of one model. What its providers do not take is not left to another in silence."""
 
-    def __init__(self, model: ModelSource, plan: ProviderPlan) -> None:
-        """
-        Raises:
-            ServeError: INVALID_ARGUMENT; the model file is no file.
-        """
-        path = model.model_file
-        if not path.is_file():
-            raise invalid_argument(f"{path} does not exist or is no file")
-        if path.stat().st_size == 0:
-            raise invalid_argument(f"{path} is empty; expected an ONNX model")
+    def __init__(self, model: ModelSource, plan: ProviderPlan, weights: ExternalWeights = NO_WEIGHTS) -> None:
         self._model = model
         self._plan = plan
+        # A GPU gets its own copy of the weights anyway.
+        self._weights = NO_WEIGHTS if plan.on_gpu else weights
 
     def open(self, dimensions: Mapping[str, int] | None = None) -> Any:
         """An onnxruntime.InferenceSession.
@@ -93,9 +99,10 @@ class SessionOpener:
             raise invalid_argument(f"ONNX Runtime cannot load {name}: {without_place(str(error))}") from None
 
     def _session(self, options: Any, providers: Sequence[tuple[str, dict[str, str]]]) -> Any:
-        session = onnxruntime.InferenceSession(
-            str(self._model.model_file), options, providers=[*providers, _CPU_PROVIDER], enable_fallback=0
-        )
+        with settled_weights(self._model.model_file, self._weights, options) as path:
+            session = onnxruntime.InferenceSession(
+                str(path), options, providers=[*providers, _CPU_PROVIDER], enable_fallback=0
+            )
         # Nor is it to run on the CPU what fails on a GPU.
         session.disable_fallback()
         return session

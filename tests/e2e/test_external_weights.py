@@ -1,0 +1,62 @@
+"""ONNX models with weights in files of their own, dropped into a running server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import tritonclient.grpc as triton
+from onnx import TensorProto, helper
+from support.server import RocserveProcess, wait_until
+
+FLAGS = ("--repository-poll-secs=1", "--repository-settle-secs=0.1")
+
+
+def write_model(folder: Path, value: float) -> None:
+    """Y = X + value, FP32 [batch, 2], the value in weights.bin. Written as exporters do: first the weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = helper.make_tensor("weights", TensorProto.FLOAT, [2], np.full(2, value, "<f4").tobytes(), raw=True)
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 2]) for name in ("X", "Y")]
+    add = helper.make_node("Add", ["X", "weights"], ["Y"])
+    graph = helper.make_graph([add], "graph", values[:1], values[1:], [weights])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save_model(model, folder / "model.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
+
+
+def ask(client: triton.InferenceServerClient) -> list[float]:
+    entry = triton.InferInput("X", [1, 2], "FP32")
+    entry.set_data_from_numpy(np.array([[1, 2]], np.float32))
+    return client.infer("external", [entry]).as_numpy("Y")[0].tolist()
+
+
+def reason(client: triton.InferenceServerClient) -> str:
+    return {row.name: row.reason for row in client.get_model_repository_index().models}.get("external", "")
+
+
+def test_weights_that_change_alone_are_noticed(serve, repository: Path) -> None:
+    folder = repository / "external" / "1"
+    write_model(folder, 1.0)
+    server: RocserveProcess = serve(repository, flags=FLAGS)
+    server.wait_until_ready()
+    client = server.client()
+    assert ask(client) == [2.0, 3.0]
+    (folder / "weights.bin").write_bytes(np.full(2, 5.0, "<f4").tobytes())
+    wait_until(lambda: ask(client) == [6.0, 7.0], what="the answer of the new weights")
+
+
+def test_weights_that_come_late_or_go(serve, repository: Path) -> None:
+    folder = repository / "external" / "1"
+    write_model(folder, 1.0)
+    weights = (folder / "weights.bin").read_bytes()
+    (folder / "weights.bin").unlink()
+    server: RocserveProcess = serve(repository, flags=FLAGS)
+    client = server.client()
+    missing = "needs external data file 'weights.bin', which is not there; copy it into the same folder"
+    wait_until(lambda: missing in reason(client), what="the reason")
+    (folder / "weights.bin").write_bytes(weights)
+    wait_until(lambda: client.is_model_ready("external"), what="the model")
+    assert ask(client) == [2.0, 3.0]
+    (folder / "weights.bin").write_bytes(weights[:4])
+    wait_until(lambda: "copy that file again" in reason(client), what="the reason")
+    assert ask(client) == [2.0, 3.0]
