@@ -195,8 +195,7 @@ class _GraphReader:
         if held != "tensor_type":
             kind = f"type {held.removesuffix('_type').replace('_', ' ')}" if held else "a type that is not given"
             raise self._wrong(
-                f"has {what} of {kind}, but only dense tensors can be served; export the model with tensors"
-                " instead"
+                f"has {what} of {kind}, but only dense tensors can be served; export the model with tensors instead"
             )
         tensor = value.type.tensor_type
         datatype = _DATATYPES.get(tensor.elem_type)
