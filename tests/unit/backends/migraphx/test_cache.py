@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.cached_programs import GENEROUS, a_recipe, about, store, stored
+from support.cached_programs import GENEROUS, a_recipe, about, said, start, store, stored
 
 from rocserve.backends.migraphx.cache.entry import ABOUT_FILENAME, PROGRAM_FILENAME
 from rocserve.backends.migraphx.cache.opening import cache_directory, open_cache
@@ -220,6 +220,18 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     cache = open_cache(EngineSettings(cache_directory=str(tmp_path / "c"), cache_bytes=5))
     assert (cache.directory, cache.limit_bytes) == (tmp_path / "c", 5)
     assert cache.tuning_folder.is_dir()
+
+
+def test_a_user_whom_the_machine_does_not_know_has_a_cache_too(tmp_path: Path) -> None:
+    script = """
+from rocserve.backends.migraphx.cache.opening import cache_directory
+from rocserve.settings import EngineSettings
+os.setuid(54321)
+print(cache_directory(EngineSettings()))
+"""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    assert said(start(script)) == ["/tmp/rocserve-cache-54321"]
 
 
 def test_what_is_told_can_be_read_by_people_and_checked_with_sha256sum(cache: ProgramCache) -> None:

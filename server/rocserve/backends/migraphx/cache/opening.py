@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from rocserve.backends.migraphx.cache.store import ProgramCache, say_nothing
+from rocserve.backends.migraphx.cache.store import ProgramCache, say_nothing, usual_spare_directory
 from rocserve.settings import EngineSettings
 
 
@@ -20,11 +20,17 @@ def open_cache(settings: EngineSettings, warn: Callable[[str], None] = say_nothi
 
 
 def cache_directory(settings: EngineSettings) -> Path:
-    """The setting, else `rocserve` in $XDG_CACHE_HOME or ~/.cache."""
+    """The setting, else `rocserve` in $XDG_CACHE_HOME or ~/.cache; of a user without a home, among the temporary
+    files."""
     if settings.cache_directory:
-        return Path(os.path.expanduser(settings.cache_directory)).absolute()  # noqa: PTH111 - see below
+        return _expanded(settings.cache_directory).absolute()
     base = os.environ.get("XDG_CACHE_HOME", "")
     if base.startswith("/"):
         return Path(base) / "rocserve"
-    # Path.home() fails for users that the machine does not know, as in containers.
-    return Path(os.path.expanduser("~/.cache/rocserve")).absolute()  # noqa: PTH111
+    home = _expanded("~")
+    return home / ".cache/rocserve" if home.is_absolute() else usual_spare_directory()
+
+
+def _expanded(path: str) -> Path:
+    # Path.expanduser fails for users that the machine does not know, as in containers; this leaves the "~".
+    return Path(os.path.expanduser(path))  # noqa: PTH111

@@ -38,6 +38,15 @@ def check_private(folder: Path) -> None:
         raise _refusal(folder, reason, f"run chmod go-w {folder}, or name a folder in it")
 
 
+def is_private(folder: Path) -> bool:
+    """Whether it is there, and nobody else could have put files into it."""
+    try:
+        check_private(folder)
+    except (OSError, ServeError):
+        return False
+    return True
+
+
 def is_private_file(found: os.stat_result) -> bool:
     """Whether nobody but this user, or root, can have written the file."""
     return _is_trusted(found.st_uid) and not found.st_mode & _WRITABLE_BY_OTHERS

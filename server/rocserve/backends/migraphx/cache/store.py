@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rocserve.backends.migraphx.cache.entry import CachedProgram, CacheEntry, ProgramAbout
 from rocserve.backends.migraphx.cache.place import CachePlace, DamagedError
-from rocserve.backends.migraphx.cache.private_folder import check_private
+from rocserve.backends.migraphx.cache.private_folder import check_private, is_private
 from rocserve.backends.migraphx.cache.verdicts import Verdicts
 from rocserve.core.errors import ServeError, unavailable
 
@@ -52,7 +52,7 @@ class ProgramCache:
         self.limit_bytes = limit_bytes
         self._warn = warn
         self._place = CachePlace(directory)
-        self._spare_directory = spare_directory or _usual_spare()
+        self._spare_directory = spare_directory or usual_spare_directory()
         self._problem = _prepare(self._place)
         """Why nothing can be written; "" where it can."""
         if self._problem:
@@ -200,8 +200,8 @@ class ProgramCache:
 
     def _places(self) -> Sequence[CachePlace]:
         """Those that may hold programs."""
-        spare_is_there = "_spare" in self.__dict__ or self._spare_directory.exists()
-        return (self._place, self._spare) if spare_is_there else (self._place,)
+        with_spare = "_spare" in self.__dict__ or is_private(self._spare_directory)
+        return (self._place, self._spare) if with_spare else (self._place,)
 
     def _writable_places(self) -> Iterator[CachePlace]:
         if not self._problem:
@@ -231,7 +231,8 @@ class ProgramCache:
             self._warn(f"compiled programs in {place.directory} cannot be evicted: {_words(error)}")
 
 
-def _usual_spare() -> Path:
+def usual_spare_directory() -> Path:
+    """This user's folder among the temporary files."""
     return Path(tempfile.gettempdir()) / f"rocserve-cache-{os.geteuid()}"
 
 
