@@ -1,0 +1,189 @@
+"""Models that MIGraphX's reference target serves through gRPC, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from support import migraphx_models
+from support.migraphx_serving import (
+    Array,
+    ask,
+    compiled,
+    config,
+    expected,
+    index_entry,
+    place,
+    wait_for_state,
+)
+from support.server import RocserveProcess, wait_until
+from tritonclient.utils import InferenceServerException
+
+NETWORKS = {
+    "resnet": migraphx_models.mini_resnet(),
+    "mlp": migraphx_models.mlp(),
+    "two": migraphx_models.two_in_two_out(),
+    "baked": migraphx_models.reshaped_to_free(),
+}
+
+
+@pytest.fixture(scope="module")
+def server(migraphx_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    """Serves every network at batch sizes 1 and 4, all of them compiled."""
+    repository = tmp_path_factory.mktemp("repository")
+    for name, model in NETWORKS.items():
+        place(repository, name, "model.onnx", model, config(4, batch_sizes="1, 4"))
+    program = compiled(migraphx_root, NETWORKS["two"], tmp_path_factory.mktemp("program"), batch=2)
+    place(repository, "program", "model.mxr", program, config(4, "migraphx_mxr"))
+    folder = tmp_path_factory.mktemp("server")
+    flags = (f"--migraphx-root={migraphx_root}", f"--cache-directory={folder}/cache")
+    with RocserveProcess([repository], *flags, log=folder / "server.log") as running:
+        running.wait_until_ready(60)
+        client = running.client()
+        for name in NETWORKS:
+            wait_until(lambda name=name: index_entry(client, name) == ("READY", ""), 60, f"all programs of '{name}'")
+        yield running
+
+
+class TestAnswers:
+    @pytest.mark.parametrize("name", NETWORKS)
+    @pytest.mark.parametrize("rows", [1, 3, 4])
+    def test_they_are_those_of_onnx_runtime(self, server: RocserveProcess, name: str, rows: int) -> None:
+        inputs = migraphx_models.random_inputs(NETWORKS[name], rows)
+        if name == "baked":
+            # The file itself has a batch of 1.
+            singles = [expected(NETWORKS[name], {"x": inputs["x"][row : row + 1]})["y"] for row in range(rows)]
+            wanted = {"y": np.concatenate(singles)}
+        else:
+            wanted = expected(NETWORKS[name], inputs)
+        answers = ask(server.client(), name, inputs)
+        assert list(answers) == list(wanted)
+        for output, values in wanted.items():
+            np.testing.assert_allclose(answers[output], values, rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize("name", NETWORKS)
+    def test_rows_of_a_padded_batch_are_what_they_are_alone_bit_for_bit(
+        self, server: RocserveProcess, name: str
+    ) -> None:
+        inputs = migraphx_models.random_inputs(NETWORKS[name], 3)
+        together = ask(server.client(), name, inputs)
+        for row in range(3):
+            alone = ask(server.client(), name, {key: values[row : row + 1] for key, values in inputs.items()})
+            for output, values in alone.items():
+                np.testing.assert_array_equal(together[output][row : row + 1], values)
+
+    def test_a_program_from_a_file_takes_any_batch_at_its_own_size(self, server: RocserveProcess) -> None:
+        inputs = migraphx_models.random_inputs(NETWORKS["two"], 3)
+        answers = ask(server.client(), "program", inputs)
+        wanted = expected(NETWORKS["two"], inputs)
+        # A program does not know its outputs' names.
+        assert list(answers) == ["output_0", "output_1"]
+        for values, name in zip(answers.values(), wanted, strict=True):
+            np.testing.assert_allclose(values, wanted[name], rtol=1e-4, atol=1e-4)
+
+    def test_only_what_is_asked_for_is_answered(self, server: RocserveProcess) -> None:
+        inputs = migraphx_models.random_inputs(NETWORKS["two"], 2)
+        entries = [triton.InferInput(name, [2, 4], "FP32") for name in inputs]
+        for entry, values in zip(entries, inputs.values(), strict=True):
+            entry.set_data_from_numpy(values)
+        answer = server.client().infer("two", entries, outputs=[triton.InferRequestedOutput("product")])
+        assert [output.name for output in answer.get_response().outputs] == ["product"]
+        np.testing.assert_allclose(
+            answer.as_numpy("product"), expected(NETWORKS["two"], inputs)["product"], rtol=1e-4, atol=1e-4
+        )
+
+    def test_rows_of_another_length_are_refused(self, server: RocserveProcess) -> None:
+        with pytest.raises(InferenceServerException, match=r"unexpected shape for input 'x' for model 'mlp'"):
+            ask(server.client(), "mlp", {"x": np.zeros((1, 15), np.float32)})
+
+
+def test_the_completed_configuration_is_that_of_onnx_runtime(server: RocserveProcess, serve, tmp_path: Path) -> None:
+    """For a file whose configuration says only that it batches."""
+    for name, model in NETWORKS.items():
+        if name != "baked":
+            text = config(4, batch_sizes="1, 4", engine="onnxruntime")
+            place(tmp_path / "repository", name, "model.onnx", model, text.replace("target", "unused_target"))
+    other = serve(tmp_path / "repository")
+    other.wait_until_ready()
+    for name in NETWORKS:
+        if name == "baked":
+            continue
+        ours, theirs = (each.client().get_model_config(name).config for each in (server, other))
+        assert ours.input == theirs.input
+        assert ours.output == theirs.output
+        assert ours.max_batch_size == theirs.max_batch_size == 4
+        assert ours.HasField("dynamic_batching") == theirs.HasField("dynamic_batching")
+
+
+Serve = Callable[..., RocserveProcess]
+
+
+@pytest.fixture
+def serve_migraphx(serve, migraphx_root: Path, tmp_path: Path) -> Serve:
+    """A server on repositories, with a cache of this test's own."""
+
+    def start(*repositories: Path, flags: tuple[str, ...] = ()) -> RocserveProcess:
+        cache = f"--cache-directory={tmp_path}/cache"
+        return serve(*repositories, flags=(f"--migraphx-root={migraphx_root}", cache, *flags))
+
+    return start
+
+
+class TestWhatGoesWrong:
+    def test_what_migraphx_cannot_compile_is_unavailable_in_its_own_words(
+        self, serve_migraphx: Serve, repository: Path
+    ) -> None:
+        place(repository, "fancy", "model.onnx", migraphx_models.unknown_operator(), config(4))
+        client = serve_migraphx(repository).client()
+        reason = wait_for_state(client, "fancy", "UNAVAILABLE")
+        assert "Unknown operator: MyFancyOp" in reason
+
+    def test_a_compile_that_takes_too_long_is_ended_and_reported(self, serve_migraphx: Serve, repository: Path) -> None:
+        text = config(1, compile_timeout_secs="0.2")
+        place(repository, "slow", "model.onnx", migraphx_models.slow_to_compile(), text)
+        place(repository, "mlp", "model.onnx", NETWORKS["mlp"], config(1))
+        server = serve_migraphx(repository)
+        client = server.client()
+        reason = wait_for_state(client, "slow", "UNAVAILABLE")
+        assert "0.2" in reason
+        wait_for_state(client, "mlp", "READY")
+        inputs = migraphx_models.random_inputs(NETWORKS["mlp"], 1)
+        np.testing.assert_allclose(
+            ask(client, "mlp", inputs)["scores"], expected(NETWORKS["mlp"], inputs)["scores"], atol=1e-4
+        )
+
+    def test_a_size_that_cannot_be_had_leaves_the_others_in_service(
+        self, serve_migraphx: Serve, repository: Path
+    ) -> None:
+        """A Reshape to constants is right at the file's own batch only; the server finds out by comparing."""
+        model = migraphx_models.reshaped_to_constant()
+        place(repository, "baked", "model.onnx", model, config(2, batch_sizes="1, 2"))
+        server = serve_migraphx(repository)
+        server.wait_until_ready()
+        client = server.client()
+        wait_until(lambda: "serving without" in index_entry(client, "baked")[1], 40, "the failure of batch size 2")
+        inputs = migraphx_models.random_inputs(model, 2)
+        answer = ask(client, "baked", inputs)["y"]
+        for row in range(2):
+            alone = expected(model, {"x": inputs["x"][row : row + 1]})["y"]
+            np.testing.assert_allclose(answer[row : row + 1], alone, atol=1e-4)
+        assert index_entry(client, "baked")[0] == "READY"
+
+
+def same(answers: dict[str, Array], others: dict[str, Array]) -> bool:
+    return all(np.array_equal(answers[name], values) for name, values in others.items())
+
+
+def test_two_servers_that_start_at_once_on_one_cache_compile_once(
+    serve_migraphx: Serve, repository: Path, tmp_path: Path
+) -> None:
+    place(repository, "mlp", "model.onnx", NETWORKS["mlp"], config(1))
+    servers = [serve_migraphx(repository) for _ in range(2)]
+    for server in servers:
+        server.wait_until_ready(60)
+    inputs = migraphx_models.random_inputs(NETWORKS["mlp"], 1)
+    first, second = (ask(server.client(), "mlp", inputs) for server in servers)
+    assert same(first, second)

@@ -1,0 +1,143 @@
+"""Damaged model files, dropped one folder after the other into a server that answers another model all the while.
+
+$ROCSERVE_DAMAGED_FILES says how many; the default is for every day.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from support import migraphx_models
+from support.migraphx_serving import Array, ask, compiled, config, expected, index_entry, place
+from support.server import RocserveProcess, wait_until
+
+FILES = int(os.environ.get("ROCSERVE_DAMAGED_FILES", "16"))
+AT_ONCE = 8
+"""Folders that are there at the same time."""
+
+SERVED = migraphx_models.mlp()
+VICTIMS = (migraphx_models.two_in_two_out(), migraphx_models.mini_resnet(), migraphx_models.reshaped_to_free())
+HARMLESS = ("READY", "UNAVAILABLE")
+"""What a damaged file may come to: a bit of a weight is a model still."""
+
+
+def damaged(content: bytes, generator: np.random.Generator) -> bytes:
+    """The content with one of the things that happen to files."""
+    data = bytearray(content)
+    place_, length = int(generator.integers(len(data))), int(generator.integers(1, 64))
+    kind = int(generator.integers(6))
+    if kind == 0:
+        return bytes(data[:place_])
+    if kind == 1:
+        data[place_ : place_ + length] = bytes(len(data[place_ : place_ + length]))
+    elif kind == 2:
+        data[place_ : place_ + length] = b""
+    elif kind == 3:
+        data[place_:place_] = generator.bytes(length)
+    elif kind == 4:
+        return generator.bytes(len(data))
+    else:
+        for _ in range(8):
+            data[int(generator.integers(len(data)))] ^= 1 << int(generator.integers(8))
+    return bytes(data)
+
+
+class Asker:
+    """Asks the good model without a pause, and keeps what was wrong with the answers."""
+
+    def __init__(self, server: RocserveProcess) -> None:
+        self.answers = 0
+        self.faults: list[str] = []
+        self._client = server.client()
+        self._inputs = migraphx_models.random_inputs(SERVED, 1)
+        self._expected: Array = expected(SERVED, self._inputs)["scores"]
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Asker:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(0.02):
+            try:
+                answer = ask(self._client, "served", self._inputs)["scores"]
+                if not np.allclose(answer, self._expected, atol=1e-4):
+                    self.faults.append(f"a wrong answer: {answer}")
+            except Exception as error:
+                self.faults.append(str(error))
+            self.answers += 1
+
+
+@pytest.fixture
+def originals(migraphx_root: Path, tmp_path: Path) -> Iterator[list[tuple[str, str, bytes]]]:
+    """Platforms, filenames and contents of sound models."""
+    models = [("onnx_onnxv1", "model.onnx", model) for model in VICTIMS]
+    programs = [("migraphx_mxr", "model.mxr", compiled(migraphx_root, model, tmp_path)) for model in VICTIMS]
+    yield [*models, *programs]
+
+
+@pytest.mark.timeout(60 + 6 * FILES)
+def test_each_gets_a_reason_and_nothing_else_notices(
+    serve, migraphx_root: Path, repository: Path, tmp_path: Path, originals: list[tuple[str, str, bytes]]
+) -> None:
+    place(repository, "served", "model.onnx", SERVED, config(1))
+    flags = (f"--migraphx-root={migraphx_root}", f"--cache-directory={tmp_path}/cache", "--repository-poll-secs=1")
+    server = serve(repository, flags=flags)
+    server.wait_until_ready(60)
+    client = server.client()
+    generator = np.random.default_rng(0)
+    outcomes: dict[str, int] = dict.fromkeys(HARMLESS, 0)
+    names = [f"damaged_{index}" for index in range(FILES)]
+    with Asker(server) as asker:
+        before: Holdings | None = None
+        for start in range(0, FILES, AT_ONCE):
+            batch = names[start : start + AT_ONCE]
+            for index, name in enumerate(batch, start):
+                platform, filename, content = originals[index % len(originals)]
+                place(repository, name, filename, damaged(content, generator), config(1, platform))
+            for name in batch:
+                wait_until(lambda name=name: index_entry(client, name)[0] in HARMLESS, 120, f"an end of '{name}'")
+                state, reason = index_entry(client, name)
+                outcomes[state] += 1
+                assert state == "READY" or reason, f"no reason for '{name}'"
+            for name in batch:
+                shutil.rmtree(repository / name)
+            for name in batch:
+                wait_until(lambda name=name: index_entry(client, name)[0] != "READY", 60, f"the end of '{name}'")
+            wait_until(lambda: len(server.workers()) == 1, 60, "the end of the damaged models' processes")
+            # The first batch brings in what any batch needs.
+            before = before or Holdings(server)
+    after = Holdings(server)
+    assert not asker.faults
+    assert asker.answers > FILES
+    assert outcomes["UNAVAILABLE"] > FILES / 2
+    assert before is not None
+    assert after.descriptors <= before.descriptors + 4
+    assert after.memory <= before.memory * 1.2 + 2**24
+    assert not list((tmp_path / "cache").glob("scratch/*"))
+    print(f"{FILES} damaged files: {outcomes}, {asker.answers} answers meanwhile, {before} -> {after}")
+
+
+class Holdings:
+    """What a server holds."""
+
+    def __init__(self, server: RocserveProcess) -> None:
+        assert server.process is not None
+        process = psutil.Process(server.process.pid)
+        self.descriptors = process.num_fds()
+        self.memory = process.memory_info().rss
+
+    def __repr__(self) -> str:
+        return f"{self.descriptors} descriptors, {self.memory >> 20} MiB"

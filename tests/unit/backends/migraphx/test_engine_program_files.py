@@ -1,0 +1,158 @@
+"""Users' own compiled programs (.mxr) on the real engine, target ref."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from support import migraphx_models
+from support.migraphx_engine import Engine, answers, given, wanted
+from support.migraphx_serving import compiled, expected
+
+from rocserve.backends.migraphx.installation import ROOT_VARIABLE
+from rocserve.backends.migraphx.model import MigraphxModel
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError
+from rocserve.core.requests import TensorSpec
+
+pytestmark = pytest.mark.in_migraphx_process
+
+FP32 = DataType.FP32
+NETWORK = migraphx_models.two_in_two_out()
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """`two_in_two_out` at a batch of 2."""
+    return compiled(Path(os.environ[ROOT_VARIABLE]), NETWORK, tmp_path_factory.mktemp("program"), batch=2)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return Engine(tmp_path)
+
+
+def serve(engine: Engine, content: bytes, max_batch_size: int = 0, **more: Any) -> MigraphxModel:
+    return engine.complete(content, max_batch_size, filename="model.mxr", backend="migraphx", **more)
+
+
+class TestBatches:
+    @pytest.mark.parametrize("rows", [1, 2, 5])
+    def test_any_batch_runs_at_the_files_own_size(self, engine: Engine, program: bytes, rows: int) -> None:
+        model = serve(engine, program, 8)
+        assert model.properties["batch_sizes"] == "2"
+        assert model.signature.supports_batching
+        inputs = migraphx_models.random_inputs(NETWORK, rows)
+        found = answers(model, inputs)
+        for values, name in zip(found.values(), expected(NETWORK, inputs), strict=True):
+            np.testing.assert_allclose(values, expected(NETWORK, inputs)[name], rtol=1e-4, atol=1e-5)
+
+    def test_without_batches_the_shapes_are_the_programs(self, engine: Engine, program: bytes) -> None:
+        model = serve(engine, program)
+        assert not model.signature.supports_batching
+        assert model.signature.inputs == (TensorSpec("left", FP32, (2, 4)), TensorSpec("right", FP32, (2, 4)))
+        with pytest.raises(ServeError, match=r"must have the shape \[2, 4\] that the model is compiled for, got"):
+            answers(model, migraphx_models.random_inputs(NETWORK, 1))
+
+    def test_one_that_has_no_batch_cannot_batch(self, engine: Engine) -> None:
+        turning = migraphx_models.without_batch()
+        program = compiled(Path(os.environ[ROOT_VARIABLE]), turning, engine.folder)
+        with pytest.raises(ServeError, match=r"output 'output_0' .* its first dimension is not the batch"):
+            serve(engine, program, 2)
+
+
+class TestNames:
+    def test_outputs_without_names_are_numbered(self, engine: Engine, program: bytes) -> None:
+        assert [spec.name for spec in serve(engine, program, 2).signature.outputs] == ["output_0", "output_1"]
+
+    def test_the_configurations_names_are_taken_in_their_order(self, engine: Engine, program: bytes) -> None:
+        model = serve(
+            engine,
+            program,
+            2,
+            inputs=(given("right", 4), given("left", 4)),
+            outputs=(wanted("first", 4), wanted("second", 6)),
+        )
+        assert [spec.name for spec in model.signature.inputs] == ["right", "left"]
+        assert model.signature.outputs == (TensorSpec("first", FP32, (-1, 4)), TensorSpec("second", FP32, (-1, 6)))
+
+    def test_the_onnx_file_beside_it_knows_its_names(self, engine: Engine, program: bytes) -> None:
+        engine.write("model.onnx", NETWORK)
+        model = serve(engine, program, 2)
+        assert [spec.name for spec in model.signature.outputs] == ["difference", "product"]
+        assert "note" not in model.properties
+
+    def test_some_names_only_are_refused(self, engine: Engine, program: bytes) -> None:
+        with pytest.raises(ServeError) as refused:
+            serve(engine, program, 2, outputs=(wanted("only", 4),))
+        assert refused.value.text == (
+            "model 'model' has 1 outputs in its configuration, but model.mxr gives 2, and does not know their names:"
+            " name all of them, in its order"
+        )
+
+
+class TestFilesThatCannotBeUsed:
+    def test_one_without_offload_copy_is_refused(self, engine: Engine) -> None:
+        """On the target ref there is no such thing: its input is given the name that gives a GPU's away."""
+        network = onnx.load_from_string(migraphx_models.identity())
+        network.graph.input[0].name = network.graph.node[0].input[0] = "main:#output_0"
+        content = compiled(Path(os.environ[ROOT_VARIABLE]), network.SerializeToString(), engine.folder)
+        with pytest.raises(ServeError, match=r"was compiled without offload_copy, .* compile it again here"):
+            serve(engine, content, 1)
+        assert engine.reports == []
+
+    def test_one_of_another_version_is_refused_with_what_to_do(self, engine: Engine, program: bytes) -> None:
+        with pytest.raises(ServeError, match=r"was compiled by MIGraphX 2\.13\.0 .* compile it again here"):
+            serve(engine, other_version(program), 2)
+
+    def test_it_is_compiled_anew_where_its_onnx_file_lies_beside(self, engine: Engine, program: bytes) -> None:
+        engine.write("model.onnx", NETWORK)
+        model = serve(engine, other_version(program), 2)
+        assert model.properties["note"].startswith("model.onnx is compiled in the place of model.mxr: ")
+        assert "was compiled by MIGraphX 2.13.0" in model.properties["note"]
+        assert model.properties["batch_sizes"] == "1, 2"
+        inputs = migraphx_models.random_inputs(NETWORK, 2)
+        for name, values in expected(NETWORK, inputs).items():
+            np.testing.assert_allclose(answers(model, inputs)[name], values, rtol=1e-4, atol=1e-5)
+
+    def test_it_keeps_the_configurations_names_then(self, engine: Engine, program: bytes) -> None:
+        engine.write("model.onnx", NETWORK)
+        outputs = (wanted("first", 4), wanted("second", 6))
+        model = serve(engine, other_version(program), 1, inputs=(given("left", 4), given("right", 4)), outputs=outputs)
+        assert [spec.name for spec in model.signature.outputs] == ["first", "second"]
+
+    def test_a_good_one_is_tried_once(self, engine: Engine, program: bytes) -> None:
+        serve(engine, program, 2)
+        assert any("trying model.mxr of model 'model'" in text for text in engine.reports)
+        engine.reports.clear()
+        serve(engine, program, 2)
+        assert engine.reports == [""]
+
+    def test_one_that_crashes_is_tried_once_and_its_successor_again(self, engine: Engine, program: bytes) -> None:
+        with pytest.raises(ServeError, match="MIGraphX ended by signal"):
+            serve(engine, crashing(program), 2)
+        engine.reports.clear()
+        with pytest.raises(ServeError) as refused:
+            serve(engine, crashing(program), 2)
+        assert refused.value.text.startswith(
+            "model.mxr has ended MIGraphX's process before, and is not tried again until it changes: "
+        )
+        assert "MIGraphX ended by signal" in refused.value.text
+        assert engine.reports == []
+        serve(engine, program, 2)
+
+
+def other_version(program: bytes) -> bytes:
+    """The program as if another MIGraphX had compiled it."""
+    assert program.count(b"2.14.0") == 1
+    return program.replace(b"2.14.0", b"2.13.0")
+
+
+def crashing(program: bytes) -> bytes:
+    """The program with an output that is no instruction of it, which MIGraphX does not survive."""
+    assert program.endswith(b"@9")
+    return program[:-1] + b"?"
