@@ -43,6 +43,8 @@ class ExternalFiles:
             ServeError: INVALID_ARGUMENT; the file is outside of the folder, missing or too short.
         """
         entries = {as_text(entry.key): as_text(entry.value) for entry in tensor.external_data}
+        if len(entries) != len(tensor.external_data):
+            raise self._wrong(tensor, "says something of its external data twice")
         location = entries.get("location", "")
         if not location:
             raise self._wrong(tensor, "is external, but names no file")

@@ -61,6 +61,10 @@ _QUANTISED = frozenset(
 )
 
 
+_EXTERNAL_ORDER = ("location", "offset", "length")
+"""Of what MIGraphX looks at."""
+
+
 @dataclass(frozen=True, slots=True)
 class OnnxGraph:
     inputs: tuple[GraphTensor, ...]
@@ -175,9 +179,24 @@ class _GraphReader:
     def _weigh(self, tensor: onnx.TensorProto) -> None:
         bits = _BITS.get(tensor.data_type, 0) * math.prod(tensor.dims)
         size = max(0, (bits + 7) // 8)
-        if tensor.data_location == _TYPES.EXTERNAL:
+        # MIGraphX reads what is named there whatever the location says.
+        if tensor.external_data or tensor.data_location == _TYPES.EXTERNAL:
+            self._check_external_order(tensor)
             size = self._files.add(tensor, size)
         self._weight_bytes += size
+
+    def _check_external_order(self, tensor: onnx.TensorProto) -> None:
+        """
+        Raises:
+            ServeError: INVALID_ARGUMENT; MIGraphX, which goes by places and not by names, would read something else.
+        """
+        keys = [as_text(entry.key) for entry in tensor.external_data][: len(_EXTERNAL_ORDER)]
+        if keys != list(_EXTERNAL_ORDER[: len(keys)]):
+            raise self._wrong(
+                f"says of the external data of tensor '{tensor.name}' {', '.join(keys)}, in this order, but MIGraphX"
+                f" takes them for {', '.join(_EXTERNAL_ORDER)}; write it anew with onnx.save_model(...,"
+                " save_as_external_data=True)"
+            )
 
     def _tensors(self, kind: str, values: Iterable[onnx.ValueInfoProto]) -> Iterator[GraphTensor]:
         names: set[str] = set()

@@ -222,10 +222,15 @@ class TestExternalData:
             ({"location": "folder"}, "needs external data file 'folder', which is not there"),
             ({}, "tensor 'w' is external, but names no file"),
             ({"location": "w", "offset": "8"}, "needs bytes 8 to 24 of external data file 'w', which has 16"),
-            ({"location": "w", "length": "17"}, "needs bytes 0 to 17 of external data file 'w', which has 16"),
-            ({"location": "w", "length": "12"}, "has 16 bytes by its type and shape, but 12 in 'w'"),
+            ({"location": "w", "offset": "0", "length": "17"}, "needs bytes 0 to 17 of external data file 'w', which"),
+            ({"location": "w", "offset": "0", "length": "12"}, "has 16 bytes by its type and shape, but 12 in 'w'"),
             ({"location": "w", "offset": "-1"}, "has external data with offset '-1', which is no number of bytes"),
-            ({"location": "w", "length": "9" * 9999}, "which is no number of bytes"),
+            ({"location": "w", "offset": "9" * 9999}, "which is no number of bytes"),
+            (
+                {"location": "w", "length": "16"},
+                "location, length, in this order, but MIGraphX takes them for location,",
+            ),
+            ({"offset": "0", "location": "w"}, "offset, location, in this order, but MIGraphX takes them for location"),
         ],
     )
     def test_what_is_refused(self, tmp_path: Path, entries: dict[str, str], text: str) -> None:
@@ -236,6 +241,14 @@ class TestExternalData:
         (folder / "out").symlink_to("/etc")
         (folder / "loop").symlink_to("loop")
         assert text in _refusal(_write(folder, self._external(**entries)))
+
+    def test_what_migraphx_reads_is_checked_whatever_the_tensor_says(self, tmp_path: Path) -> None:
+        model = self._external(location="../secret")
+        model.graph.initializer[0].data_location = TensorProto.DEFAULT
+        assert "'../secret' must be a path within its folder" in _refusal(_write(tmp_path, model))
+        model = self._external(location="w", offset="0", length="16")
+        model.graph.initializer[0].external_data.add(key="location", value="../secret")
+        assert "tensor 'w' says something of its external data twice" in _refusal(_write(tmp_path, model))
 
     def test_links_within_the_models_folder(self, tmp_path: Path) -> None:
         (tmp_path / "1").mkdir()
