@@ -13,7 +13,7 @@ from support.models import add_constant, add_sub
 
 from rocserve.backends.base import ModelSource
 from rocserve.backends.onnx.migraphx_provider import MIGRAPHX_PROVIDER
-from rocserve.backends.onnx.native_messages import error_lines, standard_error_kept, without_place
+from rocserve.backends.onnx.native_messages import error_lines, without_place
 from rocserve.backends.onnx.provider_cache import with_caches
 from rocserve.backends.onnx.provider_options import CUDA, OPENVINO
 from rocserve.backends.onnx.providers import Provider, ProviderPlan
@@ -104,24 +104,6 @@ def test_a_cache_that_cannot_be_written(source: ModelSource, tmp_path: Path) -> 
     with pytest.raises(ServeError, match=r"cannot be used: .*; name another folder with --cache-directory") as caught:
         with_caches(source, migraphx())
     assert caught.value.code is StatusCode.UNAVAILABLE
-
-
-def test_what_a_library_says_is_kept(capfd: pytest.CaptureFixture[str]) -> None:
-    os.write(2, b"before\n")
-    with standard_error_kept() as written:
-        os.write(2, b"why\n")
-        assert written() == "why\n"
-        os.write(2, b"so\n")
-    os.write(2, b"after\n")
-    assert written() == "why\nso\n"
-    assert capfd.readouterr().err == "before\nafter\n"
-
-
-def test_the_stream_is_given_back_whatever_happens(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(RuntimeError), standard_error_kept():
-        raise RuntimeError
-    os.write(2, b"after\n")
-    assert capfd.readouterr().err == "after\n"
 
 
 SAID = (

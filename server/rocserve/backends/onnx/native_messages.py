@@ -1,41 +1,12 @@
-"""What libraries write to the standard error stream, where ONNX Runtime's providers say why they do not start."""
+"""What ONNX Runtime writes to the standard error stream, where its providers say why they do not start."""
 
 from __future__ import annotations
 
-import os
 import re
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LEVEL = re.compile(r"^.*?\[(?P<level>[EWIVF]):onnxruntime:[^\]]*\] *")
 _PLACE = re.compile(r"^\S*/\S+\.(?:cc|h|cpp|hpp):\d+ .*?(?=\[ERROR\]|\[ONNXRuntimeError\]|$)")
-_MOST_BYTES = 64 * 1024
-
-
-@contextmanager
-def standard_error_kept() -> Iterator[Callable[[], str]]:
-    """Within, what is written to descriptor 2 is kept; the function that it gives returns it, also afterwards.
-
-    Only for a process that writes nothing else to that stream meanwhile.
-    """
-    sys.stderr.flush()
-    original = os.dup(2)
-    with tempfile.TemporaryFile() as file:
-        kept: list[str] = []
-
-        def written() -> str:
-            return kept[0] if kept else os.pread(file.fileno(), _MOST_BYTES, 0).decode(errors="replace")
-
-        os.dup2(file.fileno(), 2)
-        try:
-            yield written
-        finally:
-            os.dup2(original, 2)
-            os.close(original)
-            kept.append(written())
 
 
 def error_lines(written: str) -> list[str]:

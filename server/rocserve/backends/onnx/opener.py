@@ -15,8 +15,9 @@ from typing import Any
 import onnxruntime
 
 from rocserve.backends.base import ModelSource
+from rocserve.backends.migraphx.binding.standard_error import StandardErrorCapture
 from rocserve.backends.onnx.external_weights import NO_WEIGHTS, ExternalWeights, settled_weights
-from rocserve.backends.onnx.native_messages import error_lines, standard_error_kept, without_place
+from rocserve.backends.onnx.native_messages import error_lines, without_place
 from rocserve.backends.onnx.providers import ProviderPlan
 from rocserve.backends.onnx.session import session_options
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
@@ -66,17 +67,20 @@ class SessionOpener:
         options.add_session_config_entry(_RECORD_ASSIGNMENT, "1")
         providers = [(provider.kind.provider, dict(provider.options)) for provider in self._plan.providers]
         session, failure = None, ""
-        with standard_error_kept() as written:
-            try:
-                session = self._session(options, providers)
-            except Exception as error:
-                # The binding's exceptions have no base class of their own.
-                failure = without_place(str(error))
+        capture = StandardErrorCapture()
+        start = capture.begin()
+        try:
+            session = self._session(options, providers)
+        except Exception as error:
+            # The binding's exceptions have no base class of their own.
+            failure = without_place(str(error))
+        finally:
+            written = capture.end(start)
         if session is None:
-            raise self._provider_failure(failure, error_lines(written()))
-        self._require_started(session, error_lines(written()))
+            raise self._provider_failure(failure, error_lines(written))
+        self._require_started(session, error_lines(written))
         # What else the providers have to say is for the log.
-        os.write(2, written().encode())
+        os.write(2, written.encode())
         self._tell_assignment(session)
         return session
 
