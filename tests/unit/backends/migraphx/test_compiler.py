@@ -2,90 +2,33 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
+from onnx import TensorProto
 from support import migraphx_models as networks
+from support.graphdef import classifier
 from support.migraphx import run_with_migraphx
+from support.migraphx_compiling import MLP, Bench
 
-from rocserve.backends.migraphx.cache.entry import CachedProgram
-from rocserve.backends.migraphx.cache.store import ProgramCache
-from rocserve.backends.migraphx.calibration_source import calibration_digest
-from rocserve.backends.migraphx.compiler import ProgramCompiler
-from rocserve.backends.migraphx.digests import file_digest
-from rocserve.backends.migraphx.installation import find_installation
 from rocserve.backends.migraphx.jobs.messages import FailureKind, JobError
-from rocserve.backends.migraphx.jobs.runner import JobRunner
 from rocserve.backends.migraphx.options import CompileOptions, Precision, Target
-from rocserve.backends.migraphx.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
+from rocserve.backends.migraphx.recipe import ProgramRecipe
 from rocserve.core.errors import StatusCode
 from rocserve.core.plain import to_json
-from rocserve.settings import EngineSettings
-
-LOG = logging.getLogger("test.compiler")
-ENVIRONMENT = ProgramEnvironment("2.14.0")
-
-
-class Bench:
-    """A compiler of one model's file, its cache, and what it has reported."""
-
-    def __init__(self, root: Path, folder: Path) -> None:
-        self.root = root
-        self.folder = folder / "model"
-        self.folder.mkdir()
-        self.cache = ProgramCache(folder / "cache", 1 << 30)
-        self.reports: list[str] = []
-        self.runner = JobRunner(find_installation(EngineSettings(migraphx_root=str(root))), self.reports.append, LOG)
-        self.compiler = ProgramCompiler(self.runner, self.cache, model_name="x", model_folder=self.folder)
-
-    def recipe(self, model: bytes, batch: int, shapes: Mapping[str, tuple[int, ...]], **changes: Any) -> ProgramRecipe:
-        """`shapes`: without the batch."""
-        path = self.folder / "model.onnx"
-        path.write_bytes(model)
-        recipe = ProgramRecipe(
-            ProgramSource(SourceKind.ONNX, str(path), file_digest(path)),
-            CompileOptions(Target.REF, precision=changes.pop("precision", Precision.FP32)),
-            ENVIRONMENT,
-            batch_size=batch,
-            input_shapes={name: (batch, *shape) for name, shape in shapes.items()},
-        )
-        return replace(recipe, **changes)
-
-    def calibrated(
-        self, model: bytes, batch: int, precision: Precision, width: int = networks.MLP_WIDTH
-    ) -> ProgramRecipe:
-        """Of an `mlp`, with five samples."""
-        samples = np.random.default_rng(0).uniform(-1, 1, (5, width)).astype(np.float32)
-        np.savez(self.folder / "samples.npz", x=samples)
-        options = CompileOptions(Target.REF, precision, calibration_data="samples.npz", calibration_samples=128)
-        digest = calibration_digest(options, self.folder)
-        return self.recipe(model, batch, MLP, options=options, calibration_digest=digest)
-
-    def program(self, recipe: ProgramRecipe, **options: Any) -> CachedProgram:
-        return self.compiler.program(recipe, **{"timeout_seconds": 100.0, **options})
-
-    def error(self, recipe: ProgramRecipe, **options: Any) -> JobError:
-        with pytest.raises(JobError) as caught:
-            self.program(recipe, **options)
-        return caught.value
 
 
 @pytest.fixture
 def bench(migraphx_root: Path, tmp_path: Path) -> Bench:
     return Bench(migraphx_root, tmp_path)
-
-
-MLP = {"x": (networks.MLP_WIDTH,)}
 
 
 def test_a_program_is_compiled_saved_and_tried(bench: Bench) -> None:
@@ -223,6 +166,33 @@ def test_a_compile_can_be_called_off(bench: Bench) -> None:
     assert [error.text for error in errors] == ["compiling batch size 1 of model 'x' was called off"]
 
 
+def test_a_tensorflow_graph_is_compiled(bench: Bench) -> None:
+    recipe = bench.tensorflow_recipe(classifier(), 2, {"image": (3, 8, 8)}, ("scores",))
+    program = bench.program(recipe)
+    assert [(tensor.name, tensor.shape) for tensor in program.about.inputs] == [("image", (2, 3, 8, 8))]
+    assert [tensor.shape for tensor in program.about.outputs] == [(2, 5)]
+
+
+def test_a_tensorflow_graph_has_no_batch_size_that_varies(bench: Bench) -> None:
+    recipe = bench.tensorflow_recipe(classifier(), 1, {"image": (3, 8, 8)}, ("scores",))
+    error = bench.error(replace(recipe, batch_size=0, largest_batch=4))
+    assert "MIGraphX takes no TensorFlow graph with a batch size that varies; leave out dynamic_batch" in error.text
+
+
+@pytest.mark.parametrize(
+    "element_type",
+    [TensorProto.INT64, TensorProto.BOOL, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.UINT8],
+)
+def test_programs_of_all_kinds_of_numbers_are_tried(bench: Bench, element_type: int) -> None:
+    bench.program(bench.recipe(networks.identity(element_type), 2, {"x": (4,)}))
+
+
+def test_a_model_without_a_batch_dimension(bench: Bench) -> None:
+    recipe = bench.recipe(networks.without_batch(), 0, {}, input_shapes={"x": (2, 3)})
+    assert bench.program(recipe).about.outputs[0].shape == (3, 2)
+    assert bench.reports[0] == "compiling the program of model 'x': reading the model"
+
+
 # Models that are run in another batch size than their file's
 
 
@@ -234,6 +204,21 @@ def test_a_baked_batch_size_can_be_another(bench: Bench, own: int) -> None:
     assert program.about.outputs[0].shape == (recipe.batch_size, 10)
     title = f"compiling batch size {recipe.batch_size} of model 'x'"
     assert bench.reports[-1] == f"{title}: checking it against the model's own batch size, {own}"
+
+
+def test_a_range_of_batches_is_checked_at_its_largest(bench: Bench) -> None:
+    changes = {"largest_batch": 4, "input_shapes": {"x": (1, networks.MLP_WIDTH)}, "rebatched": True}
+    bench.program(bench.recipe(networks.mlp(1), 0, {}, **changes))
+    assert bench.reports[-1].endswith("checking it against the model's own batch size, 1")
+    changes["input_shapes"] = {"x": (1, 4)}
+    error = bench.error(bench.recipe(networks.mixing_rows(1), 0, {}, **changes))
+    assert "model 'x' cannot be had at batch size 4: its graph holds its own batch size, 1, in it" in error.text
+
+
+def test_a_tensorflow_graph_is_checked_as_well(bench: Bench) -> None:
+    recipe = bench.tensorflow_recipe(classifier(1), 3, {"image": (3, 8, 8)}, ("scores",))
+    bench.program(replace(recipe, rebatched=True))
+    assert bench.reports[-1].endswith("checking it against the model's own batch size, 1")
 
 
 def test_a_free_reshape_does_not_stand_in_the_way(bench: Bench) -> None:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +116,8 @@ def test_a_job_is_done_in_a_process_of_its_own(jobs: Jobs) -> None:
             "parse_graph: Unknown operator: MyFancyOp",
             StatusCode.UNAVAILABLE,
             FailureKind.REFUSED,
-            "doing refuse failed while beginning: parse_graph: Unknown operator: MyFancyOp; this MIGraphX does not know"
-            " the operator: ",
+            "doing refuse failed while beginning: MIGraphX says: parse_graph: Unknown operator: MyFancyOp; this"
+            " MIGraphX does not know the operator: ",
             id="MIGraphX",
         ),
         pytest.param(
@@ -164,7 +165,7 @@ def test_a_job_is_done_in_a_process_of_its_own(jobs: Jobs) -> None:
             "kill itself",
             "",
             StatusCode.UNAVAILABLE,
-            FailureKind.CRASHED,
+            FailureKind.KILLED,
             "doing kill itself failed while beginning: it was killed by signal 9 (SIGKILL) from outside; the kernel"
             " does that where memory runs out (it had ",
             id="killed",
@@ -177,6 +178,34 @@ def test_says_how_a_job_failed(
     error = jobs.error(action, argument)
     assert error.text.startswith(text)
     assert (error.code, error.kind) == (code, kind)
+
+
+def test_a_process_that_cannot_load_migraphx_says_nothing_about_the_job(migraphx_root: Path, tmp_path: Path) -> None:
+    library = tmp_path / "libmigraphx_c.so.3"
+    library.write_bytes(b"no library")
+    found = find_installation(EngineSettings(migraphx_root=str(migraphx_root)))
+    runner = JobRunner(replace(found, library=str(library)), lambda text: None, LOG)
+    with pytest.raises(JobError) as caught:
+        runner.run(StrangeJob("echo"), Told, timeout_seconds=60, environment={"PYTHONPATH": str(TESTS)})
+    assert caught.value.text.startswith("doing echo failed while starting: ")
+    assert str(library) in caught.value.text
+
+
+def test_an_interpreter_that_cannot_be_started_says_nothing_about_the_job(migraphx_root: Path, tmp_path: Path) -> None:
+    found = find_installation(EngineSettings(migraphx_root=str(migraphx_root)))
+    missing = str(tmp_path / "loader")
+    runner = JobRunner(replace(found, loader=(missing,)), lambda text: None, LOG)
+    with pytest.raises(JobError) as caught:
+        runner.run(StrangeJob("echo"), Told, timeout_seconds=60)
+    assert caught.value.kind is FailureKind.BROKEN
+    assert caught.value.text == (
+        f"doing echo failed: no process could be started: [Errno 2] No such file or directory: '{missing}'"
+    )
+    broken = JobRunner(replace(found, loader=("/bin/false",)), lambda text: None, LOG)
+    with pytest.raises(JobError) as caught:
+        broken.run(StrangeJob("echo"), Told, timeout_seconds=60)
+    assert caught.value.kind is FailureKind.BROKEN
+    assert caught.value.text == "doing echo failed while starting: the process ended with exit status 1 without a word"
 
 
 def test_what_the_child_writes_goes_to_the_log_also_without_an_end_of_line(

@@ -52,7 +52,7 @@ class Child:
         try:
             reply = JobReply(result=self._perform(module_name, class_name))
         except MigraphxError as error:
-            reply = _failed(FailureKind.REFUSED, StatusCode.UNAVAILABLE, with_hint(str(error)))
+            reply = _failed(FailureKind.REFUSED, StatusCode.UNAVAILABLE, f"MIGraphX says: {with_hint(str(error))}")
         except ServeError as error:
             reply = _failed(FailureKind.REFUSED, error.code, error.text)
         except MemoryError:

@@ -59,7 +59,8 @@ HINTS: Sequence[Hint] = (
         " ONNX file",
     ),
     _hint(
-        r"Not an object for field|insufficient bytes|MessagePack|msgpack|Invalid type for field",
+        r"Not an object for field|insufficient bytes|bad_cast|Key not found|Incompatible values|Operator not found"
+        r"|map::at|No key '",
         "the .mxr is damaged or no compiled program: copy it or compile it again",
     ),
     # The GPU and what it takes to reach it

@@ -59,10 +59,13 @@ class JobOutput:
         os.close(self.descriptor)
 
 
+def printable(text: str) -> str:
+    """Text that cannot move a terminal's cursor or fake a line of the log: damaged files get into MIGraphX's words."""
+    return text if text.isprintable() else "".join(map(_visible, text))
+
+
 def _readable(line: bytes) -> str:
-    """Text that cannot move a terminal's cursor or fake a line of the log."""
-    text = line[:_LONGEST_LINE].decode("utf-8", "backslashreplace").rstrip()
-    text = "".join(map(_visible, text))
+    text = printable(line[:_LONGEST_LINE].decode("utf-8", "backslashreplace").rstrip())
     return text if len(line) <= _LONGEST_LINE else f"{text} ... (cut)"
 
 

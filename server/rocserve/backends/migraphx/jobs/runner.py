@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+import signal
 import threading
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -17,6 +18,7 @@ from rocserve.backends.migraphx.installation import MigraphxInstallation, python
 from rocserve.backends.migraphx.jobs.ends import describe_end
 from rocserve.backends.migraphx.jobs.hints import with_hint
 from rocserve.backends.migraphx.jobs.messages import FailureKind, Job, JobError, JobFailure, JobOrder
+from rocserve.backends.migraphx.jobs.output import printable
 from rocserve.backends.migraphx.jobs.process import JobProcess
 from rocserve.backends.migraphx.jobs.watch import JobWatch
 from rocserve.core.errors import StatusCode
@@ -136,7 +138,7 @@ class _Supervision:
             raise self._error(self._failure.kind, StatusCode(self._failure.code), self._failure.text)
         if self._result is None:
             end = describe_end(status, self._process.output.last_lines, self._peak_bytes)
-            raise self._error(FailureKind.CRASHED, StatusCode.UNAVAILABLE, with_hint(end))
+            raise self._error(self._kind_of_end(status), StatusCode.UNAVAILABLE, with_hint(end))
         return self._result
 
     def _follow(self) -> None:
@@ -170,5 +172,11 @@ class _Supervision:
             f" `rocserve compile`",
         )
 
+    def _kind_of_end(self, status: int) -> FailureKind:
+        if status == -signal.SIGKILL:
+            return FailureKind.KILLED
+        # Before its work begins the job is not to blame, but the installation.
+        return FailureKind.CRASHED if self._watch.has_begun else FailureKind.BROKEN
+
     def _error(self, kind: FailureKind, code: StatusCode, text: str) -> JobError:
-        return JobError(kind, code, f"{self._job.title} failed while {self._watch.phase}: {text}")
+        return JobError(kind, code, f"{self._job.title} failed while {self._watch.phase}: {printable(text)}")

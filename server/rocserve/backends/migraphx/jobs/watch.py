@@ -11,6 +11,7 @@ _FIRST_REPORT_SECONDS = 5.0
 _RAREST_REPORT_SECONDS = 60.0
 _REPORT_GROWTH = 1.5
 _LONGEST_MESSAGE = 160
+_START = "starting"
 _MOST_LINES = 500
 """Of one job in the log."""
 
@@ -25,7 +26,7 @@ class JobWatch:
         log: logging.Logger,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.phase = "starting"
+        self.phase = _START
         self._title = title
         self._report = report
         self._log = log
@@ -35,6 +36,11 @@ class JobWatch:
         self._next_report = self._started + self._pause
         self._message = ""
         self._lines_left = _MOST_LINES
+
+    @property
+    def has_begun(self) -> bool:
+        """The job is at a phase of its own."""
+        return self.phase != _START
 
     @property
     def elapsed_seconds(self) -> float:

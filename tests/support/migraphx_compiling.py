@@ -1,0 +1,83 @@
+"""Compiles the small networks of migraphx_models.py by children, with the real MIGraphX, target ref."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rocserve.backends.migraphx.cache.entry import CachedProgram
+from rocserve.backends.migraphx.cache.store import ProgramCache
+from rocserve.backends.migraphx.calibration_source import calibration_digest
+from rocserve.backends.migraphx.compiler import ProgramCompiler
+from rocserve.backends.migraphx.digests import file_digest
+from rocserve.backends.migraphx.installation import find_installation
+from rocserve.backends.migraphx.jobs.messages import JobError
+from rocserve.backends.migraphx.jobs.runner import JobRunner
+from rocserve.backends.migraphx.options import CompileOptions, Precision, Target
+from rocserve.backends.migraphx.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
+from rocserve.settings import EngineSettings
+from support import migraphx_models as networks
+
+LOG = logging.getLogger("test.compiler")
+ENVIRONMENT = ProgramEnvironment("2.14.0")
+MLP = {"x": (networks.MLP_WIDTH,)}
+"""The shapes of an `mlp`'s inputs."""
+
+
+class Bench:
+    """A compiler of one model's file, its cache, and what it has reported."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self.root = root
+        self.folder = folder / "model"
+        self.folder.mkdir()
+        self.cache = ProgramCache(folder / "cache", 1 << 30)
+        self.reports: list[str] = []
+        self.runner = JobRunner(find_installation(EngineSettings(migraphx_root=str(root))), self.reports.append, LOG)
+        self.compiler = ProgramCompiler(self.runner, self.cache, model_name="x", model_folder=self.folder)
+
+    def recipe(self, model: bytes, batch: int, shapes: Mapping[str, tuple[int, ...]], **changes: Any) -> ProgramRecipe:
+        """`shapes`: without the batch."""
+        path = self.folder / "model.onnx"
+        path.write_bytes(model)
+        recipe = ProgramRecipe(
+            ProgramSource(SourceKind.ONNX, str(path), file_digest(path)),
+            CompileOptions(Target.REF, precision=changes.pop("precision", Precision.FP32)),
+            ENVIRONMENT,
+            batch_size=batch,
+            input_shapes={name: (batch, *shape) for name, shape in shapes.items()},
+        )
+        return replace(recipe, **changes)
+
+    def tensorflow_recipe(
+        self, graph: bytes, batch: int, shapes: Mapping[str, tuple[int, ...]], outputs: tuple[str, ...]
+    ) -> ProgramRecipe:
+        """`shapes`: as the program has them (NCHW), without the batch."""
+        path = self.folder / "model.graphdef"
+        path.write_bytes(graph)
+        source = ProgramSource(SourceKind.TENSORFLOW, str(path), file_digest(path))
+        return self.recipe(b"", batch, shapes, source=source, output_names=outputs)
+
+    def calibrated(
+        self, model: bytes, batch: int, precision: Precision, width: int = networks.MLP_WIDTH
+    ) -> ProgramRecipe:
+        """Of an `mlp`, with five samples."""
+        samples = np.random.default_rng(0).uniform(-1, 1, (5, width)).astype(np.float32)
+        np.savez(self.folder / "samples.npz", x=samples)
+        options = CompileOptions(Target.REF, precision, calibration_data="samples.npz", calibration_samples=128)
+        digest = calibration_digest(options, self.folder)
+        return self.recipe(model, batch, MLP, options=options, calibration_digest=digest)
+
+    def program(self, recipe: ProgramRecipe, **options: Any) -> CachedProgram:
+        return self.compiler.program(recipe, **{"timeout_seconds": 100.0, **options})
+
+    def error(self, recipe: ProgramRecipe, **options: Any) -> JobError:
+        with pytest.raises(JobError) as caught:
+            self.program(recipe, **options)
+        return caught.value

@@ -1,0 +1,106 @@
+"""Trying .mxr files that rocserve has not compiled itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import migraphx_models as networks
+from support.migraphx import run_with_migraphx
+from support.migraphx_compiling import MLP, Bench
+
+from rocserve.backends.migraphx.jobs.messages import FailureKind, JobError
+from rocserve.backends.migraphx.jobs.probe import ProbeJob, ProbeResult
+from rocserve.core.errors import StatusCode
+
+
+@pytest.fixture
+def bench(migraphx_root: Path, tmp_path: Path) -> Bench:
+    return Bench(migraphx_root, tmp_path)
+
+
+Probe = Callable[[bytes], ProbeResult]
+
+
+@pytest.fixture
+def probe(bench: Bench, tmp_path: Path) -> Probe:
+    def run(content: bytes) -> ProbeResult:
+        file = tmp_path / "model.mxr"
+        file.write_bytes(content)
+        return bench.runner.run(ProbeJob("x", str(file)), ProbeResult, timeout_seconds=60)
+
+    return run
+
+
+@pytest.fixture
+def program(bench: Bench) -> bytes:
+    return bench.program(bench.recipe(networks.mlp(), 2, MLP)).path.read_bytes()
+
+
+def failure(probe: Probe, content: bytes) -> JobError:
+    with pytest.raises(JobError) as caught:
+        probe(content)
+    return caught.value
+
+
+def test_a_sound_program_tells_its_inputs_and_outputs(probe: Probe, program: bytes) -> None:
+    result = probe(program)
+    assert [(tensor.name, tensor.datatype, tensor.shape) for tensor in result.inputs] == [("x", "float", (2, 16))]
+    assert [(tensor.datatype, tensor.shape) for tensor in result.outputs] == [("float", (2, 10))]
+    assert result.peak_bytes > 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        pytest.param(lambda data: b"", "model.mxr", id="empty"),
+        pytest.param(lambda data: b"garbage" * 100, "the .mxr is damaged or no compiled program", id="garbage"),
+        pytest.param(lambda data: data[: len(data) // 2], "the .mxr is damaged or no compiled", id="half"),
+        pytest.param(
+            lambda data: data.replace(b"\xa6@param", b"\xa6@\x1bar\xe9m"),
+            "Operator not found: @\\x1bar\ufffdm; the .mxr is damaged",
+            id="unknown operator",
+        ),
+    ],
+)
+def test_damaged_files_are_refused(probe: Probe, program: bytes, damage: Callable[[bytes], bytes], text: str) -> None:
+    error = failure(probe, damage(program))
+    assert (error.kind, error.code) == (FailureKind.REFUSED, StatusCode.UNAVAILABLE)
+    assert error.text.startswith("trying model.mxr of model 'x' failed while loading it: MIGraphX says: ")
+    assert text in error.text
+    assert error.text.isprintable()
+
+
+def test_a_file_that_ends_the_process_is_told_from_others(probe: Probe, program: bytes) -> None:
+    """The instruction that others take their input from goes by another name."""
+    error = failure(probe, program.replace(b"\xa6output\xa1x", b"\xa6output\xa1y"))
+    assert error.kind is FailureKind.CRASHED
+    assert error.text.startswith(
+        "trying model.mxr of model 'x' failed while loading it: MIGraphX ended by signal 6 (SIGABRT): "
+    )
+    assert "program.cpp" in error.text
+
+
+def test_a_program_that_is_not_compiled_is_refused(bench: Bench, probe: Probe, tmp_path: Path) -> None:
+    recipe = bench.recipe(networks.mlp(), 1, MLP)
+    saved = tmp_path / "parsed.mxr"
+    script = (
+        "import ctypes, sys\n"
+        "library = ctypes.CDLL(sys.argv[3])\n"
+        "options, program = ctypes.c_void_p(), ctypes.c_void_p()\n"
+        "library.migraphx_onnx_options_create(ctypes.byref(options))\n"
+        "library.migraphx_parse_onnx(ctypes.byref(program), sys.argv[1].encode(), options)\n"
+        "file_options = ctypes.c_void_p()\n"
+        "library.migraphx_file_options_create(ctypes.byref(file_options))\n"
+        "library.migraphx_save(program, sys.argv[2].encode(), file_options)\n"
+    )
+    library = str(bench.root / "usr/lib/x86_64-linux-gnu/libmigraphx_c.so.3")
+    ran = run_with_migraphx(bench.root, script, recipe.source.path, str(saved), library)
+    assert ran.returncode == 0, ran.stderr
+    error = failure(probe, saved.read_bytes())
+    assert error.code is StatusCode.INVALID_ARGUMENT
+    assert error.text == (
+        "trying model.mxr of model 'x' failed while loading it: model.mxr holds a program that is not compiled; compile"
+        " it (`rocserve compile`, `migraphx-driver compile`)"
+    )
