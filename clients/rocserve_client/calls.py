@@ -115,6 +115,7 @@ def _read_model_metadata(answer: pb.ModelMetadataResponse) -> ModelMetadata:
         platform=answer.platform,
         inputs=_read_tensors(answer.inputs),
         outputs=_read_tensors(answer.outputs),
+        properties=dict(answer.properties),
     )
 
 

@@ -72,6 +72,8 @@ class ModelMetadata:
     platform: str
     inputs: tuple[TensorMetadata, ...]
     outputs: tuple[TensorMetadata, ...]
+    properties: Mapping[str, str] = field(default_factory=dict)
+    """How the version is run: `engine`, `engine_reason`, and what the engine tells."""
 
 
 @dataclass(frozen=True, slots=True)

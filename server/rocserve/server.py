@@ -112,9 +112,11 @@ class Server:
         return 0
 
     async def _drain(self, service: GrpcService, transport: Transport) -> None:
-        """Not ready first; then the work in hand finishes; then the workers end. Within the exit time-out."""
+        """Not ready first, and no more loads; then the work in hand finishes; then the workers end. Within the exit
+        time-out."""
         deadline = time.monotonic() + self._settings.exit_timeout_seconds
         service.begin_exit()
+        self._repository.begin_stop()
         await asyncio.to_thread(transport.stop, max(0.0, deadline - time.monotonic()))
         try:
             async with asyncio.timeout(max(0.5, deadline - time.monotonic())):

@@ -115,6 +115,10 @@ def test_questions(rocserve_server: RocserveProcess):
         assert "statistics" in client.server_metadata().extensions
         metadata = client.model_metadata("digits")
         assert metadata.inputs == (TensorMetadata("ENCODED", "BYTES", (-1, 1)),)
+        assert not metadata.properties
+        member = client.model_metadata("digits_classifier").properties
+        assert (member["engine"], member["devices"]) == ("onnxruntime", "cpu")
+        assert member["engine_reason"].startswith("no AMD GPU was found")
         assert client.model_config("digits").max_batch_size == 32
         assert ("digits", "READY") in {(entry.name, entry.state) for entry in client.repository_index(ready=True)}
         before = client.statistics("digits")[0].success.count

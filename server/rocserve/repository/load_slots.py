@@ -6,11 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-_PATIENCE_SECONDS = 10.0
-
 
 class LoadSlots:
-    def __init__(self, count: int, patience_seconds: float = _PATIENCE_SECONDS) -> None:
+    def __init__(self, count: int, patience_seconds: float) -> None:
         """`patience_seconds`: after these a load that may take long lets the next begin beside it."""
         self._free = asyncio.Semaphore(count)
         self._patience_seconds = patience_seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import time
 from collections.abc import Callable
 
 from rocserve.core.errors import ServeError, internal, invalid_argument
@@ -59,6 +60,8 @@ class ManagedVersion:
         self._served_content: ModelContent | None = None
         self._task: asyncio.Task[None] | None = None
         self._loading_key = ""
+        self._began_at = 0.0
+        """When the load began, by time.monotonic(); not counted is how long it waited for others."""
         self._progress = ""
         """What the load that runs is at."""
         self._changed_look: ModelLook | None = None
@@ -170,6 +173,7 @@ class ManagedVersion:
         self.stop_loading()
         self._loading_key = key
         self._progress = ""
+        self._began_at = time.monotonic()
         self._task = self._context.background.start(self._load(content, key), f"load of {self.name} {self.number}")
 
     async def _load(self, content: ModelContent, key: str) -> None:
@@ -228,6 +232,7 @@ class ManagedVersion:
 
     async def _load_now(self, content: ModelContent) -> LoadedVersion:
         folder = content.look.versions[self.number].folder
+        self._began_at = time.monotonic()
         task = asyncio.current_task()
 
         def on_progress(text: str) -> None:
@@ -257,10 +262,11 @@ class ManagedVersion:
         self._context.log.info("successfully loaded '%s' version %d", self.name, self.number)
 
     def _failed(self, error: ServeError, key: str) -> None:
-        self.failure = next_failure(error, key, self.failure, self._context.retry)
+        took = time.monotonic() - self._began_at
+        self.failure = next_failure(error, key, self.failure, self._context.retry, took)
         kept = "; what was loaded before goes on serving" if self.served is not None else ""
         self._context.log.error("failed to load '%s' version %d: %s%s", self.name, self.number, self.failure.text, kept)
-        pause = self._context.retry.pause(self.failure.attempts)
+        pause = self._context.retry.pause(self.failure.attempts, took)
         if pause is not None:
             self._retry = asyncio.get_running_loop().call_later(pause, self._on_end)
 

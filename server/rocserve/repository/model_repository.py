@@ -57,7 +57,7 @@ class ModelRepository:
             loader=loader,
             publisher=self._publication,
             files=self,
-            load_slots=LoadSlots(settings.concurrent_loads),
+            load_slots=LoadSlots(settings.concurrent_loads, settings.long_load_seconds),
             retry=self._retry,
             background=self._background,
             log=log,
@@ -98,18 +98,23 @@ class ModelRepository:
         self._is_started = True
         self._publication.publish()
 
-    async def stop(self) -> None:
-        """Unload everything: ensembles first, since their requests still need the members; drains all of it."""
+    def begin_stop(self) -> None:
+        """Take up nothing new and call all loads off, which may have an hour to go; what is served goes on."""
         self._is_stopping = True
         if self._looking is not None:
             self._looking.cancel()
-            await asyncio.wait([self._looking])
-        await self._watch.close()
         self._follower.stop()
         self._catalogue.close()
-        models = self._publication.models
-        for model in models.values():
+        for model in self._publication.models.values():
             model.stop_loading()
+
+    async def stop(self) -> None:
+        """Unload everything: ensembles first, since their requests still need the members; drains all of it."""
+        self.begin_stop()
+        if self._looking is not None:
+            await asyncio.wait([self._looking])
+        await self._watch.close()
+        models = self._publication.models
         while ensembles := [(model.name, model.config) for model in models.values() if model.is_ensemble]:
             for name in outermost((name, config) for name, config in ensembles if config is not None):
                 models[name].remove(is_gone=False)
@@ -134,7 +139,11 @@ class ModelRepository:
             ServeError: with Triton's codes and words.
         """
         self._check_explicit()
-        await self._explicit.load(name, parameters)
+        try:
+            await self._explicit.load(name, parameters)
+        except ServeError:
+            self._check_explicit()
+            raise
 
     async def unload(self, name: str, unload_dependents: bool) -> None:
         """Take a model out of service at once and unload it behind; in explicit mode only. Unknown names are fine.

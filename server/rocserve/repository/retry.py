@@ -17,11 +17,15 @@ class RetryPolicy:
     longest_seconds: float
     enabled: bool = True
 
-    def pause(self, attempts: int) -> float | None:
-        """Seconds until the next try after so many failed ones; None = it is not tried again by itself."""
+    def pause(self, attempts: int, took_seconds: float = 0.0) -> float | None:
+        """Seconds until the next try after so many failed ones; None = it is not tried again by itself.
+
+        Never less than the last try took: what fails after an hour of compiling is not to be at it all the time.
+        """
         if not self.enabled:
             return None
-        return float(min(self.longest_seconds, self.first_seconds * 2.0 ** min(attempts - 1, 60)))
+        pause = min(self.longest_seconds, self.first_seconds * 2.0 ** min(attempts - 1, 60))
+        return float(max(pause, took_seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +50,10 @@ class Failure:
         return self.retry_at is not None and time.monotonic() >= self.retry_at
 
 
-def next_failure(error: ServeError, content: str, previous: Failure | None, policy: RetryPolicy) -> Failure:
+def next_failure(
+    error: ServeError, content: str, previous: Failure | None, policy: RetryPolicy, took_seconds: float = 0.0
+) -> Failure:
     """Record a failure; attempts count on only while the content stays the same."""
     attempts = previous.attempts + 1 if previous is not None and previous.content == content else 1
-    pause = policy.pause(attempts)
+    pause = policy.pause(attempts, took_seconds)
     return Failure(error, content, attempts, None if pause is None else time.monotonic() + pause)

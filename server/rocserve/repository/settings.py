@@ -30,6 +30,8 @@ class RepositorySettings:
     strict_readiness: bool = True
     """Ready only when all models are; else as soon as the first loads have ended."""
     concurrent_loads: int = 4
+    long_load_seconds: float = 10.0
+    """A load that compiles, and has lasted so long, is no longer counted among the concurrent ones."""
     retry_seconds: float = 1.0
     """The pause before a failed load is tried again; doubled at each failure."""
     longest_retry_seconds: float = 300.0

@@ -114,6 +114,7 @@ def model_metadata() -> Any:
     answer = pb.ModelMetadataResponse(name="echo", versions=["3"], platform="onnx_onnxv1")
     answer.inputs.add(name="IN", datatype="FP32", shape=[-1, 4])
     answer.outputs.add(name="OUT", datatype="BYTES", shape=[-1])
+    answer.properties["engine"] = "migraphx"
     return answer
 
 

@@ -71,6 +71,7 @@ def test_model_metadata(call: Any, loopback: Any) -> None:
     assert (metadata.name, metadata.versions, metadata.platform) == ("echo", ("3",), "onnx_onnxv1")
     assert metadata.inputs == (TensorMetadata("IN", "FP32", (-1, 4)),)
     assert metadata.outputs == (TensorMetadata("OUT", "BYTES", (-1,)),)
+    assert metadata.properties == {"engine": "migraphx"}
 
 
 def test_statistics(call: Any, loopback: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ REGISTRY = BackendRegistry(
     [
         BackendSpec("onnx", ("onnx_onnxv1", "onnxruntime"), (_ENGINE,), ("model.onnx",)),
         BackendSpec("python", ("python",), (_ENGINE,), ("model.py",)),
+        BackendSpec("compiled", ("compiled",), (dataclasses.replace(_ENGINE, needs_migraphx=True),), ("model.mxr",)),
     ]
 )
 

@@ -12,6 +12,13 @@ def test_pauses_double_up_to_the_longest() -> None:
     assert policy.pause(10_000) == 10.0
 
 
+def test_what_took_long_is_not_tried_again_at_once() -> None:
+    policy = RetryPolicy(1.0, 10.0)
+    assert [policy.pause(1, took) for took in (0.1, 5.0, 3600.0)] == [1.0, 5.0, 3600.0]
+    failure = next_failure(internal("bad"), "a", None, policy, 3600.0)
+    assert failure.text == "bad (failed once, next try in 3600 s)"
+
+
 def test_a_disabled_policy_never_tries_again() -> None:
     failure = next_failure(internal("bad"), "a", None, RetryPolicy(1.0, 10.0, enabled=False))
     assert failure.retry_at is None

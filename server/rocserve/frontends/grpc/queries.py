@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import rocserve
 from rocserve.core.errors import ServeError, invalid_argument, unimplemented
-from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
+from rocserve.core.model_config import InputConfig, OutputConfig
 from rocserve.core.serving import ServedVersion, ServingTableHolder, parse_version
 from rocserve.core.statistics import Duration, StatisticsSnapshot
 from rocserve.protocol import grpc_service_pb2 as pb
@@ -68,7 +68,7 @@ class QueryHandlers:
         version = self._tables.table.find(request.name, request.version)
         model = self._tables.table.models[request.name]
         numbers = [version.version] if request.version else sorted(model.versions)
-        return _metadata(version.config, numbers).SerializeToString()
+        return _metadata(version, numbers).SerializeToString()
 
     def model_config(self, message: bytes) -> bytes:
         request = pb.ModelConfigRequest.FromString(message)
@@ -105,7 +105,8 @@ class QueryHandlers:
         return response.SerializeToString()
 
 
-def _metadata(config: ModelConfig, versions: Iterable[int]) -> pb.ModelMetadataResponse:
+def _metadata(version: ServedVersion, versions: Iterable[int]) -> pb.ModelMetadataResponse:
+    config = version.config
     lead = [-1] if config.max_batch_size > 0 else []
 
     def tensor(entry: InputConfig | OutputConfig) -> pb.ModelMetadataResponse.TensorMetadata:
@@ -119,6 +120,7 @@ def _metadata(config: ModelConfig, versions: Iterable[int]) -> pb.ModelMetadataR
         platform=config.platform or config.backend,
         inputs=[tensor(entry) for entry in config.inputs],
         outputs=[tensor(entry) for entry in config.outputs],
+        properties=version.properties,
     )
 
 

@@ -1,0 +1,193 @@
+"""What the index says while models load, and loads that take an hour beside others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from rocserve.core.errors import ServeError, internal
+from rocserve.repository.load_slots import LoadSlots
+from rocserve.repository.settings import ControlMode
+
+from .conftest import PATIENCE_SECONDS, FakeLoader, Folders, Served, Start
+
+
+async def test_a_model_that_loads_says_what_it_is_at(start: Start, folders: Folders, loader: FakeLoader) -> None:
+    served: Served = await start()
+    held = loader.hold("m")
+    folders.model("m", 1)
+    await served.until(lambda: "m" in loader.tell)
+    assert served.rows("m") == {"1": ("LOADING", "")}
+    loader.tell["m"]("compiling batch size 1: compile, 42 s")
+    assert served.rows("m") == {"1": ("LOADING", "compiling batch size 1: compile, 42 s")}
+    loader.tell["m"]("")
+    assert served.rows("m") == {"1": ("LOADING", "")}
+    held.set()
+    await served.until(lambda: served.state("m") == "READY")
+    loader.tell["m"]("late words")
+    assert served.rows("m") == {"1": ("READY", "")}
+
+
+async def test_newer_content_that_loads_says_what_it_is_at(start: Start, folders: Folders, loader: FakeLoader) -> None:
+    folders.model("m", 1, data="old")
+    served: Served = await start()
+    loader.hold("m")
+    folders.version("m", 1, "new")
+    await served.until(lambda: len(loader.loads) == 2)
+    loader.tell["m"]("compiling")
+    assert served.rows("m") == {"1": ("READY", "newer content is being loaded: compiling")}
+    assert served.data("m") == "old"
+
+
+async def test_a_second_try_says_what_it_is_at_and_how_the_first_ended(
+    start: Start, folders: Folders, loader: FakeLoader
+) -> None:
+    served: Served = await start()
+    loader.failing["m"] = internal("no memory")
+    folders.model("m", 1)
+    await served.until(lambda: served.state("m") == "UNAVAILABLE")
+    loader.hold("m")
+    await served.until(lambda: served.state("m") == "LOADING")
+    loader.tell["m"]("compiling")
+    assert served.reason("m") == "compiling; failed before: no memory"
+
+
+async def test_the_words_of_a_load_that_was_called_off_are_not_anothers(
+    start: Start, folders: Folders, loader: FakeLoader
+) -> None:
+    served: Served = await start()
+    loader.hold("m")
+    folders.model("m", 1, data="old")
+    await served.until(lambda: loader.loads == [("m", 1)])
+    first = loader.tell["m"]
+    folders.version("m", 1, "new")
+    await served.until(lambda: len(loader.loads) == 2)
+    loader.tell["m"]("compiling the new")
+    first("compiling the old")
+    assert served.reason("m") == "compiling the new"
+
+
+async def test_a_load_that_waits_for_its_turn_says_so(start: Start, folders: Folders, loader: FakeLoader) -> None:
+    served: Served = await start(concurrent_loads=1)
+    held = loader.hold("a")
+    folders.model("a", 1)
+    await served.until(lambda: loader.running == 1)
+    folders.model("b", 1)
+    await served.until(lambda: served.rows("b") == {"1": ("LOADING", "waits until another model has been loaded")})
+    held.set()
+    await served.until(lambda: served.state("b") == "READY")
+
+
+async def test_loads_are_called_off_when_the_server_ends(start: Start, folders: Folders, loader: FakeLoader) -> None:
+    folders.model("served", 1)
+    folders.model("slow", 1)
+    loader.hold("slow")
+    served: Served = await start(control_mode=ControlMode.EXPLICIT, load_models=("served",))
+    asked = asyncio.create_task(served.repository.load("slow", {}))
+    await served.until(lambda: ("slow", 1) in loader.loads)
+    served.repository.begin_stop()
+    with pytest.raises(ServeError, match=r"^Server exiting$"):
+        await asyncio.wait_for(asked, PATIENCE_SECONDS)
+    assert loader.cancelled == [("slow", 1)]
+    assert served.data("served") == "good"
+
+
+async def test_a_client_that_leaves_does_not_end_the_load(start: Start, folders: Folders, loader: FakeLoader) -> None:
+    folders.model("slow", 1)
+    held = loader.hold("slow")
+    served: Served = await start(control_mode=ControlMode.EXPLICIT)
+    asked = asyncio.create_task(served.repository.load("slow", {}))
+    await served.until(lambda: loader.loads == [("slow", 1)])
+    asked.cancel()
+    again = asyncio.create_task(served.repository.load("slow", {}))
+    await asyncio.sleep(0.05)
+    held.set()
+    await asyncio.wait_for(again, PATIENCE_SECONDS)
+    assert loader.loads == [("slow", 1)]
+    assert served.state("slow") == "READY"
+
+
+async def test_unloading_calls_a_load_off(start: Start, folders: Folders, loader: FakeLoader) -> None:
+    folders.model("slow", 1)
+    loader.hold("slow")
+    served: Served = await start(control_mode=ControlMode.EXPLICIT)
+    asked = asyncio.create_task(served.repository.load("slow", {}))
+    await served.until(lambda: loader.loads == [("slow", 1)])
+    await served.repository.unload("slow", False)
+    with pytest.raises(ServeError, match="it was unloaded before it was loaded"):
+        await asyncio.wait_for(asked, PATIENCE_SECONDS)
+    assert loader.cancelled == [("slow", 1)]
+
+
+class Load:
+    """One that takes a slot until it is told to end."""
+
+    def __init__(self, slots: LoadSlots, may_take_long: bool) -> None:
+        self.began = asyncio.Event()
+        self.may_end = asyncio.Event()
+        self.task = asyncio.create_task(self._run(slots, may_take_long))
+
+    async def _run(self, slots: LoadSlots, may_take_long: bool) -> None:
+        async with slots.taken(may_take_long):
+            self.began.set()
+            await self.may_end.wait()
+
+    async def has_begun(self, seconds: float = PATIENCE_SECONDS) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.began.wait(), seconds)
+        return self.began.is_set()
+
+
+async def test_a_long_load_hands_its_slot_on() -> None:
+    slots = LoadSlots(1, patience_seconds=0.05)
+    long, waiting, third = (Load(slots, may_take_long=one) for one in (True, False, False))
+    assert await long.has_begun() and await waiting.has_begun()
+    assert slots.all_taken and not await third.has_begun(0.2)
+    # Its end frees nothing that it has no more.
+    long.may_end.set()
+    await long.task
+    assert not await third.has_begun(0.05)
+    waiting.may_end.set()
+    assert await third.has_begun()
+    third.may_end.set()
+    await third.task
+    assert not slots.all_taken
+
+
+async def test_a_load_that_was_called_off_has_no_slot() -> None:
+    slots = LoadSlots(1, patience_seconds=0.05)
+    for may_take_long in (True, False):
+        load = Load(slots, may_take_long)
+        assert await load.has_begun()
+        load.task.cancel()
+        await asyncio.wait((load.task,))
+        assert not slots.all_taken
+    await asyncio.sleep(0.1)
+    first, second = Load(slots, False), Load(slots, False)
+    assert await first.has_begun() and not await second.has_begun(0.05)
+    for one in (first, second):
+        one.may_end.set()
+        await one.task
+
+
+@pytest.mark.parametrize(("platform", "hands_on"), [("compiled", True), ("onnx_onnxv1", False)])
+async def test_only_what_compiles_hands_its_slot_on(
+    start: Start, folders: Folders, loader: FakeLoader, platform: str, hands_on: bool
+) -> None:
+    served: Served = await start(concurrent_loads=1, long_load_seconds=0.05)
+    held = loader.hold("a")
+    folder = folders.model("a", 1)
+    text = (folder / "config.pbtxt").read_text().replace("onnx_onnxv1", platform)
+    (folder / "config.pbtxt").write_text(text)
+    await served.until(lambda: loader.running == 1)
+    folders.model("b", 1)
+    await served.until(lambda: served.state("b") != "")
+    if not hands_on:
+        await served.settle()
+        assert loader.loads == [("a", 1)]
+        held.set()
+    await served.until(lambda: served.state("b") == "READY")
+    assert served.state("a") == "LOADING" or not hands_on
+    held.set()

@@ -1,0 +1,86 @@
+"""An engine that says what it is at; the config's parameter `behaviour` says how it goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rocserve.backends.base import Batch, BatchResult, ModelSource
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import unavailable
+from rocserve.core.requests import Signature, TensorSpec
+
+PATIENCE_SECONDS = 20.0
+
+
+def load(model: ModelSource) -> Model:
+    return Model(model)
+
+
+class Model:
+    signature = Signature(
+        (TensorSpec("IN", DataType.FP32, (-1, 2)),), (TensorSpec("OUT", DataType.FP32, (-1, 2)),), True
+    )
+
+    def __init__(self, source: ModelSource) -> None:
+        self._source = source
+        self._sizes = ["1"]
+        behaviour = source.config.parameters.get("behaviour", "")
+        source.report("compiling batch size 1: parse, 0 s")
+        if behaviour == "fails":
+            raise unavailable("Unknown operator: MyFancyOp")
+        if behaviour == "crashes":
+            os.kill(os.getpid(), signal.SIGABRT)
+        if behaviour == "compiles":
+            self._compile()
+        if behaviour == "floods":
+            for number in range(3000):
+                source.report(f"compiling {number} {'x' * 400}")
+        source.report("")
+        if behaviour == "goes_on":
+            threading.Thread(target=self._go_on, daemon=True).start()
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        return {"target": "ref", "batch_sizes": ", ".join(self._sizes)}
+
+    def warm_up(self, samples: Sequence[Batch]) -> None:
+        if self._source.config.parameters.get("behaviour") == "warm_up_fails":
+            raise RuntimeError("the program gives no numbers")
+
+    def execute(self, batch: Batch) -> BatchResult:
+        if self._source.config.parameters.get("behaviour") == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return BatchResult({"OUT": np.array(batch.inputs["IN"].numpy())})
+
+    def close(self) -> None: ...
+
+    def _compile(self) -> None:
+        """In a child, until the test says so."""
+        child = subprocess.Popen(["sleep", "600"])
+        (self._source.model_folder / "child").write_text(str(child.pid))
+        self._source.report("compiling batch size 1:\ncompile, 1 s")
+        self._source.report("compiling batch size 1: compile, 2 s")
+        self._wait_for("compiled")
+        child.kill()
+        child.wait()
+
+    def _go_on(self) -> None:
+        self._source.report("compiling batch size 2: compile, 1 s")
+        self._wait_for("second_compiled")
+        self._sizes.append("2")
+        self._source.report("")
+
+    def _wait_for(self, name: str) -> None:
+        file = Path(self._source.model_folder, name)
+        end = time.monotonic() + PATIENCE_SECONDS
+        while not file.exists():
+            assert time.monotonic() < end, f"{file} did not come"
+            time.sleep(0.01)

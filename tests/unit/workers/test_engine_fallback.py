@@ -1,0 +1,181 @@
+"""A model that its engine cannot load, and the engine that takes its place: with real workers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from support.machine import ToldMachine
+from support.workers import until
+
+from rocserve.backends.base import BackendSpec, EngineChoice, EngineSpec, Machine
+from rocserve.backends.registry import BackendRegistry
+from rocserve.config.definition import read_model_definitions
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.serving import ServingTableHolder
+from rocserve.repository.fallbacks import Fallback, FallbackCounter
+from rocserve.repository.version_loader import LoadedModelVersion, WorkerVersionLoader
+from rocserve.scheduling.queue import QueueLimits
+from rocserve.settings import EngineSettings
+from rocserve.workers.completion import CompletionThread
+from rocserve.workers.launcher import WorkerLauncher
+
+COMPILER = EngineSpec(
+    "compiler", "rocserve_reporting_engine", thread_safe=False, forks_from_zygote=False, needs_migraphx=True
+)
+PLAIN = EngineSpec("plain", "rocserve_plain_engine", thread_safe=True, forks_from_zygote=True)
+LOG = logging.getLogger("rocserve.test.fallback")
+
+
+def choose(config: ModelConfig, machine: Machine) -> EngineChoice:
+    wanted = config.parameters.get("engine", "")
+    fallback = None if wanted == COMPILER.name else PLAIN
+    return EngineChoice(COMPILER, "it is there", fallback, auto_takes_gpus=True)
+
+
+REGISTRY = BackendRegistry(
+    [BackendSpec("onnx", ("onnx_onnxv1",), (PLAIN, COMPILER), ("model.onnx",), choose_engine=choose)]
+)
+
+
+class Loads:
+    """Loads models of the backend above, and keeps what they tell."""
+
+    def __init__(self, loader: WorkerVersionLoader, fallbacks: FallbackCounter, folder: Path) -> None:
+        self.fallbacks = fallbacks
+        self.progress: list[str] = []
+        self.folder = folder / "m"
+        self._loader = loader
+        self._loaded: list[LoadedModelVersion] = []
+
+    async def load(self, behaviour: str, more: str = "", **parameters: str) -> LoadedModelVersion:
+        (self.folder / "1").mkdir(parents=True, exist_ok=True)
+        (self.folder / "1" / "model.onnx").touch()
+        entries = "".join(
+            f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}\n'
+            for name, value in {"behaviour": behaviour, **parameters}.items()
+        )
+        (self.folder / "config.pbtxt").write_text(f'platform: "onnx_onnxv1" max_batch_size: 4 {entries} {more}')
+        (definition,) = read_model_definitions(self.folder, REGISTRY)
+        folder = self.folder / "1"
+        loaded = await self._loader.load(definition, 1, folder, lambda: None, self.progress.append)
+        assert isinstance(loaded, LoadedModelVersion)
+        self._loaded.append(loaded)
+        return loaded
+
+    async def close(self) -> None:
+        for loaded in self._loaded:
+            await loaded.unload()
+
+
+@pytest.fixture
+async def loads(completion: CompletionThread, launcher: WorkerLauncher, tmp_path: Path) -> AsyncIterator[Loads]:
+    fallbacks = FallbackCounter()
+    loader = WorkerVersionLoader(
+        launcher,
+        completion,
+        ServingTableHolder(),
+        QueueLimits(),
+        False,
+        EngineSettings(),
+        ToldMachine(migraphx=""),
+        fallbacks,
+        LOG,
+    )
+    loads = Loads(loader, fallbacks, tmp_path)
+    yield loads
+    await loads.close()
+
+
+FAILURES = {
+    "fails": "Unknown operator: MyFancyOp",
+    "crashes": "worker ended while loading (killed by signal 6)",
+    "warm_up_fails": "the program gives no numbers",
+}
+
+
+@pytest.mark.parametrize(("behaviour", "text"), FAILURES.items())
+async def test_the_next_engine_takes_over_and_it_is_said(
+    loads: Loads, caplog: pytest.LogCaptureFixture, behaviour: str, text: str
+) -> None:
+    loaded = await loads.load(behaviour)
+    reason = f"engine compiler cannot load it: {text}"
+    assert loaded.available
+    assert loaded.status_reason == f"served by plain instead: {reason}"
+    assert loaded.properties == {
+        "engine": "plain",
+        "engine_reason": reason,
+        "engine_replaces": "compiler",
+        "devices": "cpu",
+    }
+    assert loads.fallbacks.snapshot() == {Fallback("m", 1, "compiler", "plain"): 1}
+    (warning,) = [record for record in caplog.records if record.name == LOG.name and record.levelname == "WARNING"]
+    assert warning.message == f"model 'm' version 1: {reason}; engine plain takes its place"
+
+
+async def test_an_engine_that_is_named_has_no_fallback(loads: Loads) -> None:
+    with pytest.raises(ServeError) as caught:
+        await loads.load("fails", engine="compiler")
+    assert (caught.value.code, caught.value.text) == (StatusCode.UNAVAILABLE, "Unknown operator: MyFancyOp")
+    assert not loads.fallbacks.snapshot()
+
+
+async def test_a_gpu_is_never_replaced_by_the_cpu_unasked(loads: Loads) -> None:
+    on_gpu = "instance_group { kind: KIND_GPU gpus: 0 }"
+    with pytest.raises(ServeError) as caught:
+        await loads.load("fails", on_gpu)
+    assert caught.value.code is StatusCode.UNAVAILABLE
+    assert caught.value.text.startswith(
+        "Unknown operator: MyFancyOp; engine plain does not take its place: instance group m_0 of model m has kind"
+        " KIND_GPU but no GPUs are available to the backend 'onnx' (engine plain runs it: engine compiler cannot"
+    )
+    loaded = await loads.load("fails", on_gpu, engine="auto")
+    assert (loaded.properties["engine"], loaded.properties["devices"]) == ("plain", "cpu")
+
+
+async def test_both_engines_fail(loads: Loads) -> None:
+    with pytest.raises(ServeError) as caught:
+        await loads.load("fails", plain="fails")
+    assert (caught.value.code, caught.value.text) == (
+        StatusCode.INTERNAL,
+        "engine plain: nor can this one; before, engine compiler cannot load it: Unknown operator: MyFancyOp",
+    )
+    assert not loads.fallbacks.snapshot()
+
+
+async def test_what_is_wrong_with_the_configuration_is_no_engines_fault(loads: Loads) -> None:
+    declared = (
+        'input { name: "OTHER" data_type: TYPE_FP32 dims: 2 } output { name: "OUT" data_type: TYPE_FP32 dims: 2 }'
+    )
+    with pytest.raises(ServeError, match="unexpected inference input 'OTHER'"):
+        await loads.load("", declared)
+
+
+async def test_the_engine_that_was_wanted(loads: Loads) -> None:
+    loaded = await loads.load("goes_on")
+    assert loaded.properties == {
+        "engine": "compiler",
+        "engine_reason": "it is there",
+        "devices": "cpu",
+        "target": "ref",
+        "batch_sizes": "1",
+    }
+    await until(lambda: loaded.status_reason == "compiling batch size 2: compile, 1 s")
+    assert loaded.available
+    (loads.folder / "second_compiled").touch()
+    await until(lambda: loaded.status_reason == "")
+    assert loaded.properties["batch_sizes"] == "1, 2"
+    assert loads.progress[:2] == ["compiling batch size 1: parse, 0 s", ""]
+
+
+async def test_a_load_says_what_it_is_at_until_it_is_called_off(loads: Loads) -> None:
+    load = asyncio.create_task(loads.load("compiles"))
+    await until(lambda: "compiling batch size 1: compile, 2 s" in loads.progress)
+    load.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await load
+    assert not loads.fallbacks.snapshot()

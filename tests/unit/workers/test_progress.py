@@ -1,0 +1,139 @@
+"""What an engine says while it works: on its way to whoever runs the model."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+
+import pytest
+from support.workers import Workshop, config_of, running, until
+
+from rocserve.core.errors import ServeError
+from rocserve.core.model_config import InstanceKind, ModelConfig
+from rocserve.workers.control_socket import ControlSocket
+from rocserve.workers.group import WorkerGroup, WorkerPlan
+from rocserve.workers.messages import LoadFailed, Progress, Unload
+from rocserve.workers.wire import FRAME_LENGTH, LONGEST_FRAME, FrameReader, encode_frame
+
+ENGINE = "rocserve_reporting_engine"
+COMPILES = ["compiling batch size 1: parse, 0 s", "compiling batch size 1: compile, 1 s"]
+
+
+def config(behaviour: str) -> ModelConfig:
+    return config_of(behaviour, inputs=(), outputs=())
+
+
+def group_of(workshop: Workshop, behaviour: str, workers: int = 1) -> WorkerGroup:
+    plans = [WorkerPlan(InstanceKind.CPU, None, 1)] * workers
+    return workshop.group(config=config(behaviour), engine=ENGINE, plans=plans)
+
+
+async def test_a_load_says_what_it_is_at(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    group = group_of(workshop, "compiles")
+    load = asyncio.create_task(group.load())
+    lines = workshop.events.lines
+    await until(lambda: "compiling batch size 1: compile, 2 s" in lines)
+    assert lines == [*COMPILES, "compiling batch size 1: compile, 2 s"]
+    (workshop.folder / "compiled").touch()
+    await load
+    assert lines[-1] == "" and workshop.events.properties == [{"target": "ref", "batch_sizes": "1"}]
+    told = [record.message for record in caplog.records if "compiling" in record.message]
+    assert told == [f"model 'm' version 1: {line}" for line in COMPILES]
+
+
+async def test_what_goes_on_beside_a_model_that_serves(workshop: Workshop) -> None:
+    group = group_of(workshop, "goes_on")
+    await group.load()
+    await group.warm_up(config("goes_on"))
+    assert group.channels
+    events = workshop.events
+    await until(lambda: events.lines[-1] == "compiling batch size 2: compile, 1 s")
+    (workshop.folder / "second_compiled").touch()
+    await until(lambda: events.lines[-1] == "")
+    assert events.properties[-1] == {"target": "ref", "batch_sizes": "1, 2"}
+
+
+async def test_several_workers_in_one_line(workshop: Workshop) -> None:
+    group = group_of(workshop, "compiles", workers=2)
+    load = asyncio.create_task(group.load())
+    await until(lambda: "workers 1, 2 of 2: compiling batch size 1: compile, 2 s" in workshop.events.lines)
+    assert any(
+        line.startswith(("worker 1 of 2: compiling", "worker 2 of 2: compiling")) for line in workshop.events.lines
+    )
+    (workshop.folder / "compiled").touch()
+    await load
+    assert workshop.events.lines[-1] == ""
+
+
+@pytest.mark.parametrize("behaviour", ["fails", "crashes"])
+async def test_nothing_stays_of_a_load_that_failed(workshop: Workshop, behaviour: str) -> None:
+    with pytest.raises(ServeError):
+        await group_of(workshop, behaviour).load()
+    assert workshop.events.lines == [COMPILES[0], ""]
+
+
+async def test_a_load_that_is_called_off_ends_its_compilers(workshop: Workshop) -> None:
+    group = group_of(workshop, "compiles")
+    load = asyncio.create_task(group.load())
+    await until(lambda: "compiling batch size 1: compile, 2 s" in workshop.events.lines)
+    compiler = int((workshop.folder / "child").read_text())
+    assert running(compiler)
+    load.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await load
+    await until(lambda: not running(compiler))
+
+
+async def test_a_flood_holds_up_neither_the_engine_nor_the_server(workshop: Workshop) -> None:
+    group = group_of(workshop, "floods")
+    await group.load()
+    assert workshop.events.lines[-1] == ""
+
+
+def connected() -> tuple[ControlSocket, socket.socket]:
+    ours, servers = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    return ControlSocket(ours), servers
+
+
+def test_a_server_that_does_not_read_is_not_waited_for() -> None:
+    control, server = connected()
+    with server:
+        for number in range(1000):
+            control.tell(Progress(f"{number} {'x' * 100}"))
+        reader, received = FrameReader(), []
+        sending = threading.Thread(target=control.send, args=(LoadFailed(13, "why"),))
+        sending.start()
+        while not received or not isinstance(received[-1], LoadFailed):
+            received += reader.take(server.recv(4096))
+        sending.join()
+    # Whole messages, in their order; of those that found no room only the last.
+    texts = [message.text for message in received[:-1]]
+    numbers = [int(text.split()[0]) for text in texts]
+    assert numbers == [*range(len(numbers) - 1), 999] and len(numbers) < 1000
+
+
+def test_progress_for_a_server_that_is_gone() -> None:
+    control, server = connected()
+    server.close()
+    control.tell(Progress("anybody there?"))
+    with pytest.raises(OSError, match="Broken pipe"):
+        control.send(LoadFailed(13, "why"))
+
+
+def test_frames_come_in_any_pieces() -> None:
+    messages = [Progress("a", {"b": "c"}), LoadFailed(3, "why"), Unload()]
+    stream = b"".join(encode_frame(message) for message in messages)
+    for size in (1, 3, 7, 1000):
+        reader = FrameReader()
+        pieces = [stream[start : start + size] for start in range(0, len(stream), size)]
+        assert [message for piece in pieces for message in reader.take(piece)] == messages
+
+
+@pytest.mark.parametrize("junk", [FRAME_LENGTH.pack(LONGEST_FRAME + 1), FRAME_LENGTH.pack(4) + b"junk"])
+def test_junk_is_no_frame(junk: bytes) -> None:
+    with pytest.raises(ValueError, match=r"announced, expected at most|unknown message"):
+        FrameReader().take(junk)
