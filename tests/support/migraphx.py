@@ -47,12 +47,23 @@ def python_words(root: Path) -> list[str]:
 
 
 def run_with_migraphx(
-    root: Path, script: str, *arguments: str, environment: Mapping[str, str] | None = None, timeout: float = 60
+    root: Path,
+    script: str,
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    error_descriptor: int = subprocess.PIPE,
+    timeout: float = 60,
 ) -> subprocess.CompletedProcess[str]:
     """Runs the script (Python text, its sys.argv[1:] the arguments) where MIGraphX can be loaded."""
-    command = [*python_words(root), "-c", script, *arguments]
-    variables = {**os.environ, "ROCSERVE_MIGRAPHX_ROOT": str(root), **(environment or {})}
-    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=timeout, check=False)
+    return subprocess.run(
+        [*python_words(root), "-c", script, *arguments],
+        env={**os.environ, "ROCSERVE_MIGRAPHX_ROOT": str(root), **(environment or {})},
+        stdout=subprocess.PIPE,
+        stderr=error_descriptor,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
 
 
 @pytest.fixture(scope="session")

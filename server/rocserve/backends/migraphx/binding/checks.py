@@ -17,7 +17,7 @@ def check_file(path: Path) -> None:
     """An empty ONNX file is a program that aborts when it is compiled; of a missing one MIGraphX says little."""
     try:
         size = path.stat().st_size if path.is_file() else -1
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise MigraphxError(f"the file {str(path)!r} cannot be read: {error}") from None
     if size < 0:
         raise MigraphxError(f"there is no file {str(path)!r}")

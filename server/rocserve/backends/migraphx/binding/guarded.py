@@ -94,6 +94,7 @@ class GuardedProgram:
         self._inputs = [tensor for tensor in tensors if _OUTPUT_BUFFER not in tensor.name]
         self._extra = tuple(tensor.name for tensor in tensors if _OUTPUT_BUFFER in tensor.name)
         self._outputs = tuple(self._bare.outputs())
+        self._parameters = {tensor.name: tensor for tensor in self._inputs}
         self._quick = [(tensor.name, numpy_dtype(tensor.datatype), tensor.shape) for tensor in self._inputs]
 
     @property
@@ -102,7 +103,7 @@ class GuardedProgram:
 
     @property
     def parameters(self) -> Mapping[str, ProgramTensor]:
-        return {tensor.name: tensor for tensor in self._inputs}
+        return self._parameters
 
     @property
     def outputs(self) -> Sequence[ProgramTensor]:

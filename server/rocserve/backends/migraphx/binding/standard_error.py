@@ -29,50 +29,54 @@ class StandardErrorCapture:
     def begin(self) -> int:
         """Gives what `end` takes."""
         with self._lock:
-            if self._under_way == 0:
-                self._exchange()
             self._under_way += 1
-            return os.fstat(STANDARD_ERROR).st_size
+            if self._under_way > 1:
+                return os.fstat(STANDARD_ERROR).st_size
+            size = _size_of_anonymous_file()
+            if size >= 0:
+                return size
+            self._exchange()
+            return 0
 
     def end(self, start: int) -> str:
         """What was written since `begin` gave `start`."""
         with self._lock:
-            text = self._text(start)
+            size = os.fstat(STANDARD_ERROR).st_size
+            text = self._text(start, size) if size > start else ""
             self._under_way -= 1
             if self._under_way == 0 and self._kept >= 0:
-                self._restore()
+                self._restore(size)
             return text
 
     def _exchange(self) -> None:
+        if self._file < 0:
+            self._file = os.memfd_create("migraphx-messages")
         try:
-            if _is_anonymous_file():
-                return
             self._kept = os.dup(STANDARD_ERROR)
         except OSError:
             self._kept = os.open(os.devnull, os.O_WRONLY)  # it is closed: it is given one that leads nowhere
-        if self._file < 0:
-            self._file = os.memfd_create("migraphx-messages")
         os.dup2(self._file, STANDARD_ERROR)
 
-    def _restore(self) -> None:
+    def _restore(self, written: int) -> None:
         os.dup2(self._kept, STANDARD_ERROR)
         os.close(self._kept)
         self._kept = -1
-        if os.lseek(self._file, 0, os.SEEK_CUR):
+        if written:
             os.ftruncate(self._file, 0)
             os.lseek(self._file, 0, os.SEEK_SET)
 
-    def _text(self, start: int) -> str:
-        size = os.fstat(STANDARD_ERROR).st_size
-        if size <= start:
-            return ""
+    def _text(self, start: int, size: int) -> str:
         readable = STANDARD_ERROR if self._kept < 0 else self._file
         return os.pread(readable, size - start, start).decode(errors="replace")
 
 
-def _is_anonymous_file() -> bool:
-    """Raises: OSError: descriptor 2 is closed."""
-    state = os.fstat(STANDARD_ERROR)
+def _size_of_anonymous_file() -> int:
+    """-1: standard error is none, or one that cannot be read."""
+    try:
+        state = os.fstat(STANDARD_ERROR)
+    except OSError:
+        return -1
     if not stat.S_ISREG(state.st_mode) or state.st_nlink > 0:
-        return False
-    return fcntl.fcntl(STANDARD_ERROR, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
+        return -1
+    readable = fcntl.fcntl(STANDARD_ERROR, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
+    return state.st_size if readable else -1

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rocserve.backends.migraphx.binding.c_api.library import Library
+from rocserve.backends.migraphx.binding.c_api.library import Handle, Library
 from rocserve.backends.migraphx.binding.c_api.shapes import Shapes
 from rocserve.backends.migraphx.binding.datatypes import numpy_dtype
 from rocserve.backends.migraphx.binding.interface import Array, MigraphxError, ProgramTensor
@@ -23,24 +23,39 @@ class Parameters:
     """
 
     def __init__(self, library: Library, shapes: Shapes, tensors: Sequence[ProgramTensor]) -> None:
-        self._library = library
         self._shapes = shapes
         self._datatypes = {tensor.name: tensor.datatype for tensor in tensors}
         self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self._made: dict[str, tuple[tuple[int, ...], Handle]] = {}
+        """The latest shape of each."""
+        # These fail for bad handles only, and where memory is out.
+        self._create = library.function("argument_create")
+        self._add = library.function("program_parameters_add")
+        self._destroy = library.function("argument_destroy")
         self.handle = library.new("program_parameters_create", "program_parameters_destroy")
 
     def bind(self, arrays: Mapping[str, Array]) -> None:
         for name, array in arrays.items():
             place = (array.__array_interface__["data"][0], array.shape)
             if self._bound.get(name) != place:
-                self._add(name, *place)
+                self._bind(name, *place)
                 self._bound[name] = place
 
-    def _add(self, name: str, address: int, lengths: tuple[int, ...]) -> None:
-        shape = self._shapes.create(self._datatypes[name], lengths)
-        argument = self._library.new("argument_create", "argument_destroy", shape, address)
-        # It copies the argument, which copies the shape; an earlier one of this name goes.
-        self._library.call("program_parameters_add", self.handle, name.encode(), argument)
+    def _bind(self, name: str, address: int, lengths: tuple[int, ...]) -> None:
+        argument = c_void_p()
+        # It copies the shape, and is copied by the parameters, where an earlier one of this name goes.
+        if self._create(byref(argument), self._shape(name, lengths), address):
+            raise MigraphxError(f"input '{name}' could not be given to MIGraphX")
+        status = self._add(self.handle, name.encode(), argument)
+        self._destroy(argument)
+        if status:
+            raise MigraphxError(f"input '{name}' could not be given to MIGraphX")
+
+    def _shape(self, name: str, lengths: tuple[int, ...]) -> Handle:
+        made = self._made.get(name)
+        if made is None or made[0] != lengths:
+            made = self._made[name] = (lengths, self._shapes.create(self._datatypes[name], lengths))
+        return made[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +82,14 @@ class Results:
         self._get = library.function("arguments_get")
         self._buffer = library.function("argument_buffer")
         self._shape = library.function("argument_shape")
+        self._argument, self._place = c_void_p(), c_void_p()
 
-    def views(self, arguments: int) -> Sequence[Array]:
+    def views(self, arguments: c_void_p) -> Sequence[Array]:
         """`arguments`: the handle that a run gave; the views are good as long as it is."""
         return [self._view(arguments, index) for index in range(len(self._layouts))]
 
-    def _view(self, arguments: int, index: int) -> Array:
-        argument, buffer = c_void_p(), c_void_p()
+    def _view(self, arguments: c_void_p, index: int) -> Array:
+        argument, buffer = self._argument, self._place
         self._get(byref(argument), arguments, index)
         self._buffer(byref(buffer), argument)
         layout = self._layouts[index]

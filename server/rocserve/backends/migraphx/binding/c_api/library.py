@@ -52,10 +52,10 @@ class Library:
             status = function(*arguments)
         finally:
             text = self._errors.end(start)
-        if status == 0:
-            self._messages.add(text)
-        else:
+        if status:
             raise self._error(name, status, text)
+        if text:
+            self._messages.add(text)
 
     def new(self, name: str, destroy: str, *arguments: Any) -> Handle:
         """Calls a function that gives out a handle of the caller's, with the handle first."""

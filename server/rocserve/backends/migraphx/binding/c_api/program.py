@@ -131,6 +131,6 @@ class Runner:
         arguments = c_void_p()
         self._library.call("program_run", byref(arguments), self._program, self._parameters.handle)
         try:
-            return use(self._results.views(arguments.value or 0))
+            return use(self._results.views(arguments))
         finally:
             self._destroy(arguments)

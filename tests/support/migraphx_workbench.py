@@ -1,0 +1,54 @@
+"""Programs of models in memory, on a binding; what ONNX Runtime gives of the same models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from rocserve.backends.migraphx.binding.interface import (
+    Array,
+    Binding,
+    CompileFlags,
+    DimensionRange,
+    MigraphxError,
+    OnnxOptions,
+    Program,
+)
+
+
+class Workbench:
+    """Makes programs of models in memory."""
+
+    def __init__(self, binding: Binding, folder: Path) -> None:
+        self.binding = binding
+        self.folder = folder
+
+    def file(self, content: bytes, name: str = "model.onnx") -> Path:
+        path = self.folder / name
+        path.write_bytes(content)
+        return path
+
+    def parse(self, model: bytes, default_dimension: int = 1, **shapes: tuple[int | DimensionRange, ...]) -> Program:
+        return self.binding.parse_onnx(self.file(model), OnnxOptions(shapes, default_dimension))
+
+    def compiled(self, model: bytes, default_dimension: int = 1, **shapes: tuple[int | DimensionRange, ...]) -> Program:
+        program = self.parse(model, default_dimension, **shapes)
+        program.compile("ref", CompileFlags())
+        return program
+
+
+def onnx_runtime(model: bytes, inputs: Mapping[str, Array]) -> list[Array]:
+    """What ONNX Runtime gives."""
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    return [np.asarray(output) for output in session.run(None, dict(inputs))]
+
+
+def refusal(call: Callable[[], object]) -> str:
+    """What the MigraphxError says that the call raises."""
+    with pytest.raises(MigraphxError) as caught:
+        call()
+    return str(caught.value)

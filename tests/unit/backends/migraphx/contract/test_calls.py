@@ -1,0 +1,206 @@
+"""How MIGraphX is called: other threads go on, objects are destroyed once, errors are raised and not printed."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from support import migraphx_models as models
+from support.migraphx import run_with_migraphx
+from support.migraphx_workbench import Workbench, refusal
+
+from rocserve.backends.migraphx.binding.c_api.library import Library
+from rocserve.backends.migraphx.binding.interface import CompileFlags, MigraphxError, OnnxOptions
+from rocserve.backends.migraphx.installation import MigraphxInstallation
+
+pytestmark = pytest.mark.in_migraphx_process
+
+
+@pytest.fixture
+def library(installation: MigraphxInstallation) -> Library:
+    return Library(installation.library)
+
+
+def test_a_library_that_cannot_be_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "libmigraphx_c.so.3"
+    path.write_bytes(b"no library")
+    with pytest.raises(MigraphxError, match=r"^MIGraphX's C library cannot be loaded: .*libmigraphx_c.so.3: "):
+        Library(str(path))
+
+
+def test_a_function_that_this_migraphx_lacks(library: Library) -> None:
+    with pytest.raises(MigraphxError, match=r"^this version of MIGraphX cannot do it: its C API has no migraphx_fly"):
+        library.call("fly")
+
+
+def test_handles_are_destroyed_once(library: Library) -> None:
+    handle = library.new("compile_options_create", "compile_options_destroy")
+    assert handle.pointer != 0
+    handle.destroy()
+    handle.destroy()
+    assert handle.pointer == 0
+    with pytest.raises(MigraphxError, match=r"Bad parameter compile_options: Null pointer$"):
+        library.call("compile_options_set_fast_math", handle, True)
+
+
+def test_programs_that_nobody_holds_give_their_memory_back(bench: Workbench) -> None:
+    inputs = models.random_inputs(models.mini_resnet(), 1)
+
+    def cycles(count: int) -> int:
+        for _ in range(count):
+            bench.compiled(models.mini_resnet()).run(inputs)
+        gc.collect()
+        return psutil.Process().memory_info().rss
+
+    before = cycles(20)
+    assert cycles(80) - before < 8 << 20
+
+
+def test_runs_leave_nothing_behind(bench: Workbench) -> None:
+    model = models.mlp()
+    program = bench.compiled(model)
+
+    def runs(count: int) -> int:
+        for seed in range(count):
+            program.run(models.random_inputs(model, 1, seed))
+        gc.collect()
+        return psutil.Process().memory_info().rss
+
+    before = runs(500)
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    assert runs(1000) - before < 2 << 20
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+
+
+@contextmanager
+def log(path: Path) -> Iterator[Path]:
+    """Standard error leads to a file with a name meanwhile, as a server's does; what pytest puts there has none."""
+    kept = os.dup(2)
+    with path.open("wb") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield path
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def test_an_error_is_raised_and_not_printed(bench: Workbench, tmp_path: Path) -> None:
+    with log(tmp_path / "log") as written:
+        said = refusal(lambda: bench.parse(models.unknown_operator()))
+        os.write(2, b"and standard error leads where it led\n")
+    assert said.endswith("parse_graph: Unknown operator: MyFancyOp")
+    assert written.read_text() == "and standard error leads where it led\n"
+
+
+def test_errors_on_several_threads_at_once_are_each_their_own(bench: Workbench, tmp_path: Path) -> None:
+    """Where they overlap, a call sees what others wrote too; it takes what was said in its own name."""
+    mixed: list[str] = []
+
+    def work(number: int) -> None:
+        path = bench.file(models.unknown_operator(f"Operator{number}"), f"{number}.onnx")
+        for _ in range(20):
+            said = refusal(lambda: bench.binding.parse_onnx(path, OnnxOptions()))
+            if "Unknown operator: Operator" not in said or "migraphx_" in said:
+                mixed.append(said)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    with log(tmp_path / "log") as written:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert mixed == []
+    assert written.read_text() == ""
+
+
+class Progress:
+    """How often another thread came to run while a call was under way."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._work)
+
+    def _work(self) -> None:
+        while not self._ended.is_set():
+            self._steps += 1
+            self._ended.wait(0.001)
+
+    def during(self, call: Callable[[], object]) -> int:
+        # Without a call that lets go of it, the interpreter would change threads this often: never.
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1000)
+        self._thread.start()
+        try:
+            before = self._steps
+            call()
+            return self._steps - before
+        finally:
+            self._ended.set()
+            self._thread.join()
+            sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize("what", ["compile", "run"])
+def test_other_threads_go_on_during_a_call(bench: Workbench, what: str) -> None:
+    """The module lets nothing else run, which `releases_gil` says; only what is done around the call does."""
+    model = models.mini_resnet()
+    program = bench.parse(model, 64)
+    inputs = models.random_inputs(model, 64)
+    if what == "run":
+        program.compile("ref", CompileFlags())
+
+    def call() -> None:
+        if what == "run":
+            program.run(inputs)
+        else:
+            program.quantize_int8("ref", [inputs])
+            program.compile("ref", CompileFlags())
+
+    steps = Progress().during(call)
+    assert (steps > 30) == bench.binding.releases_gil, steps
+
+
+ABORTING = """
+import ctypes, sys
+from pathlib import Path
+from rocserve.backends.migraphx.binding.c_api.binding import CBinding
+from rocserve.backends.migraphx.binding.interface import CompileFlags, OnnxOptions
+binding = CBinding(sys.argv[1])
+program = binding.parse_onnx(Path(sys.argv[2]), OnnxOptions())
+program.compile("ref", CompileFlags())
+"""
+
+
+def test_what_is_said_before_an_abort_stays_in_a_file_without_a_name(
+    installation: MigraphxInstallation, tmp_path: Path
+) -> None:
+    """The unguarded call; the parent reads the file that it gave the child for its standard error."""
+    empty = tmp_path / "empty.onnx"
+    empty.write_bytes(b"\x08\x08")
+    descriptor = os.memfd_create("standard-error")
+    root = Path(os.environ["ROCSERVE_MIGRAPHX_ROOT"])
+    status = run_with_migraphx(root, ABORTING, installation.library, str(empty), error_descriptor=descriptor).returncode
+    assert status == -6  # SIGABRT
+    assert b"Assertion" in os.pread(descriptor, 4096, 0)
+    os.close(descriptor)
+
+
+def test_inputs_are_not_copied_to_be_run(bench: Workbench) -> None:
+    """The same array is bound once; what is written into it meanwhile counts."""
+    program = bench.compiled(models.mlp())
+    x = np.zeros((1, 16), np.float32)
+    first = program.run({"x": x})[0]
+    x += 1
+    assert not np.array_equal(program.run({"x": x})[0], first)
+    x -= 1
+    np.testing.assert_array_equal(program.run({"x": x})[0], first)

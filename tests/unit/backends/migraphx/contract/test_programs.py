@@ -1,0 +1,247 @@
+"""What programs are and give, over every binding, on the real MIGraphX."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from support import migraphx_models as models
+from support.migraphx_workbench import Workbench, onnx_runtime
+
+from rocserve.backends.migraphx.binding.interface import (
+    CompileFlags,
+    DimensionRange,
+    MigraphxError,
+    OnnxOptions,
+    ProgramTensor,
+)
+
+pytestmark = pytest.mark.in_migraphx_process
+
+UP_TO_8 = DimensionRange(1, 8)
+
+
+def test_a_program_tells_its_inputs_and_outputs(bench: Workbench) -> None:
+    program = bench.compiled(models.two_in_two_out(), 3)
+    assert program.is_compiled
+    assert program.parameters == {
+        "left": ProgramTensor("left", "float", (3, 4)),
+        "right": ProgramTensor("right", "float", (3, 4)),
+    }
+    assert program.outputs == (ProgramTensor("", "float", (3, 4)), ProgramTensor("", "float", (3, 6)))
+    assert program.extra_parameters == ()
+
+
+@pytest.mark.parametrize("network", [models.mini_resnet, models.mlp, models.two_in_two_out, models.reshaped_to_free])
+def test_answers_are_those_of_onnx_runtime(bench: Workbench, network: Callable[[], bytes]) -> None:
+    model = network()
+    inputs = models.random_inputs(model, 1)
+    for ours, theirs in zip(bench.compiled(model).run(inputs), onnx_runtime(model, inputs), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_a_symbolic_batch_is_one_unless_said(bench: Workbench) -> None:
+    assert bench.parse(models.mlp()).parameters["x"].shape == (1, 16)
+    assert bench.parse(models.mlp(), 5).parameters["x"].shape == (5, 16)
+    assert bench.parse(models.mlp(), x=(4, 16)).parameters["x"].shape == (4, 16)
+
+
+def test_a_shape_is_set_over_a_batch_in_the_file(bench: Workbench) -> None:
+    program = bench.compiled(models.reshaped_to_free(1), x=(3, 2, 3))
+    assert program.outputs[0].shape == (3, 6)
+    x = np.arange(18, dtype=np.float32).reshape(3, 2, 3)
+    np.testing.assert_array_equal(program.run({"x": x})[0], (x * x).reshape(3, 6))
+
+
+def test_a_batch_that_varies_gives_the_bits_of_a_fixed_one(bench: Workbench) -> None:
+    model = models.mlp()
+    varying = bench.compiled(model, x=(UP_TO_8, 16))
+    assert varying.parameters["x"].shape == (UP_TO_8, 16)
+    assert varying.outputs[0].shape == (UP_TO_8, 10)
+    for rows in (1, 3, 8):
+        inputs = models.random_inputs(model, rows, seed=rows)
+        (fixed,) = bench.compiled(model, rows).run(inputs)
+        np.testing.assert_array_equal(varying.run(inputs)[0], fixed)
+
+
+def test_fixed_and_varying_shapes_go_together(bench: Workbench) -> None:
+    shape = (UP_TO_8, 4)
+    program = bench.compiled(models.two_in_two_out(), left=shape, right=shape)
+    assert program.parameters["right"].shape == shape
+    both = bench.parse(models.two_in_two_out(), left=(2, 4), right=(DimensionRange(2, 2), 4))
+    assert both.parameters["left"].shape == both.parameters["right"].shape == (2, 4)
+
+
+def test_padding_changes_no_row(bench: Workbench) -> None:
+    model = models.mini_resnet()
+    one, four = bench.compiled(model), bench.compiled(model, 4)
+    (row,) = models.random_inputs(model, 1).values()
+    (alone,) = one.run({"image": row})
+    for filler in (0, 7, -1e30, np.nan):
+        padded = np.full((4, *row.shape[1:]), filler, np.float32)
+        padded[:1] = row
+        np.testing.assert_array_equal(four.run({"image": padded})[0][:1], alone)
+
+
+def test_outputs_are_the_callers_own(bench: Workbench) -> None:
+    program = bench.compiled(models.identity(shape=(2, 4)))
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    (first,) = program.run({"x": x})
+    x += 100
+    (second,) = program.run({"x": x})
+    np.testing.assert_array_equal(first, np.arange(8).reshape(2, 4))
+    np.testing.assert_array_equal(second, x)
+    assert first.flags.owndata and first.flags.writeable
+
+
+def test_arrays_may_come_from_anywhere_each_time(bench: Workbench) -> None:
+    program = bench.compiled(models.mlp(), x=(UP_TO_8, 16))
+    expected = program.run({"x": np.full((2, 16), 0.5, np.float32)})[0]
+    for size in (2, 5, 2, 8):
+        program.run({"x": np.ones((size, 16), np.float32)})
+        gc.collect()
+        np.testing.assert_array_equal(program.run({"x": np.full((2, 16), 0.5, np.float32)})[0], expected)
+    read_only = np.full((2, 16), 0.5, np.float32)
+    read_only.flags.writeable = False
+    np.testing.assert_array_equal(program.run({"x": read_only})[0], expected)
+
+
+def test_runs_into_arrays_of_the_callers(bench: Workbench) -> None:
+    model = models.two_in_two_out()
+    program = bench.compiled(model, 2)
+    inputs = models.random_inputs(model, 2)
+    difference, product = program.run(inputs)
+    into = [np.zeros((2, 4), np.float32), np.zeros((2, 6), np.float32)]
+    program.run_into(inputs, into)
+    np.testing.assert_array_equal(into[0], difference)
+    np.testing.assert_array_equal(into[1], product)
+    into[1][:] = 0
+    program.run_into(inputs, [None, into[1]])
+    np.testing.assert_array_equal(into[1], product)
+
+
+def test_runs_a_batch_that_varies_into_arrays_of_the_callers(bench: Workbench) -> None:
+    program = bench.compiled(models.mlp(), x=(UP_TO_8, 16))
+    x = np.ones((3, 16), np.float32)
+    into = np.zeros((3, 10), np.float32)
+    program.run_into({"x": x}, [into])
+    np.testing.assert_array_equal(into, program.run({"x": x})[0])
+    with pytest.raises(MigraphxError, match=r"^output 0 has the shape \[3, 10\], but the array given for it \[4, 10\]"):
+        program.run_into({"x": x}, [np.zeros((4, 10), np.float32)])
+
+
+DATATYPES = {
+    TensorProto.BOOL: "bool",
+    TensorProto.FLOAT16: "float16",
+    TensorProto.FLOAT: "float32",
+    TensorProto.DOUBLE: "float64",
+    TensorProto.UINT8: "uint8",
+    TensorProto.INT8: "int8",
+    TensorProto.UINT16: "uint16",
+    TensorProto.INT16: "int16",
+    TensorProto.INT32: "int32",
+    TensorProto.INT64: "int64",
+    TensorProto.UINT32: "uint32",
+    TensorProto.UINT64: "uint64",
+}
+
+
+@pytest.mark.parametrize("element_type", list(DATATYPES), ids=list(DATATYPES.values()))
+def test_every_datatype_goes_in_and_out(bench: Workbench, element_type: int) -> None:
+    program = bench.compiled(models.identity(element_type, (2, 4)))
+    x = np.array([[0, 1, 1, 0], [1, 2, 3, 100]]).astype(DATATYPES[element_type])
+    (y,) = program.run({"x": x})
+    assert y.dtype == x.dtype
+    np.testing.assert_array_equal(y, x)
+
+
+@pytest.mark.parametrize(
+    ("element_type", "name", "bits"),
+    [
+        (TensorProto.BFLOAT16, "bf16", np.uint16),
+        (TensorProto.FLOAT8E4M3FNUZ, "fp8e4m3fnuz", np.uint8),
+    ],
+)
+def test_datatypes_that_numpy_lacks_go_as_their_bits(
+    bench: Workbench, element_type: int, name: str, bits: type[np.generic]
+) -> None:
+    program = bench.compiled(models.identity(element_type, (1, 4)))
+    assert program.parameters["x"].datatype == program.outputs[0].datatype == name
+    x = np.array([[0, 1, 2, 60]]).astype(bits)
+    if bench.binding.name == "module":
+        with pytest.raises(MigraphxError, match=f"^input 'x' is {name}, which MIGraphX's Python module cannot be giv"):
+            program.run({"x": x})
+        return
+    np.testing.assert_array_equal(program.run({"x": x})[0], x)
+    with pytest.raises(
+        MigraphxError, match=rf"must be of dtype {np.dtype(bits)}, the bits of {name}; it is of float32"
+    ):
+        program.run({"x": x.astype(np.float32)})
+
+
+def test_single_values_have_no_dimensions(bench: Workbench) -> None:
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "factor"], ["y"]), helper.make_node("Add", ["factor", "factor"], ["twice"])],
+        "network",
+        [value("x", TensorProto.FLOAT, [2, 3]), value("factor", TensorProto.FLOAT, [])],
+        [value("y", TensorProto.FLOAT, [2, 3]), value("twice", TensorProto.FLOAT, [])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    program = bench.compiled(model.SerializeToString())
+    assert program.parameters["factor"].shape == ()
+    y, twice = program.run({"x": np.ones((2, 3), np.float32), "factor": np.array(3, np.float32)})
+    np.testing.assert_array_equal(y, np.full((2, 3), 3))
+    assert twice.shape == () and twice == 6
+
+
+def test_an_output_that_lies_turned_round_comes_straight(bench: Workbench) -> None:
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    (y,) = bench.compiled(models.without_batch()).run({"x": x})
+    assert y.flags.c_contiguous
+    np.testing.assert_array_equal(y, x.T)
+
+
+def test_external_data_lies_beside_the_file(bench: Workbench) -> None:
+    model = onnx.load_from_string(models.mlp())
+    path = bench.folder / "model.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    inputs = models.random_inputs(models.mlp(), 1)
+
+    program = bench.binding.parse_onnx(path, OnnxOptions())
+    program.compile("ref", CompileFlags())
+    np.testing.assert_allclose(program.run(inputs)[0], onnx_runtime(models.mlp(), inputs)[0], atol=1e-5)
+
+
+def test_a_program_prints_itself_and_nothing_else(bench: Workbench, capfd: pytest.CaptureFixture[str]) -> None:
+    program = bench.parse(models.mlp())
+    assert "= softmax[" in program.text()
+    compiled = bench.compiled(models.mlp())
+    assert "= ref::softmax[" in compiled.text()
+    assert "x = @param:x -> float_type, {1, 16}" in compiled.text()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_threads_on_one_program_wait_for_each_other(bench: Workbench) -> None:
+    model = models.mlp()
+    program = bench.compiled(model, 2)
+    inputs = [models.random_inputs(model, 2, seed) for seed in range(4)]
+    expected = [program.run(each)[0] for each in inputs]
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(20):
+            if not np.array_equal(program.run(inputs[number])[0], expected[number]):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []

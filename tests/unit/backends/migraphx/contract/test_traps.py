@@ -1,0 +1,240 @@
+"""What would abort the process or give wrong numbers is refused before MIGraphX is called, over every binding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from support import migraphx_models as models
+from support.migraphx_workbench import Workbench, refusal
+
+from rocserve.backends.migraphx.binding.interface import (
+    Array,
+    CompileFlags,
+    DimensionRange,
+    OnnxOptions,
+    Program,
+    TensorflowOptions,
+)
+
+pytestmark = pytest.mark.in_migraphx_process
+
+RIGHT = {"x": np.ones((2, 16), np.float32)}
+
+
+@pytest.fixture
+def parsed(bench: Workbench) -> Program:
+    return bench.parse(models.mlp(), 2)
+
+
+@pytest.fixture
+def compiled(bench: Workbench) -> Program:
+    return bench.compiled(models.mlp(), 2)
+
+
+@pytest.fixture
+def varying(bench: Workbench) -> Program:
+    return bench.compiled(models.mlp(), x=(DimensionRange(1, 8), 16))
+
+
+def test_a_program_is_compiled_once(compiled: Program) -> None:
+    said = refusal(lambda: compiled.compile("ref", CompileFlags()))
+    assert said == "the program is compiled already: it cannot be compiled again; parse the model anew"
+    assert compiled.run(RIGHT)[0].shape == (2, 10)
+
+
+def test_a_program_is_quantised_before_it_is_compiled(compiled: Program) -> None:
+    expected = "the program is compiled already: it cannot be quantised any more; parse the model anew"
+    assert refusal(compiled.quantize_fp16) == expected
+    assert refusal(compiled.quantize_bf16) == expected
+    assert refusal(lambda: compiled.quantize_int8("ref", [RIGHT])) == expected
+    assert refusal(lambda: compiled.quantize_fp8("ref", [RIGHT])) == expected
+
+
+def test_a_program_from_a_file_is_known_to_be_compiled(bench: Workbench, compiled: Program, parsed: Program) -> None:
+    compiled.save(bench.folder / "compiled.mxr")
+    parsed.save(bench.folder / "parsed.mxr")
+    loaded = bench.binding.load(bench.folder / "compiled.mxr")
+    assert loaded.is_compiled
+    assert "cannot be compiled again" in refusal(lambda: loaded.compile("ref", CompileFlags()))
+    unfinished = bench.binding.load(bench.folder / "parsed.mxr")
+    assert not unfinished.is_compiled
+    unfinished.compile("ref", CompileFlags())
+    np.testing.assert_array_equal(unfinished.run(RIGHT)[0], loaded.run(RIGHT)[0])
+
+
+def test_a_program_is_compiled_before_it_runs(parsed: Program) -> None:
+    assert refusal(lambda: parsed.run(RIGHT)) == "the program must be compiled before it runs"
+
+
+@pytest.mark.parametrize("content", [b"\x08\x08", b"\x08\x08\x3a\x00"], ids=["no graph", "empty graph"])
+def test_an_empty_program_is_not_compiled(bench: Workbench, content: bytes) -> None:
+    program = bench.parse(content)
+    expected = "the program is empty: the model has no outputs"
+    assert refusal(lambda: program.compile("ref", CompileFlags())) == expected
+    assert refusal(program.quantize_fp16) == expected
+    program.save(bench.folder / "empty.mxr")
+    loaded = bench.binding.load(bench.folder / "empty.mxr")
+    assert refusal(lambda: loaded.compile("ref", CompileFlags())) == expected
+
+
+@pytest.mark.parametrize("what", ["parse_onnx", "parse_tensorflow", "load"])
+def test_files_are_looked_at_first(bench: Workbench, what: str) -> None:
+    def open_file(path: Path) -> object:
+        if what == "parse_onnx":
+            return bench.binding.parse_onnx(path, OnnxOptions())
+        if what == "parse_tensorflow":
+            return bench.binding.parse_tensorflow(path, TensorflowOptions())
+        return bench.binding.load(path)
+
+    empty = bench.file(b"", "empty")
+    assert refusal(lambda: open_file(empty)) == f"the file '{empty}' is empty (0 bytes)"
+    missing = bench.folder / "missing"
+    assert refusal(lambda: open_file(missing)) == f"there is no file '{missing}'"
+    assert refusal(lambda: open_file(bench.folder)) == f"there is no file '{bench.folder}'"
+    assert refusal(lambda: open_file(Path("a\0b"))) == r"there is no file 'a\x00b'"
+
+
+def test_paths_of_any_letters(bench: Workbench, compiled: Program) -> None:
+    folder = bench.folder / "Modèle „x“ 模型"
+    folder.mkdir()
+    compiled.save(folder / "a b.mxr")
+    assert bench.binding.load(folder / "a b.mxr").run(RIGHT)[0].shape == (2, 10)
+    missing = bench.folder / "none" / "a.mxr"
+    assert refusal(lambda: compiled.save(missing)) == (
+        f"'{missing}' cannot be written: there is no folder '{missing.parent}'"
+    )
+
+
+def test_int8_and_fp8_want_calibration(parsed: Program) -> None:
+    expected = "needs calibration data: give it at least one sample of the model's inputs"
+    assert refusal(lambda: parsed.quantize_int8("ref", [])) == f"int8 {expected}"
+    assert refusal(lambda: parsed.quantize_fp8("ref", [])) == f"fp8 {expected}"
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+@pytest.mark.parametrize(
+    ("sample", "expected"),
+    [
+        ({"x": np.ones((3, 16), np.float32)}, "input 'x' must have the shape [2, 16]; it has [3, 16]"),
+        ({"X": np.ones((2, 16), np.float32)}, "unexpected input 'X': the program's inputs are 'x'"),
+        ({"x": np.ones((2, 16))}, "input 'x' must be of dtype float32; it is of float64"),
+        ({}, "input 'x' is missing: the program's inputs are 'x'"),
+    ],
+    ids=["shape", "name", "dtype", "missing"],
+)
+def test_a_wrong_calibration_sample(parsed: Program, kind: str, sample: Mapping[str, Array], expected: str) -> None:
+    quantize = parsed.quantize_int8 if kind == "int8" else parsed.quantize_fp8
+    assert refusal(lambda: quantize("ref", [RIGHT, sample])) == f"calibration sample 1: {expected}"
+
+
+def test_int8_wants_fixed_shapes(bench: Workbench) -> None:
+    program = bench.parse(models.mlp(), x=(DimensionRange(1, 8), 16))
+    expected = "int8 needs fixed shapes, but input 'x' has the shape [1..8, 16]"
+    assert refusal(lambda: program.quantize_int8("ref", [RIGHT])) == expected
+
+
+def test_calibration_arrays_that_nobody_else_holds(bench: Workbench) -> None:
+    """Arguments share their memory, and MIGraphX does not keep them alive."""
+    model = models.mini_resnet()
+    inputs = models.random_inputs(model, 2)
+
+    def quantised(keep: bool) -> Array:
+        program = bench.parse(model, 2)
+        held = [models.random_inputs(model, 2, seed) for seed in range(4)] if keep else None
+        program.quantize_int8("ref", held or [models.random_inputs(model, 2, seed) for seed in range(4)])
+        program.compile("ref", CompileFlags())
+        return program.run(inputs)[0]
+
+    np.testing.assert_array_equal(quantised(keep=True), quantised(keep=False))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        ({}, "input 'x' is missing: the program's inputs are 'x'"),
+        ({**RIGHT, "y": RIGHT["x"]}, "unexpected input 'y': the program's inputs are 'x'"),
+        ({"x": np.ones((3, 16), np.float32)}, "input 'x' must have the shape [2, 16]; it has [3, 16]"),
+        ({"x": np.ones((2, 4, 4), np.float32)}, "input 'x' must have the shape [2, 16]; it has [2, 4, 4]"),
+        ({"x": np.ones((2, 16), np.float16)}, "input 'x' must be of dtype float32; it is of float16"),
+        ({"x": np.ones((2, 16), ">f4")}, "input 'x' must be of dtype float32; it is of >f4"),
+        (
+            {"x": np.ones((16, 2), np.float32).T},
+            "input 'x' must be C-contiguous (numpy.ascontiguousarray makes it so)",
+        ),
+        ({"x": np.ones((2, 32), np.float32)[:, ::2]}, "input 'x' must be C-contiguous (numpy.asco"),
+        ({"x": [[1.0] * 16] * 2}, "input 'x' must be a numpy array, not list"),
+    ],
+    ids=["missing", "extra", "shape", "rank", "dtype", "byte order", "turned", "strided", "list"],
+)
+def test_inputs_are_exactly_right(compiled: Program, inputs: Mapping[str, Array], expected: str) -> None:
+    assert refusal(lambda: compiled.run(inputs)).startswith(expected)
+    assert refusal(lambda: compiled.run_into(inputs, [None])).startswith(expected)
+    assert compiled.run(RIGHT)[0].shape == (2, 10)
+
+
+@pytest.mark.parametrize("rows", [0, 9, 100])
+def test_a_dimension_keeps_within_its_range(varying: Program, rows: int) -> None:
+    said = refusal(lambda: varying.run({"x": np.ones((rows, 16), np.float32)}))
+    assert said == f"input 'x' must have the shape [1..8, 16]; it has [{rows}, 16]"
+
+
+def test_what_varies_together_is_said_by_migraphx_where_it_does_not(bench: Workbench) -> None:
+    shape = (DimensionRange(1, 8), 4)
+    program = bench.compiled(models.two_in_two_out(), left=shape, right=shape)
+    inputs = {"left": np.ones((2, 4), np.float32), "right": np.ones((3, 4), np.float32)}
+    assert "{2, 4} and {3, 4} mismatch" in refusal(lambda: program.run(inputs))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "expected"),
+    [
+        ([], "the program has 1 outputs, but 0 arrays are given for them"),
+        ([np.zeros((2, 9), np.float32)], "the array for output 0 must have the shape [2, 10]; it has [2, 9]"),
+        ([np.zeros((2, 10))], "the array for output 0 must be of dtype float32; it is of float64"),
+        ([np.zeros((10, 2), np.float32).T], "the array for output 0 must be C-contiguous"),
+        ([np.frombuffer(bytes(80), np.float32).reshape(2, 10)], "the array for output 0 cannot be written"),
+    ],
+    ids=["count", "shape", "dtype", "turned", "read-only"],
+)
+def test_arrays_for_outputs_are_exactly_right(compiled: Program, arrays: list[Array], expected: str) -> None:
+    assert refusal(lambda: compiled.run_into(RIGHT, arrays)).startswith(expected)
+
+
+def test_shapes_for_inputs_that_the_model_lacks(bench: Workbench) -> None:
+    said = refusal(lambda: bench.parse(models.two_in_two_out(), x=(2, 4)))
+    assert said == "a shape is given for input 'x', but the model's inputs are 'left', 'right'"
+    said = refusal(lambda: bench.parse(models.mlp(), y=(DimensionRange(1, 2), 4)))
+    assert said == "a shape is given for input 'y', but the model's inputs are 'x'"
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"), [((0, 16), "[0, 16]"), ((DimensionRange(0, 8), 16), "[0..8, 16]"), ((-1, 16), "[-1, 16]")]
+)
+def test_shapes_have_no_empty_dimensions(bench: Workbench, shape: tuple[int, ...], text: str) -> None:
+    said = refusal(lambda: bench.parse(models.mlp(), x=shape))
+    assert said.startswith(f"input 'x' cannot have the shape {text}: dimensions are 1 or more")
+    said = refusal(lambda: bench.parse(models.mlp(), 0))
+    assert said == "dimensions without a shape must be 1 or more, not 0"
+
+
+def test_a_program_that_wants_its_memory_on_the_gpu_does_not_run(bench: Workbench) -> None:
+    """Compiled without offload_copy, a program has parameters for its outputs; this one only looks so."""
+    value = helper.make_tensor_value_info
+    name = "main:#output_0"
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", name], ["y"])],
+        "network",
+        [value("x", TensorProto.FLOAT, [2]), value(name, TensorProto.FLOAT, [2])],
+        [value("y", TensorProto.FLOAT, [2])],
+    )
+    model: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    program = bench.compiled(model.SerializeToString())
+    assert list(program.parameters) == ["x"]
+    assert program.extra_parameters == (name,)
+    said = refusal(lambda: program.run({"x": np.ones(2, np.float32)}))
+    assert said.startswith("the program was compiled with offload_copy off: it wants its inputs and outputs in the GPU")
