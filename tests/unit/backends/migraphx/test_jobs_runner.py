@@ -105,7 +105,7 @@ def test_a_job_is_done_in_a_process_of_its_own(jobs: Jobs) -> None:
     done = re.fullmatch(r"hello by (c_api|module) in (\d+)", jobs.run("echo", "hello"))
     assert done
     assert int(done[2]) != os.getpid()
-    assert jobs.reports == ["doing echo: beginning"]
+    assert jobs.reports[-1].startswith("doing echo: beginning")
 
 
 @pytest.mark.parametrize(
