@@ -77,12 +77,14 @@ def load_fixed_shapes(model: ModelSource, opener: SessionOpener, provider: Provi
     del session
     sizes = batch_sizes_ahead(model.config, signature, provider.accelerator)
     runs: dict[int, Run] = {}
-    for number, size in enumerate(sizes or (0,)):
-        batch = f" for batch size {size} ({number + 1} of {len(sizes)})" if size else ""
-        model.report(f"{provider.kind.provider} compiles the model{batch}")
-        opened = opener.open(fixed_dimensions(inputs, model.config, provider.kind.provider, size))
-        runs[size] = session_run(opened, signature)
-    model.report("")
+    try:
+        for number, size in enumerate(sizes or (0,)):
+            batch = f" for batch size {size} ({number + 1} of {len(sizes)})" if size else ""
+            model.report(f"{provider.kind.provider} compiles the model{batch}")
+            opened = opener.open(fixed_dimensions(inputs, model.config, provider.kind.provider, size))
+            runs[size] = session_run(opened, signature)
+    finally:
+        model.report("")
     run = SizedRun(runs, pads_with_first_row(model.config, provider.accelerator)) if sizes else runs[0]
     return OnnxModel(run, signature, model.config, sizes)
 
