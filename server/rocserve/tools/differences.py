@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,18 @@ def difference(pairs: Iterable[tuple[Array, Array]]) -> Difference:
     top1 = _top1(results, references)
     given, expected = (np.concatenate([rows.ravel() for rows in side]) for side in (results, references))
     return Difference(*_distances(given, expected), _cosine(given, expected), top1)
+
+
+def worst(differences: Sequence[Difference]) -> Difference:
+    """Of several outputs: of each figure the one that is furthest from agreement."""
+    top1 = [one.top1 for one in differences if one.top1 is not None]
+    return Difference(
+        largest=max(one.largest for one in differences),
+        mean=max(one.mean for one in differences),
+        relative=max(one.relative for one in differences),
+        cosine=min(one.cosine for one in differences),
+        top1=min(top1) if top1 else None,
+    )
 
 
 def _distances(given: Array, expected: Array) -> tuple[float, float, float]:

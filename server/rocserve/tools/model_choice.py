@@ -9,7 +9,7 @@ from pathlib import Path
 from rocserve.backends.base import BackendSpec, ModelSource
 from rocserve.backends.migraphx.accelerator import MAX_DYNAMIC_BATCH
 from rocserve.backends.registry import BackendRegistry
-from rocserve.config.definition import find_model_file, read_model_definitions
+from rocserve.config.definition import ModelDefinition, find_model_file, read_model_definitions
 from rocserve.config.versions import find_versions, no_version_text, select_versions
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InstanceKind, ModelConfig
@@ -28,8 +28,8 @@ _CALIBRATED = ("int8", "fp8")
 class ToolModel:
     source: ModelSource
     backend: BackendSpec
-    config_file: Path | None
-    """The configuration's file, where there is one; also the one that there could be, for a model folder."""
+    definition: ModelDefinition | None
+    """As the model's folder has it, without what the command line says; None of a bare file."""
 
     def with_parameters(self, **parameters: str | None) -> ToolModel:
         """The same model with other parameters; None removes one."""
@@ -98,7 +98,7 @@ def _from_folder(
         instance_count=1,
         settings=settings,
     )
-    return ToolModel(source, definition.backend, folder / definition.source)
+    return ToolModel(source, definition.backend, definition)
 
 
 def _from_file(path: Path, command_line: CommandLine, registry: BackendRegistry, settings: EngineSettings) -> ToolModel:
@@ -149,7 +149,7 @@ def _with_calibration_data(model: ToolModel, data: Path) -> tuple[ToolModel, str
         raise invalid_argument(f"the calibration data {data} does not exist")
     if data.is_relative_to(folder):
         return model, str(data.relative_to(folder))
-    if model.config_file is not None:
+    if model.definition is not None:
         raise invalid_argument(
             f"the calibration data {data} is outside of the model's folder, where a server would look for it; copy it"
             " there"

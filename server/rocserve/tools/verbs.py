@@ -27,7 +27,9 @@ def add_model_verbs(verbs: _Verbs) -> Mapping[str, Verb]:
     """Add the parsers; returns what runs each verb."""
     _add_compile(verbs)
     _add_inspect(verbs)
-    return {"compile": _compile, "inspect": _inspect}
+    _add_bench(verbs)
+    _add_tune(verbs)
+    return {"compile": _compile, "inspect": _inspect, "bench": _bench, "tune": _tune}
 
 
 def _add_compile(verbs: _Verbs) -> None:
@@ -251,4 +253,43 @@ def _inspect(options: argparse.Namespace) -> int:
         _command_line(options),
         _settings(options),
         lambda model, out, log: inspect(model, options.text, options.json, out, log),
+    )
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from rocserve.tools.bench.verb import run_bench
+    from rocserve.tools.measuring.rounds import Timing
+    from rocserve.tools.running import run_on_model
+
+    timing = Timing(options.warm_up, options.repeats, options.seconds)
+    return run_on_model(
+        "bench",
+        options.model,
+        _command_line(options),
+        _settings(options),
+        lambda model, out, log: run_bench(model, options.engine, options.against, timing, options.json, out, log),
+    )
+
+
+def _tune(options: argparse.Namespace) -> int:
+    from rocserve.tools.measuring.rounds import Timing
+    from rocserve.tools.running import run_on_model
+    from rocserve.tools.tune.verb import TuneOptions, tune
+
+    chosen = TuneOptions(
+        engine=options.engine,
+        instances=options.instances,
+        timing=Timing(options.warm_up, options.repeats, options.seconds),
+        latency_budget_ms=options.latency_budget_ms,
+        plot=options.plot,
+        write=options.write,
+        as_json=options.json,
+        config_name=options.model_config_name,
+    )
+    return run_on_model(
+        "tune",
+        options.model,
+        _command_line(options),
+        _settings(options),
+        lambda model, out, log: tune(model, chosen, out, log),
     )

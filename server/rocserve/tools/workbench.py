@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -63,6 +64,9 @@ class Workbench:
         self.options: CompileOptions = compile_options(source.config, source.instance_kind, targets)
         if self.options.target is not Target.GPU:
             self.device = None
+        if self.device is not None:
+            # As for a worker of the server: all children see the one GPU that it is about.
+            os.environ["HIP_VISIBLE_DEVICES"] = str(self.device)
         self.environment: ProgramEnvironment = program_environment(
             self.options.target, self.device, self.library.version
         )

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from support.migraphx_models import mlp
+from support.tools import Command
 
 from rocserve.config.pbtxt import parse_model_config
 from rocserve.core.errors import ServeError
@@ -82,7 +85,7 @@ class TestPlot:
         assert path.read_bytes()[:8] == _PNG
 
 
-_CHOICE = ServingChoice(2, (1, 2, 4))
+_CHOICE = ServingChoice(2, 4, (1, 2, 4))
 
 
 class TestConfigText:
@@ -127,7 +130,7 @@ parameters: { key: "batch_sizes", value: { string_value: "1,"
         assert (message.instance_group[0].count, message.max_batch_size) == (2, 4)
 
     def test_a_model_that_does_not_batch_gets_instances_only(self) -> None:
-        assert with_choice("max_batch_size: 0\n", ServingChoice(3, ()), "config.pbtxt") == (
+        assert with_choice("max_batch_size: 0\n", ServingChoice(3), "config.pbtxt") == (
             "max_batch_size: 0\ninstance_group [ { count: 3 } ]\n"
         )
 
@@ -155,3 +158,102 @@ parameters: { key: "batch_sizes", value: { string_value: "1,"
     def test_refusals(self, text: str, error: str) -> None:
         with pytest.raises(ServeError, match=error):
             with_choice(text, _CHOICE, "config.pbtxt")
+
+
+_QUICK = ("--seconds", "0", "--repeats", "4", "--warm-up", "1")
+
+
+@pytest.fixture
+def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(tmp_path / "cache", capsys)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "models" / "scorer"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.onnx").write_bytes(mlp())
+    (folder / "config.pbtxt").write_text('# Scores.\nplatform: "onnx_onnxv1"\nmax_batch_size: 8 # rows\n')
+    return folder
+
+
+class TestVerb:
+    def test_sweeps_recommends_draws_and_writes(self, command: Command, folder: Path, tmp_path: Path) -> None:
+        ran = command(
+            "tune", folder, "--engine", "onnxruntime", "--batch-sizes", "1,2", "--instances", "1,2", *_QUICK,
+            "--latency-budget-ms", "60000", "--plot", tmp_path / "curve.png", "--write",
+        )  # fmt: skip
+        assert ran.status == 0
+        rows = [line.split() for line in ran.out.splitlines() if line.strip()[:1] in ("1", "2")]
+        assert [row[:3] for row in rows] == [["1", "1", "4"], ["1", "2", "4"], ["2", "1", "8"], ["2", "2", "8"]]
+        (best,) = [row for row in rows if "recommended" in row]
+        assert "the highest throughput with a p95 latency within 60000 ms\n" in ran.out
+        assert (tmp_path / "curve.png").read_bytes()[:8] == _PNG
+        written = (folder / "config.pbtxt").read_text()
+        message = parse_model_config(written, "config.pbtxt")
+        assert written.startswith('# Scores.\nplatform: "onnx_onnxv1"\n')
+        assert (message.instance_group[0].count, message.max_batch_size) == (int(best[0]), int(best[1]))
+        assert list(message.dynamic_batching.preferred_batch_size) == [int(best[1])]
+        assert "batch_sizes" not in message.parameters, "ONNX Runtime compiles nothing ahead"
+        assert f"max_batch_size was 8: requests of more than {best[1]} rows will be refused from now on\n" in ran.out
+        assert f"written: {folder}/config.pbtxt\n" in ran.out
+
+    def test_on_migraphx_the_batch_sizes_are_written_too(
+        self, migraphx_root: Path, command: Command, folder: Path
+    ) -> None:
+        ran = command.on_migraphx(
+            migraphx_root, "tune", folder, "--target", "ref", "--batch-sizes", "1,2", "--instances", "1,2", *_QUICK,
+            "--latency-budget-ms", "60000", "--write", "--json",
+        )  # fmt: skip
+        assert ran.status == 0
+        result = json.loads(ran.out.partition("\n")[0])
+        assert [(one["instances"], one["batch_size"]) for one in result["measurements"]] == [
+            (1, 1), (1, 2), (2, 1), (2, 2),
+        ]  # fmt: skip
+        best = result["recommended"]["batch_size"]
+        message = parse_model_config((folder / "config.pbtxt").read_text(), "config.pbtxt")
+        assert message.parameters["batch_sizes"].string_value == ("1" if best == 1 else "1,2")
+        assert message.instance_group[0].count == result["recommended"]["instances"]
+
+    def test_nothing_within_the_budget_writes_nothing(self, command: Command, folder: Path) -> None:
+        before = (folder / "config.pbtxt").read_text()
+        ran = command(
+            "tune", folder, "--engine", "onnxruntime", "--batch-sizes", "1", "--instances", "1", *_QUICK,
+            "--latency-budget-ms", "0.001", "--write",
+        )  # fmt: skip
+        assert ran.status == 1
+        assert "no setting has a p95 latency within 0.001 ms; the least is " in ran.err
+        assert (folder / "config.pbtxt").read_text() == before
+
+    @pytest.mark.parametrize(
+        ("words", "error"),
+        [
+            (("--plot", "curve.pdf"), "--plot: expected a name that ends in .png, got 'curve.pdf'"),
+            (("--plot", "/nowhere/curve.png"), "--plot: the folder /nowhere does not exist"),
+        ],
+    )
+    def test_what_cannot_be_written_is_said_before_anything_is_measured(
+        self, command: Command, folder: Path, words: tuple[str, ...], error: str
+    ) -> None:
+        ran = command("tune", folder, *words)
+        assert (ran.status, ran.out) == (1, "")
+        assert ran.err.splitlines()[-1].endswith(error)
+
+    def test_models_whose_choice_has_no_place(self, command: Command, folder: Path) -> None:
+        ran = command("tune", folder / "1" / "model.onnx", "--write")
+        assert "--write: a bare file has no config.pbtxt; give a model's folder" in ran.err
+        config = folder / "config.pbtxt"
+        config.write_text(config.read_text() + 'parameters { key: "batch" value { string_value: "4" } }\n')
+        ran = command("tune", folder, "--write")
+        assert "--write: the parameter 'batch' names the one batch size" in ran.err
+
+    def test_a_folder_without_a_configuration_gets_one(self, command: Command, folder: Path) -> None:
+        (folder / "config.pbtxt").unlink()
+        ran = command(
+            "tune", folder, "--engine", "onnxruntime", "--batch-sizes", "2", "--instances", "1", *_QUICK, "--write"
+        )
+        assert ran.status == 0
+        assert (folder / "config.pbtxt").read_text() == (
+            'backend: "onnx"\ninstance_group [ { count: 1 } ]\n'
+            "max_batch_size: 2\ndynamic_batching { preferred_batch_size: [ 2 ] }\n"
+        )

@@ -16,8 +16,10 @@ class ServingChoice:
     """What a model is to be served with."""
 
     instances: int
-    batch_sizes: tuple[int, ...]
-    """Ascending; the last is the largest batch. Empty for a model that does not batch."""
+    largest_batch: int = 0
+    """0 for a model that does not batch."""
+    batch_sizes: tuple[int, ...] = ()
+    """What is compiled ahead, where an engine does that; ascending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +51,10 @@ class _ConfigText:
 
     def changed(self, choice: ServingChoice) -> str:
         changes = [self._instance_count(choice.instances)]
+        if choice.largest_batch:
+            changes += [self._largest_batch(choice.largest_batch), self._preferred_batch_size(choice.largest_batch)]
         if choice.batch_sizes:
-            largest = choice.batch_sizes[-1]
-            changes += [
-                self._largest_batch(largest),
-                self._preferred_batch_size(largest),
-                self._batch_sizes(f'"{_listed(choice.batch_sizes)}"'),
-            ]
+            changes.append(self._batch_sizes(f'"{_listed(choice.batch_sizes)}"'))
         return _apply(self._text, changes)
 
     def _instance_count(self, count: int) -> _Change | str:
@@ -97,9 +96,10 @@ def _set(message: ModelConfig, choice: ServingChoice) -> None:
     if not message.instance_group:
         message.instance_group.add()
     message.instance_group[0].count = choice.instances
+    if choice.largest_batch:
+        message.max_batch_size = choice.largest_batch
+        message.dynamic_batching.preferred_batch_size[:] = [choice.largest_batch]
     if choice.batch_sizes:
-        message.max_batch_size = choice.batch_sizes[-1]
-        message.dynamic_batching.preferred_batch_size[:] = [choice.batch_sizes[-1]]
         message.parameters["batch_sizes"].string_value = _listed(choice.batch_sizes)
 
 

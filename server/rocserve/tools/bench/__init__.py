@@ -1,0 +1,1 @@
+"""`rocserve bench`: the bare engine's times, and those of others in turns with it."""

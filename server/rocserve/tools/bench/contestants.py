@@ -1,0 +1,245 @@
+"""Gets a model ready in the engines that are to be measured: programs compiled, inputs known, processes described."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from rocserve.backends.batch_sizes import default_batch_sizes
+from rocserve.backends.migraphx.binding.datatypes import numpy_dtype
+from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
+from rocserve.backends.migraphx.installation import python_command
+from rocserve.backends.migraphx.jobs.probe import ProbeJob, ProbeResult
+from rocserve.backends.migraphx.mxr import check_mxr, sibling_model
+from rocserve.backends.migraphx.options import CompileOptions, ServingOptions, Target
+from rocserve.backends.migraphx.parameters import serving_options
+from rocserve.backends.migraphx.plan import plan_programs
+from rocserve.backends.migraphx.recipe import ProgramEnvironment, ProgramRecipe
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import invalid_argument
+from rocserve.core.model_config import InputConfig, InstanceKind
+from rocserve.repository.machine import ThisMachine
+from rocserve.tools.measuring.messages import (
+    Engine,
+    Measure,
+    MeasuredInput,
+    MigraphxPrograms,
+    OnnxRuntimeSession,
+    TorchModule,
+)
+from rocserve.tools.model_choice import ToolModel
+from rocserve.tools.progress import ToolProgress
+from rocserve.tools.workbench import Workbench
+
+MIGRAPHX, ONNXRUNTIME, TORCH = "migraphx", "onnxruntime", "torch"
+
+_TORCH_FILES = ("model.pt2", "model.pt")
+_PROBE_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A model in an engine, yet to be opened."""
+
+    name: str
+    engine: Engine
+    inputs: Mapping[int, tuple[MeasuredInput, ...]]
+    """By batch size; 0 = the model does not batch."""
+    python: tuple[str, ...] = (sys.executable,)
+    """The words that start its process."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def order(self, batch_size: int) -> Measure:
+        return Measure(batch_size, self.inputs[batch_size])
+
+
+def main_engine(model: ToolModel, wanted: str) -> str:
+    """migraphx or onnxruntime: what is `wanted`, or ("auto") what a server here would take.
+
+    Raises:
+        ServeError: neither can run the model, or the one that is asked for cannot be had here.
+    """
+    if model.backend.name in ("migraphx", "tensorflow"):
+        if wanted == ONNXRUNTIME:
+            raise invalid_argument(f"a model of backend '{model.backend.name}' runs on MIGraphX only")
+        return MIGRAPHX
+    if model.backend.name != "onnx":
+        raise invalid_argument(
+            f"is of backend '{model.backend.name}', whose models have no compiled programs; this is for ONNX,"
+            " TensorFlow and .mxr models"
+        )
+    if wanted != "auto":
+        return wanted
+    if "target" in model.source.config.parameters:
+        return MIGRAPHX
+    config = model.source.config
+    return model.backend.engine_for(config, ThisMachine(model.source.settings)).engine.name
+
+
+def prepare(
+    model: ToolModel, names: Sequence[str], progress: ToolProgress, log: logging.Logger, instances: int = 1
+) -> Sequence[Contestant]:
+    """The contestants of these names, in their order; what MIGraphX has to compile is compiled.
+
+    `instances`: how many threads are to run an engine that is safe on several.
+
+    Raises:
+        ServeError: one cannot be had.
+    """
+    makers = {
+        MIGRAPHX: lambda: _migraphx(model, progress, log),
+        ONNXRUNTIME: lambda: _onnxruntime(model, instances),
+        TORCH: lambda: _torch(model),
+    }
+    return [makers[name]() for name in names]
+
+
+def _migraphx(model: ToolModel, progress: ToolProgress, log: logging.Logger) -> Contestant:
+    bench = Workbench(model, progress.report, log)
+    if model.source.model_file.suffix == ".mxr":
+        programs, inputs = _brought_program(bench)
+    else:
+        programs, inputs = _compiled_programs(bench, progress)
+    return Contestant(
+        name=MIGRAPHX,
+        engine=MigraphxPrograms(bench.installation, bench.serving.binding, programs),
+        inputs=inputs,
+        python=python_command(bench.installation),
+        environment={} if bench.device is None else {"HIP_VISIBLE_DEVICES": str(bench.device)},
+    )
+
+
+Inputs = dict[int, tuple[MeasuredInput, ...]]
+
+
+def _compiled_programs(bench: Workbench, progress: ToolProgress) -> tuple[dict[int, str], Inputs]:
+    recipes = bench.plan().recipes
+    progress.steps(len(recipes))
+    programs: dict[int, str] = {}
+    inputs: Inputs = {}
+    for recipe in recipes:
+        program = bench.program(recipe).program
+        for size in _sizes(recipe):
+            programs[size] = str(program.path)
+            inputs[size] = tuple(_input_of(tensor, size) for tensor in program.about.inputs)
+        progress.done()
+    return programs, inputs
+
+
+def _brought_program(bench: Workbench) -> tuple[dict[int, str], Inputs]:
+    """Of a .mxr: tried in a child before a process that is measured loads it."""
+    file = bench.model.source.model_file
+    check_mxr(file, bench.environment, bench.options.target)
+    job = ProbeJob(bench.model.source.name, str(file))
+    tensors = bench.runner.run(job, ProbeResult, timeout_seconds=_PROBE_SECONDS, limit_name="the time for it").inputs
+    first = {tensor.shape[0] for tensor in tensors if tensor.shape}
+    rows = first.pop() if len(first) == 1 else 0
+    if isinstance(rows, DimensionRange):
+        sizes = tuple(size for size in default_batch_sizes(rows.most) if size >= rows.least)
+    else:
+        sizes = (rows,)
+    return dict.fromkeys(sizes, str(file)), {
+        size: tuple(_input_of(tensor, size) for tensor in tensors) for size in sizes
+    }
+
+
+def _onnxruntime(model: ToolModel, instances: int) -> Contestant:
+    model = _on_onnx_file(model).with_parameters(engine=ONNXRUNTIME)
+    source = model.source
+    engine = OnnxRuntimeSession(
+        model_folder=str(source.model_folder),
+        model_file=str(source.model_file),
+        config=source.config,
+        instance_kind=InstanceKind.CPU if source.device is None else source.instance_kind,
+        device=source.device,
+        instance_count=instances,
+        settings=source.settings,
+    )
+    return Contestant(ONNXRUNTIME, engine, _planned_inputs(model))
+
+
+def _torch(model: ToolModel) -> Contestant:
+    """A file that PyTorch has written goes before the conversion of the ONNX file."""
+    model = _on_onnx_file(model)
+    source = model.source
+    files = [source.version_folder / name for name in _TORCH_FILES] if model.definition else []
+    file = next((path for path in files if path.is_file()), source.model_file)
+    on_gpu = source.config.parameters.get("target", "") in ("", "gpu")
+    return Contestant(TORCH, TorchModule(str(file), on_gpu), _planned_inputs(model))
+
+
+def _on_onnx_file(model: ToolModel) -> ToolModel:
+    """The model by its ONNX file: what ONNX Runtime and PyTorch can be measured on.
+
+    Raises:
+        ServeError: there is none.
+    """
+    file: Path | None = model.source.model_file
+    if file is not None and file.suffix == ".mxr":
+        file = sibling_model(file)
+    if file is None or model.backend.name == "tensorflow":
+        raise invalid_argument(
+            f"{model.source.model_file.name} can only be measured on MIGraphX; other engines need the ONNX file of the"
+            " model"
+        )
+    return replace(model, source=replace(model.source, model_file=file))
+
+
+def _planned_inputs(model: ToolModel) -> Inputs:
+    """By what the configuration and the file say alone, for where there is no MIGraphX."""
+    config = model.source.config
+    serving = serving_options(config)
+    if config.inputs:
+        # They are enough, and the file may hold what only other engines have.
+        sizes = serving.batch_sizes if config.max_batch_size else (0,)
+        return {size: tuple(_declared_input(one, serving, size) for one in config.inputs) for size in sizes}
+    plan = plan_programs(
+        model.source,
+        CompileOptions(Target.REF),
+        serving,
+        ProgramEnvironment(""),
+        default_max_batch_size=model.backend.default_max_batch_size,
+    )
+    datatypes = {tensor.name: tensor.datatype for tensor in plan.inputs}
+    return {
+        size: tuple(
+            MeasuredInput(name, _numpy_name(name, datatypes[name]), _sized(shape, recipe, size))
+            for name, shape in recipe.input_shapes.items()
+        )
+        for recipe in plan.recipes
+        for size in _sizes(recipe)
+    }
+
+
+def _declared_input(one: InputConfig, serving: ServingOptions, size: int) -> MeasuredInput:
+    """What may be of any size is as `input_shapes` says, else 1."""
+    dims = serving.input_shapes.get(one.name) or (one.dims if one.reshape is None else one.reshape)
+    shape = tuple(1 if dim == -1 else dim for dim in dims)
+    return MeasuredInput(one.name, _numpy_name(one.name, one.datatype), (size, *shape) if size else shape)
+
+
+def _sizes(recipe: ProgramRecipe) -> Sequence[int]:
+    return default_batch_sizes(recipe.largest_batch) if recipe.largest_batch else (recipe.batch_size,)
+
+
+def _sized(shape: tuple[int, ...], recipe: ProgramRecipe, size: int) -> tuple[int, ...]:
+    return (size, *shape[1:]) if recipe.largest_batch else shape
+
+
+def _numpy_name(name: str, datatype: DataType | None) -> str:
+    if datatype is None or datatype is DataType.BYTES:
+        raise invalid_argument(f"input '{name}' holds text, for which there are no measurements")
+    return str(np.dtype(datatype.numpy_dtype).name)
+
+
+def _input_of(tensor: ProgramTensor, size: int) -> MeasuredInput:
+    dtype = numpy_dtype(tensor.datatype)
+    if dtype is None:
+        raise invalid_argument(f"input '{tensor.name}' is of MIGraphX's type {tensor.datatype}, which no array holds")
+    shape = tuple(size if isinstance(dim, DimensionRange) else dim for dim in tensor.shape)
+    return MeasuredInput(tensor.name, dtype.name, shape)

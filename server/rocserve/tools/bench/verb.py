@@ -1,0 +1,82 @@
+"""Runs `rocserve bench MODEL`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from rocserve.tools.bench.contestants import main_engine, prepare
+from rocserve.tools.bench.timing import BenchResult, EngineTimes, bench
+from rocserve.tools.latencies import LatencySummary
+from rocserve.tools.measuring.rounds import Timing
+from rocserve.tools.model_choice import ToolModel
+from rocserve.tools.printing import complain, say, table
+from rocserve.tools.progress import ToolProgress
+
+LATENCY_COLUMNS = ("runs", "min ms", "mean", "p50", "p95", "p99", "std", "rows/s")
+
+
+def run_bench(
+    model: ToolModel,
+    engine: str,
+    against: Sequence[str],
+    timing: Timing,
+    as_json: bool,
+    out: Console,
+    log: logging.Logger,
+) -> int:
+    """The exit status: 1 when one of the engines could not be had or could not run the model.
+
+    Raises:
+        ServeError: the model's own engine could not.
+    """
+    main = main_engine(model, engine)
+    names = [main, *(name for name in dict.fromkeys(against) if name != main)]
+    with ToolProgress() as progress:
+        result = bench(model.source.name, prepare(model, names, progress, log), timing, progress)
+    if as_json:
+        say(out, result.json())
+    else:
+        _print(result, out)
+    failures = [result.engines[name] for name in result.missing] + [one.failure for one in result.times if one.failure]
+    for failure in dict.fromkeys(failures):
+        complain(f"rocserve bench: {failure}")
+    return 1 if failures else 0
+
+
+def latency_cells(latency: LatencySummary | None, throughput: float) -> Sequence[str]:
+    """Under LATENCY_COLUMNS."""
+    if latency is None:
+        return ["-"] * len(LATENCY_COLUMNS)
+    figures = (latency.least, latency.mean, latency.p50, latency.p95, latency.p99, latency.deviation)
+    return [str(latency.count), *(f"{figure:.3f}" for figure in figures), f"{throughput:,.1f}"]
+
+
+def _print(result: BenchResult, out: Console) -> None:
+    for name, description in result.engines.items():
+        if name not in result.missing:
+            say(out, f"{name}: {description}")
+    first = next(iter(result.engines))
+    compared = len(result.engines) - len(result.missing) > 1
+    columns: tuple[str, ...] = ("engine", "batch", *LATENCY_COLUMNS)
+    if compared:
+        columns = (*columns, "speed", "largest diff", "relative diff")
+    rows = [[*_row(one), *(_comparison(one) if compared else ())] for one in result.times]
+    out.print(table(result.model, columns, rows))
+    if compared:
+        say(out, f"speed: rows/s over those of {first}; diff: of the outputs from its own, on the same random input")
+
+
+def _row(one: EngineTimes) -> Sequence[str]:
+    return [one.engine, str(one.batch_size or "-"), *latency_cells(one.latency, one.throughput)]
+
+
+def _comparison(one: EngineTimes) -> Sequence[str]:
+    if one.latency is None:
+        return ["-", "-", "-"]
+    speed = f"{one.speed:.2f} x" if one.speed else "-"
+    if one.difference is None:
+        return [speed, "-", "-"]
+    return [speed, f"{one.difference.largest:.2g}", f"{one.difference.relative:.2g}"]

@@ -1,0 +1,77 @@
+"""A measuring process: `python -m rocserve.tools.measuring.child ORDERS ANSWERS LIFELINE`, three descriptors."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from rocserve.core.lifeline import die_with_holder
+from rocserve.core.plain import from_json, to_json
+from rocserve.tools.measuring.engines import Array, OpenedEngine, Run, open_engine, reason_of
+from rocserve.tools.measuring.files import inputs_of, save_outputs
+from rocserve.tools.measuring.messages import Answer, AnswerLine, Failed, Measure, Measured, OpenEngine, OrderLine
+from rocserve.tools.measuring.messages import Opened as OpenedAnswer
+
+
+def main(orders: int, answers: int, lifeline: int) -> None:
+    """Answer each order until there are no more."""
+    held = die_with_holder(lifeline)
+    engine: OpenedEngine | None = None
+    with os.fdopen(orders, "rb") as reading, os.fdopen(answers, "wb", buffering=0) as writing:
+        for line in reading:
+            order = from_json(OrderLine, line).order
+            answer: Answer
+            try:
+                if isinstance(order, OpenEngine):
+                    engine = open_engine(order.engine)
+                    answer = OpenedAnswer(engine.description)
+                else:
+                    assert engine is not None, "measured before it is opened"
+                    answer = measure(engine, order)
+            except Exception as error:
+                answer = Failed(reason_of(error))
+            writing.write(to_json(AnswerLine(answer)) + b"\n")
+    os.close(held)
+
+
+def measure(engine: OpenedEngine, order: Measure) -> Measured:
+    """Time runs as the order says."""
+    run = engine.run_of(order.batch_size)
+    inputs = inputs_of(order.inputs, order.data_file)
+    if order.outputs_file:
+        save_outputs(order.outputs_file, run(inputs))
+    time.sleep(max(0.0, order.begin_at - time.monotonic()))
+    begun = max(order.begin_at, time.monotonic()) if order.begin_at == 0 else order.begin_at
+    if order.threads == 1:
+        latencies = _timed_runs(run, inputs, order, begun)
+    else:
+        gate = threading.Barrier(order.threads)
+        with ThreadPoolExecutor(order.threads) as pool:
+            runs = [pool.submit(_gated_runs, gate, run, inputs, order, begun) for _ in range(order.threads)]
+            latencies = [latency for one in runs for latency in one.result()]
+    return Measured(tuple(latencies), time.monotonic() - begun)
+
+
+def _gated_runs(
+    gate: threading.Barrier, run: Run, inputs: Mapping[str, Array], order: Measure, begun: float
+) -> list[float]:
+    gate.wait()
+    return _timed_runs(run, inputs, order, begun)
+
+
+def _timed_runs(run: Run, inputs: Mapping[str, Array], order: Measure, begun: float) -> list[float]:
+    latencies: list[float] = []
+    end = begun + order.seconds
+    while len(latencies) < order.repeats or time.monotonic() < end:
+        before = time.perf_counter()
+        run(inputs)
+        latencies.append(time.perf_counter() - before)
+    return latencies
+
+
+if __name__ == "__main__":
+    main(*(int(argument) for argument in sys.argv[1:4]))

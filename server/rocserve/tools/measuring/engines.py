@@ -1,0 +1,134 @@
+"""The engines, bare: what takes arrays and gives arrays, without a server. Only measuring processes import this."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rocserve.backends.base import Batch, ModelSource, model_properties
+from rocserve.core.errors import ServeError, invalid_argument, unavailable
+from rocserve.core.tensors import Tensor, tensor_from_numpy
+from rocserve.tools.measuring.messages import Engine, MigraphxPrograms, OnnxRuntimeSession, TorchModule
+
+Array = np.ndarray[Any, Any]
+Run = Callable[[Mapping[str, Array]], Sequence[Array]]
+"""One run. Safe on several threads at once only where the engine is."""
+
+
+class OpenedEngine:
+    """A model in an engine."""
+
+    def __init__(self, description: str, runs: Callable[[int], Run]) -> None:
+        """`runs`: for a batch size, what runs it; raises ServeError where it cannot."""
+        self.description = description
+        self.run_of = runs
+
+
+def open_engine(engine: Engine) -> OpenedEngine:
+    """
+    Raises:
+        ServeError, MigraphxError or whatever the engine raises: it cannot be had, or cannot load the model.
+    """
+    match engine:
+        case MigraphxPrograms():
+            return _open_migraphx(engine)
+        case OnnxRuntimeSession():
+            return _open_onnxruntime(engine)
+        case TorchModule():
+            return _open_torch(engine)
+
+
+def _open_migraphx(engine: MigraphxPrograms) -> OpenedEngine:
+    from rocserve.backends.migraphx.binding.choice import open_binding
+
+    binding = open_binding(engine.installation, engine.binding)
+    programs = {batch_size: binding.load(Path(file)) for batch_size, file in engine.programs.items()}
+
+    def run_of(batch_size: int) -> Run:
+        if batch_size not in programs:
+            raise invalid_argument(f"there is no program for batch size {batch_size}")
+        run: Run = programs[batch_size].run
+        return run
+
+    return OpenedEngine(f"MIGraphX {binding.migraphx_version} ({binding.name})", run_of)
+
+
+def _open_onnxruntime(engine: OnnxRuntimeSession) -> OpenedEngine:
+    """As a worker of the server has it: the same session, providers and batch sizes."""
+    import onnxruntime
+
+    from rocserve.backends.onnx.backend import load
+
+    file = Path(engine.model_file)
+    model = load(
+        ModelSource(
+            name=engine.config.name,
+            version=1,
+            model_folder=Path(engine.model_folder),
+            version_folder=file.parent,
+            model_file=file,
+            config=engine.config,
+            instance_kind=engine.instance_kind,
+            device=engine.device,
+            instance_count=engine.instance_count,
+            settings=engine.settings,
+        )
+    )
+    outputs = tuple(spec.name for spec in model.signature.outputs)
+    datatypes = {spec.name: spec.datatype for spec in model.signature.inputs}
+
+    def run(inputs: Mapping[str, Array]) -> Sequence[Array]:
+        tensors = {name: tensor_from_numpy(name, array, datatypes.get(name)) for name, array in inputs.items()}
+        results = model.execute(Batch(tensors, outputs, (1,))).outputs
+        return [_array(results[name]) for name in outputs]
+
+    facts = ", ".join(f"{name} {text}" for name, text in model_properties(model).items())
+    return OpenedEngine(f"ONNX Runtime {onnxruntime.__version__}" + (f" ({facts})" if facts else ""), lambda _: run)
+
+
+def _array(result: Array | Tensor) -> Array:
+    return result if isinstance(result, np.ndarray) else result.numpy()
+
+
+def _open_torch(engine: TorchModule) -> OpenedEngine:
+    torch = _needed("torch", "PyTorch is not installed; install torch (for ROCm: from pytorch.org's ROCm index)")
+    module = _torch_module(torch, engine.torch_file)
+    device = torch.device("cuda" if engine.on_gpu else "cpu")
+    module = module.to(device) if hasattr(module, "to") else module
+
+    def run(inputs: Mapping[str, Array]) -> Sequence[Array]:
+        # Copies to and from a GPU count, as they do for the other engines.
+        with torch.inference_mode():
+            results = module(*(torch.from_numpy(array).to(device) for array in inputs.values()))
+            results = results if isinstance(results, list | tuple) else (results,)
+            return [result.cpu().numpy() for result in results]
+
+    return OpenedEngine(f"PyTorch {torch.__version__} ({device.type}, {Path(engine.torch_file).name})", lambda _: run)
+
+
+def _torch_module(torch: Any, file: str) -> Any:
+    if file.endswith(".onnx"):
+        converter = _needed(
+            "onnx2torch",
+            "PyTorch does not read ONNX files; install onnx2torch, which converts them, or put the model into its"
+            " version folder as model.pt (TorchScript) or model.pt2 (torch.export)",
+        )
+        return converter.convert(file).eval()
+    if file.endswith(".pt2"):
+        return torch.export.load(file).module()
+    return torch.jit.load(file, map_location="cpu").eval()
+
+
+def _needed(module: str, advice: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise unavailable(f"{advice} ({error})") from None
+
+
+def reason_of(error: Exception) -> str:
+    return error.text if isinstance(error, ServeError) else f"{type(error).__name__}: {error}"

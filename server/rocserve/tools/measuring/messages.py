@@ -1,0 +1,115 @@
+"""What a measuring process is told and what it answers: a line of JSON each, on two pipes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rocserve.backends.migraphx.installation import MigraphxInstallation
+from rocserve.core.model_config import InstanceKind, ModelConfig
+from rocserve.settings import EngineSettings
+
+
+@dataclass(frozen=True, slots=True)
+class MigraphxPrograms:
+    """A model as compiled programs."""
+
+    installation: MigraphxInstallation
+    binding: str
+    """auto, c_api or module."""
+    programs: Mapping[int, str]
+    """Files by batch size; 0 = the model has no batch dimension."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxRuntimeSession:
+    """A model in ONNX Runtime, with the session that the server would open."""
+
+    model_folder: str
+    model_file: str
+    config: ModelConfig
+    instance_kind: InstanceKind
+    device: int | None
+    instance_count: int
+    """How many threads are to run it at once."""
+    settings: EngineSettings
+
+
+@dataclass(frozen=True, slots=True)
+class TorchModule:
+    """A model in PyTorch: a TorchScript or exported program's file, or an ONNX file that is converted."""
+
+    torch_file: str
+    on_gpu: bool
+
+
+Engine = MigraphxPrograms | OnnxRuntimeSession | TorchModule
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredInput:
+    name: str
+    datatype: str
+    """numpy's name, e.g. float32; bf16 and fp8 go as the unsigned integers of their bits."""
+    shape: tuple[int, ...]
+    """Batch dimension included."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEngine:
+    engine: MigraphxPrograms | OnnxRuntimeSession | TorchModule
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Run until both `repeats` runs are done and `seconds` have passed."""
+
+    batch_size: int
+    inputs: tuple[MeasuredInput, ...]
+    data_file: str = ""
+    """An .npz with the inputs; "" = random ones, the same for the same names and shapes."""
+    repeats: int = 1
+    seconds: float = 0.0
+    begin_at: float = 0.0
+    """The time (CLOCK_MONOTONIC, seconds) that all begin at who measure together; 0 = at once."""
+    threads: int = 1
+    """How many run it at once."""
+    outputs_file: str = ""
+    """Where the outputs of one more run go (.npz: output_0, output_1 ...); "" = nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    description: str
+    """What runs it: "MIGraphX 2.14.0 (c_api)", "ONNX Runtime 1.31.1 (CPUExecutionProvider)"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    latencies: tuple[float, ...]
+    """Seconds, of each run, of all threads."""
+    elapsed: float
+    """From the common beginning to the end of the last run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    reason: str
+
+
+Order = OpenEngine | Measure
+Answer = Opened | Measured | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class OrderLine:
+    """One line to the process."""
+
+    order: OpenEngine | Measure
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerLine:
+    """One line back."""
+
+    answer: Opened | Measured | Failed = field(default_factory=lambda: Failed(""))

@@ -1,0 +1,48 @@
+"""Times several engines in turns, so that what changes on the machine meanwhile changes all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rocserve.tools.measuring.messages import Measure
+from rocserve.tools.measuring.process import MeasuringProcess
+
+_ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long to measure."""
+
+    warm_up: int
+    repeats: int
+    """Runs that count, at least."""
+    seconds: float
+    """At least."""
+
+
+def time_in_turns(
+    processes: Mapping[str, MeasuringProcess], orders: Mapping[str, Measure], timing: Timing
+) -> dict[str, list[float]]:
+    """The latencies, in seconds, of each process's order; who begins changes from round to round.
+
+    Raises:
+        ServeError: a run failed.
+    """
+    for name, order in orders.items():
+        if timing.warm_up:
+            processes[name].measure(replace(order, repeats=timing.warm_up, seconds=0.0))
+    share = Timing(0, math.ceil(timing.repeats / _ROUNDS), timing.seconds / _ROUNDS)
+    latencies: dict[str, list[float]] = {name: [] for name in orders}
+    for names in _turns(list(orders), timing):
+        for name in names:
+            order = replace(orders[name], repeats=share.repeats, seconds=share.seconds, outputs_file="")
+            latencies[name] += processes[name].measure(order).latencies
+    return latencies
+
+
+def _turns(names: Sequence[str], timing: Timing) -> Iterator[Sequence[str]]:
+    for number in range(min(_ROUNDS, timing.repeats)):
+        yield names if number % 2 == 0 else names[::-1]

@@ -1,0 +1,99 @@
+"""Measures a model's engine over numbers of instances and batch sizes, all instances at work at once.
+
+An instance is what it is in a server: of ONNX Runtime a thread on one session, of MIGraphX a process of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from rocserve.core.errors import ServeError
+from rocserve.tools.bench.contestants import MIGRAPHX, Contestant
+from rocserve.tools.latencies import summarise
+from rocserve.tools.measuring.messages import Measure, Measured, OpenEngine
+from rocserve.tools.measuring.process import MeasuringProcess
+from rocserve.tools.measuring.rounds import Timing
+from rocserve.tools.progress import ToolProgress
+from rocserve.tools.tune.recommendation import Measurement
+
+_HEAD_START_SECONDS = 0.05
+"""From the order to begin to the beginning, so that all begin together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    description: str
+    """What ran it: "MIGraphX 2.14.0 (c_api)"."""
+    measurements: tuple[Measurement, ...]
+    failures: tuple[str, ...]
+    """Of settings that could not be measured."""
+
+
+def sweep(
+    contestant_of: Callable[[int], Contestant], instances: Sequence[int], timing: Timing, progress: ToolProgress
+) -> Sweep:
+    """
+    `contestant_of`: the engine for a number of instances.
+
+    Raises:
+        ServeError: the engine cannot be opened for one instance.
+    """
+    found: list[Measurement] = []
+    failures: list[str] = []
+    description = ""
+    for number in sorted(instances):
+        contestant = contestant_of(number)
+        progress.report(f"opening {_instances(number)}")
+        try:
+            with ExitStack() as stack:
+                processes = _open(stack, contestant, number)
+                description = processes[-1].open(OpenEngine(contestant.engine))
+                for process in processes[:-1]:
+                    process.open(OpenEngine(contestant.engine))
+                progress.steps(len(contestant.inputs))
+                for batch_size in contestant.inputs:
+                    progress.report(f"timing batch size {batch_size}, {_instances(number)}")
+                    found.append(_measured(contestant, processes, number, batch_size, timing))
+                    progress.done()
+        except ServeError as error:
+            if not found:
+                raise
+            failures.append(f"{_instances(number)}: {error.text}")
+    return Sweep(description, tuple(found), tuple(failures))
+
+
+def _open(stack: ExitStack, contestant: Contestant, number: int) -> list[MeasuringProcess]:
+    return [
+        stack.enter_context(MeasuringProcess(contestant.name, contestant.python, contestant.environment))
+        for _ in range(number if contestant.name == MIGRAPHX else 1)
+    ]
+
+
+def _measured(
+    contestant: Contestant, processes: Sequence[MeasuringProcess], number: int, batch_size: int, timing: Timing
+) -> Measurement:
+    order = replace(contestant.order(batch_size), threads=number // len(processes))
+    if timing.warm_up:
+        _all(processes, replace(order, repeats=timing.warm_up))
+    begin_at = time.monotonic() + _HEAD_START_SECONDS
+    results = _all(processes, replace(order, repeats=timing.repeats, seconds=timing.seconds, begin_at=begin_at))
+    rows = max(1, batch_size)
+    return Measurement(
+        batch_size=batch_size,
+        instances=number,
+        latency=summarise([latency for result in results for latency in result.latencies]),
+        throughput=sum(len(result.latencies) * rows / result.elapsed for result in results),
+    )
+
+
+def _all(processes: Sequence[MeasuringProcess], order: Measure) -> list[Measured]:
+    for process in processes:
+        process.tell(order)
+    return [process.measured() for process in processes]
+
+
+def _instances(number: int) -> str:
+    return "1 instance" if number == 1 else f"{number} instances"

@@ -1,0 +1,136 @@
+"""`rocserve bench` on real engines. No test asserts a time, only that all of them are there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.migraphx_models import any_length, mini_resnet, mlp, two_in_two_out
+from support.tools import Command
+
+_QUICK = ("--seconds", "0", "--repeats", "6", "--warm-up", "1")
+
+
+@pytest.fixture
+def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(tmp_path / "cache", capsys)
+
+
+def _file(tmp_path: Path, content: bytes, name: str = "m.onnx") -> Path:
+    path = tmp_path / name
+    path.write_bytes(content)
+    return path
+
+
+def test_onnx_runtime_at_each_batch_size(command: Command, tmp_path: Path) -> None:
+    model = _file(tmp_path, mini_resnet())
+    ran = command("bench", model, "--engine", "onnxruntime", "--batch-sizes", "1,4", *_QUICK)
+    assert ran.status == 0
+    assert "onnxruntime: ONNX Runtime " in ran.out
+    rows = [line.split() for line in ran.out.splitlines() if line.strip().startswith("onnxruntime  ")]
+    # 5 rounds of 2 runs each: at least the 6 that were asked for.
+    assert [row[1:3] for row in rows] == [["1", "10"], ["4", "10"]]
+    assert all(float(figure.replace(",", "")) >= 0 for row in rows for figure in row[3:])
+    assert "speed" not in ran.out
+
+
+def test_migraphx_against_onnx_runtime_in_one_run(migraphx_root: Path, command: Command, tmp_path: Path) -> None:
+    model = _file(tmp_path, two_in_two_out())
+    ran = command.on_migraphx(
+        migraphx_root, "bench", model, "--target", "ref", "--batch-sizes", "1,3", "--against", "onnxruntime", "--json",
+        *_QUICK,
+    )  # fmt: skip
+    assert ran.status == 0
+    result = json.loads(ran.out)
+    assert list(result["engines"]) == ["migraphx", "onnxruntime"]
+    assert result["engines"]["migraphx"].startswith("MIGraphX 2.")
+    assert [(one["engine"], one["batch_size"]) for one in result["times"]] == [
+        ("migraphx", 1), ("onnxruntime", 1), ("migraphx", 3), ("onnxruntime", 3),
+    ]  # fmt: skip
+    first, second = result["times"][:2]
+    assert (first["speed"], first["difference"]) == (1.0, None)
+    assert second["difference"]["largest"] < 1e-4
+    assert second["speed"] == pytest.approx(second["throughput"] / first["throughput"])
+    assert set(first["latency"]) == {"count", "least", "mean", "p50", "p95", "p99", "deviation"}
+
+
+def test_an_engine_that_is_not_there_is_said_and_the_rest_is_measured(command: Command, tmp_path: Path) -> None:
+    model = _file(tmp_path, mlp())
+    ran = command("bench", model, "--engine", "onnxruntime", "--against", "torch", "--batch-sizes", "1", *_QUICK)
+    if ran.status == 0:
+        pytest.skip("PyTorch and onnx2torch are installed")
+    assert ran.row("onnxruntime ")[0] == "1"
+    assert "rocserve bench: torch: PyTorch is not installed; install torch" in ran.err or "onnx2torch" in ran.err
+
+
+def test_a_batch_that_another_engine_cannot_run(migraphx_root: Path, command: Command, tmp_path: Path) -> None:
+    """MIGraphX takes a file with a batch of 1 baked in at other sizes as well; ONNX Runtime does not."""
+    model = _file(tmp_path, mlp(batch=1))
+    ran = command.on_migraphx(
+        migraphx_root, "bench", model, "--target", "ref", "--batch-sizes", "1,2", "--against", "onnxruntime", *_QUICK
+    )
+    assert ran.status == 1
+    rows = [line.split() for line in ran.out.splitlines() if line.strip().startswith("onnxruntime  ")]
+    assert rows[1][1:4] == ["2", "-", "-"]
+    assert "rocserve bench: onnxruntime: " in ran.err
+
+
+def test_a_compiled_file(migraphx_root: Path, command: Command, tmp_path: Path) -> None:
+    model, program = _file(tmp_path, mlp()), tmp_path / "m.mxr"
+    words = ("compile", model, "--target", "ref", "--batch-sizes", "2", "--output", program)
+    assert command.on_migraphx(migraphx_root, *words).status == 0
+    ran = command.on_migraphx(migraphx_root, "bench", program, "--target", "ref", *_QUICK)
+    assert (ran.status, ran.row("migraphx ")[0]) == (0, "2")
+    # The ONNX file beside it is what the other engines take.
+    ran = command.on_migraphx(
+        migraphx_root, "bench", program, "--target", "ref", "--against", "onnxruntime", "--batch-sizes", "2", *_QUICK
+    )
+    assert (ran.status, ran.row("onnxruntime  ")[0]) == (0, "2")
+
+
+def test_dimensions_that_the_model_leaves_open(command: Command, tmp_path: Path) -> None:
+    model = _file(tmp_path, any_length())
+    words = ("bench", model, "--engine", "onnxruntime", "--batch-sizes", "1", *_QUICK)
+    ran = command(*words)
+    assert ran.status == 1
+    assert "input_shapes" in ran.err
+    assert command(*words, "--input-shapes", "x: 7").status == 0
+
+
+def test_models_that_are_not_for_it(command: Command) -> None:
+    folder = Path(__file__).parents[3] / "model_repository" / "digits_preprocess"
+    ran = command("bench", folder, *_QUICK)
+    assert ran.status == 1
+    assert "is of backend 'rocal', whose models have no compiled programs" in ran.err
+
+
+def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
+    model = _file(tmp_path, mlp())
+    words = [sys.executable, "-m", "rocserve.cli", "bench", str(model), "--engine", "onnxruntime", "--seconds", "600"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    while "timing" not in process.stderr.readline():
+        assert process.poll() is None
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert children
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (130, "rocserve bench: ended by you\n")
+    deadline = time.monotonic() + 10
+    while any(_is_running(int(child)) for child in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
