@@ -16,6 +16,11 @@ from rocserve.backends.migraphx.recipe import ProgramEnvironment, ProgramRecipe,
 GENEROUS = 1 << 30
 
 
+def cache_at(directory: Path, limit_bytes: int = GENEROUS) -> ProgramCache:
+    """A cache whose spare folder is beside it, not the one that this machine's servers may have."""
+    return ProgramCache(directory, limit_bytes, spare_directory=directory.parent / "spare")
+
+
 def a_recipe(digest: str = "d1", **fields: Any) -> ProgramRecipe:
     plain: dict[str, Any] = {
         "options": CompileOptions(Target.REF),

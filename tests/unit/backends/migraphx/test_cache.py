@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.cached_programs import GENEROUS, a_recipe, about, said, start, store, stored
+from support.cached_programs import GENEROUS, a_recipe, about, cache_at, said, start, store, stored
 
 from rocserve.backends.migraphx.cache.entry import ABOUT_FILENAME, PROGRAM_FILENAME
 from rocserve.backends.migraphx.cache.opening import cache_directory, open_cache
@@ -52,7 +52,7 @@ def test_what_is_stored_is_found_with_all_that_is_told_about_it(cache: ProgramCa
 def test_only_its_owner_can_read_or_write_it(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        cache = ProgramCache(tmp_path / "new" / "cache", GENEROUS)
+        cache = cache_at(tmp_path / "new" / "cache")
         key = stored(cache, a_recipe())
     finally:
         os.umask(before)

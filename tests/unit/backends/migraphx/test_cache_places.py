@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.cached_programs import GENEROUS, a_recipe, said, start, store, stored
+from support.cached_programs import GENEROUS, a_recipe, cache_at, said, start, store, stored
 
 from rocserve.backends.migraphx.cache.store import ProgramCache
 from rocserve.core.errors import ServeError, StatusCode
@@ -41,7 +41,7 @@ def test_a_cache_that_is_only_read_is_used_and_new_programs_go_elsewhere(
     tmp_path: Path, mounting: Sequence[str]
 ) -> None:
     directory, spare = tmp_path / "cache", tmp_path / "spare"
-    stored(ProgramCache(directory, GENEROUS), a_recipe("old"), b"old")
+    stored(cache_at(directory), a_recipe("old"), b"old")
     script = """
 print(cache.find(a_recipe("old").key).path.read_bytes().decode())
 with cache.lock(a_recipe("new").key, lambda: None):
@@ -145,7 +145,7 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int)
     directory.mkdir()
     directory.chmod(mode)
     with pytest.raises(ServeError) as caught:
-        ProgramCache(directory, GENEROUS)
+        cache_at(directory)
     assert caught.value.code is StatusCode.UNAVAILABLE
     assert caught.value.text == (
         f"cache directory {directory} is not used: others may write to it (mode {mode:04o}), and the compiled programs"
@@ -159,7 +159,7 @@ def test_a_folder_that_others_may_only_read_is_used(tmp_path: Path) -> None:
     directory = tmp_path / "cache"
     directory.mkdir()
     directory.chmod(0o755)
-    assert stored(ProgramCache(directory, GENEROUS), a_recipe())
+    assert stored(cache_at(directory), a_recipe())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders away")
@@ -168,13 +168,13 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     directory.mkdir(mode=0o700)
     os.chown(directory, 4321, -1)
     with pytest.raises(ServeError, match="it belongs to user 4321, not to 0, who runs this"):
-        ProgramCache(directory, GENEROUS)
+        cache_at(directory)
 
 
 def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("")
     with pytest.raises(ServeError, match="it is no folder"):
-        ProgramCache(tmp_path / "cache", GENEROUS)
+        cache_at(tmp_path / "cache")
 
 
 def test_a_spare_folder_that_others_have_made_is_not_used(tmp_path: Path) -> None:

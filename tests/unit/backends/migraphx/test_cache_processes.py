@@ -7,13 +7,11 @@ import signal
 import time
 from pathlib import Path
 
-from support.cached_programs import GENEROUS, a_recipe, said, start, stored
-
-from rocserve.backends.migraphx.cache.store import ProgramCache
+from support.cached_programs import GENEROUS, a_recipe, cache_at, said, start, stored
 
 COMPILE = """
 folder, log = sys.argv[1:]
-cache, recipe = ProgramCache(Path(folder), GENEROUS), a_recipe()
+cache, recipe = cache_at(Path(folder)), a_recipe()
 sys.stdin.readline()
 with cache.lock(recipe.key, lambda: None):
     found = cache.find(recipe.key)
@@ -26,7 +24,7 @@ print(found.path.stat().st_size)
 """
 
 HOLD_THE_LOCK = """
-cache, recipe = ProgramCache(Path(sys.argv[1]), GENEROUS), a_recipe()
+cache, recipe = cache_at(Path(sys.argv[1])), a_recipe()
 with cache.lock(recipe.key, lambda: None), cache.scratch() as folder:
     (folder / "half.mxr").write_bytes(b"half")
     print("locked", flush=True)
@@ -34,14 +32,14 @@ with cache.lock(recipe.key, lambda: None), cache.scratch() as folder:
 """
 
 HOLD_A_PROGRAM = """
-found = ProgramCache(Path(sys.argv[1]), GENEROUS).find(a_recipe().key)
+found = cache_at(Path(sys.argv[1])).find(a_recipe().key)
 print("held", flush=True)
 sys.stdin.readline()
 print(found.path.read_bytes().decode())
 """
 
 STORE_AND_READ = """
-cache = ProgramCache(Path(sys.argv[1]), 60_000)
+cache = cache_at(Path(sys.argv[1]), 60_000)
 sys.stdin.readline()
 for turn in range(40):
     recipe = a_recipe(f"d{turn % 8}")
@@ -71,7 +69,7 @@ def test_eight_that_want_the_same_program_compile_it_once(tmp_path: Path) -> Non
 def test_two_that_store_one_program_at_once_both_have_it(tmp_path: Path) -> None:
     without_the_lock = """
     folder = sys.argv[1]
-    cache = ProgramCache(Path(folder), GENEROUS)
+    cache = cache_at(Path(folder))
     sys.stdin.readline()
     for turn in range(50):
         found = store(cache, a_recipe(f"d{turn}"), b"equal")
@@ -81,13 +79,13 @@ def test_two_that_store_one_program_at_once_both_have_it(tmp_path: Path) -> None
     script = "\n".join(line[4:] for line in without_the_lock.splitlines())
     processes = [start(script, tmp_path / "cache") for _ in range(2)]
     go(processes)
-    cache = ProgramCache(tmp_path / "cache", GENEROUS)
+    cache = cache_at(tmp_path / "cache")
     assert len(cache.entries()) == 50
     assert list((tmp_path / "cache/scratch").iterdir()) == []
 
 
 def test_a_killed_holder_frees_the_lock_and_its_remains_go(tmp_path: Path) -> None:
-    cache = ProgramCache(tmp_path / "cache", GENEROUS)
+    cache = cache_at(tmp_path / "cache")
     key = a_recipe().key
     holder = start(HOLD_THE_LOCK, cache.directory)
     assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
@@ -114,7 +112,7 @@ def test_a_killed_holder_frees_the_lock_and_its_remains_go(tmp_path: Path) -> No
 
 
 def test_a_wait_can_be_called_off(tmp_path: Path) -> None:
-    cache = ProgramCache(tmp_path / "cache", GENEROUS)
+    cache = cache_at(tmp_path / "cache")
     holder = start(HOLD_THE_LOCK, cache.directory)
     assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
 
@@ -132,7 +130,7 @@ def test_a_wait_can_be_called_off(tmp_path: Path) -> None:
 
 
 def test_nothing_is_evicted_while_another_process_reads_it(tmp_path: Path) -> None:
-    cache = ProgramCache(tmp_path / "cache", GENEROUS)
+    cache = cache_at(tmp_path / "cache")
     key = stored(cache, a_recipe(), b"content")
     reader = start(HOLD_A_PROGRAM, cache.directory)
     assert reader.stdout is not None and reader.stdout.readline() == "held\n"
@@ -143,7 +141,7 @@ def test_nothing_is_evicted_while_another_process_reads_it(tmp_path: Path) -> No
 
 
 def test_a_killed_reader_holds_nothing_any_more(tmp_path: Path) -> None:
-    cache = ProgramCache(tmp_path / "cache", GENEROUS)
+    cache = cache_at(tmp_path / "cache")
     key = stored(cache, a_recipe())
     reader = start(HOLD_A_PROGRAM, cache.directory)
     assert reader.stdout is not None and reader.stdout.readline() == "held\n"
@@ -155,7 +153,7 @@ def test_a_killed_reader_holds_nothing_any_more(tmp_path: Path) -> None:
 def test_many_that_store_read_and_evict_always_read_what_was_stored(tmp_path: Path) -> None:
     processes = [start(STORE_AND_READ, tmp_path / "cache") for _ in range(4)]
     assert go(processes) == [["done"]] * 4
-    cache = ProgramCache(tmp_path / "cache", 60_000)
+    cache = cache_at(tmp_path / "cache", 60_000)
     assert sum(entry.size_bytes for entry in cache.entries()) <= 60_000
     left = [path.name for folder in ("scratch", "locks") for path in (cache.directory / folder).iterdir()]
     assert left == []
@@ -163,12 +161,12 @@ def test_many_that_store_read_and_evict_always_read_what_was_stored(tmp_path: Pa
 
 def test_storing_can_be_killed_at_any_moment(tmp_path: Path) -> None:
     script = """
-cache = ProgramCache(Path(sys.argv[1]), GENEROUS)
+cache = cache_at(Path(sys.argv[1]))
 print("ready", flush=True)
 for turn in range(100_000):
     stored(cache, a_recipe(f"d{turn}"), b"sound" * 2000)
 """
-    cache = ProgramCache(tmp_path / "cache", GENEROUS)
+    cache = cache_at(tmp_path / "cache")
     for turn in range(8):
         process = start(script, cache.directory)
         assert process.stdout is not None and process.stdout.readline() == "ready\n"

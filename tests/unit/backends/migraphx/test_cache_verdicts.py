@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.cached_programs import GENEROUS, said, start
+from support.cached_programs import cache_at, said, start
 
 from rocserve.backends.migraphx.binding.interface import ProgramTensor
 from rocserve.backends.migraphx.cache import verdicts as module
-from rocserve.backends.migraphx.cache.store import ProgramCache
 from rocserve.backends.migraphx.cache.verdicts import Outcome, Verdict, Verdicts, new_verdict, verdict_key
 from rocserve.backends.migraphx.recipe import ProgramEnvironment
 
@@ -24,7 +23,7 @@ def a_verdict(outcome: Outcome = Outcome.CRASHED, text: str = "it crashed") -> V
 
 
 def test_a_verdict_is_found_again(tmp_path: Path) -> None:
-    known = ProgramCache(tmp_path / "cache", GENEROUS).verdicts
+    known = cache_at(tmp_path / "cache").verdicts
     key = verdict_key("d1", HERE, "gpu")
     assert known.find(key) is None
     verdict = a_verdict()
@@ -54,7 +53,7 @@ def test_a_changed_file_or_environment_is_tried_anew() -> None:
 def test_processes_share_verdicts(tmp_path: Path) -> None:
     script = """
 from rocserve.backends.migraphx.cache.verdicts import *
-known = ProgramCache(Path(sys.argv[1]), GENEROUS).verdicts
+known = cache_at(Path(sys.argv[1])).verdicts
 for turn in range(100):
     verdict = new_verdict(Outcome.CRASHED, text=sys.argv[2] * 1000, model="m", file="f", migraphx_version="2")
     assert known.remember("a" * 64, verdict)

@@ -6,11 +6,10 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from support.cached_programs import GENEROUS, a_recipe, stored
+from support.cached_programs import a_recipe, cache_at, stored
 from support.gpu_tree import GpuTree
 
 from rocserve.backends.host import Host
-from rocserve.backends.migraphx.cache.store import ProgramCache
 from rocserve.backends.migraphx.memory import ProgramMemory, check_memory, compiled_memory, planned_memory
 from rocserve.backends.migraphx.options import CompileOptions, Precision, Target
 from rocserve.backends.migraphx.plan import PlannedTensor, ProgramPlan
@@ -62,7 +61,7 @@ def test_before_compiling_the_model_and_its_plan_tell() -> None:
 
 
 def test_once_compiled_the_program_tells(tmp_path: Path) -> None:
-    cache = ProgramCache(tmp_path / "cache", GENEROUS)
+    cache = cache_at(tmp_path / "cache")
     found = cache.find(stored(cache, a_recipe(), bytes(500)))
     assert found is not None
     # Of x, a float of at most 8 by 3, and an output, a half of 1 by 4.

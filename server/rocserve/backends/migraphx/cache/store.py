@@ -200,8 +200,10 @@ class ProgramCache:
 
     def _places(self) -> Sequence[CachePlace]:
         """Those that may hold programs."""
-        with_spare = "_spare" in self.__dict__ or is_private(self._spare_directory)
-        return (self._place, self._spare) if with_spare else (self._place,)
+        if "_spare" in self.__dict__:
+            return (self._place, self._spare)
+        # Other processes may have left programs there; nothing is made or written for a look at it.
+        return (self._place, CachePlace(self._spare_directory)) if is_private(self._spare_directory) else (self._place,)
 
     def _writable_places(self) -> Iterator[CachePlace]:
         if not self._problem:
