@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from support import migraphx_models
+from support.graphdef import classified, classifier
 from support.migraphx_serving import (
     Array,
     ask,
@@ -21,6 +22,8 @@ from support.migraphx_serving import (
 )
 from support.server import RocserveProcess, wait_until
 from tritonclient.utils import InferenceServerException
+
+from rocserve_client import Client
 
 NETWORKS = {
     "resnet": migraphx_models.mini_resnet(),
@@ -36,6 +39,8 @@ def server(migraphx_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     repository = tmp_path_factory.mktemp("repository")
     for name, model in NETWORKS.items():
         place(repository, name, "model.onnx", model, config(4, batch_sizes="1, 4"))
+    graph = config(4, "tensorflow_graphdef", batch_sizes="1, 4")
+    place(repository, "graph", "model.graphdef", classifier(), graph)
     program = compiled(migraphx_root, NETWORKS["two"], tmp_path_factory.mktemp("program"), batch=2)
     place(repository, "program", "model.mxr", program, config(4, "migraphx_mxr"))
     folder = tmp_path_factory.mktemp("server")
@@ -43,7 +48,7 @@ def server(migraphx_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     with RocserveProcess([repository], *flags, log=folder / "server.log") as running:
         running.wait_until_ready(60)
         client = running.client()
-        for name in NETWORKS:
+        for name in (*NETWORKS, "graph", "program"):
             wait_until(lambda name=name: index_entry(client, name) == ("READY", ""), 60, f"all programs of '{name}'")
         yield running
 
@@ -83,6 +88,19 @@ class TestAnswers:
         assert list(answers) == ["output_0", "output_1"]
         for values, name in zip(answers.values(), wanted, strict=True):
             np.testing.assert_allclose(values, wanted[name], rtol=1e-4, atol=1e-4)
+
+    def test_a_tensorflow_graph_takes_images_in_its_own_layout(self, server: RocserveProcess) -> None:
+        images = np.random.default_rng(7).uniform(-1, 1, (3, 8, 8, 3)).astype(np.float32)
+        scores = ask(server.client(), "graph", {"image": images})["scores"]
+        np.testing.assert_allclose(scores, classified(images), rtol=1e-4, atol=1e-4)
+
+    def test_the_metadata_tells_what_runs_it(self, server: RocserveProcess) -> None:
+        with Client(server.address) as client:
+            properties = client.model_metadata("mlp").properties
+        assert properties["engine"] == "migraphx"
+        assert properties["target"] == "ref"
+        assert properties["migraphx_binding"] == "c_api"
+        assert properties["batch_sizes"] == "1, 4"
 
     def test_only_what_is_asked_for_is_answered(self, server: RocserveProcess) -> None:
         inputs = migraphx_models.random_inputs(NETWORKS["two"], 2)
@@ -142,13 +160,13 @@ class TestWhatGoesWrong:
         assert "Unknown operator: MyFancyOp" in reason
 
     def test_a_compile_that_takes_too_long_is_ended_and_reported(self, serve_migraphx: Serve, repository: Path) -> None:
-        text = config(1, compile_timeout_secs="0.2")
+        text = config(1, compile_timeout_secs="1")
         place(repository, "slow", "model.onnx", migraphx_models.slow_to_compile(), text)
         place(repository, "mlp", "model.onnx", NETWORKS["mlp"], config(1))
         server = serve_migraphx(repository)
         client = server.client()
         reason = wait_for_state(client, "slow", "UNAVAILABLE")
-        assert "0.2" in reason
+        assert "took longer than compile_timeout_secs (1 s)" in reason
         wait_for_state(client, "mlp", "READY")
         inputs = migraphx_models.random_inputs(NETWORKS["mlp"], 1)
         np.testing.assert_allclose(
@@ -173,17 +191,50 @@ class TestWhatGoesWrong:
         assert index_entry(client, "baked")[0] == "READY"
 
 
-def same(answers: dict[str, Array], others: dict[str, Array]) -> bool:
-    return all(np.array_equal(answers[name], values) for name, values in others.items())
+class TestSharedPrograms:
+    def test_servers_that_load_a_model_at_once_compile_it_once(
+        self, serve_migraphx: Serve, repository: Path, tmp_path: Path
+    ) -> None:
+        servers = [serve_migraphx(repository) for _ in range(2)]
+        place(repository, "mlp", "model.onnx", NETWORKS["mlp"], config(2))
+        for server in servers:
+            client = server.client()
+            wait_until(
+                lambda client=client: index_entry(client, "mlp") == ("READY", ""), 60, "all programs of both servers"
+            )
+        assert len(list((tmp_path / "cache" / "programs").iterdir())) == 2
+        assert sum(server.log_text.count("of model 'mlp': saving") for server in servers) == 2
+        inputs = migraphx_models.random_inputs(NETWORKS["mlp"], 1)
+        first, second = (ask(server.client(), "mlp", inputs)["scores"] for server in servers)
+        np.testing.assert_array_equal(first, second)
 
-
-def test_two_servers_that_start_at_once_on_one_cache_compile_once(
-    serve_migraphx: Serve, repository: Path, tmp_path: Path
-) -> None:
-    place(repository, "mlp", "model.onnx", NETWORKS["mlp"], config(1))
-    servers = [serve_migraphx(repository) for _ in range(2)]
-    for server in servers:
+    def test_instances_of_a_model_compile_it_once(self, serve_migraphx: Serve, repository: Path) -> None:
+        text = config(1, tensors="instance_group [ { kind: KIND_CPU count: 3 } ]")
+        place(repository, "mlp", "model.onnx", NETWORKS["mlp"], text)
+        server = serve_migraphx(repository)
         server.wait_until_ready(60)
-    inputs = migraphx_models.random_inputs(NETWORKS["mlp"], 1)
-    first, second = (ask(server.client(), "mlp", inputs) for server in servers)
-    assert same(first, second)
+        assert len(server.workers()) == 3
+        assert server.log_text.count("of model 'mlp': saving") == 1
+
+    def test_a_worker_that_is_killed_comes_back_without_a_compile(
+        self, serve_migraphx: Serve, repository: Path
+    ) -> None:
+        place(repository, "mlp", "model.onnx", NETWORKS["mlp"], config(2))
+        server = serve_migraphx(repository)
+        server.wait_until_ready(60)
+        client = server.client()
+        wait_until(lambda: index_entry(client, "mlp") == ("READY", ""), 60, "all programs")
+        (worker,) = server.workers()
+        worker.kill()
+        wait_until(lambda: [each.pid for each in server.workers()] not in ([], [worker.pid]), 40, "another worker")
+        inputs = migraphx_models.random_inputs(NETWORKS["mlp"], 2)
+        wait_until(lambda: answers(client, "mlp", inputs), 40, "an answer")
+        assert server.log_text.count("of model 'mlp': saving") == 2
+
+
+def answers(client: triton.InferenceServerClient, model: str, inputs: dict[str, Array]) -> bool:
+    try:
+        ask(client, model, inputs)
+    except InferenceServerException:
+        return False
+    return True

@@ -31,16 +31,16 @@ HARMLESS = ("READY", "UNAVAILABLE")
 def damaged(content: bytes, generator: np.random.Generator) -> bytes:
     """The content with one of the things that happen to files."""
     data = bytearray(content)
-    place_, length = int(generator.integers(len(data))), int(generator.integers(1, 64))
+    start, length = int(generator.integers(len(data))), int(generator.integers(1, 64))
     kind = int(generator.integers(6))
     if kind == 0:
-        return bytes(data[:place_])
+        return bytes(data[:start])
     if kind == 1:
-        data[place_ : place_ + length] = bytes(len(data[place_ : place_ + length]))
+        data[start : start + length] = bytes(min(length, len(data) - start))
     elif kind == 2:
-        data[place_ : place_ + length] = b""
+        data[start : start + length] = b""
     elif kind == 3:
-        data[place_:place_] = generator.bytes(length)
+        data[start:start] = generator.bytes(length)
     elif kind == 4:
         return generator.bytes(len(data))
     else:
@@ -97,6 +97,7 @@ def test_each_gets_a_reason_and_nothing_else_notices(
     server = serve(repository, flags=flags)
     server.wait_until_ready(60)
     client = server.client()
+    alone = processes(server)
     generator = np.random.default_rng(0)
     outcomes: dict[str, int] = dict.fromkeys(HARMLESS, 0)
     names = [f"damaged_{index}" for index in range(FILES)]
@@ -116,7 +117,7 @@ def test_each_gets_a_reason_and_nothing_else_notices(
                 shutil.rmtree(repository / name)
             for name in batch:
                 wait_until(lambda name=name: index_entry(client, name)[0] != "READY", 60, f"the end of '{name}'")
-            wait_until(lambda: len(server.workers()) == 1, 60, "the end of the damaged models' processes")
+            wait_until(lambda: processes(server) == alone, 60, "the end of the damaged models' processes")
             # The first batch brings in what any batch needs.
             before = before or Holdings(server)
     after = Holdings(server)
@@ -126,8 +127,14 @@ def test_each_gets_a_reason_and_nothing_else_notices(
     assert before is not None
     assert after.descriptors <= before.descriptors + 4
     assert after.memory <= before.memory * 1.2 + 2**24
-    assert not list((tmp_path / "cache").glob("scratch/*"))
+    assert not [path for name in ("scratch", "locks") for path in (tmp_path / "cache" / name).iterdir()]
     print(f"{FILES} damaged files: {outcomes}, {asker.answers} answers meanwhile, {before} -> {after}")
+
+
+def processes(server: RocserveProcess) -> set[int]:
+    """All that the server has started and that still run."""
+    assert server.process is not None
+    return {child.pid for child in psutil.Process(server.process.pid).children(recursive=True)}
 
 
 class Holdings:

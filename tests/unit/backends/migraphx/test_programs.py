@@ -1,4 +1,4 @@
-"""How batches are cut, padded, staged and sliced, with a program in numpy; test_engine_programs.py has real ones."""
+"""How batches are cut, padded, staged and sliced, with a program in numpy; test_engine.py has real ones."""
 
 from __future__ import annotations
 
