@@ -81,6 +81,11 @@ _REMEDIES = {
 _OFF = ("0", "false", "off", "")
 
 
+def known_names() -> frozenset[str]:
+    """What an accelerator may say."""
+    return PARAMETERS | _SAME.keys() | _PRECISION_SWITCHES.keys()
+
+
 def accelerator_parameters(config: ModelConfig) -> Mapping[str, str]:
     """What accelerators named "migraphx" say, by this server's names (and `MAX_DYNAMIC_BATCH`).
 
@@ -102,7 +107,7 @@ def _take(config: ModelConfig, name: str, value: str, values: dict[str, str]) ->
     elif name in _SAME or name in PARAMETERS:
         _set(config, name, _SAME.get(name, name), value, values)
     elif name not in _REMEDIES:
-        raise _refused(config, name, f"which is unknown; known are {', '.join(sorted(PARAMETERS | _known_of_amd()))}")
+        raise _refused(config, name, f"which is unknown; known are {', '.join(sorted(known_names()))}")
     elif value.lower() not in _OFF or name == "device_id":
         raise _refused(config, name, f"which MIGraphX itself cannot honour: {_REMEDIES[name]}")
 
@@ -121,10 +126,6 @@ def _is_on(config: ModelConfig, name: str, value: str) -> bool:
     if value.lower() in _OFF:
         return False
     raise _refused(config, name, f'which must be 1, 0, true or false, not "{value}"')
-
-
-def _known_of_amd() -> frozenset[str]:
-    return frozenset((*_SAME, *_PRECISION_SWITCHES))
 
 
 def _refused(config: ModelConfig, name: str, why: str) -> ServeError:

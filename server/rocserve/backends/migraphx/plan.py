@@ -12,7 +12,7 @@ from rocserve.backends.migraphx.calibration_source import calibration_digest
 from rocserve.backends.migraphx.digests import file_digest
 from rocserve.backends.migraphx.graph_tensor import GraphTensor
 from rocserve.backends.migraphx.onnx_graph import read_onnx_graph
-from rocserve.backends.migraphx.options import CompileOptions, ServingOptions
+from rocserve.backends.migraphx.options import CompileOptions, Precision, ServingOptions
 from rocserve.backends.migraphx.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
 from rocserve.backends.migraphx.tensor_shapes import BatchDimension, InputShapes, Shape, find_batch_dimension
 from rocserve.backends.migraphx.tensorflow_graph import read_tensorflow_graph
@@ -91,7 +91,8 @@ def plan_programs(
     graph = _read(model, path)
     if serving.dynamic_batch:
         _check_dynamic_batch(model.name, options, graph.kind)
-    if graph.is_quantised and options.precision.needs_calibration:
+    if graph.is_quantised and options.precision is not Precision.FP32:
+        # fp16 and bf16 as well: they make the scales too coarse, with errors above 20% and no word of it.
         raise invalid_argument(
             f"model '{model.name}' is quantised already ({path.name} holds quantising operators), so precision"
             f' "{options.precision.value}" cannot be; leave it out and the model runs as it is'

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rocserve.backends.migraphx.accelerator import MAX_DYNAMIC_BATCH, PARAMETERS, known_names
 from rocserve.backends.migraphx.options import CompileOptions, Precision, ServingOptions, Target
 from rocserve.backends.migraphx.parameters import compile_options, serving_options
 from rocserve.core.errors import ServeError, StatusCode
@@ -249,3 +252,19 @@ class TestAccelerator:
     def test_those_of_other_engines_are_not_read(self) -> None:
         config = ModelConfig("m", gpu_accelerators=(ExecutionAccelerator("tensorrt", {"precision_mode": "FP8"}),))
         assert compile_options(config, InstanceKind.AUTO, _ALL).precision is Precision.FP32
+
+
+def _documented() -> dict[str, str]:
+    """The rows of the table in docs/migraphx.md: the parameter, and the cell with its names in an accelerator."""
+    text = (Path(__file__).parents[4] / "docs/migraphx.md").read_text()
+    table = text[text.index("## All parameters") :]
+    return dict(re.findall(r"^\| `(\w+)` \|.*\|([^|]*)\|$", table, re.MULTILINE))
+
+
+def test_every_parameter_has_a_row() -> None:
+    assert _documented().keys() == {"engine", "target", *PARAMETERS}
+
+
+def test_every_name_of_an_accelerator_is_written_down() -> None:
+    written = set(re.findall(r"`(\w+)`", " ".join(_documented().values())))
+    assert written | {MAX_DYNAMIC_BATCH} == known_names()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from support import migraphx_models
 
 from rocserve.backends.base import ModelSource
@@ -259,15 +259,52 @@ class TestCalibration:
         )
         assert "'dynamic_batch' cannot be had with precision \"int8\", for which MIGraphX needs fixed shapes" in refusal
 
-    def test_a_quantised_model_is_not_quantised_again(self, folder: Folder) -> None:
+
+def _quantised() -> bytes:
+    """`x` FP32 [batch, 3] -> `y` FP32 [batch, 2]: a product in integers, with the scales beside (QDQ)."""
+    weights = {
+        "x_scale": np.array(0.02, np.float32),
+        "w_scale": np.array(0.01, np.float32),
+        "zero": np.array(0, np.int8),
+        "w": np.array([[10, -20], [30, 40], [-50, 60]], np.int8),
+    }
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "x_scale", "zero"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "x_scale", "zero"], ["d"]),
+        helper.make_node("DequantizeLinear", ["w", "w_scale", "zero"], ["dw"]),
+        helper.make_node("MatMul", ["d", "dw"], ["y"]),
+    ]
+    x, y = (helper.make_tensor_value_info(*tensor) for tensor in (("x", 1, ["n", 3]), ("y", 1, ["n", 2])))
+    initializers = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    opsets = [helper.make_opsetid("", 17)]
+    model = helper.make_model(helper.make_graph(nodes, "g", [x], [y], initializers), opset_imports=opsets, ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+class TestQuantised:
+    @pytest.mark.parametrize("precision", ["fp16", "bf16", "int8", "fp8"])
+    def test_it_is_not_quantised_again(self, folder: Folder, precision: str) -> None:
         (folder.path / "samples.npz").write_bytes(b"1")
-        nodes = [
-            helper.make_node("QuantizeLinear", ["image", "image"], ["q"]),
-            helper.make_node("DequantizeLinear", ["q", "image"], ["y"]),
-        ]
-        tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("image", "y")]
-        content = helper.make_model(helper.make_graph(nodes, "g", tensors[:1], tensors[1:])).SerializeToString()
-        assert "model 'm' is quantised already (model.onnx holds quantising operators)" in folder.refusal(
-            content, **_INT8
+        parameters = {"precision": precision}
+        if precision in ("int8", "fp8"):
+            parameters["calibration_data"] = "samples.npz"
+        refusal = folder.refusal(_quantised(), parameters=parameters)
+        assert "model 'm' is quantised already (model.onnx holds quantising operators), so precision" in refusal
+
+    @pytest.mark.in_migraphx_process
+    def test_it_runs_as_it_is(self, folder: Folder) -> None:
+        import onnxruntime
+
+        from rocserve.backends.migraphx.binding.choice import open_binding
+        from rocserve.backends.migraphx.binding.interface import CompileFlags, OnnxOptions
+        from rocserve.backends.migraphx.installation import find_installation
+        from rocserve.settings import EngineSettings
+
+        recipe = folder.plan(_quantised(), max_batch_size=2).recipes[-1]
+        program = open_binding(find_installation(EngineSettings())).parse_onnx(
+            Path(recipe.source.path), OnnxOptions(recipe.input_shapes)
         )
-        assert folder.plan(content).recipes
+        program.compile("ref", CompileFlags())
+        x = np.random.default_rng(3).normal(0, 1, (2, 3)).astype(np.float32)
+        (expected,) = onnxruntime.InferenceSession(_quantised()).run(None, {"x": x})
+        np.testing.assert_allclose(program.run({"x": x})[0], expected, atol=1e-5)
