@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rocserve.backends.base import EngineChoice, EngineSpec, Machine
 from rocserve.config.definition import ModelDefinition
+from rocserve.core.errors import ServeError
 from rocserve.repository.instance_plan import plan_workers
 from rocserve.workers.group import WorkerPlan
 
@@ -36,13 +37,35 @@ def plan_engine(definition: ModelDefinition, machine: Machine) -> EnginePlan:
     return _plan(definition, backend.engine_for(definition.config, machine), machine)
 
 
-def plan_fallback(definition: ModelDefinition, engine: EngineSpec, reason: str, machine: Machine) -> EnginePlan:
-    """The workers of the engine that takes another's place because of `reason`.
+@dataclass(frozen=True, slots=True)
+class EngineFailure:
+    """An engine could not load a model."""
 
-    Raises:
-        ServeError: INVALID_ARGUMENT, an instance asks for a GPU that this engine cannot have.
-    """
-    return _plan(definition, EngineChoice(engine, reason), machine)
+    plan: EnginePlan
+    error: ServeError
+
+    @property
+    def text(self) -> str:
+        return f"engine {self.plan.engine.name} cannot load it: {self.error.text}"
+
+    def plan_in_its_place(self, definition: ModelDefinition, machine: Machine) -> EnginePlan:
+        """The engine that takes over, and its workers.
+
+        Raises:
+            ServeError: the failure itself, where no engine may take over, with why not.
+        """
+        fallback = self.plan.fallback
+        if fallback is None:
+            raise self.error
+        try:
+            return _plan(definition, EngineChoice(fallback, self.text), machine)
+        except ServeError as refusal:
+            text = f"{self.error.text}; engine {fallback.name} does not take its place: {refusal.text}"
+            raise ServeError(self.error.code, text) from None
+
+    def and_then(self, engine: EngineSpec, error: ServeError) -> ServeError:
+        """What to say when the engine that took over cannot load the model either."""
+        return ServeError(error.code, f"engine {engine.name}: {error.text}; before, {self.text}")
 
 
 def _plan(definition: ModelDefinition, choice: EngineChoice, machine: Machine) -> EnginePlan:

@@ -13,7 +13,7 @@ from rocserve.config.definition import ModelDefinition, complete_definition
 from rocserve.core.errors import ServeError
 from rocserve.core.serving import ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
-from rocserve.repository.engine_plan import EnginePlan, plan_engine, plan_fallback
+from rocserve.repository.engine_plan import EngineFailure, EnginePlan, plan_engine
 from rocserve.repository.fallbacks import Fallback, FallbackCounter
 from rocserve.repository.loader import LoadedVersion
 from rocserve.repository.version_wiring import VersionWiring
@@ -102,31 +102,24 @@ class WorkerVersionLoader:
             self._log.info("%s: engine %s: %s", order.name, plan.engine.name, plan.reason)
         try:
             return await self._load_on(plan, order)
-        except _EngineFailed as failure:
-            error = failure.error
-        return await self._load_in_place(plan, error, order)
+        except _EngineFailed as failed:
+            failure = EngineFailure(plan, failed.error)
+        return await self._load_in_place(failure, order)
 
-    async def _load_in_place(self, plan: EnginePlan, error: ServeError, order: _Order) -> LoadedVersion:
+    async def _load_in_place(self, failure: EngineFailure, order: _Order) -> LoadedVersion:
         """On the engine that takes the place of the one that failed.
 
         Raises:
             ServeError: there is none, or it cannot load the model either.
         """
-        if plan.fallback is None:
-            raise error
-        failed = f"engine {plan.engine.name} cannot load it: {error.text}"
+        plan = failure.plan_in_its_place(order.definition, self._machine)
+        replaced, engine = failure.plan.engine.name, plan.engine.name
+        self._log.warning("%s: %s; engine %s takes its place", order.name, failure.text, engine)
         try:
-            instead = plan_fallback(order.definition, plan.fallback, failed, self._machine)
-        except ServeError as refusal:
-            text = f"{error.text}; engine {plan.fallback.name} does not take its place: {refusal.text}"
-            raise ServeError(error.code, text) from None
-        self._log.warning("%s: %s; engine %s takes its place", order.name, failed, instead.engine.name)
-        try:
-            loaded = await self._load_on(instead, order, replaces=plan.engine.name)
-        except _EngineFailed as failure:
-            second = failure.error
-            raise ServeError(second.code, f"engine {instead.engine.name}: {second.text}; before, {failed}") from None
-        self._fallbacks.count(Fallback(order.definition.name, order.version, plan.engine.name, instead.engine.name))
+            loaded = await self._load_on(plan, order, replaces=replaced)
+        except _EngineFailed as second:
+            raise failure.and_then(plan.engine, second.error) from None
+        self._fallbacks.count(Fallback(order.definition.name, order.version, replaced, engine))
         return loaded
 
     async def _load_on(self, plan: EnginePlan, order: _Order, replaces: str = "") -> LoadedVersion:

@@ -55,7 +55,8 @@ def load(model: ModelSource) -> LoadedModel:
         choice = EngineChoice(EngineName.CPU, reason)
         engine = _make_engine(choice.engine, setup)
     _LOG.info("%s runs on engine %s: %s", model.model_file.name, choice.engine.value, choice.reason)
-    return RocalModel(engine, setup, interface)
+    # The server knows the backend's engine only, not which of the two it is.
+    return RocalModel(engine, setup, interface, {"engine": choice.engine.value, "engine_reason": choice.reason})
 
 
 def _read_pipeline(model: ModelSource, channels: int) -> Pipeline:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
 import cv2
@@ -30,7 +31,15 @@ _WARM_UP_SIDE = 64
 class RocalModel:
     """A pipeline over the images of a batch, by either engine."""
 
-    def __init__(self, engine: BatchEngine, setup: EngineSetup, interface: Interface) -> None:
+    def __init__(
+        self,
+        engine: BatchEngine,
+        setup: EngineSetup,
+        interface: Interface,
+        properties: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`properties`: see backends.base.model_properties."""
+        self.properties = properties
         self._engine = engine
         self._setup = setup
         self._pipeline = setup.pipeline
