@@ -50,7 +50,7 @@ class OnnxOptions:
 @dataclass(frozen=True, slots=True)
 class TensorflowOptions:
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """As the program takes them: NCHW where the graph is NHWC. They are taken instead of the graph's and `batch_size`."""
+    """As the program takes them (NCHW where the graph is NHWC), batch included; taken instead of the graph's own."""
     batch_size: int = 1
     nhwc: bool = True
     """The graph is NHWC (TensorFlow's default). Its 4-d inputs then are NCHW to the program."""

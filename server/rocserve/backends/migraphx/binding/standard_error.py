@@ -67,7 +67,10 @@ class StandardErrorCapture:
 
     def _text(self, start: int, size: int) -> str:
         readable = STANDARD_ERROR if self._kept < 0 else self._file
-        return os.pread(readable, size - start, start).decode(errors="replace")
+        try:
+            return os.pread(readable, size - start, start).decode(errors="replace")
+        except OSError:
+            return ""  # somebody has led the descriptor elsewhere meanwhile
 
 
 def _size_of_anonymous_file() -> int:

@@ -1,0 +1,65 @@
+"""What is read of files, and of the process, beside MIGraphX's calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rocserve.backends.migraphx.binding import loaded_library
+from rocserve.backends.migraphx.binding.loaded_library import loaded_core
+from rocserve.backends.migraphx.binding.messages import Messages
+from rocserve.backends.migraphx.binding.program_file import is_compiled
+
+HEAD = b"\x85\xa7version\x07\xb0migraphx_version\xa62.14.0\xa7targets\x90"
+
+
+@pytest.mark.parametrize(
+    ("content", "compiled"),
+    [
+        (HEAD + b"\xa8contexts\x90\xa7modules\x80", False),
+        (HEAD + b"\xa8contexts\x91\x81\xa4name\xa3ref\xa7modules\x80", True),
+        (HEAD + b"\xa8contexts", True),
+        (b"what is this", True),
+        (b"", True),
+    ],
+    ids=["parsed", "compiled", "cut", "garbage", "empty"],
+)
+def test_whether_a_program_file_is_compiled(tmp_path: Path, content: bytes, compiled: bool) -> None:
+    path = tmp_path / "program.mxr"
+    path.write_bytes(content)
+    assert is_compiled(path) == compiled
+
+
+@pytest.mark.parametrize(
+    ("file", "version"),
+    [
+        ("/opt/rocm-7.1.1/lib/migraphx/lib/libmigraphx.so.2014000.0.70101", "2.14.0"),
+        ("/opt/a folder/libmigraphx.so.2009012", "2.9.12"),
+        ("/opt/libmigraphx.so.3", ""),
+    ],
+)
+def test_the_version_is_that_of_the_loaded_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, version: str
+) -> None:
+    maps = tmp_path / "maps"
+    maps.write_text(
+        "7f00-7f01 r-xp 00000000 fd:00 12 /usr/lib/libmigraphx_c.so.3.0\n"
+        f"7f02-7f03 r--p 00000000 fd:00 13                         {file}\n"
+    )
+    monkeypatch.setattr(loaded_library, "_MAPS", maps)
+    assert loaded_core() == (file, version)
+
+
+def test_a_process_without_it() -> None:
+    assert loaded_core() == ("", "")
+
+
+def test_messages_are_taken_once_and_bounded() -> None:
+    messages = Messages()
+    messages.add("one\n\n  \ntwo")
+    assert messages.take() == ["one", "two"]
+    assert messages.take() == []
+    messages.add("\n".join(str(number) for number in range(5000)))
+    taken = messages.take()
+    assert (len(taken), taken[-1]) == (1000, "4999")

@@ -1,0 +1,144 @@
+"""Where MIGraphX is found, and in which order it is looked for."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rocserve.backends.migraphx.installation import (
+    LIBRARY,
+    MigraphxInstallation,
+    SystemPlaces,
+    find_installation,
+    python_command,
+)
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.settings import EngineSettings
+
+MODULE = f"migraphx{importlib.machinery.EXTENSION_SUFFIXES[0]}"
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> SystemPlaces:
+    (tmp_path / "opt").mkdir()
+    return SystemPlaces(rocm_folders=tmp_path / "opt", loader_cache=tmp_path / "ld.so.cache")
+
+
+def put(folder: Path, *names: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).touch()
+    return folder
+
+
+def find(system: SystemPlaces, **environment: str) -> MigraphxInstallation:
+    return find_installation(EngineSettings(), environment, system)
+
+
+def refusal(system: SystemPlaces, settings: EngineSettings | None = None, **environment: str) -> str:
+    with pytest.raises(ServeError) as caught:
+        find_installation(settings or EngineSettings(), environment, system)
+    assert caught.value.code is StatusCode.UNAVAILABLE
+    return caught.value.text
+
+
+def test_it_says_where_it_looked(system: SystemPlaces, tmp_path: Path) -> None:
+    put(tmp_path / "opt" / "rocm-6.4.0")
+    assert refusal(system, ROCM_PATH="/r", LD_LIBRARY_PATH=":/a:/b") == (
+        f"MIGraphX is not installed here: there is no {LIBRARY} in /r/lib ($ROCM_PATH); /a ($LD_LIBRARY_PATH); "
+        f"/b ($LD_LIBRARY_PATH); {tmp_path}/opt/rocm/lib (ROCm's own place); {tmp_path}/opt/rocm-6.4.0/lib (an "
+        "installed ROCm); nor in the dynamic loader's cache; nor a Python module migraphx. Install ROCm's migraphx "
+        "package, or name a folder that holds it (--migraphx-root, $ROCSERVE_MIGRAPHX_ROOT)"
+    )
+
+
+def test_the_order(system: SystemPlaces, tmp_path: Path) -> None:
+    """Each place is found once those before it are gone."""
+    places = {
+        "$ROCM_PATH": put(tmp_path / "named" / "lib", LIBRARY),
+        "$LD_LIBRARY_PATH": put(tmp_path / "path", LIBRARY),
+        "ROCm's own place": put(tmp_path / "opt" / "rocm" / "lib", LIBRARY),
+        "an installed ROCm": put(tmp_path / "opt" / "rocm-7.10.0" / "lib", LIBRARY),
+    }
+    older = put(tmp_path / "opt" / "rocm-7.9.1" / "lib", LIBRARY)
+    cached = put(tmp_path / "cached", LIBRARY)
+    system.loader_cache.write_bytes(f"glibc\0{LIBRARY}\0{cached}/{LIBRARY}\0libz.so.1\0/lib/libz.so.1\0".encode())
+    variables = {"ROCM_PATH": str(tmp_path / "named"), "LD_LIBRARY_PATH": f"/nowhere:{tmp_path / 'path'}"}
+    for reason, folder in places.items():
+        found = find(system, **variables)
+        assert (found.library, found.origin, found.loader) == (str(folder / LIBRARY), reason, ())
+        (folder / LIBRARY).unlink()
+    assert find(system, **variables).library == str(older / LIBRARY)
+    (older / LIBRARY).unlink()
+    assert find(system, **variables).library == str(cached / LIBRARY)
+    assert find(system, **variables).origin == "the dynamic loader's cache"
+
+
+def test_this_systems_own_loader_cache_can_be_read() -> None:
+    """Whatever is in it: looking there is no error."""
+    try:
+        assert find_installation(EngineSettings(), {}).library
+    except ServeError as error:
+        assert "nor in the dynamic loader's cache" in error.text
+
+
+def test_a_root_that_is_named_is_the_only_place(system: SystemPlaces, tmp_path: Path) -> None:
+    put(tmp_path / "opt" / "rocm" / "lib", LIBRARY)
+    root = put(tmp_path / "root")
+    said = refusal(system, ROCSERVE_MIGRAPHX_ROOT=str(root))
+    assert said.startswith(f"MIGraphX is not in {root}, which $ROCSERVE_MIGRAPHX_ROOT names: there is no {LIBRARY} in ")
+    settings = EngineSettings(migraphx_root=str(root))
+    assert "which the setting migraphx_root names" in refusal(system, settings, ROCSERVE_MIGRAPHX_ROOT="/other")
+
+
+def test_a_root_may_be_a_rocm_folder(system: SystemPlaces, tmp_path: Path) -> None:
+    folder = put(tmp_path / "rocm" / "lib", LIBRARY, MODULE)
+    found = find(system, ROCSERVE_MIGRAPHX_ROOT=str(tmp_path / "rocm"))
+    assert found == MigraphxInstallation(str(folder / LIBRARY), str(folder), (), "$ROCSERVE_MIGRAPHX_ROOT")
+    assert python_command(found) == (sys.executable,)
+
+
+def test_a_root_with_its_own_c_library_has_loader_words(system: SystemPlaces, tmp_path: Path) -> None:
+    libraries = put(tmp_path / "root" / "usr/lib/x86_64-linux-gnu", LIBRARY, "ld-linux-x86-64.so.2")
+    found = find(system, ROCSERVE_MIGRAPHX_ROOT=str(tmp_path / "root"))
+    assert python_command(found) == (
+        str(libraries / "ld-linux-x86-64.so.2"),
+        "--library-path",
+        f"{libraries}:{libraries}/migraphx/lib",
+        sys.executable,
+    )
+
+
+def test_the_module_lies_beside_the_library(system: SystemPlaces, tmp_path: Path) -> None:
+    folder = put(tmp_path / "opt" / "rocm" / "lib", LIBRARY, "migraphx.cpython-27-x86_64-linux-gnu.so")
+    assert find(system).module_folder == ""  # it is another Python's
+    put(folder, MODULE)
+    assert find(system).module_folder == str(folder)
+
+
+def test_the_module_alone_is_enough(system: SystemPlaces, tmp_path: Path) -> None:
+    folder = put(tmp_path / "opt" / "rocm" / "lib", MODULE)
+    assert find(system) == MigraphxInstallation("", str(folder), (), "the Python module")
+
+
+def test_the_module_on_the_interpreters_path(
+    system: SystemPlaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    put(tmp_path / "site" / "migraphx")
+    refusal(system)  # a folder that happens to be called so
+    put(tmp_path / "site" / "migraphx", "__init__.py").joinpath("__init__.py").write_text("raise SystemExit")
+    assert find(system).module_folder == str(tmp_path / "site")
+    assert "migraphx" not in sys.modules
+
+
+def test_the_command_runs_python_with_migraphx(migraphx_root: Path) -> None:
+    installation = find_installation(EngineSettings(migraphx_root=str(migraphx_root)))
+    script = f"import ctypes, sys; ctypes.CDLL({installation.library!r}); print(sys.executable)"
+    command = [*python_command(installation), "-c", script]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (finished.stdout.strip(), finished.stderr) == (sys.executable, "")
