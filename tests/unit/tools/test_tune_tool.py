@@ -79,6 +79,11 @@ class TestPlot:
         draw([*_CURVE, *more], more[3], title="m on ref", latency_budget_ms=20.0, path=path)
         assert path.read_bytes()[:8] == _PNG
 
+    def test_a_budget_far_beyond_what_was_measured(self, tmp_path: Path) -> None:
+        path = tmp_path / "curve.png"
+        draw(_CURVE[:2], None, title="m", latency_budget_ms=6e7, path=path)
+        assert path.read_bytes()[:8] == _PNG
+
     def test_of_one_point_without_a_batch(self, tmp_path: Path) -> None:
         path = tmp_path / "curve.png"
         draw([_measured(0, 1, 3.0, 300.0)], None, title="m", latency_budget_ms=None, path=path)

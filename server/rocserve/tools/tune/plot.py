@@ -21,6 +21,9 @@ _SOFT = "#6b7280"
 _LOGARITHMIC_FROM = 8.0
 """Latencies that differ by more than this factor are drawn to a logarithmic scale."""
 
+_FURTHEST_BUDGET = 1.08
+"""A budget further to the right than this, of the longest latency, is out of the picture."""
+
 
 def draw(
     measurements: Sequence[Measurement],
@@ -41,24 +44,29 @@ def draw(
     by_instances = sorted(measurements, key=lambda one: (one.instances, one.batch_size))
     for number, (instances, group) in enumerate(groupby(by_instances, key=lambda one: one.instances)):
         _draw_line(axes, list(group), instances, _COLOURS[number % len(_COLOURS)], below=number % 2 == 1)
-    if latency_budget_ms is not None:
-        axes.axvline(latency_budget_ms, color=_SOFT, linewidth=1, linestyle="--", zorder=1)
-        axes.annotate(
-            f"budget {latency_budget_ms:g} ms",
-            (latency_budget_ms, 1.0),
-            xycoords=("data", "axes fraction"),
-            xytext=(-4, -4),
-            textcoords="offset points",
-            rotation=90,
-            ha="right",
-            va="top",
-            color=_SOFT,
-            fontsize=8,
-        )
+    slowest = max(one.latency.p95 for one in measurements)
+    if latency_budget_ms is not None and latency_budget_ms <= _FURTHEST_BUDGET * slowest:
+        _draw_budget(axes, latency_budget_ms)
     if recommended is not None:
         _mark(axes, recommended)
     _dress(axes, measurements, title)
     figure.savefig(path, format="png", dpi=_DOTS_PER_INCH, metadata={"Software": "rocserve tune"})
+
+
+def _draw_budget(axes: Axes, latency_budget_ms: float) -> None:
+    axes.axvline(latency_budget_ms, color=_SOFT, linewidth=1, linestyle="--", zorder=1)
+    axes.annotate(
+        f"budget {latency_budget_ms:g} ms",
+        (latency_budget_ms, 1.0),
+        xycoords=("data", "axes fraction"),
+        xytext=(-4, -4),
+        textcoords="offset points",
+        rotation=90,
+        ha="right",
+        va="top",
+        color=_SOFT,
+        fontsize=8,
+    )
 
 
 def _draw_line(axes: Axes, group: Sequence[Measurement], instances: int, colour: str, below: bool) -> None:
@@ -111,7 +119,7 @@ def _dress(axes: Axes, measurements: Sequence[Measurement], title: str) -> None:
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
     else:
-        axes.set_xlim(0, 1.08 * max(latencies))
+        axes.set_xlim(0, _FURTHEST_BUDGET * max(latencies))
     axes.set_ylim(0, 1.12 * max(one.throughput for one in measurements))
     axes.set_xlabel("p95 latency of a batch, ms (the numbers at the points are batch sizes)")
     axes.set_ylabel("throughput, rows/s")
