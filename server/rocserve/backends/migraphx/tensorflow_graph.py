@@ -77,8 +77,11 @@ class _Node:
     operator: str = ""
     inputs: list[str] = field(default_factory=list)
     datatype: int = 0
-    """Of a placeholder; 0 = not given."""
+    """The attribute dtype; 0 = it has none."""
     dims: Dims | None = None
+    """The attribute shape."""
+    layout: str = ""
+    """The attribute data_format; "" = it has none."""
 
 
 def _graph(path: Path, nodes: list[_Node]) -> TensorflowGraph:
@@ -100,6 +103,13 @@ def _graph(path: Path, nodes: list[_Node]) -> TensorflowGraph:
             path,
             f"is not frozen: it has variables ({', '.join(variables)}); freeze the graph, so that they are constants",
         )
+    for node in nodes:
+        if node.layout.startswith("NC"):
+            raise _wrong(
+                path,
+                f"has node '{node.name}' with data_format {node.layout}, which MIGraphX would take for NHWC; export the"
+                " graph in TensorFlow's own layout, NHWC",
+            )
     inputs = tuple(_input(path, node) for node in nodes if node.operator == "Placeholder")
     return TensorflowGraph(inputs, outputs, frozenset(names), operators)
 
@@ -134,10 +144,8 @@ def _node(message: memoryview) -> _Node:
             node.operator = _text(value)
         elif number == 3:
             node.inputs.append(_text(value))
-    if node.operator == "Placeholder":
-        for number, value in fields(message):
-            if number == 5:
-                _take_attribute(node, _message(value))
+        elif number == 5:
+            _take_attribute(node, _message(value))
     return node
 
 
@@ -153,6 +161,8 @@ def _take_attribute(node: _Node, entry: memoryview) -> None:
             node.datatype = value
         elif key == "shape" and number == 7:
             node.dims = _dims(_message(value))
+        elif key == "data_format" and number == 2:
+            node.layout = _text(value)
 
 
 def _dims(shape: memoryview) -> Dims | None:

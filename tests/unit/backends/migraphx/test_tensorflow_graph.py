@@ -86,6 +86,13 @@ def _with(operator: str) -> bytes:
     return graph.serialized()
 
 
+def _channels_first() -> bytes:
+    graph = GraphDef()
+    graph.placeholder("x", [-1, 3, 8, 8])
+    graph.node("Relu", "y", "x", data_format="NCHW")
+    return graph.serialized()
+
+
 def _of_type(number: int) -> bytes:
     graph = GraphDef()
     graph.placeholder("x", [2], number)
@@ -111,6 +118,10 @@ def _twice() -> bytes:
         (lambda: GraphDef().serialized(), "is no GraphDef, or a damaged one: it has no outputs"),
         (_twice, "has two nodes of one name"),
         (lambda: _with("VarHandleOp"), "is not frozen: it has variables (VarHandleOp); freeze the graph"),
+        (
+            _channels_first,
+            "has node 'y' with data_format NCHW, which MIGraphX would take for NHWC; export the graph in",
+        ),
         (lambda: _of_type(4), "has placeholder 'x' of type uint8, which MIGraphX does not take; it takes FP32, FP64,"),
         (lambda: _of_type(graphdef.STRING), "has placeholder 'x' of type string, which MIGraphX"),
         (lambda: _of_type(99), "has placeholder 'x' of type number 99, which MIGraphX"),
