@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -131,12 +131,14 @@ def plan_programs(
 def _read(model: ModelSource, path: Path) -> _Graph:
     if model.config.backend == "tensorflow" and path == model.model_file:
         frozen = read_tensorflow_graph(path)
-        names = _wanted_outputs(model.config, frozen.node_names) or frozen.outputs
+        names = _wanted_outputs(model.config, frozen.nodes) or frozen.outputs
+        node_names = tuple(name.removesuffix(":0") for name in names)
+        frozen.check_outputs(node_names)
         return _Graph(
             kind=SourceKind.TENSORFLOW,
             inputs=frozen.inputs,
             outputs=tuple(GraphTensor(name, None, None) for name in names),
-            output_names=tuple(name.removesuffix(":0") for name in names),
+            output_names=node_names,
             files=(),
             weight_bytes=path.stat().st_size,
             is_quantised=False,
@@ -170,7 +172,7 @@ def _check_dynamic_batch(model: str, options: CompileOptions, kind: SourceKind) 
         )
 
 
-def _wanted_outputs(config: ModelConfig, node_names: frozenset[str]) -> tuple[str, ...]:
+def _wanted_outputs(config: ModelConfig, node_names: Container[str]) -> tuple[str, ...]:
     """The configuration's, where the graph has nodes of these names (else the server tells which there are)."""
     names = tuple(output.name for output in config.outputs)
     return names if all(name.removesuffix(":0") in node_names for name in names) else ()

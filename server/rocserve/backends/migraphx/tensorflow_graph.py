@@ -7,7 +7,8 @@ tensor_shape.proto.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,15 +40,48 @@ _NO_OUTPUTS = frozenset({"Const", "NoOp", "Assert", "Placeholder"})
 _VARIABLES = frozenset({"Variable", "VariableV2", "VarHandleOp", "ReadVariableOp", "AutoReloadVariable"})
 
 
+_MISREAD = frozenset({"All", "LessEqual"})
+"""MIGraphX takes them for an identity, of their first input: they mostly feed assertions, which it leaves out."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorflowNode:
+    operator: str
+    sources: tuple[str, ...]
+    """The nodes whose outputs it reads."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorflowGraph:
     inputs: tuple[GraphTensor, ...]
     """The placeholders, in the file's order; images in the graph's own layout."""
     outputs: tuple[str, ...]
     """The nodes that no other reads, in the file's order."""
-    node_names: frozenset[str]
-    operators: Mapping[str, int]
-    """How often each is used."""
+    nodes: Mapping[str, TensorflowNode]
+
+    @property
+    def operators(self) -> Mapping[str, int]:
+        """How often each is used."""
+        return Counter(node.operator for node in self.nodes.values())
+
+    def check_outputs(self, names: Iterable[str]) -> None:
+        """
+        Raises:
+            ServeError: INVALID_ARGUMENT; one of these nodes depends on an operator that MIGraphX reads wrongly.
+        """
+        waiting, seen = list(names), set(names)
+        while waiting:
+            name = waiting.pop()
+            node = self.nodes.get(name)
+            if node is None:
+                continue
+            if node.operator in _MISREAD:
+                raise invalid_argument(
+                    f"node '{name}' of the TensorFlow graph has operator {node.operator}, which MIGraphX takes for an"
+                    " identity, so that the answers would be wrong; write the graph without it, or convert it to ONNX"
+                )
+            waiting.extend(source for source in node.sources if source not in seen)
+            seen.update(node.sources)
 
 
 def read_tensorflow_graph(path: Path) -> TensorflowGraph:
@@ -85,19 +119,16 @@ class _Node:
 
 
 def _graph(path: Path, nodes: list[_Node]) -> TensorflowGraph:
-    operators: dict[str, int] = {}
-    read: set[str] = set()
-    for node in nodes:
-        operators[node.operator] = operators.get(node.operator, 0) + 1
-        # "name", "name:1" for a further output, "^name" for what only has to come before.
-        read.update(source.removeprefix("^").partition(":")[0] for source in node.inputs)
+    operators = {node.operator for node in nodes}
+    # "name", "name:1" for a further output, "^name" for what only has to come before.
+    read = {source.removeprefix("^").partition(":")[0] for node in nodes for source in node.inputs}
     names = [node.name for node in nodes]
     outputs = tuple(node.name for node in nodes if node.name not in read and node.operator not in _NO_OUTPUTS)
     if not all(names) or not outputs:
         raise _wrong(path, "is no GraphDef, or a damaged one: it has no outputs")
     if len(set(names)) != len(names):
         raise _wrong(path, "has two nodes of one name")
-    variables = sorted(_VARIABLES & operators.keys())
+    variables = sorted(_VARIABLES & operators)
     if variables:
         raise _wrong(
             path,
@@ -111,7 +142,12 @@ def _graph(path: Path, nodes: list[_Node]) -> TensorflowGraph:
                 " graph in TensorFlow's own layout, NHWC",
             )
     inputs = tuple(_input(path, node) for node in nodes if node.operator == "Placeholder")
-    return TensorflowGraph(inputs, outputs, frozenset(names), operators)
+    return TensorflowGraph(inputs, outputs, {node.name: _finished(node) for node in nodes})
+
+
+def _finished(node: _Node) -> TensorflowNode:
+    sources = (source.partition(":")[0] for source in node.inputs if not source.startswith("^"))
+    return TensorflowNode(node.operator, tuple(sources))
 
 
 def _input(path: Path, node: _Node) -> GraphTensor:

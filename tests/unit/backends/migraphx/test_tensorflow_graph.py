@@ -41,7 +41,7 @@ def test_a_classifier(tmp_path: Path) -> None:
     graph = read_tensorflow_graph(_write(tmp_path, graphdef.classifier()))
     assert graph.inputs == (GraphTensor("image", DataType.FP32, ("", 8, 8, 3)),)
     assert graph.outputs == ("scores",)
-    assert "pooled" in graph.node_names
+    assert graph.nodes["pooled"].operator == "MaxPool" and graph.nodes["pooled"].sources == ("relu",)
     assert graph.operators["Const"] == 5 and graph.operators["Conv2D"] == 1
 
 
@@ -178,6 +178,19 @@ class TestPlan:
     def test_no_dynamic_batch(self, tmp_path: Path) -> None:
         with pytest.raises(ServeError, match="'dynamic_batch' cannot be had with a TensorFlow graph"):
             _plan(tmp_path, graphdef.classifier(), max_batch_size=2, parameters={"dynamic_batch": "1"})
+
+    def test_what_migraphx_reads_wrongly_is_refused_where_an_output_depends_on_it(self, tmp_path: Path) -> None:
+        graph = GraphDef()
+        graph.placeholder("x", [-1, 2])
+        graph.node("LessEqual", "below", "x", "x")
+        graph.node("Assert", "checked", "below")
+        graph.node("Cast", "mask", "below:0")
+        graph.node("Identity", "y", "x", "^checked", "^below")
+        content = graph.serialized()
+        with pytest.raises(ServeError, match="node 'below' of the TensorFlow graph has operator LessEqual, which MIG"):
+            _plan(tmp_path, content, max_batch_size=1)
+        wanted = (OutputConfig("y", DataType.FP32, (2,)),)
+        assert _plan(tmp_path, content, max_batch_size=1, outputs=wanted).recipes[0].output_names == ("y",)
 
     def test_the_configurations_outputs(self, tmp_path: Path) -> None:
         wanted = tuple(OutputConfig(name, DataType.FP32, (2,)) for name in ("doubled:0", "picture"))
