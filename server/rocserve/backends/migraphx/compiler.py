@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rocserve.backends.migraphx.cache.entry import CachedProgram, ProgramAbout
 from rocserve.backends.migraphx.cache.store import ProgramCache
+from rocserve.backends.migraphx.compile_turns import CompileTurns, machine_turns
 from rocserve.backends.migraphx.jobs.compile import CompileJob, CompileResult, program_title
 from rocserve.backends.migraphx.jobs.program_file import own_recipe, read_program_file
 from rocserve.backends.migraphx.jobs.runner import JobRunner
@@ -15,6 +16,7 @@ from rocserve.backends.migraphx.options import CompileOptions, Target
 from rocserve.backends.migraphx.recipe import ProgramRecipe
 
 _PROGRAM_FILENAME = "program.mxr"
+_REMEDY = "compile it beforehand with `rocserve compile`, where it may take as long as it does"
 _SEARCH = "3"
 """Of MIOPEN_FIND_ENFORCE: search for the fastest kernels, also where the database has some."""
 
@@ -22,7 +24,17 @@ _SEARCH = "3"
 class ProgramCompiler:
     """Of one model. `program` may be called on several threads, and by many processes that share a cache."""
 
-    def __init__(self, runner: JobRunner, cache: ProgramCache, *, model_name: str, model_folder: Path) -> None:
+    def __init__(
+        self,
+        runner: JobRunner,
+        cache: ProgramCache,
+        *,
+        model_name: str,
+        model_folder: Path,
+        turns: CompileTurns | None = None,
+    ) -> None:
+        """`turns`: None = those of this machine."""
+        self._turns = turns or machine_turns()
         self._runner = runner
         self._cache = cache
         self._model_name = model_name
@@ -38,7 +50,7 @@ class ProgramCompiler:
     ) -> CachedProgram:
         """The program, which stays in the cache as long as the result lives.
 
-        `timeout_seconds`: of compiling, without the wait for another process that compiles it; 0 = no limit.
+        `timeout_seconds`: of compiling, without the wait for other processes that compile; 0 = no limit.
         `report`: instead of the runner's.
 
         Raises:
@@ -49,13 +61,16 @@ class ProgramCompiler:
         found = self._cache.find(key)
         if found is not None:
             return found
-        with self._cache.lock(key, self._waiting(recipe, report or self._runner.report)):
+        told = report or self._runner.report
+        with self._cache.lock(key, self._waiting(recipe, "for another process that compiles it", told)):
             found = self._cache.find(key)
             if found is not None:
                 return found
-            return self._compile(recipe, timeout_seconds, low_priority, report)
+            turn = self._waiting(recipe, "until other programs have been compiled on this machine", told)
+            with self._turns.taken(low_priority, turn):
+                return self._compile(recipe, timeout_seconds, low_priority, report)
 
-    def _waiting(self, recipe: ProgramRecipe, report: Callable[[str], None]) -> Callable[[], None]:
+    def _waiting(self, recipe: ProgramRecipe, what: str, report: Callable[[str], None]) -> Callable[[], None]:
         title = f"{program_title(recipe)} of model '{self._model_name}'"
         told = False
 
@@ -63,7 +78,7 @@ class ProgramCompiler:
             nonlocal told
             self._runner.check_called_off(f"waiting for {title}")
             if not told:
-                report(f"{title}: waiting for another process that compiles it")
+                report(f"{title}: waiting {what}")
                 told = True
 
         return wait
@@ -84,6 +99,7 @@ class ProgramCompiler:
                 timeout_seconds=timeout_seconds,
                 low_priority=low_priority,
                 environment=self._variables(recipe.options),
+                remedy=_REMEDY,
                 report=report,
             )
             return self._cache.store(recipe.key, file, self._about(recipe, result))
