@@ -95,12 +95,17 @@ class ModuleCalls:
     def call(self, function: Callable[..., Result], *arguments: Any, **keywords: Any) -> Result:
         start = self._written.begin()
         try:
+            return self.call_often(function, *arguments, **keywords)
+        finally:
+            self.messages.add(self._written.end(start))
+
+    def call_often(self, function: Callable[..., Result], *arguments: Any, **keywords: Any) -> Result:
+        """As `call`, but what is written goes where standard error leads, also when the process dies of the call."""
+        try:
             return function(*arguments, **keywords)
         except (RuntimeError, MemoryError, ValueError, IndexError, TypeError) as error:
             # What pybind11 makes of C++'s exceptions.
             raise MigraphxError(str(error) or type(error).__name__) from None
-        finally:
-            self.messages.add(self._written.end(start))
 
 
 class ModuleProgram:
@@ -145,7 +150,7 @@ class ModuleProgram:
 
     def run(self, inputs: Mapping[str, Array], use: Callable[[Sequence[Array]], Result]) -> Result:
         self._require_feedable()
-        results = self._calls.call(self._program.run, dict(inputs))
+        results = self._calls.call_often(self._program.run, dict(inputs))
         return use([_view(result) for result in results])
 
     def text(self) -> str:

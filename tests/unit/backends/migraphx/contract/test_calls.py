@@ -18,7 +18,7 @@ from support.migraphx import run_with_migraphx
 from support.migraphx_workbench import Workbench, refusal
 
 from rocserve.backends.migraphx.binding.c_api.library import Library
-from rocserve.backends.migraphx.binding.interface import CompileFlags, MigraphxError, OnnxOptions
+from rocserve.backends.migraphx.binding.interface import CompileFlags, DimensionRange, MigraphxError, OnnxOptions
 from rocserve.backends.migraphx.installation import MigraphxInstallation
 
 pytestmark = pytest.mark.in_migraphx_process
@@ -99,6 +99,29 @@ def test_an_error_is_raised_and_not_printed(bench: Workbench, tmp_path: Path) ->
         os.write(2, b"and standard error leads where it led\n")
     assert said.endswith("parse_graph: Unknown operator: MyFancyOp")
     assert written.read_text() == "and standard error leads where it led\n"
+
+
+def test_what_a_run_writes_goes_to_the_log_even_if_the_process_dies_of_it(bench: Workbench, tmp_path: Path) -> None:
+    shape = (DimensionRange(1, 8), 4)
+    program = bench.compiled(models.two_in_two_out(), left=shape, right=shape)
+    inputs = {"left": np.ones((2, 4), np.float32), "right": np.ones((3, 4), np.float32)}
+    with log(tmp_path / "log") as written:
+        said = refusal(lambda: program.run(inputs))
+    assert said.endswith("shape {2, 4} and {3, 4} mismatch!")
+    if bench.binding.name == "c_api":
+        assert written.read_text() == f"migraphx_program_run: Error: {said}\n"
+
+
+def test_a_program_is_printed_without_a_standard_output(bench: Workbench) -> None:
+    program = bench.parse(models.mlp())
+    kept = os.dup(1)
+    os.close(1)
+    try:
+        text = program.text()
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+    assert "softmax" in text
 
 
 def test_errors_on_several_threads_at_once_are_each_their_own(bench: Workbench, tmp_path: Path) -> None:

@@ -57,6 +57,15 @@ class Library:
         if text:
             self._messages.add(text)
 
+    def call_often(self, name: str, *arguments: Any) -> None:
+        """As `call`, for what comes often and may be made twice: standard error stays where it leads.
+
+        So what is written before the process dies of it (by a GPU's driver, say) reaches the log. A call that fails is
+        made again to have its words; should it succeed then, that is its result.
+        """
+        if self.function(name)(*arguments):
+            self.call(name, *arguments)
+
     def new(self, name: str, destroy: str, *arguments: Any) -> Handle:
         """Calls a function that gives out a handle of the caller's, with the handle first."""
         pointer = ctypes.c_void_p()

@@ -83,7 +83,7 @@ class CProgram:
         flush = ctypes.CDLL(None).fflush
         with _PRINTING, tempfile.TemporaryFile() as file:
             flush(None)
-            kept = os.dup(_STANDARD_OUTPUT)
+            kept = _kept_output()
             os.dup2(file.fileno(), _STANDARD_OUTPUT)
             try:
                 self._library.call("program_print", self._handle)
@@ -109,6 +109,14 @@ class CProgram:
         return self._library.new("target_create", "target_destroy", name.encode())
 
 
+def _kept_output() -> int:
+    """A copy of standard output; where it is closed, one that leads nowhere."""
+    try:
+        return os.dup(_STANDARD_OUTPUT)
+    except OSError:
+        return os.open(os.devnull, os.O_WRONLY)
+
+
 class Runner:
     """Runs a compiled program; what it needs for that is made once."""
 
@@ -129,7 +137,7 @@ class Runner:
     def run(self, inputs: Mapping[str, Array], use: Callable[[Sequence[Array]], Result]) -> Result:
         self._parameters.bind(inputs)
         arguments = c_void_p()
-        self._library.call("program_run", byref(arguments), self._program, self._parameters.handle)
+        self._library.call_often("program_run", byref(arguments), self._program, self._parameters.handle)
         try:
             return use(self._results.views(arguments))
         finally:
