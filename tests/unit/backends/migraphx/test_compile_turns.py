@@ -107,7 +107,7 @@ def test_a_compiler_waits_for_its_turn_and_says_so(tmp_path: Path, migraphx_root
     with turns.taken(False, nobody_waits):
         compiling.start()
         assert waits.wait(10)
-        text = "compiling batch size 2 of model 'x': waiting until other programs have been compiled on this machine"
+        text = "batch size 2 of model 'x': waiting until other programs have been compiled on this machine"
         assert told == [text] and bench.cache.find(recipe.key) is None
     compiling.join(60)
     assert bench.cache.find(recipe.key) is not None
