@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -223,17 +222,24 @@ def _command_line(options: argparse.Namespace, *, with_precision: bool = True) -
         if (value := getattr(options, name)) is not None
     }
     if with_precision and options.precision:
-        parameters["precision"] = options.precision[0]
+        parameters["precision"] = ",".join(options.precision)
     return CommandLine(parameters, options.batch_sizes, options.calibration_data, options.model_config_name)
 
 
 def _compile(options: argparse.Namespace) -> int:
-    from rocserve.tools.compile.verb import compile_model
+    from rocserve.tools.compile.verb import compare, compile_model
+    from rocserve.tools.measuring.rounds import Timing
     from rocserve.tools.running import run_on_model
 
-    if len(options.precision) > 1 and not options.compare:
-        print("rocserve compile: several precisions need --compare", file=sys.stderr)
-        return 2
+    if options.compare:
+        timing = Timing(options.warm_up, options.repeats, options.seconds)
+        return run_on_model(
+            "compile",
+            options.model,
+            _command_line(options, with_precision=False),
+            _settings(options),
+            lambda model, out, log: compare(model, options.precision, timing, out, log),
+        )
     return run_on_model(
         "compile",
         options.model,

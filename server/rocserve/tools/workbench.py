@@ -44,9 +44,11 @@ def usable_targets(library: LibraryResult, device: int | None) -> frozenset[Targ
 class Workbench:
     """For one model."""
 
-    def __init__(self, model: ToolModel, report: Report, log: logging.Logger) -> None:
+    def __init__(
+        self, model: ToolModel, report: Report, log: logging.Logger, library: LibraryResult | None = None
+    ) -> None:
         """
-        `report` takes what goes on, a line each.
+        `report` takes what goes on, a line each. `library`: what another workbench has found out already.
 
         Raises:
             ServeError: UNAVAILABLE, MIGraphX or the target cannot be used here; INVALID_ARGUMENT, a parameter is wrong.
@@ -59,7 +61,9 @@ class Workbench:
         self.serving: ServingOptions = serving_options(source.config)
         self.installation: MigraphxInstallation = find_installation(source.settings)
         self.runner = JobRunner(self.installation, report, log, binding=self.serving.binding)
-        self.library: LibraryResult = self.runner.run(LibraryJob(), LibraryResult, timeout_seconds=_LIBRARY_SECONDS)
+        self.library: LibraryResult = library or self.runner.run(
+            LibraryJob(), LibraryResult, timeout_seconds=_LIBRARY_SECONDS
+        )
         targets = usable_targets(self.library, self.device)
         self.options: CompileOptions = compile_options(source.config, source.instance_kind, targets)
         if self.options.target is not Target.GPU:

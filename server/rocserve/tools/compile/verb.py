@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -14,14 +14,19 @@ from rich.console import Console
 from rocserve.backends.migraphx.jobs.compile import program_title
 from rocserve.backends.migraphx.recipe import ProgramRecipe
 from rocserve.core.errors import invalid_argument, unavailable
+from rocserve.tools.compile.comparison import PrecisionResult, compare_precisions
+from rocserve.tools.measuring.rounds import Timing
 from rocserve.tools.model_choice import ToolModel
-from rocserve.tools.printing import say, size, table
+from rocserve.tools.printing import complain, say, size, table
 from rocserve.tools.progress import ToolProgress
 from rocserve.tools.workbench import Compiled, Workbench
 
 BATCH = "{batch}"
 """Stands for the batch size in the name of an output file."""
 
+_COMPARED_COLUMNS = (
+    "precision", "output", "largest", "mean", "relative", "cosine", "top-1", "p50 ms", "speed", ".mxr file",
+)  # fmt: skip
 _COLUMNS = ("program", "precision", "from", "seconds", "size", "scratch")
 
 
@@ -47,6 +52,34 @@ def compile_model(model: ToolModel, output: str, out: Console, log: logging.Logg
     for recipe in recipes if output else ():
         say(out, f"{program_title(recipe)}: {output_path(output, recipe)}")
     say(out, f"cache: {bench.cache.directory}")
+
+
+def compare(model: ToolModel, precisions: Sequence[str], timing: Timing, out: Console, log: logging.Logger) -> int:
+    """Print the errors and the speed of each precision; the exit status, 1 when one of them failed.
+
+    Raises:
+        ServeError: fp32 cannot be compiled or run, or the samples cannot be read.
+    """
+    compared = compare_precisions(model, precisions, timing, log)
+    rows = [row for result in compared.results for row in _comparison_rows(result)]
+    out.print(table(f"{model.source.name}, {compared.title}, {compared.place}", _COMPARED_COLUMNS, rows, left=2))
+    say(out, f"errors against fp32, on {compared.data}")
+    say(out, "top-1: the share of rows whose largest element is at the same place; speed: rows/s over fp32's")
+    failures = [f"{result.precision}: {result.failure}" for result in compared.results if result.failure]
+    for failure in failures:
+        complain(f"rocserve compile: {failure}")
+    return 1 if failures else 0
+
+
+def _comparison_rows(result: PrecisionResult) -> Iterator[Sequence[str]]:
+    if result.latency is None:
+        yield (result.precision, "failed", *["-"] * (len(_COMPARED_COLUMNS) - 2))
+        return
+    speed = (f"{result.latency.p50:.3f}", f"{result.speed:.2f} x", size(result.size_bytes))
+    for output, error in result.outputs.items():
+        errors = (f"{error.largest:.3g}", f"{error.mean:.3g}", f"{error.relative:.3g}", f"{error.cosine:.6f}")
+        top1 = "-" if error.top1 is None else f"{error.top1:.1%}"
+        yield (result.precision, output, *errors, top1, *speed)
 
 
 def program_row(recipe: ProgramRecipe, compiled: Compiled) -> Sequence[str]:

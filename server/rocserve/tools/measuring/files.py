@@ -26,6 +26,11 @@ def read_inputs(path: Path, inputs: Sequence[MeasuredInput]) -> dict[str, Array]
         return {one.name: np.ascontiguousarray(file[one.name]) for one in inputs}
 
 
+def save_inputs(path: Path, inputs: Mapping[str, Array]) -> None:
+    named: dict[str, Any] = dict(inputs)
+    np.savez(path, **named)
+
+
 def inputs_of(inputs: Sequence[MeasuredInput], data_file: str) -> Mapping[str, Array]:
     return read_inputs(Path(data_file), inputs) if data_file else random_inputs(inputs)
 

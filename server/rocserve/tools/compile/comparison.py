@@ -1,0 +1,231 @@
+"""Compares a model's precisions: the errors of each against fp32, on samples of its inputs, and the speed of each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from rocserve.backends.migraphx.accelerator import accelerator_parameters
+from rocserve.backends.migraphx.binding.datatypes import numpy_dtype
+from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
+from rocserve.backends.migraphx.cache.entry import CachedProgram
+from rocserve.backends.migraphx.calibration import read_calibration
+from rocserve.backends.migraphx.installation import python_command
+from rocserve.backends.migraphx.jobs.compile import program_title
+from rocserve.backends.migraphx.options import CompileOptions, Precision
+from rocserve.backends.migraphx.parameters import compile_options
+from rocserve.backends.migraphx.recipe import ProgramRecipe
+from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.tools.differences import Array, Difference, difference
+from rocserve.tools.latencies import LatencySummary, summarise
+from rocserve.tools.measuring.files import random_inputs, read_outputs, save_inputs
+from rocserve.tools.measuring.messages import Measure, MeasuredInput, MigraphxPrograms, OpenEngine
+from rocserve.tools.measuring.process import MeasuringProcess
+from rocserve.tools.measuring.rounds import Timing, time_in_turns
+from rocserve.tools.model_choice import ToolModel
+from rocserve.tools.progress import ToolProgress
+from rocserve.tools.workbench import Workbench, usable_targets
+
+_REFERENCE = Precision.FP32
+_RANDOM_RUNS = 8
+_MOST_RUNS = 64
+"""Of the calibration data; the differences are of this many runs at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionResult:
+    precision: str
+    outputs: Mapping[str, Difference]
+    """By output, against fp32."""
+    latency: LatencySummary | None
+    """Of a run; None where it failed."""
+    throughput: float
+    speed: float
+    """Its throughput over fp32's."""
+    size_bytes: int
+    """Of the program."""
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    title: str
+    """"batch size 1"."""
+    place: str
+    data: str
+    """What the samples were: "8 random inputs"."""
+    results: tuple[PrecisionResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A precision that has been compiled."""
+
+    bench: Workbench
+    recipe: ProgramRecipe
+    program: CachedProgram
+
+
+def compare_precisions(model: ToolModel, precisions: Sequence[str], timing: Timing, log: logging.Logger) -> Comparison:
+    """fp32 is always among them, and first. Empty = those that can be had without being named.
+
+    Raises:
+        ServeError: fp32 cannot be compiled or run, or the samples cannot be read.
+    """
+    has_data = _has_calibration_data(model)
+    named = precisions or ("fp16", "bf16", *(("int8",) if has_data else ()))
+    with ToolProgress() as progress, TemporaryDirectory(prefix="rocserve-compare-") as folder, ExitStack() as stack:
+        comparer = _Comparer(model, timing, Path(folder), progress, log, stack)
+        comparer.compile(dict.fromkeys((_REFERENCE.value, *named)))
+        return comparer.compare(has_data)
+
+
+class _Comparer:
+    def __init__(
+        self,
+        model: ToolModel,
+        timing: Timing,
+        folder: Path,
+        progress: ToolProgress,
+        log: logging.Logger,
+        stack: ExitStack,
+    ) -> None:
+        self._model = model
+        self._timing = timing
+        self._folder = folder
+        self._progress = progress
+        self._log = log
+        self._stack = stack
+        self._candidates: dict[str, _Candidate] = {}
+        self._failures: dict[str, str] = {}
+
+    def compile(self, precisions: Mapping[str, None]) -> None:
+        self._progress.steps(len(precisions))
+        for precision in precisions:
+            self._progress.report(f"{precision}: compiling")
+            try:
+                self._candidates[precision] = self._compiled(precision)
+            except ServeError as error:
+                if precision == _REFERENCE.value:
+                    raise
+                self._failures[precision] = error.text
+            self._progress.done()
+
+    def compare(self, has_data: bool) -> Comparison:
+        reference = self._candidates[_REFERENCE.value]
+        files, data = self._samples(reference, has_data)
+        processes = self._open()
+        outputs = {name: self._outputs(name, process, files) for name, process in processes.items()}
+        orders = {name: self._order(name, files[0]) for name in outputs if outputs[name]}
+        self._progress.report("timing")
+        latencies = time_in_turns(processes, orders, self._timing)
+        names = dict.fromkeys((*self._candidates, *self._failures))
+        results = tuple(self._result(name, outputs, latencies) for name in names)
+        return Comparison(program_title(reference.recipe), reference.bench.place, data, results)
+
+    def _compiled(self, precision: str) -> _Candidate:
+        library = next((candidate.bench.library for candidate in self._candidates.values()), None)
+        bench = Workbench(self._model.with_precision(precision), self._progress.report, self._log, library)
+        recipe = bench.plan().recipes[0]
+        return _Candidate(bench, recipe, bench.program(recipe).program)
+
+    def _open(self) -> dict[str, MeasuringProcess]:
+        processes = {}
+        for name, candidate in self._candidates.items():
+            bench = candidate.bench
+            self._progress.report(f"{name}: opening")
+            process = self._stack.enter_context(MeasuringProcess(name, python_command(bench.installation), {}))
+            programs = {candidate.recipe.batch_size: str(candidate.program.path)}
+            process.open(OpenEngine(MigraphxPrograms(bench.installation, bench.serving.binding, programs)))
+            processes[name] = process
+        return processes
+
+    def _samples(self, reference: _Candidate, has_data: bool) -> tuple[list[Path], str]:
+        """Files with the inputs of a run each, and what they are."""
+        tensors = {tensor.name: tensor for tensor in reference.program.about.inputs}
+        runs: Sequence[Mapping[str, Array]]
+        if has_data:
+            options = self._calibration_options(reference)
+            recipe = replace(reference.recipe, options=options)
+            self._progress.report("reading the calibration data")
+            read = read_calibration(self._model.source.model_folder, recipe, tensors)
+            runs = read[:_MOST_RUNS]
+            data = f"{len(runs)} of {len(read)} runs of the calibration data ({options.calibration_data})"
+        else:
+            inputs = [_measured_input(tensor) for tensor in tensors.values()]
+            runs = [random_inputs(inputs, seed) for seed in range(_RANDOM_RUNS)]
+            data = f"{len(runs)} runs of RANDOM inputs: name real ones with --calibration-data for errors that count"
+        files = []
+        for number, run in enumerate(runs):
+            files.append(self._folder / f"inputs-{number}.npz")
+            save_inputs(files[-1], run)
+        return files, data
+
+    def _calibration_options(self, reference: _Candidate) -> CompileOptions:
+        bench = reference.bench
+        config = self._model.with_precision(Precision.INT8.value).source.config
+        return compile_options(config, self._model.source.instance_kind, usable_targets(bench.library, bench.device))
+
+    def _outputs(self, name: str, process: MeasuringProcess, files: Sequence[Path]) -> list[list[Array]]:
+        """Of each run; nothing where one failed."""
+        self._progress.report(f"{name}: running {len(files)} samples")
+        outputs = []
+        try:
+            for file in files:
+                target = self._folder / f"{name}-outputs.npz"
+                process.measure(replace(self._order(name, file), repeats=0, outputs_file=str(target)))
+                outputs.append(read_outputs(str(target)))
+        except ServeError as error:
+            if name == _REFERENCE.value:
+                raise
+            self._failures[name] = error.text
+            return []
+        return outputs
+
+    def _order(self, name: str, file: Path) -> Measure:
+        candidate = self._candidates[name]
+        inputs = tuple(_measured_input(tensor) for tensor in candidate.program.about.inputs)
+        return Measure(candidate.recipe.batch_size, inputs, data_file=str(file))
+
+    def _result(
+        self, name: str, outputs: Mapping[str, list[list[Array]]], latencies: Mapping[str, list[float]]
+    ) -> PrecisionResult:
+        if name in self._failures:
+            return PrecisionResult(name, {}, None, 0.0, 0.0, 0, self._failures[name])
+        candidate = self._candidates[name]
+        names = [output.name for output in candidate.bench.plan().outputs]
+        reference = outputs[_REFERENCE.value]
+        rows = max(1, candidate.recipe.batch_size)
+        rate, own = (rows / float(np.mean(latencies[each])) for each in (_REFERENCE.value, name))
+        return PrecisionResult(
+            precision=name,
+            outputs={
+                output: difference(
+                    (given[number], expected[number]) for given, expected in zip(outputs[name], reference, strict=True)
+                )
+                for number, output in enumerate(names)
+            },
+            latency=summarise(latencies[name]),
+            throughput=own,
+            speed=own / rate,
+            size_bytes=candidate.program.size_bytes,
+        )
+
+
+def _has_calibration_data(model: ToolModel) -> bool:
+    config = model.source.config
+    return "calibration_data" in config.parameters or "calibration_data" in accelerator_parameters(config)
+
+
+def _measured_input(tensor: ProgramTensor) -> MeasuredInput:
+    dtype = numpy_dtype(tensor.datatype)
+    if dtype is None:
+        raise invalid_argument(f"input '{tensor.name}' is of MIGraphX's type {tensor.datatype}, which no array holds")
+    shape = tuple(dim.most if isinstance(dim, DimensionRange) else dim for dim in tensor.shape)
+    return MeasuredInput(tensor.name, dtype.name, shape)
