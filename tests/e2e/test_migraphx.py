@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import tritonclient.grpc as triton
 from support import migraphx_models
@@ -160,18 +161,33 @@ class TestWhatGoesWrong:
         assert "Unknown operator: MyFancyOp" in reason
 
     def test_a_compile_that_takes_too_long_is_ended_and_reported(self, serve_migraphx: Serve, repository: Path) -> None:
-        text = config(1, compile_timeout_secs="1")
+        text = config(1, compile_timeout_secs="3")
         place(repository, "slow", "model.onnx", migraphx_models.slow_to_compile(), text)
         place(repository, "mlp", "model.onnx", NETWORKS["mlp"], config(1))
         server = serve_migraphx(repository)
         client = server.client()
+        wait_until(
+            lambda: (entry := index_entry(client, "slow"))[0] == "LOADING" and "reading the model" in entry[1],
+            what="the index to tell of the compile",
+        )
         reason = wait_for_state(client, "slow", "UNAVAILABLE")
-        assert "took longer than compile_timeout_secs (1 s)" in reason
+        assert "took longer than compile_timeout_secs (3 s) and was stopped while reading the model" in reason
+        assert not compiles(server)
         wait_for_state(client, "mlp", "READY")
         inputs = migraphx_models.random_inputs(NETWORKS["mlp"], 1)
         np.testing.assert_allclose(
             ask(client, "mlp", inputs)["scores"], expected(NETWORKS["mlp"], inputs)["scores"], atol=1e-4
         )
+
+    def test_nothing_goes_on_after_a_server_that_was_killed(self, serve_migraphx: Serve, repository: Path) -> None:
+        model = migraphx_models.slow_to_compile()
+        place(repository, "slow", "model.onnx", model, config(1))
+        server = serve_migraphx(repository)
+        wait_until(lambda: compiles(server), what="the compile's process")
+        processes = server.workers()
+        server.kill()
+        psutil.wait_procs(processes, 10)
+        assert not [process for process in processes if process.is_running()]
 
     def test_a_size_that_cannot_be_had_leaves_the_others_in_service(
         self, serve_migraphx: Serve, repository: Path
@@ -230,6 +246,11 @@ class TestSharedPrograms:
         inputs = migraphx_models.random_inputs(NETWORKS["mlp"], 2)
         wait_until(lambda: answers(client, "mlp", inputs), 40, "an answer")
         assert server.log_text.count("of model 'mlp': saving") == 2
+
+
+def compiles(server: RocserveProcess) -> list[psutil.Process]:
+    """The processes that compile. The kernel keeps 15 letters of a name."""
+    return [process for process in server.workers() if process.name() == "rocserve:compil"]
 
 
 def answers(client: triton.InferenceServerClient, model: str, inputs: dict[str, Array]) -> bool:

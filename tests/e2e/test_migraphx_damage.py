@@ -24,8 +24,8 @@ AT_ONCE = 8
 
 SERVED = migraphx_models.mlp()
 VICTIMS = (migraphx_models.two_in_two_out(), migraphx_models.mini_resnet(), migraphx_models.reshaped_to_free())
-HARMLESS = ("READY", "UNAVAILABLE")
-"""What a damaged file may come to: a bit of a weight is a model still."""
+ENDS = ("READY", "UNAVAILABLE")
+"""What a damaged file may come to: with another bit in a weight it is a model still."""
 
 
 def damaged(content: bytes, generator: np.random.Generator) -> bytes:
@@ -99,7 +99,7 @@ def test_each_gets_a_reason_and_nothing_else_notices(
     client = server.client()
     alone = processes(server)
     generator = np.random.default_rng(0)
-    outcomes: dict[str, int] = dict.fromkeys(HARMLESS, 0)
+    outcomes: dict[str, int] = dict.fromkeys(ENDS, 0)
     names = [f"damaged_{index}" for index in range(FILES)]
     with Asker(server) as asker:
         before: Holdings | None = None
@@ -109,7 +109,7 @@ def test_each_gets_a_reason_and_nothing_else_notices(
                 platform, filename, content = originals[index % len(originals)]
                 place(repository, name, filename, damaged(content, generator), config(1, platform))
             for name in batch:
-                wait_until(lambda name=name: index_entry(client, name)[0] in HARMLESS, 120, f"an end of '{name}'")
+                wait_until(lambda name=name: index_entry(client, name)[0] in ENDS, 120, f"an end of '{name}'")
                 state, reason = index_entry(client, name)
                 outcomes[state] += 1
                 assert state == "READY" or reason, f"no reason for '{name}'"

@@ -32,9 +32,10 @@ def wanted(name: str, *dims: int, datatype: DataType = DataType.FP32) -> OutputC
 
 @dataclass(slots=True)
 class Engine:
-    """Loads models from one folder, with one cache, and keeps what they report."""
+    """Loads models from one folder, with one cache of programs, and keeps what they report."""
 
     folder: Path
+    cache: Path
     reports: list[str] = field(default_factory=list)
 
     @property
@@ -43,7 +44,7 @@ class Engine:
 
     @property
     def settings(self) -> EngineSettings:
-        return EngineSettings(cache_directory=str(self.folder / "cache"), migraphx_root=os.environ[ROOT_VARIABLE])
+        return EngineSettings(cache_directory=str(self.cache), migraphx_root=os.environ[ROOT_VARIABLE])
 
     def write(self, filename: str, content: bytes) -> Path:
         self.version_folder.mkdir(parents=True, exist_ok=True)

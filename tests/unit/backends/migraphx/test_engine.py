@@ -29,9 +29,21 @@ NETWORKS = {
 }
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def engine(tmp_path: Path) -> Engine:
-    return Engine(tmp_path)
+def engine(tmp_path: Path, cache: Path) -> Engine:
+    """What another test has compiled is not compiled again."""
+    return Engine(tmp_path, cache)
+
+
+@pytest.fixture
+def first_engine(tmp_path: Path) -> Engine:
+    """Nothing has been compiled yet."""
+    return Engine(tmp_path, tmp_path / "cache")
 
 
 class TestBatches:
@@ -58,26 +70,26 @@ class TestBatches:
             for output, values in alone.items():
                 np.testing.assert_array_equal(together[output][row : row + 1], values)
 
-    def test_it_is_ready_with_the_first_size_and_says_what_goes_on(self, engine: Engine) -> None:
-        model = engine.load(NETWORKS["mlp"], 2)
+    def test_it_is_ready_with_the_first_size_and_says_what_goes_on(self, first_engine: Engine) -> None:
+        model = first_engine.load(NETWORKS["mlp"], 2)
         assert model.properties["batch_sizes"] == "1"
-        assert any("compiling batch size 1 of model 'model'" in text for text in engine.reports)
-        assert engine.reports[-1] == ""
+        assert any("compiling batch size 1 of model 'model'" in text for text in first_engine.reports)
+        assert first_engine.reports[-1] == ""
         inputs = migraphx_models.random_inputs(NETWORKS["mlp"], 2)
         first = answers(model, inputs)["scores"]
-        engine.reports.clear()
+        first_engine.reports.clear()
         model.warm_up([])
         model.wait_until_complete()
-        assert engine.reports[0] == "serving; batch sizes still to come: 2"
-        assert engine.reports[-1] == ""
+        assert first_engine.reports[0] == "serving; batch sizes still to come: 2"
+        assert first_engine.reports[-1] == ""
         assert model.properties["batch_sizes"] == "1, 2"
         np.testing.assert_array_equal(answers(model, inputs)["scores"], first)
 
-    def test_what_is_in_the_cache_is_not_compiled_again(self, engine: Engine) -> None:
-        engine.complete(NETWORKS["mlp"], 2).close()
-        engine.reports.clear()
-        engine.complete(NETWORKS["mlp"], 2).close()
-        assert engine.reports == [
+    def test_what_is_in_the_cache_is_not_compiled_again(self, first_engine: Engine) -> None:
+        first_engine.complete(NETWORKS["mlp"], 2).close()
+        first_engine.reports.clear()
+        first_engine.complete(NETWORKS["mlp"], 2).close()
+        assert first_engine.reports == [
             "",
             "serving; batch sizes still to come: 2",
             "",
@@ -197,6 +209,30 @@ class TestSignatures:
         assert model.signature.inputs[1] == TensorSpec("unused", DataType.INT64, (-1, 2))
         inputs = {"x": np.ones((1, 4), np.float32), "unused": np.ones((1, 2), np.int64)}
         np.testing.assert_array_equal(answers(model, inputs)["y"], inputs["x"])
+
+
+class TestPrecisions:
+    @pytest.mark.parametrize(("precision", "tolerance"), [("fp16", 0.01), ("bf16", 0.1)])
+    def test_inputs_and_outputs_stay_what_they_are(self, engine: Engine, precision: str, tolerance: float) -> None:
+        model = engine.load(NETWORKS["mlp"], 1, precision=precision)
+        assert model.properties["precision"] == precision
+        inputs = migraphx_models.random_inputs(NETWORKS["mlp"], 1)
+        found = answers(model, inputs)["scores"]
+        exact = expected(NETWORKS["mlp"], inputs)["scores"]
+        assert found.dtype == np.float32
+        assert not np.array_equal(found, exact)
+        np.testing.assert_allclose(found, exact, atol=tolerance)
+
+    def test_whole_numbers_need_calibration_data_and_use_them(self, engine: Engine) -> None:
+        engine.write("model.onnx", NETWORKS["mlp"])
+        with pytest.raises(ServeError, match=r"""precision "int8" needs 'calibration_data'"""):
+            engine.load(NETWORKS["mlp"], 1, precision="int8")
+        samples = migraphx_models.random_inputs(NETWORKS["mlp"], 8, seed=5)
+        np.savez(engine.folder / "model" / "samples.npz", **samples)
+        model = engine.load(NETWORKS["mlp"], 1, precision="int8", calibration_data="samples.npz")
+        inputs = migraphx_models.random_inputs(NETWORKS["mlp"], 1)
+        exact = expected(NETWORKS["mlp"], inputs)["scores"]
+        np.testing.assert_allclose(answers(model, inputs)["scores"], exact, atol=0.02)
 
 
 class TestDynamicBatch:

@@ -33,7 +33,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Engine:
-    return Engine(tmp_path)
+    return Engine(tmp_path, tmp_path / "cache")
 
 
 def serve(engine: Engine, content: bytes, max_batch_size: int = 0, **more: Any) -> MigraphxModel:

@@ -22,7 +22,7 @@ FP32 = DataType.FP32
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Engine:
-    return Engine(tmp_path)
+    return Engine(tmp_path, tmp_path / "cache")
 
 
 def serve(engine: Engine, content: bytes, max_batch_size: int, **more: Any) -> MigraphxModel:
