@@ -16,7 +16,7 @@ from rocserve.backends.migraphx.options import CompileOptions, Target
 from rocserve.backends.migraphx.recipe import ProgramRecipe
 
 _PROGRAM_FILENAME = "program.mxr"
-_REMEDY = "compile it beforehand with `rocserve compile`, where it may take as long as it does"
+_REMEDY = "compile it beforehand with `rocserve compile`"
 _SEARCH = "3"
 """Of MIOPEN_FIND_ENFORCE: search for the fastest kernels, also where the database has some."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -19,11 +20,15 @@ from support.graphdef import classifier
 from support.migraphx import run_with_migraphx
 from support.migraphx_compiling import MLP, Bench
 
+from rocserve.backends.migraphx.compiler import ProgramCompiler
+from rocserve.backends.migraphx.installation import find_installation
 from rocserve.backends.migraphx.jobs.messages import FailureKind, JobError
+from rocserve.backends.migraphx.jobs.runner import JobRunner
 from rocserve.backends.migraphx.options import CompileOptions, Precision, Target
 from rocserve.backends.migraphx.recipe import ProgramRecipe
 from rocserve.core.errors import StatusCode
 from rocserve.core.plain import to_json
+from rocserve.settings import EngineSettings
 
 
 @pytest.fixture
@@ -147,6 +152,9 @@ def test_a_compile_that_takes_too_long_is_stopped_and_leaves_nothing(bench: Benc
     assert error.text.startswith(
         "compiling batch size 1 of model 'x' took longer than compile_timeout_secs (3 s) and was stopped while "
     )
+    assert error.text.endswith(
+        "; raise compile_timeout_secs (0 = no limit), or compile it beforehand with `rocserve compile`"
+    )
     assert list((bench.cache.directory / "scratch").iterdir()) == []
 
 
@@ -164,6 +172,38 @@ def test_a_compile_can_be_called_off(bench: Bench) -> None:
     bench.runner.call_off()
     thread.join(60)
     assert [error.text for error in errors] == ["compiling batch size 1 of model 'x' was called off"]
+
+
+def test_what_migraphx_writes_is_kept_with_the_program_and_logged(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MIGRAPHX_TRACE_PASSES", "1")
+    with caplog.at_level(logging.INFO, "test.compiler"):
+        messages = bench.program(bench.recipe(networks.mlp(), 1, MLP)).about.messages
+    logged = [record.message for record in caplog.records]
+    assert messages
+    assert f"compiling batch size 1 of model 'x': {messages[0]}" in logged
+
+
+@pytest.mark.parametrize(("miopen_tuning", "search"), [(True, "3"), (False, "")])
+def test_a_child_that_compiles_for_a_gpu_keeps_what_miopen_finds_in_the_cache(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, miopen_tuning: bool, search: str
+) -> None:
+    """The loader's words begin with a program that writes down what the child is given."""
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "5")
+    seen, script = tmp_path / "seen", tmp_path / "see"
+    script.write_text(
+        f'#!/bin/sh\necho $HIP_VISIBLE_DEVICES,$MIOPEN_USER_DB_PATH,$MIOPEN_FIND_ENFORCE >{seen}\nexec "$@"\n'
+    )
+    script.chmod(0o700)
+    found = find_installation(EngineSettings(migraphx_root=str(bench.root)))
+    installation = replace(found, loader=(str(script), *found.loader))
+    runner = JobRunner(installation, lambda text: None, logging.getLogger("test.compiler"))
+    compiler = ProgramCompiler(runner, bench.cache, model_name="x", model_folder=bench.folder)
+    options = CompileOptions(Target.GPU, miopen_tuning=miopen_tuning)
+    with pytest.raises(JobError, match=r"libmigraphx_gpu\.so"):
+        compiler.program(bench.recipe(networks.mlp(), 1, MLP, options=options), timeout_seconds=60)
+    assert seen.read_text() == f"5,{bench.cache.tuning_folder},{search}\n"
 
 
 def test_a_tensorflow_graph_is_compiled(bench: Bench) -> None:

@@ -15,6 +15,8 @@ from rocserve.backends.migraphx.jobs.hints import with_hint
         ("src/tf/tf_parser.cpp:1: parse_graph: Unknown operator: Foo", "export the model without it"),
         ("get_type: Prototensor data type 8 not supported", "MIGraphX has no tensors of this datatype (8 is STRING)"),
         ("PARSE_FROM: Failed reading onnx file: /m/model.onnx", "the file is damaged, incomplete or no ONNX"),
+        ('PARSE_GRAPH: invalid onnx file. Input "x" is unavailable due to unordered nodes!', "does not hang together"),
+        ("Reshape: Wrong number of elements for reshape: reshape has 6 elements", "input_shapes and the config"),
         ("generic_read_file: Failure opening file: /m/model.mxr", "the file is missing or empty"),
         ("generic_read_file: Invalid size for: /m/model.mxr", "the file is missing or empty"),
         ("at: Not an object for field: version", "the .mxr is damaged or no compiled program"),

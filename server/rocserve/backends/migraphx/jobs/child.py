@@ -7,6 +7,7 @@ the compilers which MIGraphX starts, and ends with it when its parent does.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -34,7 +35,8 @@ def main(arguments: Sequence[str]) -> int:
     die_with_holder(int(lifeline))
     go_first_when_memory_is_short()
     leave_no_core()
-    Path("/proc/self/comm").write_text(f"rocserve:{module_name.rpartition('.')[2]}")
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(f"rocserve:{module_name.rpartition('.')[2]}")
     with open(_STANDARD_INPUT, "rb") as standard_input:
         order = from_json(JobOrder, standard_input.read())
     Child(int(replies), order).run(module_name, class_name)

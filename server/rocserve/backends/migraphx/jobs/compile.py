@@ -21,6 +21,7 @@ from rocserve.backends.migraphx.calibration import read_calibration
 from rocserve.backends.migraphx.calibration_source import calibration_digest
 from rocserve.backends.migraphx.digests import file_digest
 from rocserve.backends.migraphx.jobs.messages import Report
+from rocserve.backends.migraphx.jobs.output import printable
 from rocserve.backends.migraphx.jobs.parsing import parse_recipe
 from rocserve.backends.migraphx.jobs.peak import peak_bytes
 from rocserve.backends.migraphx.jobs.probe import try_saved
@@ -34,6 +35,7 @@ from rocserve.core.errors import unavailable
 Array = np.ndarray[Any, Any]
 
 _MOST_MESSAGES = 100
+_LONGEST_MESSAGE = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class CompileResult:
     scratch_bytes: int | None
     """The memory on the GPU that the program works in; None where that is not known."""
     messages: tuple[str, ...]
-    """What MIGraphX wrote meanwhile, without what it wrote last where that is much."""
+    """What MIGraphX wrote meanwhile; cut where that is much."""
 
 
 def program_title(recipe: ProgramRecipe) -> str:
@@ -118,8 +120,12 @@ class _Compilation:
             compile_seconds=seconds,
             peak_bytes=peak_bytes(),
             scratch_bytes=scratch_bytes(program),
-            messages=tuple(self._binding.take_messages())[:_MOST_MESSAGES],
+            messages=self._messages(),
         )
+
+    def _messages(self) -> tuple[str, ...]:
+        lines = self._binding.take_messages()[:_MOST_MESSAGES]
+        return tuple(printable(line[:_LONGEST_MESSAGE]) for line in lines)
 
     def _read_source(self) -> ProgramFile:
         """Raises: ServeError: UNAVAILABLE, it is not the file any more that the program is to be of."""

@@ -44,6 +44,16 @@ HINTS: Sequence[Hint] = (
         "the file is damaged, incomplete or no ONNX model; check it with onnx.checker.check_model and copy it again",
     ),
     _hint(
+        r"invalid onnx file",
+        "the graph does not hang together: the file is damaged, or its exporter faulty; check it with"
+        " onnx.checker.check_model and export it again",
+    ),
+    _hint(
+        r"Wrong number of elements for reshape|COMPUTE_BROADCASTLEN|[Dd]imensions do not match|Inconsistent \w+ size",
+        "shapes do not go together: the file may be damaged, or the graph may be for other sizes than those of"
+        " batch_sizes, input_shapes and the configuration's dims",
+    ),
+    _hint(
         r"Failure opening file|Invalid size for",
         "the file is missing or empty; copy it again",
     ),

@@ -12,6 +12,7 @@ import select
 import signal
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 from rocserve.backends.migraphx.installation import MigraphxInstallation, python_command
@@ -65,20 +66,22 @@ class JobRunner:
         low_priority: bool = False,
         environment: Mapping[str, str] = _NO_VARIABLES,
         limit_name: str = _LIMIT,
+        remedy: str = "",
         report: Callable[[str], None] | None = None,
     ) -> Result:
         """What the job's `perform` returned.
 
         `timeout_seconds`: 0 = no limit. `environment` is set on top of this process's. `limit_name` is what an
-        operator calls the limit. `report`: instead of the runner's.
+        operator calls the limit, `remedy` what else than raising it helps. `report`: instead of the runner's.
 
         Raises:
             JobError: why not; its `kind` says of what kind that is.
         """
         watch = JobWatch(job.title, report or self.report, self._log)
+        limit = _Limit(timeout_seconds, limit_name, remedy)
         with self._start(job, low_priority, environment) as process:
             try:
-                result = _Supervision(job, process, watch, timeout_seconds, limit_name).result()
+                result = _Supervision(job, process, watch, limit).result()
             except JobError:
                 self.check_called_off(job.title)
                 raise
@@ -116,15 +119,22 @@ class JobRunner:
         return process
 
 
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    seconds: float
+    """0 = none."""
+    name: str
+    remedy: str
+
+
 class _Supervision:
     """Of one child, from its start to its end."""
 
-    def __init__(self, job: Job, process: JobProcess, watch: JobWatch, timeout_seconds: float, limit_name: str) -> None:
+    def __init__(self, job: Job, process: JobProcess, watch: JobWatch, limit: _Limit) -> None:
         self._job = job
         self._process = process
         self._watch = watch
-        self._timeout_seconds = timeout_seconds
-        self._limit_name = limit_name
+        self._limit = limit
         self._result: str | None = None
         self._failure: JobFailure | None = None
         self._peak_bytes = 0
@@ -161,15 +171,16 @@ class _Supervision:
             self._check_time()
 
     def _check_time(self) -> None:
-        if not 0 < self._timeout_seconds <= self._watch.elapsed_seconds:
+        limit = self._limit
+        if not 0 < limit.seconds <= self._watch.elapsed_seconds:
             return
         self._process.kill()
+        remedy = f", or {limit.remedy}" if limit.remedy else ""
         raise JobError(
             FailureKind.TIMED_OUT,
             StatusCode.UNAVAILABLE,
-            f"{self._job.title} took longer than {self._limit_name} ({self._timeout_seconds:g} s) and was stopped while"
-            f" {self._watch.phase}; raise {self._limit_name} (0 = no limit) or have it done beforehand by"
-            f" `rocserve compile`",
+            f"{self._job.title} took longer than {limit.name} ({limit.seconds:g} s) and was stopped while"
+            f" {self._watch.phase}; raise {limit.name} (0 = no limit){remedy}",
         )
 
     def _kind_of_end(self, status: int) -> FailureKind:
