@@ -240,6 +240,9 @@ class TestCalibration:
         (folder.path / "pipeline.json").write_text("{}")
         keys.add(folder.plan(migraphx_models.mlp(), **_INT8).recipes[0].key)
         assert len(keys) == 3
+        (folder.path / "pipeline.json").rename(folder.path / "other.json")
+        elsewhere = {"parameters": {**_INT8["parameters"], "calibration_pipeline": "other.json"}}
+        assert folder.plan(migraphx_models.mlp(), **elsewhere).recipes[0].key in keys
 
     def test_data_that_are_not_there(self, folder: Folder) -> None:
         refusal = folder.refusal(migraphx_models.mlp(), **_INT8)
