@@ -31,7 +31,8 @@ def _hint(said: str, remedy: str) -> Hint:
 HINTS: Sequence[Hint] = (
     # The model
     _hint(
-        r"Unknown operator",
+        # TensorFlow's are found out about only when the program is tried.
+        r"Unknown operator|Not computable: unknown:",
         f"this MIGraphX does not know the operator: export the model without it or with another opset, use a newer"
         f" MIGraphX, or {_OTHER_ENGINE}",
     ),
