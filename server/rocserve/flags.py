@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rocserve.repository.settings import ControlMode
-from rocserve.settings import GrpcSettings, LogSettings, ServerSettings, engine_settings
+from rocserve.settings import GrpcSettings, LogSettings, MetricsSettings, ServerSettings, engine_settings
 
 
 def _boolean(text: str) -> bool:
@@ -67,7 +67,7 @@ _SHOWN_VALUES: dict[Callable[[str], Any], str] = {
 class Flag:
     name: str
     target: str
-    """The settings' field; "grpc.", "log." and "engines." lead into their parts."""
+    """The settings' field; "grpc.", "metrics.", "log." and "engines." lead into their parts."""
     parse: Callable[[str], Any]
     help: str
     choices: tuple[str, ...] = ()
@@ -190,6 +190,20 @@ _GRPC = (
     ),
 )
 
+_METRICS = (
+    Flag("allow-metrics", "metrics.allow", _boolean, "serve metrics over HTTP, at /metrics (default true)"),
+    Flag("metrics-address", "metrics.address", str, "the address to listen on (default 0.0.0.0)", value="ADDRESS"),
+    Flag(
+        "metrics-port", "metrics.port", _COUNT, "the port to listen on; 0 = any free one (default 8002)", value="PORT"
+    ),
+    Flag(
+        "metrics-interval-ms",
+        "metrics.interval_ms",
+        _POSITIVE_MILLISECONDS,
+        "taken as tritonserver takes it; all metrics are read when they are asked for (default 2000)",
+    ),
+)
+
 _TLS = (
     Flag("grpc-use-ssl", "grpc.use_ssl", _boolean, "serve TLS only (default false)"),
     Flag(
@@ -270,6 +284,7 @@ FLAG_GROUPS: tuple[tuple[str, tuple[Flag, ...]], ...] = (
     ("gRPC", _GRPC),
     ("TLS", _TLS),
     ("connections", _CONNECTIONS),
+    ("metrics", _METRICS),
     ("log", _LOG),
 )
 FLAGS: tuple[Flag, ...] = tuple(flag for _, group in FLAG_GROUPS for flag in group)
@@ -299,11 +314,7 @@ UNSERVED: tuple[UnservedSubject, ...] = (
             "http-max-input-size",
         ),
     ),
-    UnservedSubject(
-        "The metrics endpoint",
-        "allow-metrics",
-        ("metrics-address", "metrics-port", "metrics-interval-ms", "metrics-config"),
-    ),
+    UnservedSubject("Summaries and histograms of latencies", "", ("metrics-config",)),
     UnservedSubject("GPU metrics", "allow-gpu-metrics", ()),
     UnservedSubject("CPU metrics", "allow-cpu-metrics", ()),
     UnservedSubject("Clients' shared memory", "allow-client-shm", ()),
@@ -373,7 +384,9 @@ def settings_from(arguments: argparse.Namespace) -> ServerSettings:
     if top.get("exit_on_error", True):
         _check_repositories(top["model_repositories"])
     engines = replace(engine_settings(), **_part(fields, "engines."))
-    return ServerSettings(grpc=grpc, log=LogSettings(**_part(fields, "log.")), engines=engines, **top)
+    metrics = MetricsSettings(**_part(fields, "metrics."))
+    log = LogSettings(**_part(fields, "log."))
+    return ServerSettings(grpc=grpc, metrics=metrics, log=log, engines=engines, **top)
 
 
 def _part(fields: dict[str, Any], prefix: str) -> dict[str, Any]:

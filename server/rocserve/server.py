@@ -13,6 +13,9 @@ from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.grpc.select import create_transport
 from rocserve.frontends.grpc.service import GrpcService
 from rocserve.frontends.grpc.transport import Transport, TransportOptions
+from rocserve.frontends.metrics.collection import ServerMetrics
+from rocserve.frontends.metrics.endpoint import MetricsEndpoint
+from rocserve.frontends.metrics.exposition import exposition
 from rocserve.repository.fallbacks import FallbackCounter
 from rocserve.repository.machine import ThisMachine
 from rocserve.repository.model_repository import ModelRepository
@@ -37,7 +40,7 @@ class Server:
         self._log = log
         self._completion = CompletionThread(log.getChild("completion"))
         self._tables = ServingTableHolder()
-        self.fallbacks = FallbackCounter()
+        self._fallbacks = FallbackCounter()
         registry = discover_backends()
         loader = WorkerVersionLoader(
             launcher=launcher,
@@ -47,7 +50,7 @@ class Server:
             strict=settings.strict_model_config,
             engines=settings.engines,
             machine=ThisMachine(settings.engines),
-            fallbacks=self.fallbacks,
+            fallbacks=self._fallbacks,
             log=log,
         )
         self._repository = ModelRepository(
@@ -64,7 +67,11 @@ class Server:
         service = GrpcService(
             self._tables, self._repository, self._settings.server_id, loop, self._log.getChild("grpc")
         )
+        metrics = self._metrics_endpoint()
         try:
+            if metrics is not None:
+                port = await metrics.start()
+                self._log.info("Started Metrics Service at %s:%d", self._settings.metrics.address, port)
             transport = create_transport(
                 self._settings.grpc.transport,
                 _transport_options(self._settings.grpc),
@@ -76,12 +83,27 @@ class Server:
         except (OSError, RuntimeError, ValueError) as error:
             # An errno says nothing to people; a file that cannot be read is told by name.
             self._log.error("%s", error.strerror if isinstance(error, OSError) and not error.filename else error)
+            if metrics is not None:
+                metrics.stop()
             await self._stop_workers()
             return 1
         self._log.info("Started GRPCInferenceService at %s:%d", self._settings.grpc.address, port)
         status = await self._serve(ending)
         await self._drain(service, transport)
+        if metrics is not None:
+            metrics.stop()
         return status
+
+    def _metrics_endpoint(self) -> MetricsEndpoint | None:
+        if not self._settings.metrics.allow:
+            return None
+        metrics = ServerMetrics(self._tables, self._fallbacks.snapshot)
+        return MetricsEndpoint(
+            self._settings.metrics.address,
+            self._settings.metrics.port,
+            lambda: exposition(metrics.families()),
+            self._log.getChild("metrics"),
+        )
 
     def _on_signal(self, number: int, ending: asyncio.Event) -> None:
         name = signal.Signals(number).name

@@ -47,6 +47,15 @@ class GrpcSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    allow: bool = True
+    address: str = "0.0.0.0"
+    port: int = 8002
+    interval_ms: int = 2000
+    """How often Triton reads its gauges of GPUs and CPUs; what is served here is read when it is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
 class LogSettings:
     verbose: int = 0
     info: bool = True
@@ -98,4 +107,5 @@ class ServerSettings:
     server_id: str = "rocserve"
     engines: EngineSettings = field(default_factory=EngineSettings)
     grpc: GrpcSettings = field(default_factory=GrpcSettings)
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
     log: LogSettings = field(default_factory=LogSettings)

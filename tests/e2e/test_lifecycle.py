@@ -220,7 +220,11 @@ def test_mutual_tls(serve, repository: Path, tmp_path: Path, transport: str):
 def test_a_taken_port_is_said(serve, repository: Path):
     server = serve(repository)
     result = rocserve(
-        "serve", f"--model-repository={repository}", "--grpc-address=127.0.0.1", f"--grpc-port={server.port}"
+        "serve",
+        f"--model-repository={repository}",
+        "--grpc-address=127.0.0.1",
+        f"--grpc-port={server.port}",
+        "--allow-metrics=false",
     )
     assert result.returncode == 1
     assert f"127.0.0.1:{server.port}" in result.stderr
@@ -228,7 +232,8 @@ def test_a_taken_port_is_said(serve, repository: Path):
 
 def test_a_failing_model_ends_the_start_unless_told_otherwise(repository: Path):
     drop(repository, "broken", b"no ONNX")
-    result = rocserve("serve", f"--model-repository={repository}", "--grpc-address=127.0.0.1", "--grpc-port=0")
+    ports = ("--grpc-address=127.0.0.1", "--grpc-port=0", "--allow-metrics=false")
+    result = rocserve("serve", f"--model-repository={repository}", *ports)
     assert result.returncode == 1
     assert "model 'broken' failed to load" in result.stderr
     assert "--exit-on-error=false" in result.stderr

@@ -61,6 +61,14 @@ class ServedVersion(Protocol):
     def properties(self) -> Mapping[str, str]:
         """How it is run, for people and scripts: the engine, why it is that one, and what the engine tells."""
 
+    @property
+    def pending_requests(self) -> int:
+        """How many wait to be run."""
+
+    @property
+    def load_seconds(self) -> float:
+        """How long it took from the start of its workers until it was ready; 0 where there was nothing to load."""
+
     def infer(self, request: InferRequest, responder: Responder) -> None:
         """Validate the request and schedule it; never blocks, called from any thread, errors go to the responder.
 

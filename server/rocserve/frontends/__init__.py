@@ -1,1 +1,1 @@
-"""What clients talk to: gRPC (and, later, HTTP and metrics)."""
+"""What clients talk to: gRPC and metrics (and, later, HTTP)."""

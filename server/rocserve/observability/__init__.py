@@ -1,1 +1,1 @@
-"""What operators see: logs (and, later, metrics and traces)."""
+"""What operators see: logs (and, later, traces)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,6 +129,7 @@ class WorkerVersionLoader:
             _EngineFailed: the engine's own words.
             ServeError: what no engine can change.
         """
+        started = time.monotonic()
         definition, version = order.definition, order.version
         assert definition.backend is not None, "an ensemble has no workers"
         wiring = VersionWiring(definition.name, order.on_change, order.on_progress, self._calls.start)
@@ -168,7 +170,9 @@ class WorkerVersionLoader:
             await asyncio.shield(group.stop(0.0))
             raise
         wiring.connect(scheduler, group.channels)
-        return LoadedModelVersion(complete, version, statistics, scheduler, group, wiring, EngineFacts(plan, replaces))
+        facts = EngineFacts(plan, replaces)
+        seconds = time.monotonic() - started
+        return LoadedModelVersion(complete, version, statistics, scheduler, group, wiring, facts, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +214,10 @@ class LoadedModelVersion(ScheduledVersion):
         group: WorkerGroup,
         wiring: VersionWiring,
         facts: EngineFacts,
+        load_seconds: float,
     ) -> None:
         super().__init__(definition.config, definition.serialized, version, statistics, scheduler)
+        self.load_seconds = load_seconds
         self._group = group
         self._wiring = wiring
         self._facts = facts
@@ -243,6 +249,8 @@ class LoadedEnsemble(EnsembleVersion):
     available = True
     status_reason = ""
     properties: Mapping[str, str] = {}
+    pending_requests = 0
+    load_seconds = 0.0
 
     async def unload(self) -> None:
         """See repository.loader.LoadedVersion."""

@@ -91,6 +91,11 @@ class ModelScheduler:
 
     # Requests
 
+    @property
+    def waiting(self) -> int:
+        """How many requests are in the queue."""
+        return len(self._queue)
+
     def submit(self, request: InferRequest, plan: RequestPlan, responder: Responder) -> None:
         """Take a validated request.
 

@@ -36,6 +36,11 @@ class ScheduledVersion:
             self._submit_decoupled if config.decoupled else scheduler.submit
         )
 
+    @property
+    def pending_requests(self) -> int:
+        """See core.serving.ServedVersion."""
+        return self._scheduler.waiting
+
     def infer(self, request: InferRequest, responder: Responder) -> None:
         """See core.serving.ServedVersion."""
         try:

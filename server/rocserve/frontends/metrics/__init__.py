@@ -1,0 +1,1 @@
+"""What monitoring asks: the counters of all models, as text over HTTP."""

@@ -1,0 +1,241 @@
+"""The metrics endpoint: its text, what the text says, and its HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
+from rocserve.core.statistics import ModelStatistics
+from rocserve.frontends.metrics.collection import ServerMetrics
+from rocserve.frontends.metrics.endpoint import MetricsEndpoint
+from rocserve.frontends.metrics.exposition import MetricFamily, Sample, exposition
+from rocserve.repository.fallbacks import Fallback, FallbackCounter
+
+LOG = logging.getLogger("test")
+
+
+def test_the_text_format() -> None:
+    families = [
+        MetricFamily(
+            "nv_some_count",
+            "counter",
+            "Of lines\nand \\",
+            (Sample({"model": 'a"b\\c\nd', "version": "1"}, 3), Sample({"model": "ü", "version": "2"}, 0)),
+        ),
+        MetricFamily("nv_some_gauge", "gauge", "Of none", ()),
+        MetricFamily("nv_seconds", "gauge", "Of parts", (Sample({"model": "m"}, 0.25),)),
+    ]
+    assert exposition(families) == (
+        "# HELP nv_some_count Of lines\\nand \\\\\n"
+        "# TYPE nv_some_count counter\n"
+        'nv_some_count{model="a\\"b\\\\c\\nd",version="1"} 3\n'
+        'nv_some_count{model="ü",version="2"} 0\n'
+        "# HELP nv_some_gauge Of none\n"
+        "# TYPE nv_some_gauge gauge\n"
+        "# HELP nv_seconds Of parts\n"
+        "# TYPE nv_seconds gauge\n"
+        'nv_seconds{model="m"} 0.25\n'
+    )
+
+
+@dataclass
+class ToldVersion:
+    """A version of which only what is counted is known."""
+
+    name: str
+    version: int
+    statistics: ModelStatistics = field(default_factory=ModelStatistics)
+    properties: Mapping[str, str] = field(default_factory=dict)
+    pending_requests: int = 0
+    load_seconds: float = 0.0
+
+
+def samples_of(*versions: ToldVersion, fallbacks: FallbackCounter | None = None) -> dict[str, str]:
+    """Metric with its labels -> value."""
+    holder = ServingTableHolder()
+    models: dict[str, ServedModel] = {}
+    for version in versions:
+        others = models[version.name].versions if version.name in models else {}
+        models[version.name] = ServedModel(version.name, {**others, version.version: version}, version)  # type: ignore[dict-item, arg-type]
+    holder.table = ServingTable(models)
+    text = exposition(ServerMetrics(holder, (fallbacks or FallbackCounter()).snapshot).families())
+    return dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+
+
+def test_what_is_counted() -> None:
+    version = ToldVersion("m", 3, pending_requests=7, load_seconds=1.5)
+    second = 10**9
+    version.statistics.record_batch(
+        compute_start=3 * second,
+        input_end=4 * second,
+        output_start=7 * second,
+        compute_end=9 * second,
+        queue_starts=[second, 2 * second],
+        request_end=10 * second,
+        batch_size=5,
+    )
+    version.statistics.record_rejection(0, 1)
+    version.statistics.record_failure(0, 1)
+    version.statistics.record_failure(0, 1)
+    version.statistics.record_cancellation(0, 1)
+    labels = '{model="m",version="3"}'
+    failures = {
+        f'nv_inference_request_failure{{model="m",version="3",reason="{reason}"}}': count
+        for reason, count in (("REJECTED", "1"), ("CANCELED", "1"), ("OTHER", "2"))
+    }
+    assert samples_of(version) == {
+        f"nv_inference_request_success{labels}": "2",
+        f"nv_inference_count{labels}": "5",
+        f"nv_inference_exec_count{labels}": "1",
+        f"nv_inference_request_duration_us{labels}": "17000000",
+        f"nv_inference_queue_duration_us{labels}": "3000000",
+        f"nv_inference_compute_input_duration_us{labels}": "2000000",
+        f"nv_inference_compute_infer_duration_us{labels}": "6000000",
+        f"nv_inference_compute_output_duration_us{labels}": "4000000",
+        f"nv_inference_pending_request_count{labels}": "7",
+        f"nv_model_load_duration_secs{labels}": "1.5",
+        **failures,
+    }
+
+
+def test_every_version_has_its_own_numbers() -> None:
+    samples = samples_of(ToldVersion("a", 1), ToldVersion("a", 2), ToldVersion("b", 1))
+    counts = [name for name in samples if name.startswith("nv_inference_count")]
+    assert counts == [
+        'nv_inference_count{model="a",version="1"}',
+        'nv_inference_count{model="a",version="2"}',
+        'nv_inference_count{model="b",version="1"}',
+    ]
+
+
+def test_engines_and_those_that_took_their_place() -> None:
+    fallbacks = FallbackCounter()
+    for _ in range(2):
+        fallbacks.count(Fallback("m", 1, "migraphx", "onnxruntime"))
+    samples = samples_of(
+        ToldVersion("m", 1, properties={"engine": "onnxruntime", "engine_replaces": "migraphx", "devices": "cpu"}),
+        ToldVersion("n", 1, properties={"engine": "rocal"}),
+        ToldVersion("ensemble", 1),
+        fallbacks=fallbacks,
+    )
+    assert {name: value for name, value in samples.items() if name.startswith("rocserve")} == {
+        'rocserve_model_engine_info{model="m",version="1",engine="onnxruntime",replaces="migraphx"}': "1",
+        'rocserve_model_engine_info{model="n",version="1",engine="rocal",replaces=""}': "1",
+        'rocserve_engine_fallback_total{model="m",version="1",engine="migraphx",replaced_by="onnxruntime"}': "2",
+    }
+
+
+class Written:
+    """What stands for the metrics; may fail."""
+
+    text = "metrics ü\n"
+    fails = False
+
+    def __call__(self) -> str:
+        if self.fails:
+            raise RuntimeError("no metrics today")
+        return self.text
+
+
+@asynccontextmanager
+async def endpoint(written: Written) -> AsyncIterator[int]:
+    running = MetricsEndpoint("127.0.0.1", 0, written, LOG)
+    port = await running.start()
+    try:
+        yield port
+    finally:
+        running.stop()
+
+
+async def ask(port: int, request: bytes) -> tuple[str, str, str]:
+    """Status line, headers and body of the answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    answer = (await asyncio.wait_for(reader.read(), 10)).decode()
+    writer.close()
+    head, _, body = answer.partition("\r\n\r\n")
+    status, _, headers = head.partition("\r\n")
+    return status, headers, body
+
+
+async def test_metrics_are_served() -> None:
+    async with endpoint(Written()) as port:
+        status, headers, body = await ask(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (status, body) == ("HTTP/1.1 200 OK", "metrics ü\n")
+        assert "Content-Type: text/plain; version=0.0.4; charset=utf-8" in headers
+        assert "Content-Length: 11" in headers
+        assert (await ask(port, b"GET /metrics?name=x HTTP/1.0\r\n\r\n"))[2] == "metrics ü\n"
+        assert (await ask(port, b"HEAD /metrics HTTP/1.1\r\n\r\n"))[0::2] == ("HTTP/1.1 200 OK", "")
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "404 Not Found"),
+        (b"GET /metrics/more HTTP/1.1\r\n\r\n", "404 Not Found"),
+        (b"POST /metrics HTTP/1.1\r\n\r\n", "405 Method Not Allowed"),
+        (b"\x16\x03\x01 hello\r\n\r\n", "400 Bad Request"),
+        (b"GET /metrics\r\n\r\n", "400 Bad Request"),
+        (b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 100_000 + b"\r\n\r\n", "431 Request Header Fields Too Large"),
+    ],
+)
+async def test_other_requests(request_bytes: bytes, status: str) -> None:
+    async with endpoint(Written()) as port:
+        assert (await ask(port, request_bytes))[0] == f"HTTP/1.1 {status}"
+        assert (await ask(port, b"GET /metrics HTTP/1.1\r\n\r\n"))[0] == "HTTP/1.1 200 OK"
+
+
+async def test_a_connection_that_ends_early() -> None:
+    async with endpoint(Written()) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /met")
+        writer.close()
+        await writer.wait_closed()
+        assert (await ask(port, b"GET /metrics HTTP/1.1\r\n\r\n"))[0] == "HTTP/1.1 200 OK"
+
+
+async def test_too_many_connections_are_closed() -> None:
+    async with endpoint(Written()) as port:
+        waiting = [await asyncio.open_connection("127.0.0.1", port) for _ in range(64)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await reader.read() == b""
+        writer.close()
+        for _, writer in waiting:
+            writer.close()
+        await asyncio.gather(*(reader.read() for reader, _ in waiting))
+        assert (await ask(port, b"GET /metrics HTTP/1.1\r\n\r\n"))[0] == "HTTP/1.1 200 OK"
+
+
+async def test_metrics_that_cannot_be_written(caplog: pytest.LogCaptureFixture) -> None:
+    written = Written()
+    written.fails = True
+    async with endpoint(written) as port:
+        status, _, body = await ask(port, b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert (status, body) == ("HTTP/1.1 500 Internal Server Error", "the server's log says why\n")
+        assert "no metrics today" in caplog.text
+        written.fails = False
+        assert (await ask(port, b"GET /metrics HTTP/1.1\r\n\r\n"))[0] == "HTTP/1.1 200 OK"
+
+
+async def test_a_port_that_is_taken() -> None:
+    async with endpoint(Written()) as port:
+        text = (
+            f"cannot serve metrics at 127.0.0.1:{port}: Address already in use; name another with --metrics-port, or"
+            " switch metrics off with --allow-metrics=false"
+        )
+        with pytest.raises(OSError, match=re.escape(text)) as caught:
+            await MetricsEndpoint("127.0.0.1", port, Written(), LOG).start()
+        assert caught.value.errno == errno.EADDRINUSE
+
+
+async def test_an_address_of_another_machine() -> None:
+    with pytest.raises(OSError, match=r"cannot serve metrics at 192.0.2.1:0: .*; name an address of this machine with"):
+        await MetricsEndpoint("192.0.2.1", 0, Written(), LOG).start()
