@@ -13,7 +13,7 @@ from rocserve.backends.migraphx.jobs.hints import with_hint
     [
         ("onnx_parser.cpp:576: parse_graph: Unknown operator: MyFancyOp", "parameter 'engine' \"onnxruntime\""),
         ("src/tf/tf_parser.cpp:1: parse_graph: Unknown operator: Foo", "export the model without it"),
-        ("src/include/migraphx/operation.hpp:362: compute_op: Not computable: unknown:Foo", "export the model without it"),
+        ("operation.hpp:362: compute_op: Not computable: unknown:Foo", "does not know the TensorFlow operator"),
         ("get_type: Prototensor data type 8 not supported", "MIGraphX has no tensors of this datatype (8 is STRING)"),
         ("PARSE_FROM: Failed reading onnx file: /m/model.onnx", "the file is damaged, incomplete or no ONNX"),
         ('PARSE_GRAPH: invalid onnx file. Input "x" is unavailable due to unordered nodes!', "does not hang together"),

@@ -31,10 +31,15 @@ def _hint(said: str, remedy: str) -> Hint:
 HINTS: Sequence[Hint] = (
     # The model
     _hint(
-        # TensorFlow's are found out about only when the program is tried.
-        r"Unknown operator|Not computable: unknown:",
+        r"Unknown operator",
         f"this MIGraphX does not know the operator: export the model without it or with another opset, use a newer"
         f" MIGraphX, or {_OTHER_ENGINE}",
+    ),
+    _hint(
+        # TensorFlow's operators are found out about only when the program is tried.
+        r"Not computable: unknown:",
+        "this MIGraphX does not know the TensorFlow operator: write the graph without it, use a newer MIGraphX, or"
+        " convert the graph to ONNX",
     ),
     _hint(
         r"Prototensor data type \S+ not supported",
