@@ -85,6 +85,10 @@ class MigraphxModel:
         """Free the programs and their buffers."""
         if self._background is not None:
             self._background.stop()
+        # Whoever tells of the programs, or adds to them, holds them.
+        facts = self._properties()
+        self._properties = lambda: facts
+        self._background = None
         self._runner = None
 
     @property

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import psutil
 import pytest
 from onnx import TensorProto
@@ -13,9 +15,11 @@ from support import migraphx_models
 from support.migraphx_engine import Engine, answers, batch, given, wanted
 from support.migraphx_serving import expected
 
+from rocserve.backends.migraphx.programs import LoadedProgram
+from rocserve.backends.onnx.signature import session_signature
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.core.model_config import InstanceKind
+from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.core.requests import TensorSpec
 
 pytestmark = pytest.mark.in_migraphx_process
@@ -121,6 +125,15 @@ class TestBatches:
         with pytest.raises(ServeError, match=r"input 'x' of model 'model' must have the shape \[rows, 16\]"):
             model.warm_up([wrong])
 
+    def test_closing_frees_the_programs_and_their_buffers(self, engine: Engine) -> None:
+        before = {id(each) for each in loaded_programs()}
+        model = engine.complete(NETWORKS["mlp"], 2)
+        answers(model, migraphx_models.random_inputs(NETWORKS["mlp"], 2))
+        assert len({id(each) for each in loaded_programs()} - before) == 2
+        model.close()
+        assert not {id(each) for each in loaded_programs()} - before
+        assert model.properties["batch_sizes"] == "1, 2"
+
     def test_closing_calls_off_what_is_being_compiled(self, engine: Engine) -> None:
         model = engine.load(migraphx_models.slow_to_compile(from_batch=2), 2)
         model.warm_up([])
@@ -130,12 +143,32 @@ class TestBatches:
             answers(model, {"x": np.zeros((1, 4), np.float32)})
 
 
+def loaded_programs() -> list[LoadedProgram]:
+    gc.collect()
+    return [each for each in gc.get_objects() if isinstance(each, LoadedProgram)]
+
+
 class TestSignatures:
     def test_a_symbolic_batch_is_any(self, engine: Engine) -> None:
         signature = engine.load(NETWORKS["two"], 1).signature
         assert signature.inputs == (TensorSpec("left", FP32, (-1, 4)), TensorSpec("right", FP32, (-1, 4)))
         assert signature.outputs == (TensorSpec("difference", FP32, (-1, 4)), TensorSpec("product", FP32, (-1, 6)))
         assert signature.supports_batching
+
+    @pytest.mark.parametrize("max_batch_size", [0, 2])
+    @pytest.mark.parametrize(
+        "network",
+        [
+            *NETWORKS.values(),
+            migraphx_models.identity(TensorProto.INT64),
+            migraphx_models.without_batch(),
+        ],
+    )
+    def test_they_are_those_of_onnx_runtime(self, engine: Engine, network: bytes, max_batch_size: int) -> None:
+        """So that a configuration is completed in the same way, whichever engine runs the file."""
+        model = engine.load(network, max_batch_size)
+        config = ModelConfig(name="model", max_batch_size=max_batch_size)
+        assert model.signature == session_signature(onnxruntime.InferenceSession(network), config)
 
     def test_a_configuration_that_says_nothing_gets_batches_up_to_the_default(self, engine: Engine) -> None:
         model = engine.complete(NETWORKS["mlp"])
