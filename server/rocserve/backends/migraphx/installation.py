@@ -66,7 +66,8 @@ def find_installation(
     root = settings.migraphx_root or environment.get(ROOT_VARIABLE, "")
     if root:
         return _in_root(Path(root), "the setting migraphx_root" if settings.migraphx_root else f"${ROOT_VARIABLE}")
-    looked = list(_places(environment, system or SystemPlaces()))
+    places = _places(environment, system or SystemPlaces())
+    looked = [Place(place.folder.absolute(), place.reason) for place in places]
     for place in looked:
         if (place.folder / LIBRARY).is_file():
             module = _module_in(place.folder) or _importable_module()

@@ -14,14 +14,15 @@ Dimension = int | DimensionRange
 
 
 def check_file(path: Path) -> None:
-    """An empty ONNX file is a program that aborts when it is compiled; of a missing one MIGraphX says little."""
+    """An empty ONNX file would be a program that aborts when compiled; of unreadable ones MIGraphX says little."""
     try:
-        size = path.stat().st_size if path.is_file() else -1
+        if not path.is_file():
+            raise MigraphxError(f"there is no file {str(path)!r}")
+        with path.open("rb") as file:
+            empty = not file.read(1)
     except OSError as error:
-        raise MigraphxError(f"the file {str(path)!r} cannot be read: {error}") from None
-    if size < 0:
-        raise MigraphxError(f"there is no file {str(path)!r}")
-    if size == 0:
+        raise MigraphxError(f"the file {str(path)!r} cannot be read: {error.strerror}") from None
+    if empty:
         raise MigraphxError(f"the file {str(path)!r} is empty (0 bytes)")
 
 

@@ -69,7 +69,8 @@ class GuardedBinding:
 
     def load(self, path: Path) -> Program:
         checks.check_file(path)
-        return GuardedProgram(self._bare.load(path), compiled=is_compiled(path))
+        compiled = is_compiled(path)
+        return GuardedProgram(self._bare.load(path), compiled=compiled)
 
     def take_messages(self) -> Sequence[str]:
         return self._bare.take_messages()

@@ -96,6 +96,8 @@ def test_files_are_looked_at_first(bench: Workbench, what: str) -> None:
     missing = bench.folder / "missing"
     assert refusal(lambda: open_file(missing)) == f"there is no file '{missing}'"
     assert refusal(lambda: open_file(bench.folder)) == f"there is no file '{bench.folder}'"
+    long = bench.folder / ("x" * 300)
+    assert refusal(lambda: open_file(long)) == f"the file '{long}' cannot be read: File name too long"
     assert refusal(lambda: open_file(Path("a\0b"))) == r"there is no file 'a\x00b'"
 
 
