@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 from support.models import add_sub, graph, identity
 
-from rocserve.backends.base import Batch, LoadedModel, ModelSource
+from rocserve.backends.base import Batch, LoadedModel, ModelSource, model_properties
 from rocserve.backends.onnx.backend import load_fixed_shapes
 from rocserve.backends.onnx.fixed_shapes import OpenInput, fixed_dimensions
 from rocserve.backends.onnx.opener import SessionOpener
@@ -68,6 +69,11 @@ def test_a_session_for_each_batch_size(model_source: SourceMaker) -> None:
         "",
     ]
     assert model.signature.supports_batching
+    assert model_properties(model) == {
+        "onnxruntime": onnxruntime.__version__,
+        "execution_providers": "CPUExecutionProvider",
+        "batch_sizes": "1, 2, 4, 6",
+    }
     assert model.signature.inputs[0].shape == (-1, 16)
     model.warm_up([])
     for rows in range(1, 15):

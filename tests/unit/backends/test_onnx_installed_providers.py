@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 from support.models import add_sub, graph, identity
 
-from rocserve.backends.base import Batch, LoadedModel, ModelSource
+from rocserve.backends.base import Batch, LoadedModel, ModelSource, model_properties
 from rocserve.backends.onnx.backend import load
 from rocserve.backends.onnx.opener import SessionOpener
 from rocserve.backends.onnx.providers import CUDA, KINDS, MIGRAPHX_PROVIDER, OPENVINO, ROCM, Provider, ProviderPlan
@@ -99,7 +99,7 @@ def has_gpu() -> bool:
     return any(Path(device).exists() for device in ("/dev/kfd", "/dev/nvidiactl"))
 
 
-def test_a_net_gives_what_the_cpu_gives(model_source: SourceMaker, load_with: Loader) -> None:
+def test_a_net_gives_what_the_cpu_gives(model_source: SourceMaker, setting: Setting, load_with: Loader) -> None:
     source = model_source(
         "model.onnx",
         small_net(),
@@ -109,6 +109,7 @@ def test_a_net_gives_what_the_cpu_gives(model_source: SourceMaker, load_with: Lo
     )
     model = load_with(source)
     assert model.signature.supports_batching
+    assert model_properties(model)["execution_providers"].split(", ")[0] == setting.provider
     model.warm_up([])
     plain = onnxruntime.InferenceSession(str(source.model_file), providers=["CPUExecutionProvider"])
     for rows in (1, 2, 3, 4, 7):

@@ -14,7 +14,7 @@ from rocserve.backends.base import Batch, BatchResult, LoadedModel, ModelSource
 from rocserve.backends.onnx.external_weights import find_external_weights
 from rocserve.backends.onnx.fixed_shapes import batch_sizes_ahead, fixed_dimensions, open_inputs
 from rocserve.backends.onnx.migraphx_provider import pads_with_first_row
-from rocserve.backends.onnx.opener import SessionOpener, require_model
+from rocserve.backends.onnx.opener import SessionOpener, require_model, session_facts
 from rocserve.backends.onnx.providers import Provider, ProviderPlan, plan_providers
 from rocserve.backends.onnx.runs import Run, SizedRun, session_run
 from rocserve.backends.onnx.signature import session_signature
@@ -62,7 +62,7 @@ def _load(model: ModelSource, plan: ProviderPlan) -> LoadedModel:
         return load_fixed_shapes(model, opener, plan.compiling)
     session = opener.open()
     signature = session_signature(session, model.config)
-    return OnnxModel(session_run(session, signature), signature, model.config)
+    return OnnxModel(session_run(session, signature), signature, model.config, session_facts(session))
 
 
 def load_fixed_shapes(model: ModelSource, opener: SessionOpener, provider: Provider) -> LoadedModel:
@@ -86,14 +86,27 @@ def load_fixed_shapes(model: ModelSource, opener: SessionOpener, provider: Provi
     finally:
         model.report("")
     run = SizedRun(runs, pads_with_first_row(model.config, provider.accelerator)) if sizes else runs[0]
-    return OnnxModel(run, signature, model.config, sizes)
+    facts = {**session_facts(opened), **({"batch_sizes": ", ".join(map(str, sizes))} if sizes else {})}
+    return OnnxModel(run, signature, model.config, facts, sizes)
 
 
 class OnnxModel:
     """A model's sessions; safe to use on several threads at once. Running releases the GIL."""
 
-    def __init__(self, run: Run, signature: Signature, config: ModelConfig, sizes: Sequence[int] = ()) -> None:
-        """`sizes`: the batch sizes that it runs at, each of which is to be warmed up; empty = any."""
+    def __init__(
+        self,
+        run: Run,
+        signature: Signature,
+        config: ModelConfig,
+        properties: Mapping[str, str],
+        sizes: Sequence[int] = (),
+    ) -> None:
+        """
+        Args:
+            properties: what its metadata says of it.
+            sizes: the batch sizes that it runs at, each of which is to be warmed up; empty = any.
+        """
+        self.properties = properties
         self._run = run
         self._signature = signature
         self._config = config

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -32,6 +35,22 @@ def read_external_weights(model_file: Path, roots: tuple[Path, ...]) -> External
         checked.add(tensor, 0)
         files[_location(tensor)] = model_file.parent / _location(tensor)
     return ExternalWeights(files, in_memory=_can_be_given(model, files))
+
+
+@contextmanager
+def copied_model(model_file: Path, files: Mapping[str, Path]) -> Iterator[Path]:
+    """A copy of the model file, with copies of its `files` beside it. They go at the end; what has mapped them keeps
+    them.
+
+    Raises:
+        OSError: a file cannot be read, or there is no room.
+    """
+    with tempfile.TemporaryDirectory(prefix="rocserve-weights-") as name:
+        folder = Path(name)
+        for location, path in files.items():
+            (folder / location).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, folder / location)
+        yield Path(shutil.copyfile(model_file, folder / model_file.name))
 
 
 def _can_be_given(model: onnx.ModelProto, files: Iterable[str]) -> bool:

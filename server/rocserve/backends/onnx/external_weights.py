@@ -8,8 +8,6 @@ before the new version of the model takes over.
 from __future__ import annotations
 
 import mmap
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -63,12 +61,10 @@ def settled_weights(model_file: Path, weights: ExternalWeights, options: Any) ->
             options.add_external_initializers_from_files_in_memory(list(weights.files), contents, sizes)
             yield model_file
         else:
-            # What is mapped stays when its folder goes.
-            folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="rocserve-weights-")))
-            for name, path in weights.files.items():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, folder / name)
-            yield Path(shutil.copyfile(model_file, folder / model_file.name))
+            # Imported already, by what found the files.
+            from rocserve.backends.onnx.external_tensors import copied_model
+
+            yield opened.enter_context(copied_model(model_file, weights.files))
 
 
 def _mapped(path: Path) -> mmap.mmap:

@@ -156,6 +156,11 @@ class SessionOpener:
             )
 
 
+def session_facts(session: Any) -> Mapping[str, str]:
+    """For the model's metadata: the version of ONNX Runtime, and the providers in the order of their precedence."""
+    return {"onnxruntime": onnxruntime.__version__, "execution_providers": ", ".join(session.get_providers())}
+
+
 def _operators(session: Any) -> dict[str, Counter[str]]:
     """How often each provider runs each operator; empty where ONNX Runtime does not tell (before 1.24)."""
     tell = getattr(session, "get_provider_graph_assignment_info", None)
