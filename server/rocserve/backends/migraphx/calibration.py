@@ -208,7 +208,8 @@ class _Reader:
         missing = sorted(self._inputs.keys() - given)
         unknown = sorted(given - self._names)
         if missing or unknown:
-            wrong = f"lacks '{missing[0]}'" if missing else f"has '{unknown[0]}' too"
+            faults = [f"{verb} '{names[0]}'" for verb, names in (("lacks", missing), ("has", unknown)) if names]
+            wrong = " and ".join(faults)
             raise self._wrong(f"must have the model's inputs ({', '.join(self._names)}); it {wrong}")
 
     def _wrong(self, text: str) -> ServeError:

@@ -134,7 +134,7 @@ class _GraphReader:
         graph = model.graph
         if not model.ir_version or not graph.node or not graph.output:
             missing = "ir_version" if not model.ir_version else "nodes" if not graph.node else "outputs"
-            raise self._wrong(f"is no ONNX model, or a damaged one: it has no {missing}")
+            raise self._wrong(f"is no ONNX model, or a damaged one: it has no {missing}; copy or export it again")
         self._walk(graph)
         for function in model.functions:
             self._count_nodes(function.node)

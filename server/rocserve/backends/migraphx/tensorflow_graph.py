@@ -125,7 +125,7 @@ def _graph(path: Path, nodes: list[_Node]) -> TensorflowGraph:
     names = [node.name for node in nodes]
     outputs = tuple(node.name for node in nodes if node.name not in read and node.operator not in _NO_OUTPUTS)
     if not all(names) or not outputs:
-        raise _wrong(path, "is no GraphDef, or a damaged one: it has no outputs")
+        raise _wrong(path, "is no GraphDef, or a damaged one: it has no outputs; copy or export it again")
     if len(set(names)) != len(names):
         raise _wrong(path, "has two nodes of one name")
     variables = sorted(_VARIABLES & operators)

@@ -134,7 +134,7 @@ class TestRefusals:
         ("arrays", "text"),
         [
             ({"x": _samples(2, 3)}, "must have the model's inputs (x, y); it lacks 'y'"),
-            ({"x": _samples(2, 3), "y": _samples(2, 2), "z": _samples(2)}, "(x, y); it has 'z' too"),
+            ({"x": _samples(2, 3), "y": _samples(2, 2), "z": _samples(2)}, "(x, y); it has 'z'"),
             (
                 {"x": _samples(2, 4), "y": _samples(2, 2)},
                 "has shape [2, 4] for input 'x' (s.npz), expected [3] or, for",

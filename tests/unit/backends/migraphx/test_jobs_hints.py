@@ -60,6 +60,7 @@ from rocserve.backends.migraphx.jobs.hints import with_hint
         ("MIOpen(HIP): Error [FindConvFwdAlgorithm] database is locked", "the folder `miopen` in the cache directory"),
         ("write: No space left on device", "--cache-directory and the temporary folder need room"),
         ("/lib/libamdhip64.so: undefined symbol: hsa_x", "`rocserve doctor` says which"),
+        ("MIGraphX ended by signal 6 (SIGABRT): Assertion `!lens.empty()' failed.", "does not survive this model"),
     ],
 )  # fmt: skip
 def test_known_words_get_a_remedy(said: str, remedy: str) -> None:

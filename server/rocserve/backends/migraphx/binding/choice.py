@@ -24,13 +24,13 @@ def open_binding(installation: MigraphxInstallation, wanted: str = "auto") -> Bi
         raise MigraphxError(f"there is no binding {wanted!r}: it is one of {', '.join(WAYS)}")
     if wanted == "c_api" and not installation.library:
         raise MigraphxError(
-            "binding c_api is wanted, but MIGraphX's C library (libmigraphx_c.so.3) was not found; leave 'binding' out to"
-            " have the one that there is"
+            "binding c_api is wanted, but MIGraphX's C library (libmigraphx_c.so.3) was not found; leave"
+            " 'binding' out to have the way that there is"
         )
     if wanted == "module" and not installation.module_folder:
         raise MigraphxError(
-            "binding module is wanted, but no Python module migraphx that fits this Python was found; leave 'binding' out"
-            " to have the one that there is"
+            "binding module is wanted, but no Python module migraphx that fits this Python was found; leave"
+            " 'binding' out to have the way that there is"
         )
     if wanted == "c_api" or (wanted == "auto" and installation.library):
         return GuardedBinding(CBinding(installation.library))
