@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rocserve.backends.base import EngineChoice, EngineSpec, Machine
 from rocserve.config.definition import ModelDefinition
@@ -57,8 +57,9 @@ class EngineFailure:
         fallback = self.plan.fallback
         if fallback is None:
             raise self.error
+        choice = EngineChoice(fallback, f"in the place of {self.plan.engine.name}")
         try:
-            return _plan(definition, EngineChoice(fallback, self.text), machine)
+            return replace(_plan(definition, choice, machine), reason=self.text)
         except ServeError as refusal:
             text = f"{self.error.text}; engine {fallback.name} does not take its place: {refusal.text}"
             raise ServeError(self.error.code, text) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import re
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -24,6 +25,8 @@ _Result = TypeVar("_Result")
 
 DEFAULT_POLICY = RestartPolicy()
 
+_MEASURE = re.compile(r"[0-9][0-9.:]* ?(?:%|(?:ms|s|min|h|[KMGT]?i?B)\b)")
+"""Times, shares, sizes."""
 _MOST_PARTS = 2
 """Of the line that says what all workers are at."""
 
@@ -76,6 +79,8 @@ class WorkerGroup:
         self._down: set[int] = set()
         self._progress: dict[int, str] = {}
         self._count = len(plans)
+        self._name = f"model '{load.model_name}' version {load.version}"
+        self._log = log
         self._supervisors = [
             WorkerSupervisor(
                 dataclasses.replace(
@@ -156,7 +161,10 @@ class WorkerGroup:
     def worker_progress(self, index: int, text: str) -> None:
         """What a worker's engine is at now."""
         before = self._progress_line()
+        phases = {_phase(line) for line in self._progress.values()}
         self._progress[index] = text
+        if text and _phase(text) not in phases:
+            self._log.info("%s: %s", self._name, text)
         line = self._progress_line()
         if line != before:
             self._events.progress(line)
@@ -192,6 +200,11 @@ class _WorkerEvents:
 
     def progress(self, text: str) -> None:
         self._group.worker_progress(self._index, text)
+
+
+def _phase(text: str) -> str:
+    """What stays the same while one thing goes on: the log has a line for each, not for each second of it."""
+    return _MEASURE.sub("", text)
 
 
 def _workers(numbers: Sequence[int]) -> str:

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import functools
 import logging
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,9 +20,6 @@ from rocserve.workers.conversation import CallStarter, Conversation
 from rocserve.workers.launcher import LaunchOptions, WorkerLauncher
 from rocserve.workers.messages import Load, Progress, WarmUp
 from rocserve.workers.process import WorkerProcess
-
-_MEASURE = re.compile(r"[0-9][0-9.:]* ?(?:%|(?:ms|s|min|h|[KMGT]?i?B)\b)")
-"""What changes in a line of progress while the same thing goes on: times, shares, sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +89,6 @@ class WorkerSupervisor:
         self._name = f"model '{load.model_name}' version {load.version}"
         self._loop = asyncio.get_running_loop()
         self._worker: WorkerProcess | None = None
-        self._phase = ""
         self._supervision: asyncio.Task[None] | None = None
 
     @property
@@ -137,18 +132,9 @@ class WorkerSupervisor:
     def _progress(self, worker: WorkerProcess, progress: Progress) -> None:
         if worker is not self._worker:
             return
-        self._log_phase(progress.text)
         self._events.progress(progress.text)
         if progress.properties:
             self._events.described(progress.properties)
-
-    def _log_phase(self, text: str) -> None:
-        """What is new, but not each second of it."""
-        phase = _MEASURE.sub("", text)
-        if phase != self._phase:
-            self._phase = phase
-            if text:
-                self._log.info("%s: %s", self._name, text)
 
     def _new_channel(self) -> Channel:
         conversation = None
@@ -203,12 +189,8 @@ class WorkerSupervisor:
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.kill()
-            self._forget_progress()
+            self._events.progress("")
             self._end_channels(worker.channels, f"the worker of {self._name} was stopped")
-
-    def _forget_progress(self) -> None:
-        self._phase = ""
-        self._events.progress("")
 
     async def _supervise(self, message: WarmUp) -> None:
         failures = 0
@@ -231,7 +213,7 @@ class WorkerSupervisor:
         text = f"worker of {self._name} ended unexpectedly ({worker.reason})"
         self._log.error("%s; it is being restarted", text)
         self._worker = None
-        self._forget_progress()
+        self._events.progress("")
         reason = unavailable(f"{text}; the model is being restarted")
         for channel in worker.channels:
             channel.stop_taking()

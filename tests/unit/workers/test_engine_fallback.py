@@ -131,7 +131,8 @@ async def test_a_gpu_is_never_replaced_by_the_cpu_unasked(loads: Loads) -> None:
     assert caught.value.code is StatusCode.UNAVAILABLE
     assert caught.value.text.startswith(
         "Unknown operator: MyFancyOp; engine plain does not take its place: instance group m_0 of model m has kind"
-        " KIND_GPU but no GPUs are available to the backend 'onnx' (engine plain runs it: engine compiler cannot"
+        " KIND_GPU but no GPUs are available to the backend 'onnx' (engine plain runs it: in the place of compiler);"
+        " use KIND_CPU or KIND_AUTO, or set parameter 'engine' to \"auto\" to accept the CPU"
     )
     loaded = await loads.load("fails", on_gpu, engine="auto")
     assert (loaded.properties["engine"], loaded.properties["devices"]) == ("plain", "cpu")
