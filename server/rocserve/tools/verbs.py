@@ -28,7 +28,8 @@ def add_model_verbs(verbs: _Verbs) -> Mapping[str, Verb]:
     _add_inspect(verbs)
     _add_bench(verbs)
     _add_tune(verbs)
-    return {"compile": _compile, "inspect": _inspect, "bench": _bench, "tune": _tune}
+    _add_doctor(verbs)
+    return {"compile": _compile, "inspect": _inspect, "bench": _bench, "tune": _tune, "doctor": _doctor}
 
 
 def _add_compile(verbs: _Verbs) -> None:
@@ -298,4 +299,15 @@ def _tune(options: argparse.Namespace) -> int:
         _command_line(options),
         _settings(options),
         lambda model, out, log: tune(model, chosen, out, log),
+    )
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from rocserve.tools.doctor.verb import run_doctor
+    from rocserve.tools.printing import console_on
+    from rocserve.tools.running import guarded, tool_log
+
+    settings = _settings(options)
+    return guarded(
+        "doctor", "", lambda: run_doctor(settings, options.timeout_secs, options.json, console_on(), tool_log())
     )

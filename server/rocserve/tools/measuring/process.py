@@ -135,7 +135,7 @@ class MeasuringProcess:
     def _end(self) -> str:
         status = self._process.wait()
         self._output.take_lines(ended=True)
-        return describe_end(status, self._output.last_lines, 0)
+        return describe_end(status, self._output.last_lines, 0, "the process")
 
     def _close(self) -> None:
         for descriptor in (self._orders, self._answers, self._lifeline):

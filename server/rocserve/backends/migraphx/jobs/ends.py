@@ -10,10 +10,10 @@ _TOLD_LINES = 4
 _LONGEST_TOLD = 600
 
 
-def describe_end(status: int, last_lines: Sequence[str], peak_bytes: int) -> str:
+def describe_end(status: int, last_lines: Sequence[str], peak_bytes: int, who: str = "MIGraphX") -> str:
     """For a child that ended without a word; goes on after "while compiling: ".
 
-    `status`: the exit status; below 0, less the signal's number.
+    `status`: the exit status; below 0, less the signal's number. `who`: what a signal ended.
     """
     if status == -signal.SIGKILL:
         end = (
@@ -21,7 +21,7 @@ def describe_end(status: int, last_lines: Sequence[str], peak_bytes: int) -> str
             f" (it had {peak_bytes / 2**20:.0f} MiB)"
         )
     elif status < 0:
-        end = f"MIGraphX ended by signal {-status} ({_signal_name(-status)})"
+        end = f"{who} ended by signal {-status} ({_signal_name(-status)})"
     else:
         end = f"the process ended with exit status {status}"
     said = last_words(last_lines)

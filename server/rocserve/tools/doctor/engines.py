@@ -1,0 +1,130 @@
+"""Which engines work: MIGraphX and its targets, and a tiny model through each engine that there is."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from tempfile import TemporaryDirectory
+
+from rocserve.backends.gpus import visible_gpus
+from rocserve.backends.installed import is_installed
+from rocserve.backends.migraphx.installation import MigraphxInstallation, find_installation, python_command
+from rocserve.backends.migraphx.jobs.library import LibraryJob, LibraryResult
+from rocserve.backends.migraphx.jobs.runner import JobRunner
+from rocserve.backends.migraphx.options import Target
+from rocserve.backends.migraphx.spec import MIGRAPHX
+from rocserve.backends.onnx.engine_choice import ONNXRUNTIME
+from rocserve.backends.rocal import BACKEND, ROCAL_MODULE
+from rocserve.core.errors import ServeError
+from rocserve.settings import EngineSettings
+from rocserve.tools.doctor.findings import Finding, State
+from rocserve.tools.doctor.trial import TrialOrder
+from rocserve.tools.doctor.trials import run_trial
+
+_SECTION = "engines"
+_NO_FILE = "cannot open shared object file"
+
+
+class EngineExamination:
+    def __init__(
+        self, settings: EngineSettings, timeout_seconds: float, report: Callable[[str], None], log: logging.Logger
+    ) -> None:
+        """`timeout_seconds`: of each trial. `report` takes what goes on, a line each."""
+        self._settings = settings
+        self._timeout_seconds = timeout_seconds
+        self._report = report
+        self._log = log
+
+    def findings(self) -> Iterator[Finding]:
+        if is_installed("onnxruntime"):
+            yield self._tried("ONNX Runtime", "onnx", ONNXRUNTIME.module, {"engine": "cpu"})
+        else:
+            yield Finding(_SECTION, "ONNX Runtime", State.ABSENT, "not installed")
+        yield from self._migraphx()
+        yield from self._rocal()
+
+    def _migraphx(self) -> Iterator[Finding]:
+        try:
+            installation = find_installation(self._settings)
+        except ServeError as error:
+            yield Finding(_SECTION, "MIGraphX", State.ABSENT, error.text)
+            return
+        yield Finding(_SECTION, "MIGraphX is in", State.FACT, _place(installation))
+        runner = JobRunner(installation, self._report, self._log)
+        try:
+            library = runner.run(LibraryJob(), LibraryResult, timeout_seconds=self._timeout_seconds)
+        except ServeError as error:
+            yield Finding(_SECTION, "MIGraphX", State.BROKEN, error.text, "MIGraphX is there, but cannot be loaded")
+            return
+        text = f"{library.version or 'of unknown version'}, reached by {library.binding} ({library.library})"
+        yield Finding(_SECTION, "MIGraphX", State.FACT, text)
+        for target in Target:
+            yield self._target(target, library.targets[target.value], installation)
+
+    def _target(self, target: Target, fault: str, installation: MigraphxInstallation) -> Finding:
+        if fault:
+            return target_fault(target, fault)
+        name = _target_name(target)
+        gpus = visible_gpus() if target is Target.GPU else ()
+        if target is Target.GPU and not gpus:
+            return Finding(_SECTION, name, State.ABSENT, "installed, but there is no GPU that this process may use")
+        device = gpus[0] if gpus else None
+        environment = {} if device is None else {"HIP_VISIBLE_DEVICES": str(device)}
+        return self._tried(
+            name, "onnx", MIGRAPHX.module, {"target": target.value}, device, python_command(installation), environment
+        )
+
+    def _rocal(self) -> Iterator[Finding]:
+        (engine,) = BACKEND.engines
+        if is_installed("cv2"):
+            yield self._tried("rocAL's CPU engine", "rocal", engine.module, {"engine": "cpu"})
+        else:
+            yield Finding(_SECTION, "rocAL's CPU engine", State.ABSENT, "cv2 is not installed")
+        if is_installed(ROCAL_MODULE):
+            yield self._tried("rocAL", "rocal", engine.module, {"engine": "rocal"})
+        else:
+            yield Finding(_SECTION, "rocAL", State.ABSENT, f"the Python module {ROCAL_MODULE} is not installed")
+
+    def _tried(
+        self,
+        name: str,
+        kind: str,
+        engine: str,
+        parameters: Mapping[str, str],
+        device: int | None = None,
+        python: Sequence[str] = (sys.executable,),
+        environment: Mapping[str, str] | None = None,
+    ) -> Finding:
+        self._report(f"{name}: trying a tiny model")
+        with TemporaryDirectory(prefix="rocserve-doctor-") as folder:
+            # A cache of its own: the trial is to compile, and to leave nothing behind.
+            settings = EngineSettings(f"{folder}/cache", self._settings.cache_bytes, self._settings.migraphx_root)
+            order = TrialOrder(kind, engine, folder, parameters, device, settings)
+            result = run_trial(order, python, self._timeout_seconds, environment or {})
+        if result.failure:
+            return Finding(_SECTION, name, State.BROKEN, result.failure, f"{name} does not work; see its line above")
+        return Finding(_SECTION, name, State.WORKS, f"a tiny model, right answer, {result.seconds:.2f} s with loading")
+
+
+def target_fault(target: Target, fault: str) -> Finding:
+    """Tells a target that is not installed from one that is and cannot be loaded, by MIGraphX's words."""
+    own_library = f"libmigraphx_{target.value}.so"
+    name = _target_name(target)
+    if fault.partition(own_library)[2].startswith(f": {_NO_FILE}"):
+        return Finding(_SECTION, name, State.ABSENT, f"{own_library} is not installed")
+    advice = f"{name}: a library that {own_library} needs is missing or of another version (ldd on it shows which)"
+    return Finding(_SECTION, name, State.BROKEN, fault, advice)
+
+
+def _target_name(target: Target) -> str:
+    return f"MIGraphX on {target.value}"
+
+
+def _place(installation: MigraphxInstallation) -> str:
+    places = [installation.library or "no C library"]
+    if installation.module_folder:
+        places.append(f"Python module in {installation.module_folder}")
+    if installation.loader:
+        places.append("started with its own C library")
+    return f"{', '.join(places)} (found by {installation.origin})"

@@ -1,0 +1,70 @@
+"""What the machine is: processors, memory, GPUs, ROCm, the variables that engines heed."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rocserve.backends.free_memory import free_gpu_memory, free_host_memory
+from rocserve.backends.gpus import visible_gpus
+from rocserve.backends.host import Host
+from rocserve.backends.parameters import usable_cpus
+from rocserve.tools.doctor.findings import Finding, State
+from rocserve.tools.printing import size
+
+_SECTION = "machine"
+_DRIVER = Path("/dev/kfd")
+_VARIABLES = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HSA_OVERRIDE_GFX_VERSION", "LD_LIBRARY_PATH", "ROCM_PATH")
+_PREFIXES = ("MIGRAPHX_", "MIOPEN_", "ROCSERVE_")
+
+
+def examine_machine(host: Host) -> Iterator[Finding]:
+    yield _fact("Python", f"{platform.python_version()} ({sys.executable})")
+    yield _fact("system", f"{platform.platform()}, {usable_cpus()} CPUs may be used")
+    memory = free_host_memory(host)
+    if memory is not None:
+        yield _fact("memory", f"{size(memory.free_bytes)} of {size(memory.total_bytes)} free ({memory.place})")
+    yield _rocm(host)
+    yield from _gpus(host)
+    for name in sorted(host.environment):
+        if name in _VARIABLES or name.startswith(_PREFIXES):
+            yield _fact(f"${name}", host.environment[name])
+
+
+def _rocm(host: Host) -> Finding:
+    version = host.rocm_version
+    if version:
+        return _fact("ROCm", version)
+    return Finding(_SECTION, "ROCm", State.ABSENT, f"no {host.rocm} with a version, and no $ROCM_PATH")
+
+
+def _gpus(host: Host) -> Iterator[Finding]:
+    numbers = visible_gpus(host.environment, host.system / "class/kfd/kfd/topology/nodes")
+    if not numbers:
+        yield Finding(_SECTION, "GPUs", State.ABSENT, "no AMD GPU that this process may use")
+    for number in numbers:
+        gpu = host.gpu(number)
+        if gpu is None:
+            advice = "check HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES"
+            yield Finding(_SECTION, f"GPU {number}", State.BROKEN, "is asked for, and there is none", advice)
+            continue
+        memory = free_gpu_memory(gpu, host)
+        amount = size(gpu.memory_bytes) if memory is None else f"{size(memory.free_bytes)} of {size(gpu.memory_bytes)}"
+        text = f"{gpu.architecture or 'architecture unknown'}, {amount} free, PCI {gpu.pci_slot}"
+        yield _fact(f"GPU {number}", text)
+    if numbers and not os.access(_DRIVER, os.R_OK | os.W_OK):
+        text = f"{_DRIVER} may not be read and written by this user" if _DRIVER.exists() else f"there is no {_DRIVER}"
+        yield Finding(_SECTION, "GPU driver", State.BROKEN, text, _ACCESS_ADVICE)
+
+
+_ACCESS_ADVICE = (
+    "add the user to the groups render and video; in a container pass --device=/dev/kfd --device=/dev/dri"
+    " --group-add=render"
+)
+
+
+def _fact(name: str, text: str) -> Finding:
+    return Finding(_SECTION, name, State.FACT, text)

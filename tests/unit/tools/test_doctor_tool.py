@@ -1,0 +1,142 @@
+"""`rocserve doctor`: on this machine as it is, and on others that stand in folders of a test's."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+from support.gpu_tree import GpuTree
+from support.tools import Command
+
+from rocserve.backends.host import Host
+from rocserve.backends.migraphx.options import Target
+from rocserve.settings import EngineSettings
+from rocserve.tools.doctor.engines import target_fault
+from rocserve.tools.doctor.findings import Finding, State
+from rocserve.tools.doctor.machine import examine_machine
+from rocserve.tools.doctor.tiny_model import tiny_onnx
+from rocserve.tools.doctor.trial import TrialOrder
+from rocserve.tools.doctor.trials import run_trial
+
+_ONNXRUNTIME = "rocserve.backends.onnx.backend"
+
+
+@pytest.fixture
+def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(tmp_path / "cache", capsys)
+
+
+def _failure(
+    tmp_path: Path, engine: str, python: tuple[str, ...] = (sys.executable,), seconds: float = 60
+) -> TrialResult:
+    order = TrialOrder("onnx", engine, str(tmp_path), {}, None, EngineSettings())
+    return run_trial(order, python, seconds, {})
+
+
+def test_every_engine_is_tried(migraphx_root: Path, command: Command) -> None:
+    ran = command.on_migraphx(migraphx_root, "doctor", "--json")
+    findings = {finding["name"]: finding for finding in json.loads(ran.out)["findings"]}
+    assert (ran.status, json.loads(ran.out)["broken"]) == (0, 0)
+    for engine in ("ONNX Runtime", "MIGraphX on ref", "rocAL's CPU engine"):
+        assert findings[engine]["state"] == "works", findings[engine]
+    assert findings["MIGraphX"]["text"].startswith("2.")
+    assert findings["MIGraphX on gpu"]["state"] == "absent"
+    assert "CPUExecutionProvider" in findings["onnxruntime"]["text"]
+    assert str(command.cache) in findings["directory"]["text"]
+    assert not command.cache.exists(), "a look leaves nothing behind"
+
+
+def test_as_people_read_it_where_migraphx_is_broken(command: Command, tmp_path: Path) -> None:
+    library = tmp_path / "lib" / "libmigraphx_c.so.3"
+    library.parent.mkdir()
+    library.write_bytes(b"no library")
+    ran = command("doctor", "--migraphx-root", tmp_path, "--cache-directory", command.cache)
+    assert ran.status == 1
+    assert ran.row("ONNX Runtime")[0] == "works"
+    assert ran.row("MIGraphX  ")[0] == "BROKEN"
+    assert "advice: MIGraphX is there, but cannot be loaded\n" in ran.out
+    assert ran.out.endswith("1 broken\n")
+
+
+def test_where_migraphx_is_not_installed_nothing_is_broken(command: Command, tmp_path: Path) -> None:
+    ran = command("doctor", "--migraphx-root", tmp_path, "--cache-directory", command.cache)
+    assert ran.status == 0
+    assert ran.row("MIGraphX  ")[0] == "absent"
+    assert ran.out.endswith("nothing that is installed is broken\n")
+
+
+def test_a_cache_that_others_may_write_to(command: Command) -> None:
+    command.cache.mkdir()
+    command.cache.chmod(0o777)
+    ran = command("doctor", "--cache-directory", command.cache)
+    assert ran.status == 1
+    assert ran.row("directory")[0] == "BROKEN"
+
+
+def _found(tmp_path: Path, tree: GpuTree, variables: dict[str, str]) -> dict[str, Finding]:
+    host = Host(tree.system, Path("/proc"), tmp_path / "rocm", variables)
+    return {finding.name: finding for finding in examine_machine(host)}
+
+
+def test_a_machine_with_gpus(tmp_path: Path) -> None:
+    tree = GpuTree(tmp_path / "sys")
+    tree.add_cpu()
+    tree.add_gpu(version=90010, memory=64 << 30, used=1 << 30)
+    (tmp_path / "rocm" / ".info").mkdir(parents=True)
+    (tmp_path / "rocm" / ".info" / "version").write_text("7.1.1-38\n")
+    found = _found(tmp_path, tree, {"MIGRAPHX_TRACE_EVAL": "1", "HOME": "/root"})
+    assert found["ROCm"].text == "7.1.1"
+    assert found["GPU 0"].text == "gfx90a, 63.00 GiB of 64.00 GiB free, PCI 0000:01:00"
+    assert found["$MIGRAPHX_TRACE_EVAL"].text == "1"
+    assert "$HOME" not in found
+    if not Path("/dev/kfd").exists():
+        assert found["GPU driver"].state is State.BROKEN
+        assert "--device=/dev/kfd" in found["GPU driver"].advice
+
+
+def test_a_machine_without_gpus_and_a_gpu_that_is_asked_for_in_vain(tmp_path: Path) -> None:
+    tree = GpuTree(tmp_path / "sys")
+    tree.add_cpu()
+    found = _found(tmp_path, tree, {})
+    assert (found["GPUs"].state, found["ROCm"].state) == (State.ABSENT, State.ABSENT)
+    found = _found(tmp_path, tree, {"HIP_VISIBLE_DEVICES": "3"})
+    assert found["GPU 3"].state is State.BROKEN
+
+
+@pytest.mark.parametrize(
+    ("words", "state"),
+    [
+        ("with libmigraphx_gpu.so: cannot open shared object file: No such file", State.ABSENT),
+        ("with libmigraphx_gpu.so: libMIOpen.so.1: cannot open shared object file: No such file", State.BROKEN),
+        ("with libmigraphx_gpu.so: undefined symbol: rocblas_initialize", State.BROKEN),
+    ],
+)
+def test_a_target_that_is_not_installed_is_told_from_one_that_is_broken(words: str, state: State) -> None:
+    finding = target_fault(Target.GPU, f"check_load_error: Dynamic loading or symbol lookup failed {words}")
+    assert finding.state is state
+    assert bool(finding.advice) == (state is State.BROKEN)
+
+
+def test_the_tiny_model_is_valid_onnx() -> None:
+    model = onnx.load_from_string(tiny_onnx())
+    onnx.checker.check_model(model)
+    assert [node.op_type for node in model.graph.node] == ["Add", "Relu"]
+
+
+class TestTrials:
+    def test_right(self, tmp_path: Path) -> None:
+        assert _failure(tmp_path, _ONNXRUNTIME) == ""
+
+    def test_an_engine_that_cannot_be_loaded(self, tmp_path: Path) -> None:
+        assert _failure(tmp_path, "rocserve.absent") == "ModuleNotFoundError: No module named 'rocserve.absent'"
+
+    def test_one_that_crashes(self, tmp_path: Path) -> None:
+        crashing = ("/bin/sh", "-c", "echo the last word >&2; kill -6 $$")
+        assert _failure(tmp_path, "", crashing) == "the process ended by signal 6 (SIGABRT): the last word"
+
+    def test_one_that_hangs(self, tmp_path: Path) -> None:
+        hanging = ("/bin/sh", "-c", "sleep 1000")
+        assert _failure(tmp_path, "", hanging, 0.2) == "took longer than 0.2 s and was stopped"
