@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from rocserve.backends.migraphx.binding.c_api.prototypes import declare
+from rocserve.backends.migraphx.binding.c_api.prototypes import MADE_ONCE, declare
 from rocserve.backends.migraphx.binding.interface import MigraphxError
 from rocserve.backends.migraphx.binding.messages import Messages
 from rocserve.backends.migraphx.binding.standard_error import StandardErrorCapture
@@ -41,11 +41,17 @@ class Library:
             raise MigraphxError(f"this version of MIGraphX cannot do it: its C API has no migraphx_{name}") from None
 
     def call(self, name: str, *arguments: Any) -> None:
-        """
+        """Standard error is only taken during calls that are made once.
+
+        So what is written before the process dies of a run (by a GPU's driver, say) reaches the log. Other calls that
+        fail are made again to have MIGraphX's words; should one succeed then, that is its result.
+
         Raises:
             MigraphxError: in MIGraphX's own words, which it writes to standard error.
         """
         function = self.function(name)
+        if name not in MADE_ONCE and function(*arguments) == 0:
+            return
         start = self._errors.begin()
         status = -1
         try:
@@ -56,15 +62,6 @@ class Library:
             raise self._error(name, status, text)
         if text:
             self._messages.add(text)
-
-    def call_often(self, name: str, *arguments: Any) -> None:
-        """As `call`, for what comes often and may be made twice: standard error stays where it leads.
-
-        So what is written before the process dies of it (by a GPU's driver, say) reaches the log. A call that fails is
-        made again to have its words; should it succeed then, that is its result.
-        """
-        if self.function(name)(*arguments):
-            self.call(name, *arguments)
 
     def new(self, name: str, destroy: str, *arguments: Any) -> Handle:
         """Calls a function that gives out a handle of the caller's, with the handle first."""

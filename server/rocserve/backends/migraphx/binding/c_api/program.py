@@ -137,7 +137,7 @@ class Runner:
     def run(self, inputs: Mapping[str, Array], use: Callable[[Sequence[Array]], Result]) -> Result:
         self._parameters.bind(inputs)
         arguments = c_void_p()
-        self._library.call_often("program_run", byref(arguments), self._program, self._parameters.handle)
+        self._library.call("program_run", byref(arguments), self._program, self._parameters.handle)
         try:
             return use(self._results.views(arguments))
         finally:

@@ -93,6 +93,23 @@ _OTHERS: Mapping[str, tuple[Any, ...]] = {
     "quantize_fp8": (_HANDLE, _HANDLE, _HANDLE),
 }
 
+MADE_ONCE = frozenset(
+    {
+        "load",
+        "save",
+        "parse_onnx",
+        "parse_tf",
+        "target_create",
+        "program_compile",
+        "program_print",
+        "quantize_fp16",
+        "quantize_bf16",
+        "quantize_int8",
+        "quantize_fp8",
+    }
+)
+"""Those that write messages beside their errors, or change what they are given. The others may be called again."""
+
 PROTOTYPES: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(_ONE_HANDLE, (_HANDLE,)),
     **dict.fromkeys(_NEW_HANDLE, (_NEW,)),
