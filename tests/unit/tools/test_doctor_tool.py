@@ -29,11 +29,9 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
     return Command(tmp_path / "cache", capsys)
 
 
-def _failure(
-    tmp_path: Path, engine: str, python: tuple[str, ...] = (sys.executable,), seconds: float = 60
-) -> TrialResult:
-    order = TrialOrder("onnx", engine, str(tmp_path), {}, None, EngineSettings())
-    return run_trial(order, python, seconds, {})
+def _failure(folder: Path, engine: str, python: tuple[str, ...] = (sys.executable,), seconds: float = 60) -> str:
+    order = TrialOrder("onnx", engine, str(folder), {}, None, EngineSettings())
+    return run_trial(order, python, seconds, {}).failure
 
 
 def test_every_engine_is_tried(migraphx_root: Path, command: Command) -> None:
