@@ -6,6 +6,7 @@ $ROCSERVE_DAMAGED_FILES says how many; the default is for every day.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -112,7 +113,7 @@ def test_each_gets_a_reason_and_nothing_else_notices(
                 wait_until(lambda name=name: index_entry(client, name)[0] in ENDS, 120, f"an end of '{name}'")
                 state, reason = index_entry(client, name)
                 outcomes[state] += 1
-                assert state == "READY" or reason, f"no reason for '{name}'"
+                assert state == "READY" or re.search(r"model\.(onnx|mxr)|MIGraphX", reason), f"{name}: {reason}"
             for name in batch:
                 shutil.rmtree(repository / name)
             for name in batch:
