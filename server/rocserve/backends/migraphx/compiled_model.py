@@ -50,7 +50,8 @@ class _Compiled:
         self._turn = threading.Lock()
 
     def load(self, note: str) -> MigraphxModel:
-        first, *others = self._plan.recipes
+        # The batch size that a file has baked in is sure to be had; others may turn out not to be.
+        first, *others = sorted(self._plan.recipes, key=lambda recipe: recipe.rebatched)
         program = self._program(first)
         layout = self._layout(program, first)
         runner = self._runner(program, layout, first)

@@ -301,6 +301,14 @@ class TestWhatCannotBeHad:
         inputs = migraphx_models.random_inputs(network, 2)
         np.testing.assert_allclose(answers(model, inputs)["y"], (inputs["x"] ** 2).reshape(2, 6), rtol=1e-5)
 
+    def test_a_files_own_batch_comes_first_and_suffices(self, engine: Engine) -> None:
+        network = migraphx_models.reshaped_to_constant(batch=2)
+        model = engine.complete(network, 2)
+        assert model.properties["batch_sizes"] == "2"
+        assert engine.reports[-1].startswith("serving without batch size 1: ")
+        inputs = migraphx_models.random_inputs(network, 3)
+        np.testing.assert_allclose(answers(model, inputs)["y"], (inputs["x"] ** 2).reshape(3, 6), rtol=1e-5)
+
     def test_rows_that_depend_on_each_other_are_found_out(self, engine: Engine) -> None:
         engine.complete(migraphx_models.mixing_rows(), 2)
         assert "serving without batch size 2" in engine.reports[-1]
