@@ -19,8 +19,8 @@ from support import migraphx_models
 from support.migraphx_serving import Array, ask, compiled, config, expected, index_entry, place
 from support.server import RocserveProcess, wait_until
 
-FILES = int(os.environ.get("ROCSERVE_DAMAGED_FILES", "16"))
-AT_ONCE = 8
+FILES = int(os.environ.get("ROCSERVE_DAMAGED_FILES", "12"))
+AT_ONCE = 6
 """Folders that are there at the same time."""
 
 SERVED = migraphx_models.mlp()
