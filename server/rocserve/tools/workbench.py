@@ -16,10 +16,12 @@ from rocserve.backends.migraphx.environment import program_environment
 from rocserve.backends.migraphx.installation import MigraphxInstallation, find_installation
 from rocserve.backends.migraphx.jobs.library import LibraryJob, LibraryResult
 from rocserve.backends.migraphx.jobs.runner import JobRunner
+from rocserve.backends.migraphx.mxr import sibling_model
 from rocserve.backends.migraphx.options import CompileOptions, ServingOptions, Target
 from rocserve.backends.migraphx.parameters import compile_options, serving_options
 from rocserve.backends.migraphx.plan import ProgramPlan, plan_programs
 from rocserve.backends.migraphx.recipe import ProgramEnvironment, ProgramRecipe
+from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InstanceKind
 from rocserve.tools.model_choice import ToolModel
 
@@ -81,11 +83,21 @@ class Workbench:
 
     def plan(self) -> ProgramPlan:
         """The programs that the model consists of. Raises: ServeError: the file or the configuration is wrong."""
+        source = self.model.source
+        file = source.model_file
+        if file.suffix == ".mxr":
+            file = sibling_model(file) or file
+        if file.suffix == ".mxr":
+            raise invalid_argument(
+                f"{file.name} is compiled already, and the ONNX file that it was made from is not beside it as"
+                f" {file.with_suffix('.onnx').name}"
+            )
         return plan_programs(
-            self.model.source,
+            source,
             self.options,
             self.serving,
             self.environment,
+            model_file=file,
             default_max_batch_size=self.model.backend.default_max_batch_size,
         )
 

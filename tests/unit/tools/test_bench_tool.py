@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -110,27 +109,32 @@ def test_models_that_are_not_for_it(command: Command) -> None:
     assert "is of backend 'rocal', whose models have no compiled programs" in ran.err
 
 
-def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "status", "words"),
+    [(signal.SIGINT, 130, "rocserve bench: ended by you\n"), (signal.SIGKILL, -signal.SIGKILL, "")],
+)
+def test_no_process_is_left_behind(tmp_path: Path, number: int, status: int, words: str) -> None:
     model = _file(tmp_path, mlp())
-    words = [sys.executable, "-m", "rocserve.cli", "bench", str(model), "--engine", "onnxruntime", "--seconds", "600"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "rocserve.cli", "bench", str(model), "--engine", "onnxruntime", "--seconds", "600"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     while "timing" not in process.stderr.readline():
         assert process.poll() is None
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    children = [int(child) for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     assert children
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=20)
-    assert (process.returncode, err) == (130, "rocserve bench: ended by you\n")
+    assert (process.returncode, err) == (status, words)
     deadline = time.monotonic() + 10
-    while any(_is_running(int(child)) for child in children):
+    while any(map(_is_running, children)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
 def _is_running(pid: int) -> bool:
+    """An orphan that has ended may stay a zombie where nobody reaps it."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    return True
+    return state != "Z"

@@ -16,6 +16,7 @@ from rocserve.backends.migraphx.binding.interface import DimensionRange, Program
 from rocserve.backends.migraphx.installation import python_command
 from rocserve.backends.migraphx.jobs.probe import ProbeJob, ProbeResult
 from rocserve.backends.migraphx.mxr import check_mxr, sibling_model
+from rocserve.backends.migraphx.onnx_graph import read_onnx_graph
 from rocserve.backends.migraphx.options import CompileOptions, ServingOptions, Target
 from rocserve.backends.migraphx.parameters import serving_options
 from rocserve.backends.migraphx.plan import plan_programs
@@ -170,7 +171,16 @@ def _torch(model: ToolModel) -> Contestant:
     files = [source.version_folder / name for name in _TORCH_FILES] if model.definition else []
     file = next((path for path in files if path.is_file()), source.model_file)
     on_gpu = source.config.parameters.get("target", "") in ("", "gpu")
-    return Contestant(TORCH, TorchModule(str(file), on_gpu), _planned_inputs(model))
+    inputs = _planned_inputs(model)
+    if file == source.model_file:
+        # What is converted takes its inputs by their places in the ONNX file.
+        places = {
+            tensor.name: place for place, tensor in enumerate(read_onnx_graph(file, (source.model_folder,)).inputs)
+        }
+        inputs = {
+            size: tuple(sorted(measured, key=lambda one: places.get(one.name, 0))) for size, measured in inputs.items()
+        }
+    return Contestant(TORCH, TorchModule(str(file), on_gpu), inputs)
 
 
 def _on_onnx_file(model: ToolModel) -> ToolModel:

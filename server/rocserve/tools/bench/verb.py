@@ -76,7 +76,7 @@ def _row(one: EngineTimes) -> Sequence[str]:
 def _comparison(one: EngineTimes) -> Sequence[str]:
     if one.latency is None:
         return ["-", "-", "-"]
-    speed = f"{one.speed:.2f} x" if one.speed else "-"
+    speed = f"{one.speed:.3g} x" if one.speed else "-"
     if one.difference is None:
         return [speed, "-", "-"]
     return [speed, f"{one.difference.largest:.2g}", f"{one.difference.relative:.2g}"]

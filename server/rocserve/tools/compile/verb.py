@@ -75,7 +75,7 @@ def _comparison_rows(result: PrecisionResult) -> Iterator[Sequence[str]]:
     if result.latency is None:
         yield (result.precision, "failed", *["-"] * (len(_COMPARED_COLUMNS) - 2))
         return
-    speed = (f"{result.latency.p50:.3f}", f"{result.speed:.2f} x", size(result.size_bytes))
+    speed = (f"{result.latency.p50:.3f}", f"{result.speed:.3g} x", size(result.size_bytes))
     for output, error in result.outputs.items():
         errors = (f"{error.largest:.3g}", f"{error.mean:.3g}", f"{error.relative:.3g}", f"{error.cosine:.6f}")
         top1 = "-" if error.top1 is None else f"{error.top1:.1%}"

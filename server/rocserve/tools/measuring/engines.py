@@ -86,8 +86,9 @@ def _open_onnxruntime(engine: OnnxRuntimeSession) -> OpenedEngine:
         results = model.execute(Batch(tensors, outputs, (1,))).outputs
         return [_array(results[name]) for name in outputs]
 
-    facts = ", ".join(f"{name} {text}" for name, text in model_properties(model).items())
-    return OpenedEngine(f"ONNX Runtime {onnxruntime.__version__}" + (f" ({facts})" if facts else ""), lambda _: run)
+    providers = model_properties(model).get("execution_providers", "")
+    description = f"ONNX Runtime {onnxruntime.__version__}" + (f" ({providers})" if providers else "")
+    return OpenedEngine(description, lambda _: run)
 
 
 def _array(result: Array | Tensor) -> Array:
@@ -97,7 +98,8 @@ def _array(result: Array | Tensor) -> Array:
 def _open_torch(engine: TorchModule) -> OpenedEngine:
     torch = _needed("torch", "PyTorch is not installed; install torch (for ROCm: from pytorch.org's ROCm index)")
     module = _torch_module(torch, engine.torch_file)
-    device = torch.device("cuda" if engine.on_gpu else "cpu")
+    # PyTorch calls AMD's GPUs so, too.
+    device = torch.device("cuda" if engine.on_gpu and torch.cuda.is_available() else "cpu")
     module = module.to(device) if hasattr(module, "to") else module
 
     def run(inputs: Mapping[str, Array]) -> Sequence[Array]:
