@@ -173,6 +173,18 @@ async def test_the_engine_that_was_wanted(loads: Loads) -> None:
     assert loads.progress[:2] == ["compiling batch size 1: parse, 0 s", ""]
 
 
+async def test_a_restart_that_compiles_says_both(loads: Loads) -> None:
+    loaded = await loads.load("dies")
+    assert loaded.status_reason == ""
+    (loads.folder / "die").touch()
+    why = "restarting: worker ended unexpectedly (killed by signal 9)"
+    await until(lambda: loaded.status_reason == f"{why}; compiling batch size 1: compile, 1 s")
+    assert not loaded.available
+    (loads.folder / "compiled").touch()
+    await until(lambda: loaded.available)
+    assert loaded.status_reason == "" and not loads.fallbacks.snapshot()
+
+
 async def test_a_load_says_what_it_is_at_until_it_is_called_off(loads: Loads) -> None:
     load = asyncio.create_task(loads.load("compiles"))
     await until(lambda: "compiling batch size 1: compile, 2 s" in loads.progress)
