@@ -8,6 +8,9 @@ from statistics import median
 
 from benchmarks.cases import Quantity
 
+BARE = "bare"
+"""The contender that makes the same engine calls without a server."""
+
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
@@ -51,6 +54,16 @@ def ratio(quantity: Quantity, ours: Sequence[Measurement], peer: Sequence[Measur
     if len(known) < len(pairs):
         return None
     return Spread.of([theirs / mine for mine, theirs in known])
+
+
+def added_seconds(ours: Sequence[Measurement], peer: Sequence[Measurement], units_per_request: float) -> Spread:
+    """How much longer than a peer rocserve takes for a request on the whole, round by round.
+
+    Raises:
+        ValueError: the two have not as many rounds.
+    """
+    pairs = zip(ours, peer, strict=True)
+    return Spread.of([units_per_request / mine.rate - units_per_request / theirs.rate for mine, theirs in pairs])
 
 
 def cost(quantity: Quantity, measurement: Measurement) -> float | None:

@@ -20,8 +20,11 @@ def rocserve_program() -> Path:
     return program
 
 
-def rocserve_server(repository: Path, port: int, log_file: Path) -> ServerProcess:
-    """The server on a model repository; HTTP and metrics are off, as nothing of them is measured."""
+def rocserve_server(repository: Path, port: int, log_file: Path, *flags: str) -> ServerProcess:
+    """The server on a model repository; HTTP and metrics are off, as nothing of them is measured.
+
+    `flags`: further ones.
+    """
     command = [
         str(rocserve_program()),
         "serve",
@@ -30,5 +33,6 @@ def rocserve_server(repository: Path, port: int, log_file: Path) -> ServerProces
         f"--grpc-port={port}",
         "--allow-http=false",
         "--allow-metrics=false",
+        *flags,
     ]
     return ServerProcess("rocserve", command, port, log_file)

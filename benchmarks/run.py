@@ -18,6 +18,7 @@ from benchmarks.contenders import Contender, ServedContender
 from benchmarks.digits import load_digits
 from benchmarks.load_generator import LoadFailed, h2load_program
 from benchmarks.machine import machine_facts
+from benchmarks.migraphx import MIGRAPHX_FACTS, MIGRAPHX_GROUP, installation_to_measure, measure_migraphx
 from benchmarks.models import add_sub, identity
 from benchmarks.probe import WrongAnswer
 from benchmarks.resnet50 import load_resnet50
@@ -29,8 +30,9 @@ from benchmarks.table import render
 from benchmarks.triton_peer import TritonPeer, TritonUnavailable, default_cache_folder, provision
 from rocserve.core.errors import ServeError
 
-GROUPS = ("add_sub", "python", "identity", "digits", "resnet50", ROCAL_GROUP)
+GROUPS = ("add_sub", "python", "identity", "digits", "resnet50", ROCAL_GROUP, MIGRAPHX_GROUP)
 ENSEMBLE_GROUPS = frozenset({"digits", "resnet50"})
+GROUPS_WITHOUT_TRITON = frozenset({ROCAL_GROUP, MIGRAPHX_GROUP})
 RESULTS = Path(__file__).resolve().parent / "results"
 SUBJECT = "rocserve"
 NOISE_SUBJECT = "triton again"
@@ -76,10 +78,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--rounds and --seconds must be above 0")
     if parsed.noise and parsed.no_triton:
         parser.error("--noise needs Triton")
-    if parsed.noise and ROCAL_GROUP in parsed.groups:
-        parsed.groups.remove(ROCAL_GROUP)  # No server takes part in it.
+    if parsed.noise:
+        parsed.groups = [group for group in parsed.groups if group not in GROUPS_WITHOUT_TRITON]
         if not parsed.groups:
-            parser.error(f"--noise needs another group than {ROCAL_GROUP}")
+            parser.error("--noise needs a group that Triton takes part in")
     return parsed
 
 
@@ -87,14 +89,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the comparison and print it; exit status 2 when something is missing or a server answers wrongly."""
     options = parse_arguments(arguments)
     try:
+        leave_out_migraphx(options.groups)
         h2load_program()
-        serves = options.groups != [ROCAL_GROUP]
+        serves = not GROUPS_WITHOUT_TRITON.issuperset(options.groups)
         triton = provision(options.triton_cache) if serves and not options.no_triton else None
         facts = machine_facts(triton)
         with tempfile.TemporaryDirectory(prefix="rocserve-benchmark-") as folder:
             comparisons = measure(options, triton, Path(folder)) if serves else []
         if ROCAL_GROUP in options.groups:
             comparisons += measure_rocal(options.rounds, options.seconds, progress)
+        if MIGRAPHX_GROUP in options.groups:
+            with tempfile.TemporaryDirectory(prefix="rocserve-benchmark-") as folder:
+                comparisons += measure_migraphx(options.rounds, options.seconds, Path(folder), progress)
     except (LoadFailed, ServeError, ServerFailed, TritonUnavailable, WrongAnswer) as problem:
         print(f"benchmarks: {problem}", file=sys.stderr)
         if isinstance(problem, TritonUnavailable):
@@ -109,12 +115,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         facts += ENSEMBLE_FACTS
     if ROCAL_GROUP in options.groups:
         facts += ROCAL_FACTS
+    if MIGRAPHX_GROUP in options.groups:
+        facts += MIGRAPHX_FACTS
     page = render(comparisons, NOISE_SUBJECT if options.noise else SUBJECT, "rocserve against its peers", facts)
     print(page)
     if options.write:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / f"{options.write}.md").write_text(page)
     return 0
+
+
+def leave_out_migraphx(groups: list[str]) -> None:
+    """Take the group out, and say so, where there is no MIGraphX; raises ServeError when nothing else was to be
+    measured."""
+    if MIGRAPHX_GROUP not in groups:
+        return
+    try:
+        installation_to_measure()
+    except ServeError as problem:
+        if groups == [MIGRAPHX_GROUP]:
+            raise
+        groups.remove(MIGRAPHX_GROUP)
+        progress(f"benchmarks: {MIGRAPHX_GROUP} is left out: {problem.text}")
 
 
 def measure(options: argparse.Namespace, triton: TritonPeer | None, folder: Path) -> list[Comparison]:

@@ -7,7 +7,7 @@ from statistics import median
 
 from benchmarks.cases import Case, Quantity
 from benchmarks.comparison import Comparison
-from benchmarks.ratios import Spread, ratio
+from benchmarks.ratios import BARE, Spread, added_seconds, ratio
 
 IDLE_SHARE_LIMIT = 0.05
 """More than this of a core in an idle contender makes the other's numbers doubtful."""
@@ -19,6 +19,9 @@ def render(comparisons: Sequence[Comparison], subject: str, title: str, facts: S
     sections += ["## Rates", rate_table(comparisons, subject)]
     sections += ["## Latencies, milliseconds", latency_table(comparisons, subject)]
     sections += ["## CPU time of the server, microseconds a request", cpu_table(comparisons, subject)]
+    with_bare = [comparison for comparison in comparisons if BARE in comparison.measurements]
+    if with_bare:
+        sections += ["## Time a request at the rates above, microseconds", added_time_table(with_bare, subject)]
     sections.append(idle_note(comparisons))
     return "\n\n".join(sections) + "\n"
 
@@ -45,14 +48,16 @@ def latency_table(comparisons: Sequence[Comparison], subject: str) -> str:
         case = comparison.case
         ours = comparison.measurements[subject]
         mine = [scaled([m.p50 for m in ours], 1e3, 3), scaled([m.p99 for m in ours], 1e3, 3)]
+        compared = False
         for peer in peers(comparison, subject):
             theirs = comparison.measurements[peer]
             spread = ratio(Quantity.P50, ours, theirs)
             if spread is None:
                 continue
+            compared = True
             cells = [scaled([m.p50 for m in theirs], 1e3, 3), scaled([m.p99 for m in theirs], 1e3, 3)]
             rows.append([case.title, *mine, peer, *cells, *ratio_cells(case, Quantity.P50, peer, spread)])
-        if len(comparison.measurements) == 1:
+        if not compared:
             rows.append([case.title, *mine, "-", "-", "-", "-", "-", "-"])
     header = [
         "what",
@@ -80,6 +85,19 @@ def cpu_table(comparisons: Sequence[Comparison], subject: str) -> str:
         if len(comparison.measurements) == 1:
             rows.append([comparison.case.title, mine, "-", "-", "-", "-"])
     return markdown_table(["what", subject, "peer", "peer's", "ratio (peer / ours)", "least to most"], rows)
+
+
+def added_time_table(comparisons: Sequence[Comparison], subject: str) -> str:
+    """What serving adds to the bare engine, which a ratio does not show where the engine takes next to nothing."""
+    rows = []
+    for comparison in comparisons:
+        units = comparison.case.units_per_request
+        ours, bare = comparison.measurements[subject], comparison.measurements[BARE]
+        added = added_seconds(ours, bare, units)
+        times = [scaled([units / m.rate for m in measurements], 1e6, 0) for measurements in (ours, bare)]
+        span = f"{added.least * 1e6:,.0f} to {added.most * 1e6:,.0f}"
+        rows.append([comparison.case.title, *times, f"{added.median * 1e6:,.0f}", span])
+    return markdown_table(["what", subject, BARE, "added", "least to most"], rows)
 
 
 def peers(comparison: Comparison, subject: str) -> list[str]:

@@ -5,7 +5,16 @@ import pytest
 from benchmarks.cases import Case, Quantity, Target, add_sub_cases, identity_cases
 from benchmarks.comparison import Comparison, compare, turn
 from benchmarks.ratios import Measurement, Spread, ratio
-from benchmarks.table import IDLE_SHARE_LIMIT, cpu_table, idle_note, markdown_table, rate_table, ratio_cells
+from benchmarks.table import (
+    IDLE_SHARE_LIMIT,
+    added_time_table,
+    cpu_table,
+    idle_note,
+    latency_table,
+    markdown_table,
+    rate_table,
+    ratio_cells,
+)
 
 
 def rounds(*rates: float, p50: float | None = 0.001) -> list[Measurement]:
@@ -100,6 +109,19 @@ def test_a_contender_alone_has_a_row_too() -> None:
     comparison = Comparison(add_sub_cases("add_sub")[0], {"rocserve": rounds(2000)}, {})
     row = rate_table([comparison], "rocserve").splitlines()[2]
     assert "2,000" in row
+
+
+def test_a_latency_is_shown_beside_a_peer_that_has_none() -> None:
+    comparison = Comparison(add_sub_cases("add_sub")[0], {"rocserve": rounds(1), "bare": rounds(2, p50=None)}, {})
+    row = latency_table([comparison], "rocserve").splitlines()[2]
+    assert [cell.strip() for cell in row.strip("|").split("|")][1:5] == ["1.000", "1.000", "-", "-"]
+
+
+def test_what_serving_adds_is_told_in_microseconds() -> None:
+    measurements = {"rocserve": rounds(1000, 2000, 500), "bare": rounds(2000, 10_000, 1000)}
+    row = added_time_table([Comparison(add_sub_cases("add_sub")[0], measurements, {})], "rocserve").splitlines()[2]
+    cells = [cell.strip() for cell in row.strip("|").split("|")][1:]
+    assert cells == ["1,000", "500", "500", "400 to 1,000"]
 
 
 def test_columns_line_up() -> None:
