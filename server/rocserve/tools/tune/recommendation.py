@@ -37,10 +37,10 @@ def recommend(measurements: Sequence[Measurement], latency_budget_ms: float | No
     if not measurements:
         raise ValueError("nothing was measured")
     if latency_budget_ms is None:
-        return Recommendation(
-            knee(measurements),
-            "the knee of the curve: more throughput than this costs more in latency than it brings",
-        )
+        best = knee(measurements)
+        if best.throughput == max(one.throughput for one in measurements):
+            return Recommendation(best, "the highest throughput; no lower latency is worth what it costs of it")
+        return Recommendation(best, "the knee of the curve: more throughput costs more in latency than it brings")
     within = [one for one in measurements if one.latency.p95 <= latency_budget_ms]
     if not within:
         fastest = min(measurements, key=lambda one: one.latency.p95)
