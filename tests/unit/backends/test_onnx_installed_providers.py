@@ -37,12 +37,17 @@ class Setting:
     provider: str
     accelerator: str = ""
     parameters: Mapping[str, str] = field(default_factory=dict)
+    on_gpu: bool = False
 
     def given_to(self, source: ModelSource, cache: Path) -> ModelSource:
         accelerators = (ExecutionAccelerator(self.accelerator, self.parameters),) if self.accelerator else ()
         parameters = {**source.config.parameters, **({} if self.accelerator else {"engine": "cpu"})}
-        config = replace(source.config, cpu_accelerators=accelerators, parameters=parameters)
-        return replace(source, config=config, settings=EngineSettings(cache_directory=str(cache)))
+        config = replace(source.config, parameters=parameters)
+        settings = EngineSettings(cache_directory=str(cache))
+        if self.on_gpu:
+            config = replace(config, gpu_accelerators=accelerators)
+            return replace(source, config=config, settings=settings, instance_kind=InstanceKind.GPU, device=0)
+        return replace(source, config=replace(config, cpu_accelerators=accelerators), settings=settings)
 
 
 SETTINGS = {
@@ -50,7 +55,14 @@ SETTINGS = {
     "openvino": Setting(OPENVINO.provider, "openvino"),
     "openvino of fixed shapes": Setting(OPENVINO.provider, "openvino", {"disable_dynamic_shapes": "true"}),
     "openvino with a cache": Setting(OPENVINO.provider, "openvino", {"cache_dir": "any"}),
+    "migraphx": Setting(MIGRAPHX_PROVIDER.provider, "migraphx", on_gpu=True),
+    "rocm": Setting(ROCM.provider, "rocm", on_gpu=True),
+    "cuda": Setting(CUDA.provider, "cuda", {"use_tf32": "0"}, on_gpu=True),
 }
+
+
+def has_gpu() -> bool:
+    return any(Path(device).exists() for device in ("/dev/kfd", "/dev/nvidiactl"))
 
 
 @pytest.fixture(params=SETTINGS)
@@ -58,6 +70,8 @@ def setting(request: pytest.FixtureRequest) -> Setting:
     chosen = SETTINGS[request.param]
     if chosen.provider not in AVAILABLE:
         pytest.skip(f"the installed ONNX Runtime has no {chosen.provider}")
+    if chosen.on_gpu and not has_gpu():
+        pytest.skip("this machine has no GPU")
     return chosen
 
 
@@ -93,10 +107,6 @@ def small_net() -> bytes:
         helper.make_node("Softmax", ["m"], ["Y"]),
     ]
     return graph(nodes, {"X": (FLOAT, ["batch", 2, 4, 4])}, {"Y": (FLOAT, ["batch", 3])})
-
-
-def has_gpu() -> bool:
-    return any(Path(device).exists() for device in ("/dev/kfd", "/dev/nvidiactl"))
 
 
 def test_a_net_gives_what_the_cpu_gives(model_source: SourceMaker, setting: Setting, load_with: Loader) -> None:
@@ -143,8 +153,13 @@ def test_bfloat16(model_source: SourceMaker, load_with: Loader) -> None:
         np.testing.assert_array_equal(result.numpy(), bits)
 
 
-def test_text(model_source: SourceMaker, load_with: Loader) -> None:
-    model = load_with(model_source("model.onnx", identity(TensorProto.STRING, ["batch", 1])))
+def test_text(model_source: SourceMaker, setting: Setting, load_with: Loader) -> None:
+    source = model_source("model.onnx", identity(TensorProto.STRING, ["batch", 1]))
+    if setting.on_gpu:
+        with pytest.raises(ServeError, match="takes none of the model's operators, so all would run on the CPU: Ident"):
+            load_with(source)
+        return
+    model = load_with(source)
     result = run(model, ("OUTPUT0",), INPUT0=np.array([[b"a"], [b"b"], [b"c"]], dtype=object))["OUTPUT0"]
     assert result.tolist() == [["a"], ["b"], ["c"]]
 
