@@ -86,13 +86,16 @@ class Library:
 
     def _error(self, name: str, status: int, text: str) -> MigraphxError:
         """What MIGraphX wrote before the error is kept as messages, the error is told without the function's name."""
-        before, said, words = text.rpartition(f"migraphx_{name}: Error: ")
+        before, *said = text.split(f"migraphx_{name}: Error: ")
         if not said:
             # Compilers differ in how they name the function.
-            match = re.search(r"^[^\n]*?: Error: ", text, re.MULTILINE)
-            before, words = (text[: match.start()], text[match.end() :]) if match else (text, "")
+            before, *said = re.split(r"^[^\n]*?: Error: ", text, flags=re.MULTILINE)
+        if not said:
+            before, said = "", [text]
+        # Another thread's error may have just begun.
+        words = next((words.strip() for words in reversed(said) if words.strip()), "")
         self._messages.add(before)
-        return MigraphxError(words.strip() or f"MIGraphX gave up without a word (migraphx_{name}, status {status})")
+        return MigraphxError(words or f"MIGraphX gave up without a word (migraphx_{name}, status {status})")
 
 
 class Handle:
