@@ -107,3 +107,12 @@ def test_what_only_migraphx_runs(backend) -> None:
 def test_an_engine_that_nobody_knows() -> None:
     with pytest.raises(ServeError, match=r'must be one of auto, cpu, onnxruntime, migraphx, not "tensorrt"'):
         ONNX_BACKEND.engine_for(config(engine="tensorrt"), WITH_BOTH)
+
+
+@pytest.mark.parametrize("wrong", [{"precision": "fp15"}, {"batch_sizes": "4,2"}, {"precision": "int8"}])
+def test_a_wrong_parameter_is_refused_before_another_engine_could_pass_it_over(wrong: dict[str, str]) -> None:
+    for model in (config(**wrong), config(InstanceKind.GPU, **wrong), config(engine="migraphx", **wrong)):
+        with pytest.raises(ServeError) as caught:
+            ONNX_BACKEND.engine_for(model, WITH_BOTH)
+        assert caught.value.code is StatusCode.INVALID_ARGUMENT
+    assert ONNX_BACKEND.engine_for(config(engine="onnxruntime", **wrong), WITH_BOTH).engine.name == "onnxruntime"

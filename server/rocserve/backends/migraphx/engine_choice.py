@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rocserve.backends.base import EngineChoice, Machine
+from rocserve.backends.base import EngineChoice, EngineSpec, Machine
+from rocserve.backends.migraphx.parameters import check_parameters
 from rocserve.backends.migraphx.spec import MIGRAPHX
 from rocserve.backends.parameters import read_choice
 from rocserve.core.errors import unavailable
@@ -22,16 +23,19 @@ def choose_migraphx(config: ModelConfig, machine: Machine) -> EngineChoice:
     return migraphx_choice(config, machine, f"the only one of backend '{config.backend}'", "")
 
 
-def migraphx_choice(config: ModelConfig, machine: Machine, reason: str, remedy: str) -> EngineChoice:
+def migraphx_choice(
+    config: ModelConfig, machine: Machine, reason: str, remedy: str, fallback: EngineSpec | None = None
+) -> EngineChoice:
     """MIGraphX because of `reason`. `remedy`: what else to do than to install it, "" = nothing.
 
     Raises:
-        ServeError: UNAVAILABLE with why it cannot be used and what to do.
+        ServeError: UNAVAILABLE with why it cannot be used and what to do, INVALID_ARGUMENT for a wrong parameter.
     """
     if machine.migraphx:
         instead = f"; or {remedy}" if remedy else ""
         raise unavailable(f"model '{config.name}' needs MIGraphX ({reason}): {machine.migraphx}{instead}")
-    return EngineChoice(MIGRAPHX, reason, auto_takes_gpus=aims_at_gpus(config))
+    check_parameters(config)
+    return EngineChoice(MIGRAPHX, reason, fallback, auto_takes_gpus=aims_at_gpus(config))
 
 
 def aims_at_gpus(config: ModelConfig) -> bool:

@@ -77,6 +77,17 @@ def serving_options(config: ModelConfig) -> ServingOptions:
     )
 
 
+def check_parameters(config: ModelConfig) -> None:
+    """Refuse what is wrong whatever the machine has and the model's file says; loads nothing.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT.
+    """
+    serving_options(config)
+    for kind in {group.kind for group in config.instance_groups if not group.passive} or {InstanceKind.AUTO}:
+        compile_options(config, kind, tuple(Target))
+
+
 def _batch_sizes(settings: _Settings, dynamic_batch: bool) -> tuple[int, ...]:
     largest = settings.config.max_batch_size
     given = {name: settings.text(name) for name in ("batch_sizes", "batch") if settings.text(name)}

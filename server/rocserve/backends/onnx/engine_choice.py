@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rocserve.backends.base import EngineChoice, EngineSpec, Machine
-from rocserve.backends.migraphx.engine_choice import aims_at_gpus, has_gpu_for, migraphx_choice
+from rocserve.backends.migraphx.engine_choice import has_gpu_for, migraphx_choice
 from rocserve.backends.migraphx.spec import MIGRAPHX
 from rocserve.backends.parameters import read_choice
 from rocserve.core.model_config import InstanceKind, ModelConfig
@@ -48,5 +48,5 @@ def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
         # ONNX Runtime may bring a MIGraphX of its own.
         has_provider = machine.is_installed("onnxruntime", _AMD_PROVIDERS)
         return EngineChoice(ONNXRUNTIME, f"an AMD GPU is there, but {machine.migraphx}", auto_takes_gpus=has_provider)
-    reason = "MIGraphX and an AMD GPU are there"
-    return EngineChoice(MIGRAPHX, reason, fallback=ONNXRUNTIME, auto_takes_gpus=aims_at_gpus(config))
+    # A wrong parameter is refused here: ONNX Runtime, which takes over from a MIGraphX that fails, would not notice it.
+    return migraphx_choice(config, machine, "MIGraphX and an AMD GPU are there", "", ONNXRUNTIME)
