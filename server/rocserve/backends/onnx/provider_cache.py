@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,7 +42,9 @@ def with_caches(model: ModelSource, plan: ProviderPlan) -> ProviderPlan:
     place = Path(named) if named else cache_directory(model.settings) / _FOLDER
     contents = folder_digest(model.version_folder)
     providers = tuple(_with_cache(provider, place, contents) for provider in plan.providers)
-    _trim(place, model.settings.cache_bytes)
+    # Another server may be trimming the same folders.
+    with suppress(OSError):
+        _trim(place, model.settings.cache_bytes)
     return replace(plan, providers=providers)
 
 

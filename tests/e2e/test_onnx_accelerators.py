@@ -1,0 +1,62 @@
+"""Execution accelerators in config.pbtxt, on a server whose ONNX Runtime has none of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import tritonclient.grpc as triton
+from support.models import add_constant, drop
+from support.server import RocserveProcess, wait_until
+
+ABSENT = "OpenVINOExecutionProvider" not in onnxruntime.get_available_providers()
+
+
+def accelerated(kind: str, name: str, parameters: str = "", more: str = "") -> str:
+    return (
+        f"max_batch_size: 8\n{more}\noptimization {{ execution_accelerators {{ {kind}_execution_accelerator {{"
+        f' name: "{name}" {parameters} }} }} }}\n'
+    )
+
+
+OPENVINO = accelerated("cpu", "openvino")
+AUTO = 'parameters { key: "engine" value { string_value: "auto" } }'
+OF_AMDS_PORT = accelerated(
+    "gpu", "migraphx", 'parameters: { key: "migraphx_max_dynamic_batch" value: "8" }', 'backend: "onnxruntime"'
+)
+
+
+def test_accelerators_that_are_taken(serve, repository: Path) -> None:
+    configs = {"amds": OF_AMDS_PORT, "openvino_or_not": accelerated("cpu", "openvino", more=AUTO)}
+    for model, config in configs.items():
+        drop(repository, model, add_constant(1.0), config)
+    server: RocserveProcess = serve(repository)
+    server.wait_until_ready()
+    client = server.client()
+    for model in configs:
+        entry = triton.InferInput("X", [3, 2], "FP32")
+        entry.set_data_from_numpy(np.ones((3, 2), np.float32))
+        assert client.infer(model, [entry]).as_numpy("Y").tolist() == [[2.0, 2.0]] * 3
+    assert "'migraphx' is not used: the instance is on the CPU" in server.log_text
+
+
+def test_accelerators_that_are_refused(serve, repository: Path) -> None:
+    misspelt = accelerated("cpu", "openvino", 'parameters: { key: "presicion" value: "FP32" }')
+    refused = {
+        "tensorrt": (accelerated("gpu", "tensorrt"), "'tensorrt' is NVIDIA's and not supported"),
+        "unknown": (accelerated("cpu", "tpu"), "'tpu' is unknown; known are migraphx, rocm, cuda, openvino"),
+        "misspelt": (misspelt, "parameter 'presicion', which is unknown; known are cache_dir, device_type"),
+    }
+    if ABSENT:
+        refused["openvino"] = (OPENVINO, "has no OpenVINOExecutionProvider, only")
+    for model, (config, _) in refused.items():
+        drop(repository, model, add_constant(1.0), config)
+    client = serve(repository).client()
+
+    def reasons() -> dict[str, str]:
+        return {row.name: row.reason for row in client.get_model_repository_index().models}
+
+    wait_until(
+        lambda: all(text in reasons().get(model, "") for model, (_, text) in refused.items()), what="every reason"
+    )
