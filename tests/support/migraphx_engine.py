@@ -52,7 +52,7 @@ class Engine:
         path.write_bytes(content)
         return path
 
-    def load(
+    def source(
         self,
         content: bytes,
         max_batch_size: int = 0,
@@ -63,8 +63,8 @@ class Engine:
         outputs: tuple[OutputConfig, ...] = (),
         kind: InstanceKind = InstanceKind.CPU,
         **parameters: object,
-    ) -> MigraphxModel:
-        """Loaded, not yet warmed up. Parameters are the configuration's."""
+    ) -> ModelSource:
+        """The model as a worker is told of it. Parameters are the configuration's."""
         path = self.write(filename, content)
         config = ModelConfig(
             name="model",
@@ -74,21 +74,23 @@ class Engine:
             outputs=outputs,
             parameters={"target": "ref", **{name: str(value) for name, value in parameters.items()}},
         )
-        model = load(
-            ModelSource(
-                name="model",
-                version=1,
-                model_folder=path.parent.parent,
-                version_folder=path.parent,
-                model_file=path,
-                config=config,
-                instance_kind=kind,
-                device=None,
-                instance_count=1,
-                settings=self.settings,
-                report=self.reports.append,
-            )
+        return ModelSource(
+            name="model",
+            version=1,
+            model_folder=path.parent.parent,
+            version_folder=path.parent,
+            model_file=path,
+            config=config,
+            instance_kind=kind,
+            device=None,
+            instance_count=1,
+            settings=self.settings,
+            report=self.reports.append,
         )
+
+    def load(self, *arguments: Any, **parameters: Any) -> MigraphxModel:
+        """Loaded, not yet warmed up. Arguments are those of `source`."""
+        model = load(self.source(*arguments, **parameters))
         assert isinstance(model, MigraphxModel)
         return model
 
