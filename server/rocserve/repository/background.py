@@ -7,6 +7,8 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from rocserve.core.errors import ServeError
+
 Result = TypeVar("Result")
 
 
@@ -29,5 +31,9 @@ class BackgroundTasks:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, ServeError):
+            # Foreseen: its text says all, and whoever started the task has it.
+            self._log.info("%s failed: %s", task.get_name(), error.text)
+        elif error is not None:
             self._log.error("%s failed: %r", task.get_name(), error, exc_info=error)

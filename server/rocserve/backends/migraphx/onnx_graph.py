@@ -183,6 +183,12 @@ class _GraphReader:
         if tensor.external_data or tensor.data_location == _TYPES.EXTERNAL:
             self._check_external_order(tensor)
             size = self._files.add(tensor, size)
+        elif tensor.HasField("raw_data") and bits and len(tensor.raw_data) < size:
+            # MIGraphX would read on behind their end.
+            raise self._wrong(
+                f"is damaged: tensor '{as_text(tensor.name)}' has {len(tensor.raw_data)} bytes, expected {size}; copy or"
+                " export it again"
+            )
         self._weight_bytes += size
 
     def _check_external_order(self, tensor: onnx.TensorProto) -> None:

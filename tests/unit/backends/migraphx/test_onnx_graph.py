@@ -126,6 +126,14 @@ def test_a_truncated_file(tmp_path: Path) -> None:
     assert "is damaged or no ONNX file" in _refusal(_write(tmp_path, whole[: len(whole) // 2]))
 
 
+def test_weights_that_are_too_short(tmp_path: Path) -> None:
+    model = onnx.load_from_string(migraphx_models.mlp())
+    weights = model.graph.initializer[0]
+    whole, weights.raw_data = len(weights.raw_data), weights.raw_data[:-1]
+    refused = _refusal(_write(tmp_path, model.SerializeToString()))
+    assert f"is damaged: tensor '{weights.name}' has {whole - 1} bytes, expected {whole}; copy" in refused
+
+
 def test_a_file_above_what_the_format_can_have(tmp_path: Path) -> None:
     path = _write(tmp_path, b"")
     os.truncate(path, (1 << 31) + 5)

@@ -1,0 +1,160 @@
+"""What docs/migraphx-errors.md says an operator or a client sees is what a server says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from support import migraphx_errors_page as page
+from support import migraphx_models
+from support.migraphx_cases import onnx_cases, program_cases, rebuilt_case, slow, tensorflow_cases
+from support.migraphx_serving import Array, ask, compiled, config, expected, index_entry, place, wait_for_state
+from support.server import RocserveProcess, wait_until
+from tritonclient.utils import InferenceServerException
+
+pytestmark = pytest.mark.timeout(300)
+"""The first test waits for all the models to be loaded, for which there may be one slow processor."""
+
+MLP = migraphx_models.mlp()
+INPUTS = migraphx_models.random_inputs(MLP, 2)
+SCORES = expected(MLP, INPUTS)["scores"]
+REBUILT = "another version of MIGraphX, with the ONNX file beside it"
+CRASHING = "flipped bytes that crash MIGraphX"
+SLOW = "a compile that takes minutes or hours"
+
+WITHOUT_A_SERVER = {"the same, loaded again", "another GPU architecture", "a GPU that MIGraphX does not find"}
+"""The first is below, the others need a GPU; tests/unit/backends/migraphx/test_documented_errors.py has them."""
+
+
+def rows(count: int, width: int = 16) -> Mapping[str, Array]:
+    return {"x": np.zeros((count, width), np.float32)}
+
+
+REQUESTS: dict[str, tuple[str, Mapping[str, Array]]] = {
+    "a missing input": ("mlp", {}),
+    "an input too many": ("mlp", {**rows(1), "z": np.zeros((1, 16), np.float32)}),
+    "an input of another shape": ("mlp", rows(1, 15)),
+    "an input of another datatype": ("mlp", {"x": np.zeros((1, 16), np.float64)}),
+    "a batch above the range of a dynamic program": ("dynamic", rows(9)),
+    "a batch of 0": ("dynamic", rows(0)),
+    "a model that cannot be served": ("empty", rows(1)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    server: RocserveProcess
+    client: triton.InferenceServerClient
+    names: Mapping[str, str]
+    """The models of the cases, all of which have been loaded or have failed."""
+    wrong_answers: int
+
+
+@pytest.fixture(scope="module")
+def served(migraphx_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Loads a model for each case, while two good ones answer."""
+    repository = tmp_path_factory.mktemp("repository")
+    program = compiled(migraphx_root, MLP, tmp_path_factory.mktemp("program"))
+    cases = {**onnx_cases(), **tensorflow_cases(), **program_cases(program), REBUILT: rebuilt_case(program)}
+    names = {case: f"case_{number}" for number, case in enumerate(cases)}
+    for case, model in cases.items():
+        model.place(repository, names[case])
+    place(repository, "mlp", "model.onnx", MLP, config(4, batch_sizes="4"))
+    place(repository, "dynamic", "model.onnx", MLP, config(8, dynamic_batch="true"))
+    place(repository, "slow", "model.onnx", slow(), config(1))
+    folder = tmp_path_factory.mktemp("server")
+    # Explicit: what fails is not tried again by itself.
+    flags = ("--model-control-mode=explicit", f"--migraphx-root={migraphx_root}", f"--cache-directory={folder}/cache")
+    # The pool ends last: the slow load ends with the server.
+    with ThreadPoolExecutor(50) as pool, RocserveProcess([repository], *flags, log=folder / "server.log") as server:
+        client = server.client()
+        list(pool.map(client.load_model, ("mlp", "dynamic")))
+        loads = [pool.submit(load, client, name) for name in names.values()]
+        wrong = 0
+        while wait(loads, 0.1).not_done:
+            wrong += not answers(client)
+        pool.submit(load, client, "slow")
+        yield Served(server, client, names, wrong)
+
+
+def load(client: triton.InferenceServerClient, name: str) -> None:
+    """What it comes to, the index says."""
+    with suppress(InferenceServerException):
+        client.load_model(name)
+
+
+def answers(client: triton.InferenceServerClient) -> bool:
+    """Whether the good model answers, and rightly."""
+    return np.allclose(ask(client, "mlp", INPUTS)["scores"], SCORES, atol=1e-4)
+
+
+INDEX = [row.case for row in page.rows() if "index" in row.texts and row.case not in {*WITHOUT_A_SERVER, SLOW}]
+
+
+@pytest.mark.parametrize("case", INDEX)
+def test_the_index_says_why(served: Served, case: str) -> None:
+    state, reason = index_entry(served.client, served.names[case])
+    assert state == "UNAVAILABLE"
+    documented = page.text(case)
+    assert documented.fits(reason), f"documented:\n{documented.text}\nsaid:\n{reason}"
+
+
+def test_every_model_of_the_cases_is_documented(served: Served) -> None:
+    assert served.names.keys() - {REBUILT} == set(INDEX)
+
+
+@pytest.mark.parametrize("case", [row.case for row in page.rows() if "response" in row.texts])
+def test_the_response_says_why(served: Served, case: str) -> None:
+    model, inputs = REQUESTS[case]
+    model = served.names["a file of 0 bytes"] if model == "empty" else model
+    with pytest.raises(InferenceServerException) as refused:
+        ask(served.client, model, inputs)
+    code = str(refused.value.status()).removeprefix("StatusCode.")
+    said = f"{code} {refused.value.message().removeprefix('[request id: <id_unknown>] ')}"
+    documented = page.text(case, "response")
+    assert documented.fits(said), f"documented:\n{documented.text}\nsaid:\n{said}"
+
+
+def test_good_models_answered_all_the_while(served: Served) -> None:
+    assert served.wrong_answers == 0
+    assert answers(served.client)
+
+
+def test_a_program_of_another_version_is_rebuilt_and_the_log_says_so(served: Served) -> None:
+    assert wait_for_state(served.client, served.names[REBUILT], "READY") == ""
+    found = ask(served.client, served.names[REBUILT], {"x": INPUTS["x"][:1]})["scores"]
+    np.testing.assert_allclose(found, SCORES[:1], atol=1e-4)
+    assert is_logged(served.server, page.text(REBUILT, "log"))
+
+
+def test_a_program_that_crashed_is_not_tried_again(served: Served) -> None:
+    load(served.client, served.names[CRASHING])
+    reason = index_entry(served.client, served.names[CRASHING])[1]
+    assert page.text("the same, loaded again").fits(reason), reason
+
+
+def test_a_slow_compile_says_what_it_is_at(served: Served) -> None:
+    wait_until(lambda: page.text(SLOW).fits(index_entry(served.client, "slow")[1]), 40, "the reason while it compiles")
+    assert index_entry(served.client, "slow")[0] == "LOADING"
+    assert is_logged(served.server, page.text(SLOW, "log"))
+    assert answers(served.client)
+
+
+def test_what_nobody_sees_is_tested() -> None:
+    for trap, (file, name) in page.held_by().items():
+        assert f"def {name}(" in file.read_text(), f"the test of '{trap}'"
+
+
+def test_no_error_is_a_traceback(served: Served) -> None:
+    assert "Traceback" not in served.server.log_text
+
+
+def is_logged(server: RocserveProcess, documented: page.Text) -> bool:
+    """Whether it ends a line of the log."""
+    return any(documented.fits(line[line.find(documented.start) :]) for line in server.log_text.splitlines())

@@ -1,0 +1,200 @@
+"""A model for each thing that goes wrong with MIGraphX, as a user would drop it into a repository.
+
+Cases go by what docs/migraphx-errors.md calls them.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from support import migraphx_models, tensorflow_graphs
+from support.migraphx_serving import config, place
+
+_MLP = migraphx_models.mlp()
+_OPSET = [helper.make_opsetid("", 17)]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    content: bytes | None
+    """Of the model's file; None: there is none."""
+    text: str
+    """Of its configuration."""
+    filename: str = "model.onnx"
+    beside: Mapping[str, bytes] = field(default_factory=dict)
+    """Further files, by their paths in the model's folder."""
+
+    def place(self, repository: Path, name: str) -> None:
+        """Writes the model as a whole."""
+        folder = repository / name
+        (folder / "1").mkdir(parents=True)
+        for path, content in self.beside.items():
+            (folder / path).write_bytes(content)
+        place(repository, name, self.filename, self.content or b"", self.text)
+        if self.content is None:
+            (folder / "1" / self.filename).unlink()
+
+
+def onnx_cases() -> dict[str, Case]:
+    """ONNX models that the index has a reason for."""
+    batching = config(4)
+
+    def configured(**parameters: object) -> Case:
+        return Case(_MLP, config(4, **parameters))
+
+    fixed, mixing = migraphx_models.reshaped_to_constant(), migraphx_models.mixing_rows()
+    fp8 = migraphx_models.identity(TensorProto.FLOAT8E4M3FN)
+    named_gpu = "instance_group [ { kind: KIND_GPU gpus: [0] } ]"
+    return {
+        "an operator that MIGraphX lacks": Case(migraphx_models.unknown_operator(), batching),
+        "strings as inputs or outputs": Case(_strings(), config()),
+        "strings within the graph": Case(_strings_within(), config()),
+        "fp8 as inputs or outputs": Case(fp8, batching),
+        "no file": Case(None, batching),
+        "a file of 0 bytes": Case(b"", batching),
+        "a file without outputs": Case(_without_outputs(), config()),
+        "a file that is something else": Case(b"garbage, no model", batching),
+        "a truncated file": Case(_MLP[: len(_MLP) // 2], batching),
+        "weights that are too short": Case(_short_weights(), batching),
+        "a graph that crashes MIGraphX": Case(_index_out_of_range(), config()),
+        "a dimension without a size": Case(migraphx_models.any_length(), batching),
+        "a shape for an input that the model lacks": configured(input_shapes="picture: 16"),
+        "another shape than the file's": configured(input_shapes="x: 15"),
+        "another batch size than the file's, which a Reshape names": Case(fixed, config(4, batch_sizes="2, 4")),
+        "another batch size than the file's, whose rows depend on each other": Case(mixing, config(4, batch_sizes="4")),
+        "int8 or fp8 without calibration": configured(precision="int8"),
+        "calibration data that are not there": configured(precision="int8", calibration_data="samples.npz"),
+        "calibration samples of another shape": _calibrated(x=np.zeros((4, 15), np.float32)),
+        "calibration samples of another datatype": _calibrated(x=np.zeros((4, 16), np.float64)),
+        "calibration samples for another name": _calibrated(picture=np.zeros((4, 16), np.float32)),
+        "int8 or fp8 with a dynamic batch": configured(precision="fp8", calibration_data="x", dynamic_batch="true"),
+        "target gpu on a machine without one": configured(target="gpu"),
+        "KIND_GPU on a machine without one": configured(target="gpu", tensors="instance_group [ { kind: KIND_GPU } ]"),
+        "the library of target gpu is not installed": configured(target="gpu", tensors=named_gpu),
+        "the library of target cpu is not installed": configured(target="cpu"),
+        "MIGraphX's Python module is not installed": configured(binding="module"),
+        "a compile that takes longer than it may": Case(slow(), config(1, compile_timeout_secs="1", fast_math="false")),
+    }
+
+
+def tensorflow_cases() -> dict[str, Case]:
+    """Frozen TensorFlow graphs that the index has a reason for."""
+    graphs = tensorflow_graphs
+    node = graphs.node("y", "MyFancyOp", ["x"], T=graphs.type_attribute(1))
+    lacking = graphs.graph(graphs.placeholder("x", (2, 4)), node)
+    text = config(platform="tensorflow_graphdef")
+    varying = config(4, "tensorflow_graphdef", dynamic_batch="true")
+    return {
+        "an operator that MIGraphX lacks, in a TensorFlow graph": Case(lacking, text, "model.graphdef"),
+        "a TensorFlow graph that is something else": Case(b"garbage, no graph", text, "model.graphdef"),
+        "a TensorFlow graph of 0 bytes": Case(b"", text, "model.graphdef"),
+        "a TensorFlow graph with a dynamic batch": Case(graphs.small_network(), varying, "model.graphdef"),
+    }
+
+
+def program_cases(program: bytes) -> dict[str, Case]:
+    """Compiled programs that the index has a reason for; `program` is that of an `mlp`."""
+
+    def case(content: bytes | None) -> Case:
+        return Case(content, config(1, "migraphx_mxr"), "model.mxr")
+
+    unknown = _replaced(program, b"\xa6@param", b"\xa6@\x1bar\xe9m")
+    dangling = _replaced(program, b"\xa6output\xa1x", b"\xa6output\xa1y")
+    return {
+        "no program file": case(None),
+        "a program file of 0 bytes": case(b""),
+        "a program file that is something else": case(b"garbage, no program"),
+        "a program file cut within its head": case(program[:40]),
+        "a program file cut behind its head": case(program[: len(program) // 2]),
+        "flipped bytes": case(unknown),
+        "flipped bytes that crash MIGraphX": case(dangling),
+        "another version of the format": case(_replaced(program, b"\xa7version\x07", b"\xa7version\x08")),
+        "another version of MIGraphX": case(other_version(program)),
+        "another target": case(_replaced(program, b"\xa3ref", b"\xa3gpu")),
+        "compiled without offload_copy": case(program + b"main:#output_0"),
+    }
+
+
+def rebuilt_case(program: bytes) -> Case:
+    """A program of another version, with what it was made from beside it."""
+    beside = {"1/model.onnx": _MLP}
+    return Case(other_version(program), config(1, "migraphx_mxr"), "model.mxr", beside)
+
+
+def slow() -> bytes:
+    """A model that takes minutes to compile."""
+    return migraphx_models.slow_to_compile()
+
+
+def other_version(program: bytes) -> bytes:
+    """The program as if another MIGraphX had compiled it."""
+    return _replaced(program, b"2.14.0", b"2.13.0")
+
+
+def _replaced(program: bytes, old: bytes, new: bytes) -> bytes:
+    assert old in program, f"a program without {old!r}"
+    return program.replace(old, new)
+
+
+def _calibrated(**arrays: np.ndarray[Any, Any]) -> Case:
+    stream = io.BytesIO()
+    np.savez(stream, allow_pickle=False, **arrays)
+    text = config(4, precision="int8", calibration_data="samples.npz")
+    return Case(_MLP, text, beside={"samples.npz": stream.getvalue()})
+
+
+def _strings() -> bytes:
+    return _model([helper.make_node("Identity", ["x"], ["y"])], TensorProto.STRING)
+
+
+def _strings_within() -> bytes:
+    """`y` is `x` times how many words there are."""
+    words = numpy_helper.from_array(np.array([b"a", b"b"], object), "words")
+    nodes = [
+        helper.make_node("Constant", [], ["words"], value=words),
+        helper.make_node("Shape", ["words"], ["count"]),
+        helper.make_node("Cast", ["count"], ["factor"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["x", "factor"], ["y"]),
+    ]
+    return _model(nodes)
+
+
+def _index_out_of_range() -> bytes:
+    """`y` is the hundredth element of `x`, which has two: MIGraphX's constants are computed when it compiles."""
+    nodes = [
+        helper.make_node("Gather", ["numbers", "index"], ["number"]),
+        helper.make_node("Mul", ["x", "number"], ["y"]),
+    ]
+    numbers = numpy_helper.from_array(np.ones(2, np.float32), "numbers")
+    return _model(nodes, TensorProto.FLOAT, numbers, numpy_helper.from_array(np.array([99]), "index"))
+
+
+def _short_weights() -> bytes:
+    model = onnx.load_from_string(_MLP)
+    weights = model.graph.initializer[0]
+    weights.raw_data = weights.raw_data[:8]
+    data: bytes = model.SerializeToString()
+    return data
+
+
+def _without_outputs() -> bytes:
+    model = onnx.load_from_string(_MLP)
+    del model.graph.output[:]
+    data: bytes = model.SerializeToString()
+    return data
+
+
+def _model(nodes: list[onnx.NodeProto], element_type: int = TensorProto.FLOAT, *weights: onnx.TensorProto) -> bytes:
+    """`x` [2] -> `y` [2]."""
+    x, y = (helper.make_tensor_value_info(name, element_type, [2]) for name in "xy")
+    graph = helper.make_graph(nodes, "network", [x], [y], list(weights))
+    data: bytes = helper.make_model(graph, opset_imports=_OPSET, ir_version=8).SerializeToString()
+    return data

@@ -1,0 +1,70 @@
+"""docs/migraphx-errors.md, as tests read it: its rows, and the texts in them that the server is held to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+CHECKOUT = Path(__file__).parents[2]
+_PAGE = CHECKOUT / "docs/migraphx-errors.md"
+_ROW = re.compile(r"^\| (.*) \|$", re.MULTILINE)
+_BETWEEN_CELLS = re.compile(r" \|(?= )")
+_TEXT = re.compile(r"\b(index|log|response): (`{1,2})(.+?)\2(?!`)")
+_VARYING = re.compile(r"<[a-z ]+>")
+_UNSEEN = "## What nobody sees"
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What is said, with `<...>` for what varies."""
+
+    text: str
+
+    @property
+    def start(self) -> str:
+        """Up to the first that varies."""
+        return _VARYING.split(self.text)[0]
+
+    def fits(self, said: str) -> bool:
+        pattern = ".+?".join(map(re.escape, _VARYING.split(self.text)))
+        return re.fullmatch(pattern, said, re.DOTALL) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    case: str
+    texts: dict[str, Text]
+    """By where they are seen: index, log, response."""
+
+
+def rows() -> list[Row]:
+    """Those that say what is seen."""
+    return [_row(columns) for columns in _tables(_PAGE.read_text().partition(_UNSEEN)[0])]
+
+
+def held_by() -> dict[str, tuple[Path, str]]:
+    """By what nobody sees: the file and the name of its test."""
+    found = {}
+    for trap, *_, test in _tables(_PAGE.read_text().partition(_UNSEEN)[2]):
+        file, _, name = test.strip("`").partition("::")
+        folder = CHECKOUT if file.startswith("tests/") else CHECKOUT / "tests/unit/backends/migraphx"
+        found[trap] = (folder / file, name)
+    return found
+
+
+def text(case: str, place: str = "index") -> Text:
+    """What the row says is seen there."""
+    (row,) = (row for row in rows() if row.case == case)
+    return row.texts[place]
+
+
+def _row(columns: Sequence[str]) -> Row:
+    return Row(columns[0], {place: Text(text.strip()) for place, _, text in _TEXT.findall(columns[2])})
+
+
+def _tables(page: str) -> list[list[str]]:
+    """The cells of all rows but the headings."""
+    found = [[cell.strip() for cell in _BETWEEN_CELLS.split(match[1])] for match in _ROW.finditer(page)]
+    return [cells for cells in found if cells[0] not in ("case", "trap")]
