@@ -186,8 +186,8 @@ class _GraphReader:
         elif tensor.HasField("raw_data") and bits and len(tensor.raw_data) < size:
             # MIGraphX would read on behind their end.
             raise self._wrong(
-                f"is damaged: tensor '{as_text(tensor.name)}' has {len(tensor.raw_data)} bytes, expected {size}; copy or"
-                " export it again"
+                f"is damaged: tensor '{as_text(tensor.name)}' has {len(tensor.raw_data)} bytes, expected {size}; copy"
+                " or export it again"
             )
         self._weight_bytes += size
 
