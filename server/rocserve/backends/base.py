@@ -140,6 +140,9 @@ class Batch:
     """Only these are wanted."""
     request_sizes: tuple[int, ...]
     """How many rows of the first dimension belong to each request; (1,) without batching."""
+    room: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict, repr=False, compare=False)
+    """By output, where one may be put; empty = nowhere. An engine that gives such an array itself for an output of its
+    datatype and shape saves a copy. As it is written, it is nobody's input; it is not to be kept beyond `execute`."""
     _arrays: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property

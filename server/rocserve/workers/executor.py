@@ -7,7 +7,7 @@ import math
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,10 @@ class Executor:
             input_end = time.monotonic_ns()
             result = self._execute_convoy(batch.convoy) if batch.convoy else self._model.execute(batch.whole)
             output_start = time.monotonic_ns()
-            kind, answer = EXECUTED, self._writers[slot].write(batch.whole, result)
+            writer = self._writers[slot]
+            kind, answer = EXECUTED, writer.write(batch.whole, result)
+            if batch.whole.room is not writer.room:
+                batch.whole = replace(batch.whole, room=writer.room)
             if len(answer) > MAXIMUM_DATAGRAM - HEADER.size:
                 raise RuntimeError(f"the layout of the outputs takes {len(answer)} bytes, more than a message can hold")
         except BaseException as error:
@@ -115,9 +118,10 @@ class Executor:
         return failure_tail(self._serve_error(error))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _ReceivedBatch:
     whole: Batch
+    """With room for outputs as they were the last time."""
     convoy: Sequence[Batch]
     """Its requests each for itself when they are to run one by one, else empty."""
 

@@ -22,6 +22,7 @@ from rocserve.workers.wire import REMEMBERED, pack_tail
 
 Array = np.ndarray[Any, Any]
 
+NO_ROOM: Mapping[str, Array] = {}
 _FAILURE_TEXTS = 64 * 1024
 """Characters that the texts of one batch's failures share."""
 
@@ -44,6 +45,8 @@ class _Plan:
     destinations: list[Array]
     """On the shared memory."""
     tail: bytes
+    room: Mapping[str, Array]
+    """The destinations by their outputs."""
 
 
 class ResultWriter:
@@ -57,6 +60,8 @@ class ResultWriter:
         self._datatypes = {spec.name: spec.datatype for spec in signature.outputs}
         self._batching = batching
         self._plans: dict[object, _Plan] = {}
+        self.room: Mapping[str, Array] = NO_ROOM
+        """Where the latest result went, for `Batch.room` of one alike."""
 
     def write(self, batch: Batch, result: BatchResult) -> bytes:
         """Put the outputs where the server reads them; the tail of the message for it.
@@ -67,7 +72,7 @@ class ResultWriter:
         outputs = result.outputs
         names = batch.requested_outputs or tuple(outputs)
         try:
-            values = [outputs[name] for name in names]
+            values: Sequence[Array | Tensor] = [outputs[name] for name in names]
         except KeyError as missing:
             raise internal(f"the engine gave no output {missing}, only {sorted(outputs)}") from None
         key = None
@@ -80,10 +85,14 @@ class ResultWriter:
                 key = (sum(batch.request_sizes), *arrays)
                 plan = self._plans.get(key)
                 if plan is not None:
+                    if batch.room is not plan.room:
+                        values = _out_of(batch.room, values)
                     for destination, value in zip(plan.destinations, values, strict=True):
-                        np.copyto(destination, value)  # type: ignore[arg-type]
+                        if value is not destination:
+                            np.copyto(destination, value)  # type: ignore[arg-type]
+                    self.room = plan.room
                     return plan.tail
-        return self._write_anew(batch, names, values, result.failures, key)
+        return self._write_anew(batch, names, _out_of(batch.room, values), result.failures, key)
 
     def _write_anew(
         self,
@@ -110,10 +119,12 @@ class ResultWriter:
         layout = ResultLayout(tuple(entry.head for entry in entries), _told(failures))
         tail = pack_tail(numbers, to_json(layout))
         arrays = [destination for destination in destinations if destination is not None]
+        self.room = NO_ROOM
         if key is not None and len(arrays) == len(entries):
             if len(self._plans) >= REMEMBERED:
                 self._plans.clear()
-            self._plans[key] = _Plan(arrays, tail)
+            self.room = dict(zip(names, arrays, strict=True))
+            self._plans[key] = _Plan(arrays, tail, self.room)
         return tail
 
     def _output(self, name: str, value: Array | Tensor, sizes: tuple[int, ...]) -> _Output:
@@ -141,6 +152,14 @@ class ResultWriter:
         destination: Array = np.ndarray(entry.head.shape, entry.head.datatype.numpy_dtype, self._arena.mapping, offset)
         np.copyto(destination, entry.source)
         return destination
+
+
+def _out_of(room: Mapping[str, Array], values: Sequence[Array | Tensor]) -> Sequence[Array | Tensor]:
+    """Values that lie in the room as copies: the result as a whole goes elsewhere, and might be written over them."""
+    if not room:
+        return values
+    lying = {id(array) for array in room.values()}
+    return [value.copy() if isinstance(value, np.ndarray) and id(value) in lying else value for value in values]
 
 
 def _tensor_output(name: str, tensor: Tensor, sizes: tuple[int, ...]) -> _Output:

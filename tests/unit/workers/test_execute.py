@@ -42,6 +42,33 @@ async def test_a_batch_of_requests_is_cut_by_their_sizes(workshop: Workshop) -> 
             assert outputs["DIFFERENCE"].shape == array.shape and not outputs["DIFFERENCE"].any()
 
 
+@pytest.mark.parametrize("names", [("SUM", "DIFFERENCE"), ("DIFFERENCE", "SUM")])
+async def test_an_engine_may_put_outputs_where_those_of_a_batch_alike_went(
+    workshop: Workshop, names: tuple[str, ...]
+) -> None:
+    group = await workshop.serving("in_room")
+    (channel,) = group.channels
+    found = []
+    for number, width in enumerate((1, 1, 1, 4000, 1, 4000, 4000, 17, 1)):
+        a, b = np.full((3, 16), number, np.int32), np.full((3, 16), width, np.int32)
+        answer = await submit(channel, [batch_input("A", a), batch_input("B", b)], names, (3,))
+        np.testing.assert_array_equal(answer.outputs[0]["SUM"], a + b)
+        assert answer.outputs[0]["DIFFERENCE"].shape == (3, width)
+        found += np.unique(answer.outputs[0]["DIFFERENCE"]).tolist()
+    assert found == [0] + [1] * 8
+
+
+async def test_two_batches_under_way_have_room_of_their_own(workshop: Workshop) -> None:
+    group = await workshop.serving("in_room")
+    (channel,) = group.channels
+    for _ in range(3):
+        numbers = [np.full((1, 16), number, np.int32) for number in (5, 6)]
+        inputs = [[batch_input("A", array), batch_input("B", array)] for array in numbers]
+        answers = await asyncio.gather(*(submit(channel, one, ("SUM",), (1,)) for one in inputs))
+        for array, answer in zip(numbers, answers, strict=True):
+            np.testing.assert_array_equal(answer.outputs[0]["SUM"], 2 * array)
+
+
 async def test_only_requested_outputs(workshop: Workshop) -> None:
     group = await workshop.serving()
     answer = await submit(group.channels[0], add_sub_inputs(), ("SUM",), (1,))
