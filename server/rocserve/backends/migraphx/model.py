@@ -77,7 +77,7 @@ class MigraphxModel:
         """
         try:
             with self._turn:
-                return BatchResult(self._served.run(batch.arrays, batch.requested_outputs or self._outputs))
+                return BatchResult(self._served.run(batch.arrays, batch.requested_outputs or self._outputs, batch.room))
         except MigraphxError as error:
             raise internal(f"migraphx error: {error}") from None
 

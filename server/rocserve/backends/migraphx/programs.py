@@ -19,6 +19,8 @@ from rocserve.core.errors import ServeError, invalid_argument
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
 
+NO_ROOM: Arrays = {}
+
 
 class ProgramRunner(Protocol):
     """Programs that together serve a model. One call at a time; `run` may be called while programs are added."""
@@ -27,8 +29,8 @@ class ProgramRunner(Protocol):
     def batch_sizes(self) -> str:
         """That are in service, for people: "1, 2, 4" or "1 to 8"; "" without a batch dimension."""
 
-    def run(self, inputs: Arrays, wanted: Sequence[str]) -> dict[str, Array]:
-        """The outputs `wanted`, on memory of their own.
+    def run(self, inputs: Arrays, wanted: Sequence[str], room: Arrays = NO_ROOM) -> dict[str, Array]:
+        """The outputs `wanted`, on memory of their own or in the arrays of `room` (see Batch).
 
         Raises:
             ServeError: INVALID_ARGUMENT, an input is not of a shape that there is a program for.
@@ -55,7 +57,7 @@ class LoadedProgram:
         self._lock = threading.Lock()
 
     def run_into(self, inputs: Arrays, outputs: Sequence[Array | None]) -> None:
-        """One run, of inputs with the program's rows or fewer, into arrays of the program's own shapes.
+        """One run, of inputs with the program's rows or fewer, into arrays of the program's shapes with as many rows.
 
         An output that is None is not wanted.
         """
@@ -111,30 +113,25 @@ class SizedRunner:
         programs = {**self._programs, batch_size: program}
         self._programs = dict(sorted(programs.items()))
 
-    def run(self, inputs: Arrays, wanted: Sequence[str]) -> dict[str, Array]:
+    def run(self, inputs: Arrays, wanted: Sequence[str], room: Arrays = NO_ROOM) -> dict[str, Array]:
         """See ProgramRunner."""
         programs = self._programs
         layout = next(iter(programs.values())).layout
         rows = _row_count(inputs, layout, self._model_name)
-        parts = pieces(rows, tuple(programs))
-        padded = parts[-1].start + parts[-1].batch_size
-        # Room for the padding too: no output is copied twice.
         whole = [
-            np.empty((padded, *tensor.program_shape[1:]), tensor.datatype.numpy_dtype)
-            if tensor.name in wanted
-            else None
+            _place(tensor, (rows, *tensor.program_shape[1:]), room) if tensor.name in wanted else None
             for tensor in layout.outputs
         ]
-        for part in parts:
-            programs[part.batch_size].run_into(
-                {name: array[part.start : part.start + part.rows] for name, array in inputs.items()},
-                [_rows_of(array, part) for array in whole],
-            )
-        return {
-            tensor.name: as_client(array[:rows], tensor)
-            for tensor, array in zip(layout.outputs, whole, strict=True)
-            if array is not None
-        }
+        fitting = programs.get(rows)
+        if fitting is not None:
+            fitting.run_into(inputs, whole)
+        else:
+            for part in pieces(rows, tuple(programs)):
+                programs[part.batch_size].run_into(
+                    {name: array[part.start : part.start + part.rows] for name, array in inputs.items()},
+                    [_rows_of(array, part) for array in whole],
+                )
+        return _as_clients(layout, whole)
 
     def warm_up(self) -> None:
         """See ProgramRunner."""
@@ -151,7 +148,7 @@ class ExactRunner:
         self._model_name = model_name
         self._program = program
 
-    def run(self, inputs: Arrays, wanted: Sequence[str]) -> dict[str, Array]:
+    def run(self, inputs: Arrays, wanted: Sequence[str], room: Arrays = NO_ROOM) -> dict[str, Array]:
         """See ProgramRunner."""
         layout = self._program.layout
         for tensor in layout.inputs:
@@ -163,15 +160,10 @@ class ExactRunner:
                     " own (max_batch_size, dims, or parameter 'input_shapes')"
                 )
         outputs = [
-            np.empty(tensor.program_shape, tensor.datatype.numpy_dtype) if tensor.name in wanted else None
-            for tensor in layout.outputs
+            _place(tensor, tensor.program_shape, room) if tensor.name in wanted else None for tensor in layout.outputs
         ]
         self._program.run_into(inputs, outputs)
-        return {
-            tensor.name: as_client(array, tensor)
-            for tensor, array in zip(layout.outputs, outputs, strict=True)
-            if array is not None
-        }
+        return _as_clients(layout, outputs)
 
     def warm_up(self) -> None:
         """See ProgramRunner."""
@@ -194,21 +186,21 @@ class DynamicRunner:
         """See ProgramRunner."""
         return f"{self._least} to {self._most}"
 
-    def run(self, inputs: Arrays, wanted: Sequence[str]) -> dict[str, Array]:
+    def run(self, inputs: Arrays, wanted: Sequence[str], room: Arrays = NO_ROOM) -> dict[str, Array]:
         """See ProgramRunner."""
         rows = _row_count(inputs, self._layout, self._model_name)
         if not self._least <= rows <= self._most:
             raise invalid_argument(
                 f"model '{self._model_name}' is compiled for batches of {self._least} to {self._most} rows, got {rows}"
             )
-        outputs = self._program.run(
-            {tensor.name: np.ascontiguousarray(inputs[tensor.name]) for tensor in self._layout.inputs}
+        outputs = [
+            _place(tensor, (rows, *tensor.shape[1:]), room) if tensor.name in wanted else None
+            for tensor in self._layout.outputs
+        ]
+        self._program.run_into(
+            {tensor.name: np.ascontiguousarray(inputs[tensor.name]) for tensor in self._layout.inputs}, outputs
         )
-        return {
-            tensor.name: output
-            for tensor, output in zip(self._layout.outputs, outputs, strict=True)
-            if tensor.name in wanted
-        }
+        return _as_clients(self._layout, outputs)
 
     def warm_up(self) -> None:
         """See ProgramRunner. The smallest batch and the largest."""
@@ -220,8 +212,26 @@ class DynamicRunner:
             self.run(zeros, ())
 
 
+def _place(tensor: ServedTensor, shape: tuple[int, ...], room: Arrays) -> Array:
+    """What an output in the program's layout is copied to: its place in the room, where that is of its shape."""
+    dtype = tensor.datatype.numpy_dtype
+    place = room.get(tensor.name)
+    if place is not None and place.shape == shape and place.dtype == dtype and not tensor.channels_last:
+        return place
+    return np.empty(shape, dtype)
+
+
 def _rows_of(array: Array | None, part: Piece) -> Array | None:
-    return None if array is None else array[part.start : part.start + part.batch_size]
+    return None if array is None else array[part.start : part.start + part.rows]
+
+
+def _as_clients(layout: ProgramLayout, outputs: Sequence[Array | None]) -> dict[str, Array]:
+    """Those that are wanted, by name."""
+    return {
+        tensor.name: as_client(array, tensor)
+        for tensor, array in zip(layout.outputs, outputs, strict=True)
+        if array is not None
+    }
 
 
 def _input(inputs: Arrays, tensor: ServedTensor, model_name: str) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -86,7 +87,7 @@ def check_outputs(arrays: Sequence[Array | None], outputs: Sequence[ProgramTenso
     for number, (array, output) in enumerate(zip(arrays, outputs, strict=True)):
         if array is None:
             continue
-        _check_array(f"the array for output {number}", array, output)
+        _check_array(f"the array for output {number}", array, _with_rows_of(array, output))
         if not array.flags.writeable:
             raise MigraphxError(f"the array for output {number} cannot be written")
 
@@ -104,6 +105,13 @@ def _check_array(what: str, array: Array, tensor: ProgramTensor) -> None:
         raise MigraphxError(f"{what} must have the shape {shape_text(tensor.shape)}; it has {shape_text(array.shape)}")
     if not array.flags.c_contiguous:
         raise MigraphxError(f"{what} must be C-contiguous (numpy.ascontiguousarray makes it so)")
+
+
+def _with_rows_of(array: Array, output: ProgramTensor) -> ProgramTensor:
+    """The output with no more rows than the array has."""
+    if isinstance(array, np.ndarray) and array.ndim and output.shape and len(array) < bounds(output.shape[0])[1]:
+        return replace(output, shape=(len(array), *output.shape[1:]))
+    return output
 
 
 def fits(shape: Sequence[int], wanted: Sequence[Dimension]) -> bool:

@@ -109,7 +109,8 @@ class Program(Protocol):
     def run_into(self, inputs: Mapping[str, Array], outputs: Sequence[Array | None]) -> None:
         """The same, into C-contiguous arrays of the caller's, which must have the outputs' shapes and datatypes.
 
-        An output that is None is not copied.
+        An array with fewer rows (of the first dimension) than its output gets the first of them; one that is None gets
+        nothing.
         """
 
     def text(self) -> str:

@@ -125,6 +125,21 @@ def test_runs_into_arrays_of_the_callers(bench: Workbench) -> None:
     np.testing.assert_array_equal(into[1], product)
 
 
+def test_arrays_of_fewer_rows_get_the_first_ones(bench: Workbench) -> None:
+    model = models.two_in_two_out()
+    program = bench.compiled(model, 4)
+    inputs = models.random_inputs(model, 4)
+    difference, product = program.run(inputs)
+    into = [np.zeros((3, 4), np.float32), np.zeros((1, 6), np.float32)]
+    program.run_into(inputs, into)
+    np.testing.assert_array_equal(into[0], difference[:3])
+    np.testing.assert_array_equal(into[1], product[:1])
+    with pytest.raises(MigraphxError, match=r"^the array for output 1 must have the shape \[4, 6\]; it has \[5, 6\]"):
+        program.run_into(inputs, [None, np.zeros((5, 6), np.float32)])
+    with pytest.raises(MigraphxError, match=r"^the array for output 1 must have the shape \[3, 6\]; it has \[3, 5\]"):
+        program.run_into(inputs, [None, np.zeros((3, 5), np.float32)])
+
+
 def test_runs_a_batch_that_varies_into_arrays_of_the_callers(bench: Workbench) -> None:
     program = bench.compiled(models.mlp(), x=(UP_TO_8, 16))
     x = np.ones((3, 16), np.float32)
