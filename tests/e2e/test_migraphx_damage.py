@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 from support import migraphx_models
-from support.migraphx_serving import Array, ask, compiled, config, expected, index_entry, place
+from support.migraphx_serving import Array, ask, compiled, config, expected, index_entry, place, wait_for_end
 from support.server import RocserveProcess, wait_until
 
 FILES = int(os.environ.get("ROCSERVE_DAMAGED_FILES", "12"))
@@ -110,8 +110,7 @@ def test_each_gets_a_reason_and_nothing_else_notices(
                 platform, filename, content = originals[index % len(originals)]
                 place(repository, name, filename, damaged(content, generator), config(1, platform))
             for name in batch:
-                wait_until(lambda name=name: index_entry(client, name)[0] in ENDS, 120, f"an end of '{name}'")
-                state, reason = index_entry(client, name)
+                state, reason = wait_for_end(client, name, *ENDS, seconds=120)
                 outcomes[state] += 1
                 assert state == "READY" or re.search(r"model\.(onnx|mxr)|MIGraphX", reason), f"{name}: {reason}"
             for name in batch:

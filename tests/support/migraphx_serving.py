@@ -86,7 +86,20 @@ def index_entry(client: triton.InferenceServerClient, model: str) -> tuple[str, 
     return "", ""
 
 
+def wait_for_end(
+    client: triton.InferenceServerClient, model: str, *states: str, seconds: float = 40.0
+) -> tuple[str, str]:
+    """State and reason, as they are together, once the model is in one of the states; it may be tried again later."""
+    seen: list[tuple[str, str]] = []
+
+    def has_ended() -> bool:
+        seen.append(index_entry(client, model))
+        return seen[-1][0] in states
+
+    wait_until(has_ended, seconds, f"state {' or '.join(states)} of '{model}'")
+    return seen[-1]
+
+
 def wait_for_state(client: triton.InferenceServerClient, model: str, state: str, seconds: float = 40.0) -> str:
     """The reason with which the model came into the state."""
-    wait_until(lambda: index_entry(client, model)[0] == state, seconds, f"state {state} of '{model}'")
-    return index_entry(client, model)[1]
+    return wait_for_end(client, model, state, seconds=seconds)[1]
