@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.graphdef import classifier
 from support.migraphx_models import mini_resnet, two_in_two_out
 from support.tools import Command
 
@@ -84,6 +85,16 @@ def test_a_compiled_file_and_json(migraphx_root: Path, command: Command, tmp_pat
     shown = command.on_migraphx(migraphx_root, "inspect", program)
     assert "for target ref" in shown.out
     assert shown.row("ref::sub") == ["1"]
+
+
+def test_a_tensorflow_graph_is_shown_in_the_program_s_own_layout(
+    migraphx_root: Path, command: Command, tmp_path: Path
+) -> None:
+    model = tmp_path / "classifier.pb"
+    model.write_bytes(classifier())
+    ran = command.on_migraphx(migraphx_root, "inspect", model, "--batch-sizes", "2", "--target", "ref")
+    assert ran.row("input")[:6] == ["image", "float", "[2,", "3,", "8,", "8]"]
+    assert ran.row("output")[:4] == ["scores", "float", "[2,", "5]"]
 
 
 def test_a_damaged_file(migraphx_root: Path, command: Command, tmp_path: Path) -> None:

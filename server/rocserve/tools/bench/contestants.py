@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rocserve.backends.base import EngineChoice
 from rocserve.backends.batch_sizes import default_batch_sizes
 from rocserve.backends.migraphx.binding.datatypes import numpy_dtype
 from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
@@ -21,9 +22,11 @@ from rocserve.backends.migraphx.options import CompileOptions, ServingOptions, T
 from rocserve.backends.migraphx.parameters import serving_options
 from rocserve.backends.migraphx.plan import plan_programs
 from rocserve.backends.migraphx.recipe import ProgramEnvironment, ProgramRecipe
+from rocserve.backends.onnx.engine_choice import ONNXRUNTIME as ONNXRUNTIME_ENGINE
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
-from rocserve.core.model_config import InputConfig, InstanceKind
+from rocserve.core.model_config import InputConfig
+from rocserve.repository.instance_plan import plan_workers
 from rocserve.repository.machine import ThisMachine
 from rocserve.tools.measuring.messages import (
     Engine,
@@ -54,6 +57,8 @@ class Contestant:
     python: tuple[str, ...] = (sys.executable,)
     """The words that start its process."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    shares_a_process: bool = False
+    """Whether several instances are threads of one process; else each has its own, as in a server."""
 
     def order(self, batch_size: int) -> Measure:
         return Measure(batch_size, self.inputs[batch_size])
@@ -111,7 +116,7 @@ def _migraphx(model: ToolModel, progress: ToolProgress, log: logging.Logger) -> 
         engine=MigraphxPrograms(bench.installation, bench.serving.binding, programs),
         inputs=inputs,
         python=python_command(bench.installation),
-        environment={} if bench.device is None else {"HIP_VISIBLE_DEVICES": str(bench.device)},
+        environment=_on_device(bench.device),
     )
 
 
@@ -150,18 +155,37 @@ def _brought_program(bench: Workbench) -> tuple[dict[int, str], Inputs]:
 
 
 def _onnxruntime(model: ToolModel, instances: int) -> Contestant:
-    model = _on_onnx_file(model).with_parameters(engine=ONNXRUNTIME)
+    """On the device where a server would have it."""
+    model = _on_onnx_file(model)
     source = model.source
+    place = plan_workers(source.config, _onnxruntime_choice(model), ThisMachine(source.settings))[0]
+    on_gpu = place.device is not None
     engine = OnnxRuntimeSession(
         model_folder=str(source.model_folder),
         model_file=str(source.model_file),
-        config=source.config,
-        instance_kind=InstanceKind.CPU if source.device is None else source.instance_kind,
-        device=source.device,
-        instance_count=instances,
+        config=model.with_parameters(engine=ONNXRUNTIME).source.config,
+        instance_kind=place.kind,
+        device=place.device,
+        instance_count=1 if on_gpu else instances,
         settings=source.settings,
     )
-    return Contestant(ONNXRUNTIME, engine, _planned_inputs(model))
+    return Contestant(
+        ONNXRUNTIME, engine, _planned_inputs(model), environment=_on_device(place.device), shares_a_process=not on_gpu
+    )
+
+
+def _onnxruntime_choice(model: ToolModel) -> EngineChoice:
+    """What a server would choose, where that is ONNX Runtime; else it is chosen because it is measured."""
+    machine = ThisMachine(model.source.settings)
+    choice = model.backend.engine_for(model.source.config, machine)
+    if choice.engine is ONNXRUNTIME_ENGINE:
+        return choice
+    has_gpu_provider = machine.is_installed(ONNXRUNTIME_ENGINE.gpu_module, ONNXRUNTIME_ENGINE.gpu_files)
+    return EngineChoice(ONNXRUNTIME_ENGINE, "it is to be measured", auto_takes_gpus=has_gpu_provider)
+
+
+def _on_device(device: int | None) -> Mapping[str, str]:
+    return {} if device is None else {"HIP_VISIBLE_DEVICES": str(device)}
 
 
 def _torch(model: ToolModel) -> Contestant:

@@ -1,6 +1,6 @@
 """Measures a model's engine over numbers of instances and batch sizes, all instances at work at once.
 
-An instance is what it is in a server: of ONNX Runtime a thread on one session, of MIGraphX a process of its own.
+An instance is what it is in a server: of ONNX Runtime on the CPU a thread on one session, else a process of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from rocserve.core.errors import ServeError
-from rocserve.tools.bench.contestants import MIGRAPHX, Contestant
+from rocserve.tools.bench.contestants import Contestant
 from rocserve.tools.latencies import summarise
 from rocserve.tools.measuring.messages import Measure, Measured, OpenEngine
 from rocserve.tools.measuring.process import MeasuringProcess
@@ -68,7 +68,7 @@ def sweep(
 def _open(stack: ExitStack, contestant: Contestant, number: int) -> list[MeasuringProcess]:
     return [
         stack.enter_context(MeasuringProcess(contestant.name, contestant.python, contestant.environment))
-        for _ in range(number if contestant.name == MIGRAPHX else 1)
+        for _ in range(1 if contestant.shares_a_process else number)
     ]
 
 

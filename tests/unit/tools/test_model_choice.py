@@ -1,0 +1,106 @@
+"""The model that a tool works on, and what its command line changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rocserve.backends.registry import discover_backends
+from rocserve.core.errors import ServeError
+from rocserve.settings import EngineSettings
+from rocserve.tools.command_line import CommandLine
+from rocserve.tools.model_choice import ToolModel, find_model
+
+_ACCELERATED = """
+platform: "onnx_onnxv1"
+max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: 4 }
+output { name: "y" data_type: TYPE_FP32 dims: 4 }
+parameters { key: "batch" value { string_value: "8" } }
+parameters { key: "calibration_samples" value { string_value: "3" } }
+optimization { execution_accelerators { gpu_execution_accelerator {
+  name: "migraphx"
+  parameters { key: "precision" value: "int8" }
+  parameters { key: "calibration_data" value: "samples.npz" }
+} } }
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "m"
+    for version in ("1", "4"):
+        (folder / version).mkdir(parents=True)
+        (folder / version / "model.onnx").touch()
+    (folder / "config.pbtxt").write_text(_ACCELERATED)
+    return folder
+
+
+def _found(path: Path, command_line: CommandLine | None = None) -> ToolModel:
+    return find_model(path, command_line or CommandLine(), discover_backends(), EngineSettings())
+
+
+def test_a_folder_is_taken_as_a_server_would_take_it(folder: Path) -> None:
+    model = _found(folder)
+    assert (model.source.name, model.source.version, model.backend.name) == ("m", 4, "onnx")
+    assert model.source.model_file == folder / "4" / "model.onnx"
+    assert model.source.config.parameters["batch"] == "8"
+
+
+def test_a_bare_file_has_what_its_ending_says(tmp_path: Path) -> None:
+    for name, backend in (
+        ("a.onnx", "onnx"),
+        ("b.pb", "tensorflow"),
+        ("c.GraphDef", "tensorflow"),
+        ("d.mxr", "migraphx"),
+    ):
+        (tmp_path / name).touch()
+        model = _found(tmp_path / name)
+        assert (model.backend.name, model.source.name, model.definition) == (backend, name[0], None)
+
+
+def test_batch_sizes_of_the_command_line_take_the_place_of_all_others(folder: Path) -> None:
+    config = _found(folder, CommandLine(batch_sizes=(1, 16))).source.config
+    assert (config.parameters["batch_sizes"], config.max_batch_size) == ("1,16", 16)
+    assert "batch" not in config.parameters
+    assert _found(folder, CommandLine(batch_sizes=(2,))).source.config.max_batch_size == 8
+
+
+def test_a_precision_without_calibration_leaves_out_what_calibrates(folder: Path) -> None:
+    config = _found(folder, CommandLine({"precision": "fp16"})).source.config
+    assert config.parameters["precision"] == "fp16"
+    assert "calibration_samples" not in config.parameters
+    assert config.gpu_accelerators[0].parameters == {"precision": "int8"}
+    config = _found(folder, CommandLine({"precision": "fp8"})).source.config
+    assert config.parameters["calibration_samples"] == "3"
+    assert config.gpu_accelerators[0].parameters["calibration_data"] == "samples.npz"
+
+
+def test_calibration_data_are_named_as_the_configuration_would(folder: Path, tmp_path: Path) -> None:
+    data = folder / "data" / "samples.npz"
+    data.parent.mkdir()
+    data.touch()
+    assert _found(folder, CommandLine(calibration_data=data)).source.config.parameters["calibration_data"] == (
+        "data/samples.npz"
+    )
+    bare = tmp_path / "elsewhere" / "m.onnx"
+    bare.parent.mkdir()
+    bare.touch()
+    model = _found(bare, CommandLine(calibration_data=data))
+    assert model.source.config.parameters["calibration_data"] == "m/data/samples.npz"
+    assert model.source.model_folder == tmp_path
+
+
+def test_a_model_that_does_not_batch(folder: Path) -> None:
+    config = folder / "config.pbtxt"
+    config.write_text(_ACCELERATED.replace("max_batch_size: 8", "max_batch_size: 0"))
+    with pytest.raises(ServeError, match=r"^does not batch \(max_batch_size: 0\)"):
+        _found(folder, CommandLine(batch_sizes=(2,)))
+
+
+def test_no_version(folder: Path) -> None:
+    for version in ("1", "4"):
+        (folder / version).rename(folder / f"v{version}")
+    with pytest.raises(ServeError, match="at least one version must be available"):
+        _found(folder)
