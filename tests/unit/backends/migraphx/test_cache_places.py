@@ -91,7 +91,7 @@ print(*warnings, sep="\\n")
     lines = said(start(SPARE_OPENED + script, disk / "cache", spare, before=small))
     assert lines[:3] == ["True", f"True {3 << 20}", "True"]
     assert "nothing can be compiled into" in lines[3]
-    assert lines[3].endswith("the disk has 2 MiB free, and a program may take 64 MiB")
+    assert "the disk has 2 MiB free, and a program may take 64 MiB; make room, or name" in lines[3]
     assert f"cannot be kept in {disk}/cache: No space left on device" in lines[4]
 
 

@@ -29,7 +29,7 @@ def check_private(folder: Path) -> None:
     """Raises: ServeError: UNAVAILABLE, others could have put files into it. OSError: it is not there."""
     found = folder.stat()
     if not stat.S_ISDIR(found.st_mode):
-        raise _refusal(folder, "it is no folder", "name another")
+        raise unavailable(f"cache directory {folder} is not used: it is no folder; name another with --cache-directory")
     if not _is_trusted(found.st_uid):
         reason = f"it belongs to user {found.st_uid}, not to {os.geteuid()}, who runs this"
         raise _refusal(folder, reason, "name another")

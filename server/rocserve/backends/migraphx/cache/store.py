@@ -223,7 +223,7 @@ class ProgramCache:
                     return folder
                 problem = f"the disk has {free >> 20} MiB free, and a program may take {room_bytes >> 20} MiB"
             problems.append(f"{place.directory}: {problem}")
-            self._warn(f"nothing can be compiled into {problems[-1]}")
+            self._warn(f"nothing can be compiled into {problems[-1]}; {_REMEDY}")
         raise unavailable(f"there is no place to compile into ({'; '.join(problems)}); {_REMEDY}")
 
     def _evict(self, place: CachePlace, keep: str) -> None:

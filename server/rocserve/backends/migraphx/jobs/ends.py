@@ -15,16 +15,15 @@ def describe_end(status: int, last_lines: Sequence[str], peak_bytes: int, who: s
 
     `status`: the exit status; below 0, less the signal's number. `who`: what a signal ended.
     """
+    said = last_words(last_lines)
     if status == -signal.SIGKILL:
-        end = (
-            "it was killed by signal 9 (SIGKILL) from outside; the kernel does that where memory runs out"
-            f" (it had {peak_bytes / 2**20:.0f} MiB)"
-        )
-    elif status < 0:
+        held = f" (it had {peak_bytes / 2**20:.0f} MiB)" if peak_bytes else ""
+        end = f"it was killed by signal 9 (SIGKILL) from outside{held}"
+        return f"{end}: {said}" if said else end
+    if status < 0:
         end = f"{who} ended by signal {-status} ({_signal_name(-status)})"
     else:
         end = f"the process ended with exit status {status}"
-    said = last_words(last_lines)
     return f"{end}: {said}" if said else f"{end} without a word"
 
 

@@ -104,7 +104,12 @@ HINTS: Sequence[Hint] = (
         " less else runs on (`rocm-smi --showmeminfo vram`)",
     ),
     _hint(
-        r"bad_alloc|Cannot allocate memory|memory runs out",
+        r"^it was killed by signal 9",
+        "the kernel does that where memory runs out, and says so in its log (dmesg): then use smaller batch_sizes,"
+        " compile fewer models at once, or give the server (its container) more memory",
+    ),
+    _hint(
+        r"bad_alloc|Cannot allocate memory",
         "this machine's memory does not suffice (or a damaged file asks for far too much): use smaller batch_sizes,"
         " compile fewer models at once, or give the server (its container) more memory",
     ),
