@@ -141,8 +141,11 @@ Serve = Callable[..., RocserveProcess]
 
 
 @pytest.fixture
-def serve_migraphx(serve, migraphx_root: Path, tmp_path: Path) -> Serve:
+def serve_migraphx(serve, migraphx_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
     """A server on repositories, with a cache of this test's own."""
+    # What others have compiled while their caches were full lies among the temporary files, and would be found there.
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
 
     def start(*repositories: Path, flags: tuple[str, ...] = ()) -> RocserveProcess:
         cache = f"--cache-directory={tmp_path}/cache"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -53,8 +54,10 @@ def engine(tmp_path: Path, cache: Path) -> Engine:
 
 
 @pytest.fixture
-def first_engine(tmp_path: Path) -> Engine:
+def first_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """Nothing has been compiled yet."""
+    # Nor is there what others have compiled while their caches were full.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return Engine(tmp_path, tmp_path / "cache")
 
 
