@@ -45,6 +45,12 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, 
     return made
 
 
+def show(console: Console, made: Table) -> None:
+    """A table in its full width: on a narrow terminal its lines go on in the next, rather than lose figures."""
+    wide = Console(file=console.file, width=_UNWRAPPED_WIDTH, force_terminal=console.is_terminal)
+    wide.print(made)
+
+
 def size(count: int) -> str:
     """Bytes as people read them."""
     return readable_size(count)

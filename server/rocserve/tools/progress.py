@@ -7,6 +7,7 @@ from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from rocserve.tools.printing import console_on, say
 
@@ -25,8 +26,9 @@ class ToolProgress:
                 BarColumn(bar_width=16),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
-                TextColumn("{task.description}", markup=False),
+                TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1)),
                 console=self._console,
+                expand=True,
                 transient=True,
             )
             self._task = self._bar.add_task("", total=None)

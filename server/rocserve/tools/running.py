@@ -51,7 +51,7 @@ def guarded(verb: str, subject: str, run: Callable[[], int | None]) -> int:
         # Whoever read our output has seen enough; Python would complain once more when it closes it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        complain(f"rocserve {verb}: {about}{error.filename or ''}: {error.strerror or error}")
+        complain(f"rocserve {verb}: {about}{error}")
     return 1
 
 

@@ -142,7 +142,11 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", choices=_TARGETS, help="gpu, cpu or ref (default: gpu where there is one)")
     parser.add_argument("--batch-sizes", type=_counts, default=(), metavar="N,N,...", help="instead of the model's own")
     parser.add_argument(
-        "--precision", type=_precisions, default=(), metavar="NAME", help=f"one of {', '.join(_PRECISIONS)}"
+        "--precision",
+        type=_precisions,
+        default=(),
+        metavar="NAME",
+        help=f"one of {', '.join(_PRECISIONS)}; several with compile --compare",
     )
     parser.add_argument(
         "--calibration-data", type=Path, metavar="PATH", help="an .npz file, or a folder of .npy or .jpg files"

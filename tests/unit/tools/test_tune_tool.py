@@ -219,6 +219,7 @@ class TestVerb:
         message = parse_model_config((folder / "config.pbtxt").read_text(), "config.pbtxt")
         assert message.parameters["batch_sizes"].string_value == ("1" if best == 1 else "1,2")
         assert message.instance_group[0].count == result["recommended"]["instances"]
+        assert "as it is configured, a server here runs it on onnxruntime: what was measured takes" in ran.out
 
     def test_nothing_within_the_budget_writes_nothing(self, command: Command, folder: Path) -> None:
         before = (folder / "config.pbtxt").read_text()

@@ -12,7 +12,7 @@ from rocserve.tools.bench.timing import BenchResult, EngineTimes, bench
 from rocserve.tools.latencies import LatencySummary
 from rocserve.tools.measuring.rounds import Timing
 from rocserve.tools.model_choice import ToolModel
-from rocserve.tools.printing import complain, say, table
+from rocserve.tools.printing import complain, say, show, table
 from rocserve.tools.progress import ToolProgress
 
 LATENCY_COLUMNS = ("runs", "min ms", "mean", "p50", "p95", "p99", "std", "rows/s")
@@ -64,7 +64,7 @@ def _print(result: BenchResult, out: Console) -> None:
     if compared:
         columns = (*columns, "speed", "largest diff", "relative diff")
     rows = [[*_row(one), *(_comparison(one) if compared else ())] for one in result.times]
-    out.print(table(result.model, columns, rows))
+    show(out, table(result.model, columns, rows))
     if compared:
         say(out, f"speed: rows/s over those of {first}; diff: of the outputs from its own, on the same random input")
 

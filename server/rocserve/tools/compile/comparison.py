@@ -112,9 +112,7 @@ class _Comparer:
             try:
                 self._candidates[precision] = self._compiled(precision)
             except ServeError as error:
-                if precision == _REFERENCE.value:
-                    raise
-                self._failures[precision] = error.text
+                self._fail(precision, error)
             self._progress.done()
 
     def compare(self, has_data: bool) -> Comparison:
@@ -142,9 +140,19 @@ class _Comparer:
             self._progress.report(f"{name}: opening")
             process = self._stack.enter_context(MeasuringProcess(name, python_command(bench.installation), {}))
             programs = {candidate.recipe.batch_size: str(candidate.program.path)}
-            process.open(OpenEngine(MigraphxPrograms(bench.installation, bench.serving.binding, programs)))
-            processes[name] = process
+            try:
+                process.open(OpenEngine(MigraphxPrograms(bench.installation, bench.serving.binding, programs)))
+            except ServeError as error:
+                self._fail(name, error)
+            else:
+                processes[name] = process
         return processes
+
+    def _fail(self, name: str, error: ServeError) -> None:
+        """Go on without this precision. Raises: the error, where it is the one that the others are compared with."""
+        if name == _REFERENCE.value:
+            raise error
+        self._failures[name] = error.text
 
     def _samples(self, reference: _Candidate, has_data: bool) -> tuple[list[Path], str]:
         """Files with the inputs of a run each, and what they are."""
@@ -182,9 +190,7 @@ class _Comparer:
                 process.measure(replace(self._order(name, file), repeats=0, outputs_file=str(target)))
                 outputs.append(read_outputs(str(target)))
         except ServeError as error:
-            if name == _REFERENCE.value:
-                raise
-            self._failures[name] = error.text
+            self._fail(name, error)
             return []
         return outputs
 

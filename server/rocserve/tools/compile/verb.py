@@ -17,7 +17,7 @@ from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.tools.compile.comparison import PrecisionResult, compare_precisions
 from rocserve.tools.measuring.rounds import Timing
 from rocserve.tools.model_choice import ToolModel
-from rocserve.tools.printing import complain, say, size, table
+from rocserve.tools.printing import complain, say, show, size, table
 from rocserve.tools.progress import ToolProgress
 from rocserve.tools.workbench import Compiled, Workbench
 
@@ -48,7 +48,7 @@ def compile_model(model: ToolModel, output: str, out: Console, log: logging.Logg
             if output:
                 _copy(compiled.program.path, output_path(output, recipe))
             progress.done()
-    out.print(table(f"{model.source.name} on MIGraphX {bench.library.version}, {bench.place}", _COLUMNS, rows, left=3))
+    show(out, table(f"{model.source.name} on MIGraphX {bench.library.version}, {bench.place}", _COLUMNS, rows, left=3))
     for recipe in recipes if output else ():
         say(out, f"{program_title(recipe)}: {output_path(output, recipe)}")
     say(out, f"cache: {bench.cache.directory}")
@@ -62,7 +62,7 @@ def compare(model: ToolModel, precisions: Sequence[str], timing: Timing, out: Co
     """
     compared = compare_precisions(model, precisions, timing, log)
     rows = [row for result in compared.results for row in _comparison_rows(result)]
-    out.print(table(f"{model.source.name}, {compared.title}, {compared.place}", _COMPARED_COLUMNS, rows, left=2))
+    show(out, table(f"{model.source.name}, {compared.title}, {compared.place}", _COMPARED_COLUMNS, rows, left=2))
     say(out, f"errors against fp32, on {compared.data}")
     say(out, "top-1: the share of rows whose largest element is at the same place; speed: rows/s over fp32's")
     failures = [f"{result.precision}: {result.failure}" for result in compared.results if result.failure]

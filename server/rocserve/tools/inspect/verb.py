@@ -10,7 +10,7 @@ from rich.console import Console
 from rocserve.tools.inspect.model import Inspection, ProgramFacts, TensorFacts, inspect_model
 from rocserve.tools.inspect.summary import Copies, ProgramSummary, plain_counts
 from rocserve.tools.model_choice import ToolModel
-from rocserve.tools.printing import say, size, table
+from rocserve.tools.printing import say, show, size, table
 
 _SHOWN_OPERATORS = 40
 
@@ -54,7 +54,7 @@ def _print_head(inspection: Inspection, out: Console) -> None:
 def _print_tensors(program: ProgramFacts, out: Console) -> None:
     rows = [("input", *_cells(tensor)) for tensor in program.inputs]
     rows += [("output", *_cells(tensor)) for tensor in program.outputs]
-    out.print(table(program.title, ("", "name", "type", "shape", "bytes"), rows, left=4))
+    show(out, table(program.title, ("", "name", "type", "shape", "bytes"), rows, left=4))
 
 
 def _cells(tensor: TensorFacts) -> tuple[str, str, str, str]:
@@ -79,7 +79,7 @@ def _print_memory(inspection: Inspection, out: Console) -> None:
             )
         )
     columns = ("memory", "weights", "inputs", "outputs", "scratch", "results", "to GPU", "from GPU", ".mxr file")
-    out.print(table("", columns, rows))
+    show(out, table("", columns, rows))
     if inspection.weight_bytes is not None:
         say(out, f"weights in the model's file: {size(inspection.weight_bytes)}")
 
@@ -92,7 +92,7 @@ def _print_operators(program: ProgramFacts, place: str, out: Console) -> None:
     before, after = program.before, program.after
     if before is None:
         rows = [(operator.name, str(operator.count)) for operator in after.operators[:_SHOWN_OPERATORS]]
-        out.print(table(f"{program.title}: what a run does", ("operator", "count"), rows))
+        show(out, table(f"{program.title}: what a run does", ("operator", "count"), rows))
     else:
         _print_change(program.title, before, after, out)
     hidden = len(after.operators) - _SHOWN_OPERATORS
@@ -102,22 +102,22 @@ def _print_operators(program: ProgramFacts, place: str, out: Console) -> None:
         say(out, "no fused kernels" + ("; the target ref runs operator by operator" if place == "target ref" else ""))
         return
     kernels = [(kernel.name, " + ".join(kernel.operators), str(kernel.count)) for kernel in after.kernels]
-    out.print(table("fused kernels", ("kernel", "made of", "count"), kernels, left=2))
+    show(out, table("fused kernels", ("kernel", "made of", "count"), kernels, left=2))
 
 
 def _print_change(title: str, before: ProgramSummary, after: ProgramSummary, out: Console) -> None:
     counts_before = plain_counts(before)
     if after.kernels:
         rows: Sequence[Sequence[str]] = [(name, str(count)) for name, count in counts_before.most_common()]
-        out.print(table(f"{title}: as it was read", ("operator", "count"), rows[:_SHOWN_OPERATORS]))
+        show(out, table(f"{title}: as it was read", ("operator", "count"), rows[:_SHOWN_OPERATORS]))
         rows = [(operator.name, str(operator.count)) for operator in after.operators]
-        out.print(table(f"{title}: compiled", ("operator or kernel", "count"), rows[:_SHOWN_OPERATORS]))
+        show(out, table(f"{title}: compiled", ("operator or kernel", "count"), rows[:_SHOWN_OPERATORS]))
     else:
         counts_after = plain_counts(after)
         names = sorted(counts_before | counts_after, key=lambda name: (-counts_after[name], name))
         rows = [(name, str(counts_before[name]), str(counts_after[name])) for name in names]
         columns = ("operator", "as it was read", "compiled")
-        out.print(table(f"{title}: operators", columns, rows[:_SHOWN_OPERATORS]))
+        show(out, table(f"{title}: operators", columns, rows[:_SHOWN_OPERATORS]))
     say(out, f"instructions of a run: {before.instructions} as it was read, {after.instructions} compiled")
 
 

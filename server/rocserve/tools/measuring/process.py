@@ -129,6 +129,8 @@ class MeasuringProcess:
             if not data:
                 raise unavailable(f"{self.title}: {self._end()}")
             self._begun += data
+        # What engines write is in memory until it is taken, and they may write much.
+        self._output.take_lines()
         line, _, self._begun = self._begun.partition(b"\n")
         return line
 

@@ -12,11 +12,12 @@ from rich.console import Console
 
 from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.plain import to_json
+from rocserve.repository.machine import ThisMachine
 from rocserve.tools.bench.contestants import MIGRAPHX, Contestant, main_engine, prepare
 from rocserve.tools.bench.verb import LATENCY_COLUMNS, latency_cells
 from rocserve.tools.measuring.rounds import Timing
 from rocserve.tools.model_choice import ToolModel
-from rocserve.tools.printing import complain, say, table
+from rocserve.tools.printing import complain, say, show, table
 from rocserve.tools.progress import ToolProgress
 from rocserve.tools.tune.config_file import config_path, write_choice
 from rocserve.tools.tune.config_text import ServingChoice
@@ -110,8 +111,11 @@ def _print_table(model: ToolModel, swept: Sweep, best: Recommendation | None, ou
         )
         for one in swept.measurements
     ]
-    out.print(
-        table(f"{model.source.name} on {swept.description}", ("instances", "batch", *LATENCY_COLUMNS, ""), rows, left=0)
+    show(
+        out,
+        table(
+            f"{model.source.name} on {swept.description}", ("instances", "batch", *LATENCY_COLUMNS, ""), rows, left=0
+        ),
     )
 
 
@@ -145,7 +149,15 @@ def _write(path: Path, model: ToolModel, engine: str, swept: Sweep, best: Measur
     choice = ServingChoice(best.instances, best.batch_size, tuple(sizes) if compiled_ahead else ())
     write_choice(path, model, choice)
     assert model.definition is not None
-    before = model.definition.config.max_batch_size
+    config = model.definition.config
+    served_by = model.backend.engine_for(config, ThisMachine(model.source.settings)).engine.name
+    if served_by != engine:
+        say(
+            out,
+            f"as it is configured, a server here runs it on {served_by}: what was measured takes the parameter"
+            f" 'engine' \"{engine}\"",
+        )
+    before = config.max_batch_size
     if 0 < best.batch_size < before:
         say(
             out,
