@@ -122,7 +122,7 @@ class SizedRunner:
             _place(tensor, (rows, *tensor.program_shape[1:]), room) if tensor.name in wanted else None
             for tensor in layout.outputs
         ]
-        fitting = programs.get(rows)
+        fitting = next((program for batch_size, program in programs.items() if batch_size >= rows), None)
         if fitting is not None:
             fitting.run_into(inputs, whole)
         else:
