@@ -18,6 +18,8 @@ from support.migraphx_serving import Array, ask, compiled, config, expected, ind
 from support.server import RocserveProcess, wait_until
 from tritonclient.utils import InferenceServerException
 
+from rocserve.cli import main
+
 pytestmark = pytest.mark.timeout(300)
 """The first test waits for all the models to be loaded, for which there may be one slow processor."""
 
@@ -43,6 +45,7 @@ REQUESTS: dict[str, tuple[str, Mapping[str, Array]]] = {
     "an input of another datatype": ("mlp", {"x": np.zeros((1, 16), np.float64)}),
     "a batch above the range of a dynamic program": ("dynamic", rows(9)),
     "a batch of 0": ("dynamic", rows(0)),
+    "values that crash MIGraphX (an index that is out of range)": ("picking", {"index": np.array([[99]])}),
     "a model that cannot be served": ("empty", rows(1)),
 }
 
@@ -67,6 +70,7 @@ def served(migraphx_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         model.place(repository, names[case])
     place(repository, "mlp", "model.onnx", MLP, config(4, batch_sizes="4"))
     place(repository, "dynamic", "model.onnx", MLP, config(8, dynamic_batch="true"))
+    place(repository, "picking", "model.onnx", migraphx_models.picking(), config(1))
     place(repository, "slow", "model.onnx", slow(), config(1))
     folder = tmp_path_factory.mktemp("server")
     # Explicit: what fails is not tried again by itself.
@@ -74,7 +78,7 @@ def served(migraphx_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     # The pool ends last: the slow load ends with the server.
     with ThreadPoolExecutor(50) as pool, RocserveProcess([repository], *flags, log=folder / "server.log") as server:
         client = server.client()
-        list(pool.map(client.load_model, ("mlp", "dynamic")))
+        list(pool.map(client.load_model, ("mlp", "dynamic", "picking")))
         loads = [pool.submit(load, client, name) for name in names.values()]
         wrong = 0
         while wait(loads, 0.1).not_done:
@@ -119,6 +123,21 @@ def test_the_response_says_why(served: Served, case: str) -> None:
     said = f"{code} {refused.value.message().removeprefix('[request id: <id_unknown>] ')}"
     documented = page.text(case, "response")
     assert documented.fits(said), f"documented:\n{documented.text}\nsaid:\n{said}"
+
+
+def test_the_status_says_the_same(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--once", "--url", served.server.address]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    for case in ("a file of 0 bytes", "calibration samples for another name"):
+        reason = index_entry(served.client, served.names[case])[1]
+        (line,) = (line for line in lines if line.startswith(f"{served.names[case]} 1 UNAVAILABLE"))
+        assert line.endswith(f" {reason}")
+
+
+def test_a_worker_that_a_request_has_crashed_is_back(served: Served) -> None:
+    wait_until(lambda: index_entry(served.client, "picking") == ("READY", ""), 40, "another worker")
+    found = ask(served.client, "picking", {"index": np.array([[1]])})["y"]
+    assert found.tolist() == [[3, 4]]
 
 
 def test_good_models_answered_all_the_while(served: Served) -> None:

@@ -97,6 +97,17 @@ def without_batch() -> bytes:
     return network.model({"x": (2, 3)}, {"y": (3, 2)})
 
 
+def picking() -> bytes:
+    """`index` INT64 [batch, 1] -> `y` FP32 [batch, 2], the row of that number: 0 has 1, 2 and 1 has 3, 4."""
+    network = _Network(seed=10)
+    table = network.weights("table", np.array([[1, 2], [3, 4]], np.float32))
+    row = network.node("Gather", table, "index", axis=0)
+    network.node("Reshape", row, network.integers(-1, 2), output="y")
+    inputs, outputs = {"index": ("batch", 1)}, {"y": ("batch", 2)}
+    specs = _specs(inputs, TensorProto.INT64), _specs(outputs, TensorProto.FLOAT)
+    return _serialised(network.nodes, *specs, network.initializers)
+
+
 def slow_to_compile(from_batch: int = 1) -> bytes:
     """`x` FP32 [batch, 4] -> `y`, the same. At a batch of `from_batch` it takes minutes to compile, below it does not.
 
