@@ -6,17 +6,34 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import rocserve
-from rocserve.flags import FlagError, add_serve_flags, at_least, settings_from
-from rocserve.tools.verbs import Verb, add_model_verbs
+
+if TYPE_CHECKING:
+    from rocserve.tools.verbs import Verb
+
+_ENDED_BY_USER = 130
+"""As shells have it: 128 and SIGINT's number."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the result is its exit status."""
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        # While it was still being imported; once they run, the verbs have their own ways.
+        print("rocserve: ended by you", file=sys.stderr)
+        return _ENDED_BY_USER
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     parser, model_verbs = _parser()
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        _refuse(_innermost(parser, options), unknown)
     if options.verb is None:
         parser.print_help()
         return 2
@@ -24,8 +41,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return {**own_verbs, **model_verbs}[options.verb](options)
 
 
+def _innermost(parser: argparse.ArgumentParser, options: argparse.Namespace) -> argparse.ArgumentParser:
+    """The parser of the verb, and of its action, that the options name."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction) and getattr(options, action.dest) is not None:
+            return _innermost(action.choices[getattr(options, action.dest)], options)
+    return parser
+
+
+def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
+    """End as argparse does, with the flag that was probably meant."""
+    flags = [flag for action in parser._actions for flag in action.option_strings if flag != "--help"]
+    meant = get_close_matches(unknown[0].partition("=")[0], flags, n=1) if unknown[0].startswith("--") else []
+    hint = f"; did you mean {meant[0]}?" if meant else ""
+    parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+
+
 def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, Verb]]:
     """The parser, and what runs the verbs that tools/verbs.py adds."""
+    from rocserve.flags import add_serve_flags, at_least
+    from rocserve.tools.verbs import add_model_verbs
+
     parser = argparse.ArgumentParser(
         prog="rocserve", description="Serve a repository of models over KServe v2 gRPC.", allow_abbrev=False
     )
@@ -137,6 +173,8 @@ def _byte_count(text: str) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    from rocserve.flags import FlagError, settings_from
+
     try:
         settings = settings_from(options)
     except FlagError as error:
@@ -175,22 +213,28 @@ def _let_the_reactor_poll() -> None:
 def _config(options: argparse.Namespace) -> int:
     from rocserve.backends.registry import discover_backends
     from rocserve.tools.config import run
+    from rocserve.tools.running import guarded
     from rocserve.tools.signature import describe
 
-    return run(
-        options.model_folder,
-        registry=discover_backends(),
-        describe=describe,
-        config_name=options.model_config_name,
-        strict=options.strict,
+    return guarded(
+        "config",
+        "",
+        lambda: run(
+            options.model_folder,
+            registry=discover_backends(),
+            describe=describe,
+            config_name=options.model_config_name,
+            strict=options.strict,
+        ),
     )
 
 
 def _status(options: argparse.Namespace) -> int:
     _quieten_grpc()
+    from rocserve.tools.running import guarded
     from rocserve.tools.status import run
 
-    return run(url=options.url, interval=options.interval, once=options.once)
+    return guarded("status", "", lambda: run(url=options.url, interval=options.interval, once=options.once))
 
 
 def _get(options: argparse.Namespace) -> int:
@@ -208,11 +252,16 @@ def _get(options: argparse.Namespace) -> int:
 def _cache(options: argparse.Namespace) -> int:
     from rocserve.settings import EngineSettings
     from rocserve.tools.cache import list_programs, prune_programs
+    from rocserve.tools.running import guarded
 
     settings = EngineSettings(cache_directory=options.cache_directory)
     if options.action == "list":
-        return list_programs(settings)
-    return prune_programs(settings, limit_bytes=options.size, everything=options.all, models=options.models)
+        return guarded("cache", "", lambda: list_programs(settings))
+    return guarded(
+        "cache",
+        "",
+        lambda: prune_programs(settings, limit_bytes=options.size, everything=options.all, models=options.models),
+    )
 
 
 def _quieten_grpc() -> None:
