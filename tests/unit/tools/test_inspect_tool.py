@@ -85,6 +85,11 @@ def test_a_compiled_file_and_json(migraphx_root: Path, command: Command, tmp_pat
     shown = command.on_migraphx(migraphx_root, "inspect", program)
     assert "for target ref" in shown.out
     assert shown.row("ref::sub") == ["1"]
+    assert "a server would not run it" not in shown.out
+    program.write_bytes(program.read_bytes().replace(b"2.14.0", b"2.13.0"))
+    shown = command.on_migraphx(migraphx_root, "inspect", program)
+    assert "a server would not run it: MIGraphX program two.mxr was compiled by MIGraphX 2.13.0" in shown.out
+    assert shown.row("ref::sub") == ["1"]
 
 
 def test_a_tensorflow_graph_is_shown_in_the_program_s_own_layout(

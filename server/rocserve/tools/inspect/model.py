@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
 from rocserve.backends.migraphx.jobs.compile import program_title
 from rocserve.backends.migraphx.jobs.inspect import InspectJob, InspectResult
-from rocserve.backends.migraphx.mxr import MxrFile, read_mxr
+from rocserve.backends.migraphx.mxr import MxrFile, check_mxr, read_mxr
 from rocserve.backends.migraphx.program_text import ELEMENT_BYTES
 from rocserve.backends.migraphx.recipe import ProgramRecipe
+from rocserve.core.errors import ServeError
 from rocserve.core.plain import to_json
 from rocserve.tools.inspect.summary import ProgramSummary, plain_counts, summarise_program
 from rocserve.tools.model_choice import ToolModel
@@ -61,6 +63,8 @@ class Inspection:
     """As the model's file has them; None of a .mxr."""
     programs: tuple[ProgramFacts, ...]
     mxr: MxrFile | None
+    refusal: str = ""
+    """Why a server would not run the .mxr here, and what to do; "" = it would, if it does not crash."""
 
     def json(self) -> str:
         return to_json(self).decode()
@@ -137,7 +141,16 @@ def _inspect_mxr(bench: Workbench) -> Inspection:
         weight_bytes=None,
         programs=(facts,),
         mxr=mxr,
+        refusal=_refusal(bench, file),
     )
+
+
+def _refusal(bench: Workbench, file: Path) -> str:
+    try:
+        check_mxr(file, bench.environment, bench.options.target)
+    except ServeError as error:
+        return error.text
+    return ""
 
 
 def _inspected(bench: Workbench, job: InspectJob) -> InspectResult:

@@ -49,6 +49,8 @@ def _print_head(inspection: Inspection, out: Console) -> None:
         if mxr.wants_output_buffers:
             facts.append("without offload_copy: it wants its tensors in GPU memory")
         say(out, ", ".join(facts))
+    if inspection.refusal:
+        say(out, f"a server would not run it: {inspection.refusal}")
 
 
 def _print_tensors(program: ProgramFacts, out: Console) -> None:
