@@ -8,17 +8,29 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 
 from rocserve.core.lifeline import die_with_holder
 from rocserve.core.plain import from_json, to_json
 from rocserve.tools.measuring.engines import Array, OpenedEngine, Run, open_engine, reason_of
 from rocserve.tools.measuring.files import inputs_of, save_outputs
-from rocserve.tools.measuring.messages import Answer, AnswerLine, Failed, Measure, Measured, OpenEngine, OrderLine
+from rocserve.tools.measuring.messages import (
+    Answer,
+    AnswerLine,
+    Failed,
+    Measure,
+    Measured,
+    MeasuredInput,
+    OpenEngine,
+    OrderLine,
+)
 from rocserve.tools.measuring.messages import Opened as OpenedAnswer
 
 
 def main(orders: int, answers: int, lifeline: int) -> None:
     """Answer each order until there are no more."""
+    for descriptor in (orders, answers, lifeline):
+        os.set_inheritable(descriptor, False)
     held = die_with_holder(lifeline)
     engine: OpenedEngine | None = None
     with os.fdopen(orders, "rb") as reading, os.fdopen(answers, "wb", buffering=0) as writing:
@@ -41,11 +53,11 @@ def main(orders: int, answers: int, lifeline: int) -> None:
 def measure(engine: OpenedEngine, order: Measure) -> Measured:
     """Time runs as the order says."""
     run = engine.run_of(order.batch_size)
-    inputs = inputs_of(order.inputs, order.data_file)
+    inputs = _inputs(order.inputs, order.data_file)
     if order.outputs_file:
         save_outputs(order.outputs_file, run(inputs))
     time.sleep(max(0.0, order.begin_at - time.monotonic()))
-    begun = max(order.begin_at, time.monotonic()) if order.begin_at == 0 else order.begin_at
+    begun = time.monotonic()
     if order.threads == 1:
         latencies = _timed_runs(run, inputs, order, begun)
     else:
@@ -54,6 +66,12 @@ def measure(engine: OpenedEngine, order: Measure) -> Measured:
             runs = [pool.submit(_gated_runs, gate, run, inputs, order, begun) for _ in range(order.threads)]
             latencies = [latency for one in runs for latency in one.result()]
     return Measured(tuple(latencies), time.monotonic() - begun)
+
+
+@lru_cache(maxsize=1)
+def _inputs(inputs: tuple[MeasuredInput, ...], data_file: str) -> Mapping[str, Array]:
+    """Made for the warm-up, and there when it is time to begin."""
+    return inputs_of(inputs, data_file)
 
 
 def _gated_runs(

@@ -89,7 +89,7 @@ class Measured:
     latencies: tuple[float, ...]
     """Seconds, of each run, of all threads."""
     elapsed: float
-    """From the common beginning to the end of the last run."""
+    """From the beginning to the end of the last run."""
 
 
 @dataclass(frozen=True, slots=True)
