@@ -40,6 +40,13 @@ def config(*kinds: InstanceKind, gpus: tuple[int, ...] = (), **parameters: str) 
         (config(), WITH_GPU_ONLY, "onnxruntime", None),
         (config(engine="migraphx"), WITHOUT_GPU, "migraphx", None),
         (config(InstanceKind.CPU, engine="migraphx"), WITH_BOTH, "migraphx", None),
+        (config(target="ref"), WITHOUT_GPU, "migraphx", "onnxruntime"),
+        (config(InstanceKind.CPU, target="REF"), WITHOUT_GPU, "migraphx", "onnxruntime"),
+        (config(InstanceKind.CPU, target="cpu", engine="auto"), WITH_BOTH, "migraphx", "onnxruntime"),
+        (config(target="ref", engine="onnxruntime"), WITHOUT_GPU, "onnxruntime", None),
+        (config(target="ref"), WITHOUT, "onnxruntime", None),
+        (config(target="gpu"), WITH_BOTH, "migraphx", "onnxruntime"),
+        (config(target="gpu", engine="auto"), WITHOUT_GPU, "onnxruntime", None),
     ],
 )
 def test_onnx_models(model: ModelConfig, machine: ToldMachine, engine: str, fallback: str | None) -> None:
@@ -57,6 +64,8 @@ def test_onnx_models(model: ModelConfig, machine: ToldMachine, engine: str, fall
         (config(InstanceKind.CPU), WITH_BOTH, "the instances are KIND_CPU"),
         (config(engine="cpu"), WITH_BOTH, "parameter 'engine' says so"),
         (config(engine="migraphx"), WITHOUT_GPU, "parameter 'engine' says so"),
+        (config(target="ref"), WITHOUT_GPU, "parameter 'target' says so"),
+        (config(target="ref"), WITHOUT, "parameter 'target' is for MIGraphX, but MIGraphX is not in /opt/rocm/lib"),
     ],
 )
 def test_why(model: ModelConfig, machine: ToldMachine, reason: str) -> None:
@@ -109,10 +118,30 @@ def test_an_engine_that_nobody_knows() -> None:
         ONNX_BACKEND.engine_for(config(engine="tensorrt"), WITH_BOTH)
 
 
+@pytest.mark.parametrize(
+    ("machine", "why"),
+    [
+        (WITHOUT_GPU, "no AMD GPU was found, without which MIGraphX is taken only where it is named"),
+        (WITH_GPU_ONLY, "an AMD GPU is there, but MIGraphX is not in /opt/rocm/lib"),
+    ],
+)
+def test_the_target_gpu_is_not_moved_to_the_cpu(machine: ToldMachine, why: str) -> None:
+    with pytest.raises(ServeError) as caught:
+        ONNX_BACKEND.engine_for(config(target="gpu"), machine)
+    assert caught.value.code is StatusCode.UNAVAILABLE
+    assert caught.value.text == (
+        f"model 'm' needs MIGraphX's target gpu, because 'target' is \"gpu\", but {why}; set 'target' to \"ref\", or"
+        " parameter 'engine' to \"auto\" to accept ONNX Runtime"
+    )
+    with pytest.raises(ServeError, match="'target' is \"gpu\", but the instance is KIND_CPU; use KIND_GPU"):
+        ONNX_BACKEND.engine_for(config(InstanceKind.CPU, target="gpu"), machine)
+
+
 @pytest.mark.parametrize("wrong", [{"precision": "fp15"}, {"batch_sizes": "4,2"}, {"precision": "int8"}])
 def test_a_wrong_parameter_is_refused_before_another_engine_could_pass_it_over(wrong: dict[str, str]) -> None:
     for model in (config(**wrong), config(InstanceKind.GPU, **wrong), config(engine="migraphx", **wrong)):
-        with pytest.raises(ServeError) as caught:
-            ONNX_BACKEND.engine_for(model, WITH_BOTH)
-        assert caught.value.code is StatusCode.INVALID_ARGUMENT
+        for machine in (WITH_BOTH, WITHOUT_GPU):
+            with pytest.raises(ServeError) as caught:
+                ONNX_BACKEND.engine_for(model, machine)
+            assert caught.value.code is StatusCode.INVALID_ARGUMENT
     assert ONNX_BACKEND.engine_for(config(engine="onnxruntime", **wrong), WITH_BOTH).engine.name == "onnxruntime"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from rocserve.backends.base import EngineChoice, EngineSpec, Machine
-from rocserve.backends.migraphx.engine_choice import has_gpu_for, migraphx_choice
+from rocserve.backends.migraphx.engine_choice import aims_at_gpus, has_gpu_for, migraphx_choice
+from rocserve.backends.migraphx.parameters import check_parameters
 from rocserve.backends.migraphx.spec import MIGRAPHX
 from rocserve.backends.parameters import read_choice
+from rocserve.core.errors import unavailable
 from rocserve.core.model_config import InstanceKind, ModelConfig
 
 ONNXRUNTIME = EngineSpec(
@@ -27,11 +29,12 @@ _NAMES = ("", "auto", "cpu", ONNXRUNTIME.name, MIGRAPHX.name)
 def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
     """By parameter `engine`: auto (also when it is left out), migraphx, onnxruntime, cpu (ONNX Runtime on the CPU).
 
-    A model that asks for a GPU never gets a CPU because of what is chosen here: where the engine cannot have the GPU,
-    its instances are refused (repository/instance_plan.py).
+    A parameter `target` asks for MIGraphX. A model that asks for a GPU never gets a CPU because of what is chosen here:
+    where the engine cannot have the GPU, its instances are refused (repository/instance_plan.py).
 
     Raises:
-        ServeError: INVALID_ARGUMENT for another engine, UNAVAILABLE when "migraphx" is written and it is not here.
+        ServeError: INVALID_ARGUMENT for another engine or a wrong parameter, UNAVAILABLE when "migraphx" is written and
+            it is not here, or target "gpu" and it cannot be had.
     """
     wanted = read_choice(config, "engine", "", _NAMES)
     if wanted == MIGRAPHX.name:
@@ -39,6 +42,24 @@ def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
         return migraphx_choice(config, machine, "parameter 'engine' says so", remedy)
     if wanted not in ("", "auto"):
         return EngineChoice(ONNXRUNTIME, "parameter 'engine' says so")
+    if not config.gpu_accelerators:
+        # What is wrong for MIGraphX is refused on every machine: ONNX Runtime would not notice it. (Accelerators also
+        # hold what only ONNX Runtime's own provider of that name knows.)
+        check_parameters(config)
+    if not aims_at_gpus(config):
+        if machine.migraphx:
+            return EngineChoice(ONNXRUNTIME, f"parameter 'target' is for MIGraphX, but {machine.migraphx}")
+        return migraphx_choice(config, machine, "parameter 'target' says so", "", ONNXRUNTIME)
+    choice = _by_machine(config, machine)
+    if choice.engine is ONNXRUNTIME and not wanted and config.parameters.get("target", "").strip():
+        raise unavailable(
+            f"model '{config.name}' needs MIGraphX's target gpu, because 'target' is \"gpu\", but {choice.reason}; set"
+            " 'target' to \"ref\", or parameter 'engine' to \"auto\" to accept ONNX Runtime"
+        )
+    return choice
+
+
+def _by_machine(config: ModelConfig, machine: Machine) -> EngineChoice:
     groups = [group for group in config.instance_groups if not group.passive]
     if groups and all(group.kind is InstanceKind.CPU for group in groups):
         return EngineChoice(ONNXRUNTIME, "the instances are KIND_CPU")
