@@ -170,8 +170,15 @@ def test_what_nobody_sees_is_tested() -> None:
         assert f"def {name}(" in file.read_text(), f"the test of '{trap}'"
 
 
-def test_no_error_is_a_traceback(served: Served) -> None:
-    assert "Traceback" not in served.server.log_text
+def test_the_log_says_it_once_and_without_tracebacks(served: Served) -> None:
+    log = served.server.log_text
+    assert "Traceback" not in log
+    for case in INDEX:
+        name = served.names[case]
+        errors = [line for line in log.splitlines() if line.startswith("E") and f"'{name}'" in line]
+        assert all(f"] failed to load '{name}' version 1: " in line for line in errors), errors
+        # That of the crashing one is loaded twice.
+        assert len(errors) == (2 if case == CRASHING else 1), errors
 
 
 def is_logged(server: RocserveProcess, documented: page.Text) -> bool:

@@ -108,8 +108,10 @@ class Worker:
 
     def _fail(self, action: str, error: BaseException) -> int:
         if isinstance(error, ServeError):
-            # Its text is the reason. Where an exception of the engine's or the model's led to it, that has the places.
-            self._log.error("the model failed to %s: %s", action, error.text, exc_info=error.__cause__)
+            # Its text is the reason, which the server logs. Where an exception of the engine's or the model's led to
+            # it, that has the places.
+            level = logging.ERROR if error.__cause__ is not None else logging.DEBUG
+            self._log.log(level, "the model failed to %s: %s", action, error.text, exc_info=error.__cause__)
             self._control.send(LoadFailed(int(error.code), error.text))
         else:
             self._log.error("the model failed to %s", action, exc_info=error)
