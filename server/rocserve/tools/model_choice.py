@@ -81,6 +81,11 @@ def _from_folder(
     if definition.backend is None:
         names = [member.name for member in members] or [step.model_name for step in definition.config.ensemble_steps]
         raise invalid_argument(f"is an ensemble, which no engine runs; give one of its models: {', '.join(names)}")
+    if definition.backend.name not in _BACKENDS.values():
+        raise invalid_argument(
+            f"is of backend '{definition.backend.name}', whose models have no compiled programs; this is for ONNX,"
+            " TensorFlow and .mxr models"
+        )
     versions = select_versions(definition.config.version_policy, find_versions(folder))
     if not versions:
         raise invalid_argument(no_version_text(definition.config))

@@ -41,12 +41,13 @@ def _add_compile(verbs: _Verbs) -> None:
         allow_abbrev=False,
     )
     _add_model(parser)
-    parser.add_argument(
+    outcome = parser.add_mutually_exclusive_group()
+    outcome.add_argument(
         "--output",
         metavar="FILE.mxr",
         help="write the program there; {batch} in the name stands for the batch size, where there are several",
     )
-    parser.add_argument(
+    outcome.add_argument(
         "--compare",
         action="store_true",
         help="compile in each precision that is named (else fp32, fp16, bf16, and int8 with calibration data) and"
@@ -157,7 +158,10 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         ("exhaustive-tune", "have MIGraphX try all kernels that it has"),
         ("miopen-tuning", "have MIOpen search for the fastest kernels"),
     ):
-        parser.add_argument(f"--{flag}", nargs="?", const="true", choices=("true", "false"), help=text)
+        # Not one option with an optional value: that would take the model's name for it.
+        name = flag.replace("-", "_")
+        parser.add_argument(f"--{flag}", f"--{flag}=true", dest=name, action="store_const", const="true", help=text)
+        parser.add_argument(f"--{flag}=false", dest=name, action="store_const", const="false", help="not so")
     parser.add_argument(
         "--compile-timeout-secs", type=at_least(0, float), metavar="S", help="of one program (default 3600; 0 = none)"
     )

@@ -127,6 +127,14 @@ def test_faults_of_the_command_line(command: Command, folder: Path, tmp_path: Pa
         assert error in ran.err
 
 
+def test_switches_stand_alone_or_have_a_value(command: Command, folder: Path, tmp_path: Path) -> None:
+    """And never take the model for it."""
+    for switch in ("--exhaustive-tune", "--exhaustive-tune=true", "--fast-math=false"):
+        ran = command("compile", switch, folder, "--migraphx-root", tmp_path)
+        assert (ran.status, "MIGraphX is not in" in ran.err) == (1, True)
+    assert command("compile", folder, "--fast-math=maybe").status == 2
+
+
 def test_without_migraphx(command: Command, folder: Path, tmp_path: Path) -> None:
     ran = command("compile", folder, "--migraphx-root", tmp_path)
     assert ran.status == 1
@@ -145,3 +153,33 @@ def test_an_ensemble_has_no_programs(command: Command, tmp_path: Path) -> None:
     ran = command("compile", folder)
     assert ran.status == 1
     assert "is an ensemble, which no engine runs; give one of its models: a" in ran.err
+
+
+@pytest.mark.parametrize("name", ["scorer.onnx", "scorer", "."])
+def test_a_program_is_written_to_mxr_files_only(
+    migraphx_root: Path, command: Command, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Least of all over the model."""
+    monkeypatch.chdir(tmp_path)
+    model = tmp_path / "scorer.onnx"
+    model.write_bytes(mlp())
+    ran = command.on_migraphx(migraphx_root, "compile", model, "--batch-sizes", "1", "--output", name)
+    assert (ran.status, ran.out) == (1, "")
+    assert f"scorer.onnx: --output: expected a name that ends in .mxr, got '{name}'" in ran.err
+    assert model.read_bytes() == mlp()
+
+
+def test_the_cache_that_is_named_is_the_one_that_was_written(
+    migraphx_root: Path, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the cache's folder cannot be made, programs go to another."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    model = tmp_path / "scorer.onnx"
+    model.write_bytes(mlp())
+    ran = command.on_migraphx(
+        migraphx_root, "compile", model, "--batch-sizes", "1", "--cache-directory", "/proc/nowhere"
+    )
+    assert ran.status == 0
+    (told,) = (line for line in ran.out.splitlines() if line.startswith("cache: "))
+    assert Path(told.removeprefix("cache: ")).parent == tmp_path

@@ -74,11 +74,6 @@ def main_engine(model: ToolModel, wanted: str) -> str:
         if wanted == ONNXRUNTIME:
             raise invalid_argument(f"a model of backend '{model.backend.name}' runs on MIGraphX only")
         return MIGRAPHX
-    if model.backend.name != "onnx":
-        raise invalid_argument(
-            f"is of backend '{model.backend.name}', whose models have no compiled programs; this is for ONNX,"
-            " TensorFlow and .mxr models"
-        )
     if wanted != "auto":
         return wanted
     if "target" in model.source.config.parameters:

@@ -45,9 +45,8 @@ class PrecisionResult:
     """By output, against fp32."""
     latency: LatencySummary | None
     """Of a run; None where it failed."""
-    throughput: float
     speed: float
-    """Its throughput over fp32's."""
+    """fp32's median time over its own."""
     size_bytes: int
     """Of the program."""
     failure: str = ""
@@ -207,8 +206,7 @@ class _Comparer:
         candidate = self._candidates[name]
         names = [output.name for output in candidate.bench.plan().outputs]
         reference = outputs[_REFERENCE.value]
-        rows = max(1, candidate.recipe.batch_size)
-        rate, own = (rows / float(np.mean(latencies[each])) for each in (_REFERENCE.value, name))
+        reference_latency, latency = (summarise(latencies[each]) for each in (_REFERENCE.value, name))
         return PrecisionResult(
             precision=name,
             outputs={
@@ -217,9 +215,8 @@ class _Comparer:
                 )
                 for number, output in enumerate(names)
             },
-            latency=summarise(latencies[name]),
-            throughput=own,
-            speed=own / rate,
+            latency=latency,
+            speed=reference_latency.p50 / latency.p50,
             size_bytes=candidate.program.size_bytes,
         )
 

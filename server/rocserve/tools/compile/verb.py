@@ -37,6 +37,7 @@ def compile_model(model: ToolModel, output: str, out: Console, log: logging.Logg
         ServeError: one cannot be compiled, with the reason.
     """
     rows: list[Sequence[str]] = []
+    folders: list[str] = []
     with ToolProgress() as progress:
         bench = Workbench(model, progress.report, log)
         recipes = bench.plan().recipes
@@ -45,13 +46,15 @@ def compile_model(model: ToolModel, output: str, out: Console, log: logging.Logg
         for recipe in recipes:
             compiled = bench.program(recipe)
             rows.append(program_row(recipe, compiled))
+            # Another than the cache's, where that could not take it.
+            folders.append(str(compiled.program.path.parents[2]))
             if output:
                 _copy(compiled.program.path, output_path(output, recipe))
             progress.done()
     show(out, table(f"{model.source.name} on MIGraphX {bench.library.version}, {bench.place}", _COLUMNS, rows, left=3))
     for recipe in recipes if output else ():
         say(out, f"{program_title(recipe)}: {output_path(output, recipe)}")
-    say(out, f"cache: {bench.cache.directory}")
+    say(out, f"cache: {' and '.join(dict.fromkeys(folders))}")
 
 
 def compare(model: ToolModel, precisions: Sequence[str], timing: Timing, out: Console, log: logging.Logger) -> int:
@@ -64,7 +67,7 @@ def compare(model: ToolModel, precisions: Sequence[str], timing: Timing, out: Co
     rows = [row for result in compared.results for row in _comparison_rows(result)]
     show(out, table(f"{model.source.name}, {compared.title}, {compared.place}", _COMPARED_COLUMNS, rows, left=2))
     say(out, f"errors against fp32, on {compared.data}")
-    say(out, "top-1: the share of rows whose largest element is at the same place; speed: rows/s over fp32's")
+    say(out, "top-1: the share of rows whose largest element is at the same place; speed: fp32's p50 over its own")
     failures = [f"{result.precision}: {result.failure}" for result in compared.results if result.failure]
     for failure in failures:
         complain(f"rocserve compile: {failure}")
@@ -97,10 +100,13 @@ def program_row(recipe: ProgramRecipe, compiled: Compiled) -> Sequence[str]:
 def check_output(output: str, recipes: Sequence[ProgramRecipe]) -> None:
     """
     Raises:
-        ServeError: INVALID_ARGUMENT, several programs would go into one file, or the folder is not there.
+        ServeError: INVALID_ARGUMENT, several programs would go into one file, the name is no program's (it may be that
+            of the model's own file), or the folder is not there.
     """
     if not output:
         return
+    if Path(output).suffix != ".mxr":
+        raise invalid_argument(f"--output: expected a name that ends in .mxr, got '{output}'")
     if len(recipes) > 1 and BATCH not in output:
         sizes = ", ".join(str(recipe.batch_size) for recipe in recipes)
         raise invalid_argument(
