@@ -39,6 +39,13 @@ def test_onnx_runtime_at_each_batch_size(command: Command, tmp_path: Path) -> No
     assert "speed" not in ran.out
 
 
+def test_an_engine_against_itself_is_nothing_to_compare(command: Command, tmp_path: Path) -> None:
+    model = _file(tmp_path, mlp())
+    ran = command("bench", model, "--engine", "onnxruntime", "--against", "onnxruntime", *_QUICK)
+    assert ran.status == 0
+    assert "nothing to compare with: the model is on onnxruntime already; --engine names another\n" in ran.out
+
+
 def test_migraphx_against_onnx_runtime_in_one_run(migraphx_root: Path, command: Command, tmp_path: Path) -> None:
     model = _file(tmp_path, two_in_two_out())
     ran = command.on_migraphx(
@@ -102,9 +109,10 @@ def test_dimensions_that_the_model_leaves_open(command: Command, tmp_path: Path)
     assert command(*words, "--input-shapes", "x: 7").status == 0
 
 
-def test_models_that_are_not_for_it(command: Command) -> None:
+@pytest.mark.parametrize("verb", ["bench", "compile", "inspect", "tune"])
+def test_models_that_are_not_for_it(command: Command, verb: str) -> None:
     folder = Path(__file__).parents[3] / "model_repository" / "digits_preprocess"
-    ran = command("bench", folder, *_QUICK)
+    ran = command(verb, folder)
     assert ran.status == 1
     assert "is of backend 'rocal', whose models have no compiled programs" in ran.err
 

@@ -155,6 +155,14 @@ def test_an_ensemble_has_no_programs(command: Command, tmp_path: Path) -> None:
     assert "is an ensemble, which no engine runs; give one of its models: a" in ran.err
 
 
+def test_a_comparison_writes_no_file(command: Command, tmp_path: Path) -> None:
+    model = tmp_path / "scorer.onnx"
+    model.write_bytes(mlp())
+    ran = command("compile", model, "--compare", "--output", "scorer.mxr")
+    assert ran.status == 2
+    assert "argument --output: not allowed with argument --compare" in ran.err
+
+
 @pytest.mark.parametrize("name", ["scorer.onnx", "scorer", "."])
 def test_a_program_is_written_to_mxr_files_only(
     migraphx_root: Path, command: Command, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch

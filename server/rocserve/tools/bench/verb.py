@@ -42,7 +42,7 @@ def run_bench(
         _print(result, out)
     failures = [result.engines[name] for name in result.missing] + [one.failure for one in result.times if one.failure]
     if against and names == [main] and not as_json:
-        say(out, f"nothing to compare with: {main} is what a server would take here; --engine names another")
+        say(out, f"nothing to compare with: the model is on {main} already; --engine names another")
     for failure in dict.fromkeys(failures):
         complain(f"rocserve bench: {failure}")
     return 1 if failures else 0

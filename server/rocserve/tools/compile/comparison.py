@@ -202,7 +202,7 @@ class _Comparer:
         self, name: str, outputs: Mapping[str, list[list[Array]]], latencies: Mapping[str, list[float]]
     ) -> PrecisionResult:
         if name in self._failures:
-            return PrecisionResult(name, {}, None, 0.0, 0.0, 0, self._failures[name])
+            return PrecisionResult(name, {}, None, 0.0, 0, self._failures[name])
         candidate = self._candidates[name]
         names = [output.name for output in candidate.bench.plan().outputs]
         reference = outputs[_REFERENCE.value]
