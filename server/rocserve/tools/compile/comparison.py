@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
-
 from rocserve.backends.migraphx.accelerator import accelerator_parameters
 from rocserve.backends.migraphx.binding.datatypes import numpy_dtype
 from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
