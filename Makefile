@@ -28,6 +28,7 @@ system:
 # A real MIGraphX for machines without ROCm, for the tests (target ref). Debian and Ubuntu on amd64.
 migraphx-root:
 	@docker/migraphx-root.sh .migraphx-root
+	@echo "rocserve takes it with: export ROCSERVE_MIGRAPHX_ROOT=$(CURDIR)/.migraphx-root"
 
 demo: setup
 	$(BIN)/python clients/examples/demo.py

@@ -12,7 +12,7 @@ from rocserve.backends.migraphx.cache.store import ProgramCache
 from rocserve.backends.migraphx.cache.verdicts import Outcome, Verdict
 from rocserve.core.errors import ServeError
 from rocserve.settings import EngineSettings
-from rocserve.tools.printing import complain, console_on, say, size, table
+from rocserve.tools.printing import complain, console_on, say, show, size, table
 
 _KEY_DIGITS = 12
 _COLUMNS = ("program", "model", "precision", "target", "MIGraphX", "batch", "size", "last used")
@@ -34,7 +34,7 @@ def list_programs(settings: EngineSettings, out: TextIO | None = None, err: Text
     now = time.time()
     entries = list(reversed(cache.entries()))
     if entries:
-        console.print(table("", _COLUMNS, [_row(entry, now) for entry in entries], left=5))
+        show(console, table("", _COLUMNS, [_row(entry, now) for entry in entries], left=5))
     for _, verdict in cache.verdicts.entries():
         if verdict.quarantined:
             say(console, _quarantine(verdict, now))

@@ -47,8 +47,20 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, 
 
 def show(console: Console, made: Table) -> None:
     """A table in its full width: on a narrow terminal its lines go on in the next, rather than lose figures."""
-    wide = Console(file=console.file, width=_UNWRAPPED_WIDTH, force_terminal=console.is_terminal)
-    wide.print(made)
+    _print_lines(console, made, _UNWRAPPED_WIDTH)
+
+
+def show_folded(console: Console, made: Table) -> None:
+    """A table whose columns that may be folded make it as narrow as the terminal."""
+    _print_lines(console, made, console.width)
+
+
+def _print_lines(console: Console, made: Table, width: int) -> None:
+    """Without the blanks that tables end their lines with, which a narrow terminal would show as empty lines."""
+    for line in console.render_lines(made, console.options.update(width=width), pad=False):
+        text = Text.assemble(*((segment.text, segment.style or "") for segment in line))
+        text.rstrip()
+        console.print(text, highlight=False, soft_wrap=True)
 
 
 def size(count: int) -> str:

@@ -6,10 +6,18 @@ import sys
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
 from rich.table import Column
+from rich.text import Text
 
 from rocserve.tools.printing import console_on, say
+
+
+class _Steps(MofNCompleteColumn):
+    """Nothing while it is not known how many there are."""
+
+    def render(self, task: Task) -> Text:
+        return Text() if task.total is None else super().render(task)
 
 
 class ToolProgress:
@@ -24,7 +32,7 @@ class ToolProgress:
             self._bar = Progress(
                 SpinnerColumn(),
                 BarColumn(bar_width=16),
-                MofNCompleteColumn(),
+                _Steps(),
                 TimeElapsedColumn(),
                 TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1)),
                 console=self._console,

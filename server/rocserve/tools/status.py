@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from rocserve.tools.printing import show_folded
 from rocserve.tools.status_rows import StatusRow, StatusRows
 from rocserve_client import Client, RocserveError
 
@@ -40,7 +41,7 @@ def run(url: str, interval: float, once: bool, console: Console | None = None) -
             print(f"rocserve status: {_unreachable(url, error)}", file=sys.stderr)
             return 1
         if once or not console.is_terminal:
-            console.print(first)
+            show_folded(console, first)
         else:
             _follow(watch, first, url, interval, console)
     return 0

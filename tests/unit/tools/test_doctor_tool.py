@@ -12,7 +12,9 @@ from support.gpu_tree import GpuTree
 from support.tools import Command
 
 from rocserve.backends.host import Host
+from rocserve.backends.migraphx.installation import find_installation
 from rocserve.backends.migraphx.options import Target
+from rocserve.core.errors import ServeError
 from rocserve.settings import EngineSettings
 from rocserve.tools.doctor.engines import target_fault
 from rocserve.tools.doctor.findings import Finding, State
@@ -59,11 +61,28 @@ def test_as_people_read_it_where_migraphx_is_broken(command: Command, tmp_path: 
     assert ran.out.endswith("1 broken\n")
 
 
-def test_where_migraphx_is_not_installed_nothing_is_broken(command: Command, tmp_path: Path) -> None:
+def test_a_root_without_migraphx_that_is_named_is_a_fault(command: Command, tmp_path: Path) -> None:
     ran = command("doctor", "--migraphx-root", tmp_path, "--cache-directory", command.cache)
-    assert ran.status == 0
-    assert ran.row("MIGraphX  ")[0] == "absent"
-    assert ran.out.endswith("nothing that is installed is broken\n")
+    assert ran.status == 1
+    assert ran.row("MIGraphX  ")[0] == "BROKEN"
+    assert f"MIGraphX is not in {tmp_path}, which --migraphx-root or $ROCSERVE_MIGRAPHX_ROOT names" in ran.out
+    assert ran.out.endswith("1 broken\n")
+    assert not [line for line in ran.out.splitlines() if line != line.rstrip()]
+
+
+def test_where_migraphx_is_not_installed_nothing_is_broken(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ROCSERVE_MIGRAPHX_ROOT", "ROCM_PATH", "LD_LIBRARY_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    try:
+        find_installation(EngineSettings())
+    except ServeError:
+        ran = command("doctor", "--cache-directory", command.cache)
+        assert ran.status == 0
+        assert ran.row("MIGraphX  ")[0] == "absent"
+        assert "$LD_LIBRARY_PATH" not in ran.out, "that cv2 has set"
+        assert ran.out.endswith("nothing that is installed is broken\n")
+    else:
+        pytest.skip("MIGraphX is installed on this machine")
 
 
 def test_a_cache_that_others_may_write_to(command: Command) -> None:

@@ -48,7 +48,9 @@ class EngineExamination:
         try:
             installation = find_installation(self._settings)
         except ServeError as error:
-            yield Finding(_SECTION, "MIGraphX", State.ABSENT, error.text)
+            # What is named is meant to be there.
+            state = State.BROKEN if self._settings.migraphx_root else State.ABSENT
+            yield Finding(_SECTION, "MIGraphX", state, error.text)
             return
         yield Finding(_SECTION, "MIGraphX is in", State.FACT, _place(installation))
         runner = JobRunner(installation, self._report, self._log)
@@ -57,7 +59,7 @@ class EngineExamination:
         except ServeError as error:
             yield Finding(_SECTION, "MIGraphX", State.BROKEN, error.text, "MIGraphX is there, but cannot be loaded")
             return
-        text = f"{library.version or 'of unknown version'}, reached by {library.binding} ({library.library})"
+        text = f"{library.version or 'of unknown version'}, reached by {library.binding}"
         yield Finding(_SECTION, "MIGraphX", State.FACT, text)
         for target in Target:
             yield self._target(target, library.targets[target.value], installation)

@@ -24,7 +24,7 @@ from rocserve.tools.doctor.engines import EngineExamination
 from rocserve.tools.doctor.findings import Finding, State
 from rocserve.tools.doctor.machine import examine_machine
 from rocserve.tools.doctor.software import examine_software
-from rocserve.tools.printing import say, size
+from rocserve.tools.printing import say, show_folded, size
 from rocserve.tools.progress import ToolProgress
 
 _STYLES = {State.FACT: "", State.WORKS: "green", State.ABSENT: "yellow", State.BROKEN: "red"}
@@ -37,7 +37,9 @@ def run_doctor(
     """Print what is found; the exit status, 1 when something that is installed does not work."""
     with ToolProgress() as progress:
         engines = EngineExamination(settings, timeout_seconds, progress.report, log)
-        findings = [*examine_machine(Host()), *examine_software(), *_cache(settings), *engines.findings()]
+        # Before the software is looked at: cv2, once imported, changes $LD_LIBRARY_PATH.
+        tried = [*engines.findings()]
+        findings = [*examine_machine(Host()), *examine_software(), *_cache(settings), *tried]
     broken = sum(finding.state is State.BROKEN for finding in findings)
     if as_json:
         say(out, json.dumps({"rocserve": rocserve.__version__, "broken": broken, "findings": _plain(findings)}))
@@ -96,7 +98,7 @@ def _print(findings: Sequence[Finding], broken: int, out: Console) -> None:
         for finding in group:
             state = Text(_WORDS[finding.state], style=_STYLES[finding.state])
             shown.add_row(Text(finding.name), state, Text(" ".join(finding.text.split())))
-        out.print(shown)
+        show_folded(out, shown)
     for advice in dict.fromkeys(finding.advice for finding in findings if finding.advice):
         say(out, f"advice: {advice}")
     say(out, f"{broken} broken" if broken else "nothing that is installed is broken")

@@ -92,7 +92,9 @@ def test_a_root_that_is_named_is_the_only_place(system: SystemPlaces, tmp_path: 
     said = refusal(system, ROCSERVE_MIGRAPHX_ROOT=str(root))
     assert said.startswith(f"MIGraphX is not in {root}, which $ROCSERVE_MIGRAPHX_ROOT names: there is no {LIBRARY} in ")
     settings = EngineSettings(migraphx_root=str(root))
-    assert "which the setting migraphx_root names" in refusal(system, settings, ROCSERVE_MIGRAPHX_ROOT="/other")
+    assert "which --migraphx-root or $ROCSERVE_MIGRAPHX_ROOT names" in refusal(
+        system, settings, ROCSERVE_MIGRAPHX_ROOT="/other"
+    )
 
 
 def test_a_root_may_be_a_rocm_folder(system: SystemPlaces, tmp_path: Path) -> None:
