@@ -64,6 +64,7 @@ def onnx_cases() -> dict[str, Case]:
         "a file that is something else": Case(b"garbage, no model", batching),
         "a truncated file": Case(_MLP[: len(_MLP) // 2], batching),
         "weights that are too short": Case(_short_weights(), batching),
+        "a graph that asks for more memory than there can be": Case(_padded_below_nothing(), config()),
         "a graph that crashes MIGraphX": Case(_index_out_of_range(), config()),
         "a dimension without a size": Case(migraphx_models.any_length(), batching),
         "a shape for an input that the model lacks": configured(input_shapes="picture: 16"),
@@ -175,6 +176,12 @@ def _index_out_of_range() -> bytes:
     ]
     numbers = numpy_helper.from_array(np.ones(2, np.float32), "numbers")
     return _model(nodes, TensorProto.FLOAT, numbers, numpy_helper.from_array(np.array([99]), "index"))
+
+
+def _padded_below_nothing() -> bytes:
+    """`y` is `x`, which has two elements, without nine of them: a size below 0 is a very large one."""
+    node = helper.make_node("Pad", ["x", "pads"], ["y"])
+    return _model([node], TensorProto.FLOAT, numpy_helper.from_array(np.array([-9, 0]), "pads"))
 
 
 def _short_weights() -> bytes:
