@@ -35,7 +35,9 @@ MIGRAPHX_FACTS = (
     "migraphx: MIGraphX's reference target, which computes slowly, on threads that it starts anew in each run; bare:"
     " the program of the same file run over and over in one process through rocserve's binding, one request at a time"
     " without dynamic batching, with it in batches of as many as are in flight; it has all cores to itself, while the"
-    " server shares them with the load generator",
+    " server shares them with the load generator. Who waits for all answers before the next requests, as the load"
+    " generator does, has batches of 1 and of the rest in turns: the first to come finds the engine idle; the bare"
+    " engine's batches are always full",
 )
 
 _CHECKOUT_ROOT = Path(__file__).resolve().parents[1] / ".migraphx-root"
@@ -43,8 +45,8 @@ _COMPILE_SECONDS = 120.0
 _WARM_UP_SECONDS = 0.5
 _TOLERANCE = 1e-4
 _CONCURRENCIES = (1, 8, 32)
-_TARGETS = {("mini_resnet_batched", 8): 0.95, ("mini_resnet_batched", 32): 0.95}
-"""Ratios to the bare engine, where a batch is more work than what is around it."""
+_TARGETS = {("mini_resnet", 8): 0.85, ("mini_resnet", 32): 0.85}
+"""Ratios to the bare engine, where a run takes milliseconds and both make the same runs."""
 
 
 class BarePrograms:
