@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -50,12 +50,12 @@ def show(console: Console, made: Table) -> None:
     _print_lines(console, made, _UNWRAPPED_WIDTH)
 
 
-def show_folded(console: Console, made: Table) -> None:
-    """A table whose columns that may be folded make it as narrow as the terminal."""
+def show_folded(console: Console, made: RenderableType) -> None:
+    """What may be folded to be as narrow as the terminal."""
     _print_lines(console, made, console.width)
 
 
-def _print_lines(console: Console, made: Table, width: int) -> None:
+def _print_lines(console: Console, made: RenderableType, width: int) -> None:
     """Without the blanks that tables end their lines with, which a narrow terminal would show as empty lines."""
     for line in console.render_lines(made, console.options.update(width=width), pad=False):
         text = Text.assemble(*((segment.text, segment.style or "") for segment in line))

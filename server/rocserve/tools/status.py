@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +21,23 @@ _CALL_TIMEOUT_S = 5.0
 
 _UNWRAPPED_WIDTH = 10_000
 """Columns for a file or a pipe, whose lines nobody wants broken."""
+
+_LEAST_REASON = 40
+"""Columns that a reason has beside the figures; it stands below the table where there are fewer."""
+_GAP = 3
+"""Columns between two of the table's."""
+
+_FIGURES: dict[str, Callable[[StatusRow], str | Text]] = {
+    "ok": lambda row: _count(row.succeeded),
+    "failed": lambda row: Text(_count(row.failed), style="red" if row.failed else ""),
+    "req/s": lambda row: _figure(row.rate, 1),
+    "batch": lambda row: _figure(row.mean_batch, 2),
+    "total ms": lambda row: _figure(row.request_ms, 3),
+    "queue ms": lambda row: _figure(row.queue_ms, 3),
+    "compute ms": lambda row: _figure(row.compute_ms, 3),
+}
+_DISPENSABLE = ("queue ms", "compute ms", "batch", "total ms", "req/s")
+"""What a narrow terminal goes without, in this order."""
 
 _STATE_STYLES = {"READY": "green", "LOADING": "yellow", "UNLOADING": "yellow", "UNAVAILABLE": "red"}
 
@@ -34,7 +52,7 @@ def run(url: str, interval: float, once: bool, console: Console | None = None) -
     if not console.is_terminal:
         console = Console(file=console.file, width=_UNWRAPPED_WIDTH, no_color=True)
     with Client(url) as client:
-        watch = _Watch(client, url)
+        watch = _Watch(client, url, console)
         try:
             first = watch.look()
         except RocserveError as error:
@@ -50,12 +68,13 @@ def run(url: str, interval: float, once: bool, console: Console | None = None) -
 class _Watch:
     """Looks at one server again and again."""
 
-    def __init__(self, client: Client, url: str) -> None:
+    def __init__(self, client: Client, url: str, console: Console) -> None:
         self._client = client
         self._url = url
+        self._console = console
         self._rows = StatusRows()
 
-    def look(self) -> Table:
+    def look(self) -> RenderableType:
         """The table of this moment.
 
         Raises:
@@ -67,48 +86,58 @@ class _Watch:
         statistics = self._client.statistics(timeout=_CALL_TIMEOUT_S)
         rows = self._rows.look(index, statistics, time.monotonic())
         state = "ready" if ready else "not ready"
-        return status_table(f"{server.name} {server.version} at {self._url}: {state}", rows)
+        return status_table(self._console, f"{server.name} {server.version} at {self._url}: {state}", rows)
 
 
-def _follow(watch: _Watch, first: Table, url: str, interval: float, console: Console) -> None:
-    table = first
-    with Live(table, console=console, auto_refresh=False) as live:
+def _follow(watch: _Watch, first: RenderableType, url: str, interval: float, console: Console) -> None:
+    last = first
+    with Live(last, console=console, auto_refresh=False) as live:
         try:
             while True:
                 time.sleep(interval)
                 try:
-                    table = watch.look()
+                    shown = last = watch.look()
                 except RocserveError as error:
                     # The last table stays in sight: it is what was known before the server went.
-                    table.caption = Text(_unreachable(url, error), style="red")
-                live.update(table, refresh=True)
+                    shown = Group(last, Text(_unreachable(url, error), style="red"))
+                live.update(shown, refresh=True)
         except KeyboardInterrupt:
             return
 
 
-def status_table(title: str, rows: Sequence[StatusRow]) -> Table:
-    """The rows as people read them: times in milliseconds, "-" for what is not known yet."""
+def status_table(console: Console, title: str, rows: Sequence[StatusRow]) -> RenderableType:
+    """The rows as people read them, as wide as the console: times in milliseconds, "-" for what is not known yet."""
+    figures = list(_FIGURES)
+    table = _table(title, rows, figures)
+    longest = max((len(row.reason) for row in rows), default=0)
+    if _width(table, console) + _GAP + max(len("reason"), min(longest, _LEAST_REASON)) <= console.width:
+        return _table(title, rows, figures, with_reasons=True)
+    for name in _DISPENSABLE:
+        if _width(table, console) <= console.width:
+            break
+        figures.remove(name)
+        table = _table(title, rows, figures)
+    return Group(table, *(Text(f"{row.model} {row.version}: {row.reason}") for row in rows if row.reason))
+
+
+def _table(title: str, rows: Sequence[StatusRow], figures: Collection[str], *, with_reasons: bool = False) -> Table:
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for name in ("model", "version", "state"):
-        table.add_column(name)
-    for name in ("ok", "failed", "req/s", "batch", "total ms", "queue ms", "compute ms"):
+        table.add_column(name, no_wrap=True)
+    for name in figures:
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("reason", overflow="fold")
+    if with_reasons:
+        table.add_column("reason", overflow="fold")
     for row in rows:
-        table.add_row(
-            Text(row.model),
-            row.version,
-            Text(row.state or "not loaded", style=_STATE_STYLES.get(row.state, "")),
-            _count(row.succeeded),
-            Text(_count(row.failed), style="red" if row.failed else ""),
-            _figure(row.rate, 1),
-            _figure(row.mean_batch, 2),
-            _figure(row.request_ms, 3),
-            _figure(row.queue_ms, 3),
-            _figure(row.compute_ms, 3),
-            Text(row.reason),
-        )
+        state = Text(row.state or "not loaded", style=_STATE_STYLES.get(row.state, ""))
+        reason = (Text(row.reason),) if with_reasons else ()
+        table.add_row(Text(row.model), row.version, state, *(_FIGURES[name](row) for name in figures), *reason)
     return table
+
+
+def _width(table: Table, console: Console) -> int:
+    unbounded = console.options.update(max_width=_UNWRAPPED_WIDTH)
+    return Measurement.get(console, unbounded, table).maximum
 
 
 def _count(value: int | None) -> str:

@@ -116,6 +116,33 @@ def test_printed_once_and_plain_into_a_pipe(address: str) -> None:
     assert ("a long reason " * 20).strip() in failed
 
 
+@pytest.mark.parametrize(
+    ("width", "figures", "beside"),
+    [
+        (200, ["ok", "failed", "req/s", "batch", "total", "ms", "queue", "ms", "compute", "ms"], True),
+        (112, ["ok", "failed", "req/s", "batch", "total", "ms", "queue", "ms", "compute", "ms"], False),
+        (80, ["ok", "failed", "req/s", "total", "ms"], False),
+        (64, ["ok", "failed", "req/s"], False),
+        (20, ["ok", "failed"], False),
+    ],
+)
+def test_a_narrow_terminal_loses_figures_rather_than_reasons(
+    address: str, width: int, figures: list[str], beside: bool
+) -> None:
+    output = io.StringIO()
+    assert (
+        status.run(address, interval=1.0, once=True, console=Console(file=output, width=width, force_terminal=True))
+        == 0
+    )
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output.getvalue())
+    header = next(line.split() for line in text.splitlines() if line.split()[:1] == ["model"])
+    if width > 20:
+        assert header == ["model", "version", "state", *figures, *(["reason"] if beside else [])]
+        assert all(len(line) <= width for line in text.splitlines()[2:])
+    below = "broken 2: a long reason a long reason"
+    assert (below in " ".join(text.split())) is not beside
+
+
 def test_followed_on_a_terminal_until_interrupted(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
 
