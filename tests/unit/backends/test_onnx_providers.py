@@ -184,7 +184,7 @@ def test_parameters_of_the_migraphx_provider(plan_for: PlanMaker, caplog: pytest
             "migraphx_arena_extend_strategy": "1",
             "migraphx_max_dynamic_batch": "8",
             "migraphx_model_cache_dir": "/somewhere",
-            "target": "gpu",
+            "binding": "c_api",
         },
     )
     (provider,) = plan_for(ALL, kind=InstanceKind.GPU, device=3, gpu=[migraphx]).providers

@@ -60,7 +60,6 @@ MIGRAPHX_PROVIDER = ProviderKind(
         "migraphx_load_compiled_model": _CACHED,
         "migraphx_load_compiled_path": _CACHED,
         "migraphx_load_model_path": _CACHED,
-        "target": _ENGINE,
         "binding": _ENGINE,
         "compile_timeout_secs": _ENGINE,
         "fast_math": _ENGINE,

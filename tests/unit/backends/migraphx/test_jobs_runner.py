@@ -186,7 +186,7 @@ def test_a_process_that_cannot_load_migraphx_says_nothing_about_the_job(migraphx
     runner = JobRunner(replace(found, library=str(library)), lambda text: None, LOG)
     with pytest.raises(JobError) as caught:
         runner.run(StrangeJob("echo"), Told, timeout_seconds=60, environment={"PYTHONPATH": str(TESTS)})
-    assert caught.value.text.startswith("doing echo failed while starting: ")
+    assert caught.value.text.startswith("doing echo failed while starting: MIGraphX cannot be loaded: ")
     assert str(library) in caught.value.text
 
 

@@ -21,7 +21,7 @@ from rocserve.backends.migraphx.binding.interface import MigraphxError
 from rocserve.backends.migraphx.jobs.hints import with_hint
 from rocserve.backends.migraphx.jobs.messages import FailureKind, JobFailure, JobOrder, JobReply
 from rocserve.backends.migraphx.jobs.priority import go_first_when_memory_is_short, leave_no_core, yield_to_others
-from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.lifeline import die_with_holder
 from rocserve.core.plain import from_json, to_json
 
@@ -74,7 +74,10 @@ class Child:
         if self._order.low_priority:
             # After the imports, whose threads it is for as well; MIGraphX's own inherit it.
             yield_to_others()
-        binding = open_binding(self._order.installation, self._order.binding)
+        try:
+            binding = open_binding(self._order.installation, self._order.binding)
+        except MigraphxError as error:
+            raise unavailable(f"MIGraphX cannot be loaded: {with_hint(str(error))}") from None
         return to_json(module.perform(job, binding, self._report)).decode()
 
     def _report(self, phase: str) -> None:
