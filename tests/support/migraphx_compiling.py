@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from rocserve.backends.migraphx.cache.entry import CachedProgram
-from rocserve.backends.migraphx.cache.store import ProgramCache
 from rocserve.backends.migraphx.calibration_source import calibration_digest
 from rocserve.backends.migraphx.compiler import ProgramCompiler
 from rocserve.backends.migraphx.digests import file_digest
@@ -24,6 +23,7 @@ from rocserve.backends.migraphx.options import CompileOptions, Precision, Target
 from rocserve.backends.migraphx.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
 from rocserve.settings import EngineSettings
 from support import migraphx_models as networks
+from support.cached_programs import cache_at
 
 LOG = logging.getLogger("test.compiler")
 ENVIRONMENT = ProgramEnvironment("2.14.0")
@@ -38,7 +38,7 @@ class Bench:
         self.root = root
         self.folder = folder / "model"
         self.folder.mkdir()
-        self.cache = ProgramCache(folder / "cache", 1 << 30)
+        self.cache = cache_at(folder / "cache")
         self.reports: list[str] = []
         """Each once, without the time that it took until then; not that a child is starting, which may be quick."""
         self.runner = JobRunner(find_installation(EngineSettings(migraphx_root=str(root))), self._take, LOG)

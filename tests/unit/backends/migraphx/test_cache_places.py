@@ -177,6 +177,12 @@ def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
         cache_at(tmp_path / "cache")
 
 
+def test_a_spare_folder_can_be_looked_after_as_any(tmp_path: Path) -> None:
+    cache = ProgramCache(tmp_path / "spare", GENEROUS, spare_directory=tmp_path / "spare")
+    stored = store(cache, a_recipe())
+    assert [entry.key for entry in cache.entries()] == [stored.key]
+
+
 def test_a_spare_folder_that_others_have_made_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     spare = tmp_path / "spare"

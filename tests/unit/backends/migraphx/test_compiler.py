@@ -322,7 +322,7 @@ from rocserve.backends.migraphx.recipe import ProgramRecipe
 from rocserve.core.plain import from_json
 from rocserve.settings import EngineSettings
 runner = JobRunner(find_installation(EngineSettings()), lambda text: print(text, flush=True), logging.getLogger())
-cache = ProgramCache(Path(sys.argv[1]), 1 << 30)
+cache = ProgramCache(Path(sys.argv[1]), 1 << 30, spare_directory=Path(sys.argv[1]).parent / "spare")
 compiler = ProgramCompiler(runner, cache, model_name="x", model_folder=Path(sys.argv[2]))
 print("done", compiler.program(from_json(ProgramRecipe, sys.argv[3].encode()), timeout_seconds=100).key)
 """

@@ -200,10 +200,14 @@ class ProgramCache:
 
     def _places(self) -> Sequence[CachePlace]:
         """Those that may hold programs."""
+        places = [self._place]
         if "_spare" in self.__dict__:
-            return (self._place, self._spare)
-        # Other processes may have left programs there; nothing is made or written for a look at it.
-        return (self._place, CachePlace(self._spare_directory)) if is_private(self._spare_directory) else (self._place,)
+            places.append(self._spare)
+        elif is_private(self._spare_directory):
+            # Other processes may have left programs there; nothing is made or written for a look at it.
+            places.append(CachePlace(self._spare_directory))
+        # The spare folder may be the very one that is looked after.
+        return list(dict.fromkeys(places))
 
     def _writable_places(self) -> Iterator[CachePlace]:
         if not self._problem:
