@@ -98,12 +98,11 @@ def test_each_gets_a_reason_and_nothing_else_notices(
     server = serve(repository, flags=flags)
     server.wait_until_ready(60)
     client = server.client()
-    alone = processes(server)
+    alone, before = processes(server), Holdings(server)
     generator = np.random.default_rng(0)
     outcomes: dict[str, int] = dict.fromkeys(ENDS, 0)
     names = [f"damaged_{index}" for index in range(FILES)]
     with Asker(server) as asker:
-        before: Holdings | None = None
         for start in range(0, FILES, AT_ONCE):
             batch = names[start : start + AT_ONCE]
             for index, name in enumerate(batch, start):
@@ -118,14 +117,11 @@ def test_each_gets_a_reason_and_nothing_else_notices(
             for name in batch:
                 wait_until(lambda name=name: index_entry(client, name)[0] != "READY", 60, f"the end of '{name}'")
             wait_until(lambda: processes(server) == alone, 60, "the end of the damaged models' processes")
-            # The first batch brings in what any batch needs.
-            before = before or Holdings(server)
+    wait_until(lambda: Holdings(server).descriptors <= before.descriptors + 4, what="the end of their descriptors")
     after = Holdings(server)
     assert not asker.faults
     assert asker.answers > FILES
     assert outcomes["UNAVAILABLE"] > FILES / 2
-    assert before is not None
-    assert after.descriptors <= before.descriptors + 4
     assert after.memory <= before.memory * 1.2 + 2**24
     assert not [path for name in ("scratch", "locks") for path in (tmp_path / "cache" / name).iterdir()]
     print(f"{FILES} damaged files: {outcomes}, {asker.answers} answers meanwhile, {before} -> {after}")
