@@ -92,7 +92,7 @@ class Workbench:
                 f"{file.name} is compiled already, and the ONNX file that it was made from is not beside it as"
                 f" {file.with_suffix('.onnx').name}"
             )
-        return plan_programs(
+        plan = plan_programs(
             source,
             self.options,
             self.serving,
@@ -100,6 +100,9 @@ class Workbench:
             model_file=file,
             default_max_batch_size=self.model.backend.default_max_batch_size,
         )
+        if not plan.batches and "batch_sizes" in source.config.parameters:
+            raise invalid_argument("does not batch, so there is one program; leave --batch-sizes out")
+        return plan
 
     def program(self, recipe: ProgramRecipe) -> Compiled:
         """From the cache, or compiled into it. Raises: ServeError: it cannot be."""

@@ -191,3 +191,11 @@ def test_the_cache_that_is_named_is_the_one_that_was_written(
     assert ran.status == 0
     (told,) = (line for line in ran.out.splitlines() if line.startswith("cache: "))
     assert Path(told.removeprefix("cache: ")).parent == tmp_path
+
+
+def test_batch_sizes_of_a_model_that_does_not_batch(migraphx_root: Path, command: Command, tmp_path: Path) -> None:
+    model = tmp_path / "turn.onnx"
+    model.write_bytes(without_batch())
+    ran = command.on_migraphx(migraphx_root, "compile", model, "--batch-sizes", "1,2")
+    assert (ran.status, ran.out) == (1, "")
+    assert "turn.onnx: does not batch, so there is one program; leave --batch-sizes out\n" in ran.err

@@ -25,7 +25,7 @@ def inspect(model: ToolModel, with_text: bool, as_json: bool, out: Console, log:
     first, *others = inspection.programs
     _print_tensors(first, out)
     if others:
-        say(out, f"the same for {', '.join(program.title for program in others)}, in that size")
+        say(out, f"{', '.join(program.title for program in others)}: the same, with as many rows")
     _print_memory(inspection, out)
     # All programs of a model are alike but for their sizes; the largest has the most to say.
     _print_operators(inspection.programs[-1], inspection.place, out)
