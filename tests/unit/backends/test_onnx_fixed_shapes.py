@@ -70,7 +70,7 @@ def test_a_session_for_each_batch_size(model_source: SourceMaker) -> None:
     ]
     assert model.signature.supports_batching
     assert model_properties(model) == {
-        "onnxruntime": onnxruntime.__version__,
+        "onnxruntime_version": onnxruntime.__version__,
         "execution_providers": "CPUExecutionProvider",
         "batch_sizes": "1, 2, 4, 6",
     }

@@ -158,7 +158,10 @@ class SessionOpener:
 
 def session_facts(session: Any) -> Mapping[str, str]:
     """For the model's metadata: the version of ONNX Runtime, and the providers in the order of their precedence."""
-    return {"onnxruntime": onnxruntime.__version__, "execution_providers": ", ".join(session.get_providers())}
+    return {
+        "onnxruntime_version": onnxruntime.__version__,
+        "execution_providers": ", ".join(session.get_providers()),
+    }
 
 
 def _operators(session: Any) -> dict[str, Counter[str]]:
