@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,16 +19,20 @@ from rocserve.backends.migraphx.cache.private_folder import make_private
 from rocserve.core.errors import ServeError
 
 _AT_ONCE = 4
-_BESIDE = ("beside",)
-"""Of what models that serve already still want: one at a time, and never in the place of what nobody can serve yet."""
+_BESIDE = ("beside-0", "beside-1")
+"""Of what models that serve already still want: few, and never in the place of what nobody can serve yet."""
+_HANDED_ON_SECONDS = 600.0
+"""After which what compiles beside no longer counts: one compiler that hangs is not to hold up all other models."""
 _SECONDS_BETWEEN_LOOKS = 0.1
 
 
 class CompileTurns:
     """Turns are locks on files of a folder on this machine: the end of a process gives them back."""
 
-    def __init__(self, folder: Path, at_once: int = _AT_ONCE) -> None:
+    def __init__(self, folder: Path, at_once: int = _AT_ONCE, handed_on_seconds: float = _HANDED_ON_SECONDS) -> None:
+        """`handed_on_seconds`: how long a compile at low priority has its turn, even where it takes longer."""
         self._folder = folder
+        self._handed_on_seconds = handed_on_seconds
         self._names = tuple(f"turn-{number}" for number in range(at_once))
 
     @contextmanager
@@ -39,11 +44,11 @@ class CompileTurns:
             waiting: called again and again while all turns are taken; what it raises ends the wait.
         """
         lock = self._wait(_BESIDE if low_priority else self._names, waiting) if self._is_usable() else None
+        turn = _Turn(lock, self._handed_on_seconds if low_priority else None)
         try:
             yield
         finally:
-            if lock is not None:
-                lock.release()
+            turn.end()
 
     def _is_usable(self) -> bool:
         try:
@@ -63,6 +68,31 @@ class CompileTurns:
                     return lock
             waiting()
             time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+class _Turn:
+    """That somebody has, until its end or for so many seconds."""
+
+    def __init__(self, lock: FileLock | None, seconds: float | None) -> None:
+        self._lock = lock
+        self._ending = threading.Lock()
+        self._timer: threading.Timer | None = None
+        if lock is not None and seconds is not None:
+            self._timer = threading.Timer(seconds, self._give_back)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        # Once only: afterwards the lock's name is that of the next one's.
+        with self._ending:
+            lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
 
 
 def machine_turns() -> CompileTurns:

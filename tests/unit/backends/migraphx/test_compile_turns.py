@@ -38,15 +38,43 @@ def nobody_waits() -> None:
     raise AssertionError("there is room")
 
 
-def test_so_many_at_once_and_one_beside(tmp_path: Path) -> None:
+def test_so_many_at_once_and_two_beside(tmp_path: Path) -> None:
     turns = CompileTurns(tmp_path / "turns", 2)
     with ExitStack() as stack:
-        for low_priority in (False, False, True):
+        for low_priority in (False, False, True, True):
             stack.enter_context(turns.taken(low_priority, nobody_waits))
         for low_priority in (False, True):
             with pytest.raises(CalledOff), turns.taken(low_priority, call_off):
                 pass
     with turns.taken(False, nobody_waits), turns.taken(True, nobody_waits):
+        pass
+
+
+def test_what_takes_long_at_low_priority_no_longer_counts(tmp_path: Path) -> None:
+    turns = CompileTurns(tmp_path / "turns", 1, handed_on_seconds=0.05)
+    lasting = CompileTurns(tmp_path / "turns", 1)
+    handed_on = threading.Event()
+
+    def wait_twice() -> None:
+        with lasting.taken(True, lambda: None), lasting.taken(True, lambda: None):
+            handed_on.set()
+            assert stays.wait(10)
+
+    stays = threading.Event()
+    waiting = threading.Thread(target=wait_twice, daemon=True)
+    with turns.taken(True, nobody_waits), turns.taken(True, nobody_waits):
+        waiting.start()
+        assert handed_on.wait(10)
+    # Their end takes nothing away from those that have the turns now.
+    with pytest.raises(CalledOff), turns.taken(True, call_off):
+        pass
+    stays.set()
+    waiting.join(10)
+
+
+def test_a_turn_that_others_wait_for_the_model_with_lasts(tmp_path: Path) -> None:
+    turns = CompileTurns(tmp_path / "turns", 1, handed_on_seconds=0.0)
+    with turns.taken(False, nobody_waits), pytest.raises(CalledOff), turns.taken(False, call_off):
         pass
 
 
