@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rocserve.core.errors import ServeError
 
@@ -54,7 +54,7 @@ class BackgroundSizes:
             self._thread.join()
 
     def _run(self) -> None:
-        failures: list[str] = []
+        failures: dict[int, str] = {}
         for index, size in enumerate(self._sizes):
             if self._stopping.is_set():
                 return
@@ -64,9 +64,9 @@ class BackgroundSizes:
                 # Anything: the sizes that are there go on serving.
                 if self._stopping.is_set():
                     return
-                failures.append(f"batch size {size}: {self._explained(size, error)}")
+                failures[size] = self._explained(size, error)
         if not self._stopping.is_set():
-            self._report(f"serving without {'; '.join(failures)}" if failures else "")
+            self._report(_without(failures))
 
     def _reporter(self, index: int) -> Callable[[str], None]:
         """Puts before each text which sizes are yet missing."""
@@ -84,3 +84,14 @@ class BackgroundSizes:
             return error.text
         self._log.error("batch size %d is not in service", size, exc_info=error)
         return str(error) or type(error).__name__
+
+
+def _without(failures: Mapping[int, str]) -> str:
+    """All sizes that failed before the first reason, since readers cut long texts."""
+    if not failures:
+        return ""
+    if len(failures) == 1:
+        ((size, reason),) = failures.items()
+        return f"serving without batch size {size}: {reason}"
+    reasons = "; ".join(f"batch size {size}: {reason}" for size, reason in failures.items())
+    return f"serving without batch sizes {', '.join(map(str, failures))}: {reasons}"

@@ -54,7 +54,7 @@ def test_a_size_that_fails_leaves_the_others_be_and_is_shown(caplog: pytest.LogC
     work.start()
     work.wait()
     assert prepared == [8]
-    assert said[-1] == "serving without batch size 2: out of memory; batch size 4: no space"
+    assert said[-1] == "serving without batch sizes 2, 4: batch size 2: out of memory; batch size 4: no space"
     assert "batch size 2 is not in service: out of memory" in caplog.text
     assert "batch size 4 is not in service" in caplog.text
 
