@@ -77,8 +77,9 @@ class Workbench:
             self.options.target, self.device, self.library.version
         )
         self.cache: ProgramCache = open_cache(source.settings, log.warning)
+        # Without a remedy: the one that a server names is this.
         self._compiler = ProgramCompiler(
-            self.runner, self.cache, model_name=source.name, model_folder=source.model_folder
+            self.runner, self.cache, model_name=source.name, model_folder=source.model_folder, remedy=""
         )
 
     def plan(self) -> ProgramPlan:

@@ -199,3 +199,9 @@ def test_batch_sizes_of_a_model_that_does_not_batch(migraphx_root: Path, command
     ran = command.on_migraphx(migraphx_root, "compile", model, "--batch-sizes", "1,2")
     assert (ran.status, ran.out) == (1, "")
     assert "turn.onnx: does not batch, so there is one program; leave --batch-sizes out\n" in ran.err
+
+
+def test_at_its_time_limit_it_does_not_advise_itself(migraphx_root: Path, command: Command, folder: Path) -> None:
+    ran = command.on_migraphx(migraphx_root, "compile", folder, "--compile-timeout-secs", "0.01")
+    assert ran.status == 1
+    assert ran.err.endswith("; raise compile_timeout_secs (0 = no limit)\n")

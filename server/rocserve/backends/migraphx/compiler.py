@@ -16,7 +16,8 @@ from rocserve.backends.migraphx.options import CompileOptions, Target
 from rocserve.backends.migraphx.recipe import ProgramRecipe
 
 _PROGRAM_FILENAME = "program.mxr"
-_REMEDY = "compile it beforehand with `rocserve compile`"
+BEFOREHAND = "compile it beforehand with `rocserve compile`"
+"""What else to do about the time limit than to raise it."""
 _SEARCH = "3"
 """Of MIOPEN_FIND_ENFORCE: search for the fastest kernels, also where the database has some."""
 
@@ -32,13 +33,15 @@ class ProgramCompiler:
         model_name: str,
         model_folder: Path,
         turns: CompileTurns | None = None,
+        remedy: str = BEFOREHAND,
     ) -> None:
-        """`turns`: None = those of this machine."""
+        """`turns`: None = those of this machine. `remedy`: what else helps against the time limit; "" = nothing."""
         self._turns = turns or machine_turns()
         self._runner = runner
         self._cache = cache
         self._model_name = model_name
         self._model_folder = model_folder
+        self._remedy = remedy
 
     def program(
         self,
@@ -99,7 +102,7 @@ class ProgramCompiler:
                 timeout_seconds=timeout_seconds,
                 low_priority=low_priority,
                 environment=self._variables(recipe.options),
-                remedy=_REMEDY,
+                remedy=self._remedy,
                 report=report,
             )
             return self._cache.store(recipe.key, file, self._about(recipe, result))
