@@ -32,6 +32,7 @@ from rocserve.core.errors import ServeError, invalid_argument
 Array = np.ndarray[Any, Any]
 
 _IMAGE_RANK = 4
+_ARRAY = ".npy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,14 @@ class _Reader:
         if len(self._inputs) != 1:
             raise self._wrong(f"must have a folder for each input ({', '.join(sorted(self._inputs))})")
         ((name, one),) = self._inputs.items()
-        images = [file for file in self._files(self._data) if is_image(file)]
+        files = self._files(self._data)
+        images = [file for file in files if is_image(file)]
+        arrays = [file for file in files if file.suffix == _ARRAY]
+        if images and arrays:
+            raise self._wrong(
+                f"holds both images ({images[0].name}) and arrays ({arrays[0].name}), and only one kind can be used;"
+                " take the others out"
+            )
         if not images:
             return {name: self._read_arrays(one, self._data)}
         pipeline = calibration_pipeline(self._options, self._model_folder)
@@ -157,7 +165,7 @@ class _Reader:
         used = min(len(images), self._options.calibration_samples) // together * together
         if not used:
             raise self._wrong(f"must have {together} images at least, as many as input '{name}' holds")
-        found = prepare_images(images[:used], pipeline, shape, one.dtype)
+        found = prepare_images(images[:used], pipeline, name, shape, one.dtype)
         return {name: np.stack(found).reshape(-1, *one.shape)}
 
     def _folder_of(self, name: str) -> Path:
@@ -167,7 +175,7 @@ class _Reader:
         arrays: list[Array] = []
         count = 0
         for file in self._files(folder):
-            if file.suffix == ".npy" and count < self._options.calibration_samples:
+            if file.suffix == _ARRAY and count < self._options.calibration_samples:
                 arrays.append(self._stack(one, self._read_npy(file), file.name))
                 count += len(arrays[-1])
         if not arrays:

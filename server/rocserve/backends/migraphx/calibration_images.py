@@ -23,17 +23,26 @@ def is_image(file: Path) -> bool:
 
 
 def prepare_images(
-    files: Sequence[Path], pipeline: Path, shape: tuple[int, ...], dtype: np.dtype[Any]
+    files: Sequence[Path], pipeline: Path, input_name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> Sequence[np.ndarray[Any, Any]]:
     """What the pipeline makes of each image: an array of `shape` (an image's, without a batch dimension) each.
+
+    `input_name`: which the images are for.
 
     Raises:
         ServeError: INVALID_ARGUMENT; the pipeline is wrong or gives another shape, or an image cannot be decoded.
     """
     # Here and not above: OpenCV takes its time to import, and only images need it.
     from rocserve.backends.rocal.backend import load
+    from rocserve.backends.rocal.interface import OutputContradiction
 
-    model = load(_as_model(pipeline, shape, dtype))
+    try:
+        model = load(_as_model(pipeline, shape, dtype))
+    except OutputContradiction as error:
+        raise invalid_argument(
+            f"the model's input '{input_name}' takes images of shape {list(shape)} and type {dtype},"
+            f" but calibration_pipeline {pipeline.name} does not make such: {error.given}"
+        ) from None
     try:
         (image, *arguments) = model.signature.inputs
         if image.datatype is not DataType.BYTES or arguments:

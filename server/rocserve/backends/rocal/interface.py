@@ -19,10 +19,21 @@ from rocserve.backends.rocal.operations.base import Measurement
 from rocserve.backends.rocal.pipeline import Layout, Pipeline, Step
 from rocserve.backends.rocal.schema import PipelineError
 from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import ModelConfig, OutputConfig
 from rocserve.core.requests import Signature, TensorSpec
 
 DEFAULT_OUTPUT_NAME = "image"
+
+
+class OutputContradiction(ServeError):
+    """INVALID_ARGUMENT: the pipeline gives an output of another shape or datatype than is declared."""
+
+    def __init__(self, config: ModelConfig, name: str, declared: str, given: str) -> None:
+        """`given`: "the pipeline gives [8, 8, 3]"."""
+        text = f"model '{config.name}': output '{name}' is configured {declared}, but {given}"
+        super().__init__(StatusCode.INVALID_ARGUMENT, text)
+        self.given = given
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +134,8 @@ def _output(
         )
     if step.datatype not in (None, declared.datatype):
         assert step.datatype is not None
-        raise wrong(
-            config,
-            f"output '{declared.name}' is configured as {declared.datatype.value}, but the pipeline's \"dtype\" says"
-            f" {step.datatype.value}",
-        )
+        given = f'the pipeline\'s "dtype" says {step.datatype.value}'
+        raise OutputContradiction(config, declared.name, f"as {declared.datatype.value}", given)
     dims = _image_dims(config, declared)
     chosen = OutputFormat(declared.datatype, step.layout or _layout_of(dims, channels))
     return Output(declared.name, chosen, _merged(config, declared.name, dims, chosen.shape(extent, channels)))
@@ -179,10 +187,7 @@ def _merged(
     """The declared dims where the pipeline leaves a side open, else the pipeline's."""
     for declared_side, known_side in zip(declared, known, strict=True):
         if -1 not in (declared_side, known_side) and declared_side != known_side:
-            raise wrong(
-                config,
-                f"output '{name}' is configured with dims {list(declared)}, but the pipeline gives {list(known)}",
-            )
+            raise OutputContradiction(config, name, f"with dims {list(declared)}", f"the pipeline gives {list(known)}")
     height, width, depth = (
         declared_side if known_side == -1 else known_side
         for declared_side, known_side in zip(declared, known, strict=True)

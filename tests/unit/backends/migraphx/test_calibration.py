@@ -220,6 +220,14 @@ class TestImages:
         (one,) = Model(tmp_path, {"x": (2, 3, 6, 8)}).read("photos")
         np.testing.assert_array_equal(one["x"], runs[0]["x"])
 
+    def test_images_beside_arrays(self, tmp_path: Path) -> None:
+        self._pipeline(tmp_path)
+        self._images(tmp_path)
+        np.save(tmp_path / "photos/a.npy", _samples(1, 3, 6, 8))
+        assert "'photos' holds both images (0.jpg) and arrays (a.npy), and only one kind can be used" in Model(
+            tmp_path, {"x": (2, 3, 6, 8)}, batch_size=2
+        ).refusal("photos")
+
     def test_a_pipeline_by_name_in_the_layout_of_the_input(self, tmp_path: Path) -> None:
         self._images(tmp_path)
         model = Model(tmp_path, {"x": (1, 6, 8, 3)}, batch_size=1)
@@ -231,9 +239,12 @@ class TestImages:
         self._images(tmp_path)
         model = Model(tmp_path, {"x": (1, 3, 6, 8)}, batch_size=1)
         self._pipeline(tmp_path, dest_width=9)
-        assert "output 'image' is configured with dims [3, 6, 8], but the pipeline gives [3, 6, 9]" in model.refusal(
-            "photos"
+        assert model.refusal("photos") == (
+            "the model's input 'x' takes images of shape [3, 6, 8] and type float32, but calibration_pipeline"
+            " pipeline.json does not make such: the pipeline gives [3, 6, 9]"
         )
+        self._pipeline(tmp_path, dtype="FP16")
+        assert model.refusal("photos").endswith('does not make such: the pipeline\'s "dtype" says FP16')
         (tmp_path / "pipeline.json").write_text("{")
         assert "pipeline.json: " in model.refusal("photos")
         self._pipeline(tmp_path)
