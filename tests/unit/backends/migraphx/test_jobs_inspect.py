@@ -88,5 +88,5 @@ def test_the_print_counts_in_bytes(inspect: Inspect, tmp_path: Path) -> None:
 
 def test_what_migraphx_refuses(inspect: Inspect, tmp_path: Path) -> None:
     (tmp_path / "m.mxr").write_bytes(b"nothing of the kind")
-    with pytest.raises(JobError, match="inspecting the file failed while reading it: "):
+    with pytest.raises(JobError, match="inspecting the file failed while reading the compiled program: "):
         inspect(InspectJob("the file", program_file=str(tmp_path / "m.mxr")))

@@ -44,10 +44,9 @@ def perform(job: InspectJob, binding: Binding, report: Report) -> InspectResult:
     Raises:
         MigraphxError: MIGraphX cannot read it.
     """
-    report("reading it")
     recipe = job.recipe
+    report("reading the compiled program" if recipe is None else "reading the model")
     program = binding.load(Path(job.program_file)) if recipe is None else parse_recipe(binding, recipe)
-    report("printing it")
     return InspectResult(
         parameters=tuple(program.parameters[name] for name in sorted(program.parameters)),
         outputs=tuple(program.outputs),
