@@ -10,15 +10,15 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class LatencySummary:
-    """Milliseconds."""
+    """Milliseconds, by the names that tables and JSON have for them."""
 
-    count: int
-    least: float
+    runs: int
+    min: float
     mean: float
     p50: float
     p95: float
     p99: float
-    deviation: float
+    std: float
     """Standard deviation over all that was measured."""
 
 
@@ -32,11 +32,11 @@ def summarise(seconds: Sequence[float]) -> LatencySummary:
     milliseconds = np.asarray(seconds, dtype=np.float64) * 1e3
     p50, p95, p99 = (float(value) for value in np.percentile(milliseconds, (50, 95, 99)))
     return LatencySummary(
-        count=len(seconds),
-        least=float(milliseconds.min()),
+        runs=len(seconds),
+        min=float(milliseconds.min()),
         mean=float(milliseconds.mean()),
         p50=p50,
         p95=p95,
         p99=p99,
-        deviation=float(milliseconds.std()),
+        std=float(milliseconds.std()),
     )

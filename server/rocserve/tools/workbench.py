@@ -24,6 +24,7 @@ from rocserve.backends.migraphx.recipe import ProgramEnvironment, ProgramRecipe
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InstanceKind
 from rocserve.tools.model_choice import ToolModel
+from rocserve.tools.sibling_file import read_beside
 
 _LIBRARY_SECONDS = 120.0
 """Loading ROCm for the first time may take long."""
@@ -93,14 +94,16 @@ class Workbench:
                 f"{file.name} is compiled already, and the ONNX file that it was made from is not beside it as"
                 f" {file.with_suffix('.onnx').name}"
             )
-        plan = plan_programs(
-            source,
-            self.options,
-            self.serving,
-            self.environment,
-            model_file=file,
-            default_max_batch_size=self.model.backend.default_max_batch_size,
-        )
+        given = source.model_file
+        with read_beside(given, file, f"{given.name} is compiled already, so {file.name} beside it is compiled"):
+            plan = plan_programs(
+                source,
+                self.options,
+                self.serving,
+                self.environment,
+                model_file=file,
+                default_max_batch_size=self.model.backend.default_max_batch_size,
+            )
         if not plan.batches and "batch_sizes" in source.config.parameters:
             raise invalid_argument("does not batch, so there is one program; leave --batch-sizes out")
         return plan

@@ -63,7 +63,7 @@ def test_migraphx_against_onnx_runtime_in_one_run(migraphx_root: Path, command: 
     assert (first["speed"], first["difference"]) == (1.0, None)
     assert second["difference"]["largest"] < 1e-4
     assert second["speed"] == pytest.approx(second["throughput"] / first["throughput"])
-    assert set(first["latency"]) == {"count", "least", "mean", "p50", "p95", "p99", "deviation"}
+    assert set(first["latency"]) == {"runs", "min", "mean", "p50", "p95", "p99", "std"}
 
 
 def test_an_engine_that_is_not_there_is_said_and_the_rest_is_measured(command: Command, tmp_path: Path) -> None:
@@ -98,6 +98,35 @@ def test_a_compiled_file(migraphx_root: Path, command: Command, tmp_path: Path) 
         migraphx_root, "bench", program, "--target", "ref", "--against", "onnxruntime", "--batch-sizes", "2", *_QUICK
     )
     assert (ran.status, ran.row("onnxruntime  ")[0]) == (0, "2")
+
+
+def test_an_engine_that_cannot_have_the_model_is_said_and_the_rest_is_measured(
+    migraphx_root: Path, command: Command, tmp_path: Path
+) -> None:
+    model, program = _file(tmp_path, mlp()), tmp_path / "m.mxr"
+    words = ("compile", model, "--target", "ref", "--batch-sizes", "2", "--output", program)
+    assert command.on_migraphx(migraphx_root, *words).status == 0
+    bench = ("bench", program, "--target", "ref", "--against", "onnxruntime", *_QUICK)
+    model.write_bytes(b"nonsense")
+    ran = command.on_migraphx(migraphx_root, *bench)
+    assert (ran.status, ran.row("migraphx ")[0]) == (1, "2")
+    assert (
+        "rocserve bench: onnxruntime: m.mxr runs on MIGraphX only, so m.onnx beside it is measured: ONNX file m.onnx is"
+        " damaged"
+    ) in ran.err
+    model.unlink()
+    ran = command.on_migraphx(migraphx_root, *bench)
+    assert (ran.status, ran.row("migraphx ")[0]) == (1, "2")
+    assert "rocserve bench: onnxruntime: m.mxr can only be measured on MIGraphX; other engines need" in ran.err
+    ran = command.on_migraphx(migraphx_root, *bench, "--json")
+    assert list(json.loads(ran.out)["missing"]) == ["onnxruntime"]
+
+
+def test_migraphx_is_one_of_those_that_may_be_missing(command: Command, tmp_path: Path) -> None:
+    words = ("--engine", "onnxruntime", "--against", "migraphx", "--migraphx-root", tmp_path, "--batch-sizes", "1")
+    ran = command("bench", _file(tmp_path, mlp()), *words, *_QUICK)
+    assert (ran.status, ran.row("onnxruntime ")[0]) == (1, "1")
+    assert f"rocserve bench: migraphx: MIGraphX is not in {tmp_path}" in ran.err
 
 
 def test_dimensions_that_the_model_leaves_open(command: Command, tmp_path: Path) -> None:

@@ -201,6 +201,19 @@ def test_batch_sizes_of_a_model_that_does_not_batch(migraphx_root: Path, command
     assert "turn.onnx: does not batch, so there is one program; leave --batch-sizes out\n" in ran.err
 
 
+def test_a_damaged_file_beside_a_program_is_said_to_be_beside_it(
+    migraphx_root: Path, command: Command, tmp_path: Path
+) -> None:
+    model, program = tmp_path / "m.onnx", tmp_path / "m.mxr"
+    model.write_bytes(mlp())
+    words = ("--batch-sizes", "1", "--target", "ref")
+    assert command.on_migraphx(migraphx_root, "compile", model, *words, "--output", program).status == 0
+    model.write_bytes(b"nonsense")
+    ran = command.on_migraphx(migraphx_root, "compile", program, *words)
+    assert ran.status == 1
+    assert "m.mxr: m.mxr is compiled already, so m.onnx beside it is compiled: ONNX file m.onnx is damaged" in ran.err
+
+
 def test_at_its_time_limit_it_does_not_advise_itself(migraphx_root: Path, command: Command, folder: Path) -> None:
     ran = command.on_migraphx(migraphx_root, "compile", folder, "--compile-timeout-secs", "0.01")
     assert ran.status == 1

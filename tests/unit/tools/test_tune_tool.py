@@ -30,13 +30,13 @@ _CURVE = [
 
 def test_statistics_of_latencies() -> None:
     summary = summarise([0.001 * value for value in range(1, 101)])
-    assert summary.count == 100
-    assert summary.least == pytest.approx(1.0)
+    assert summary.runs == 100
+    assert summary.min == pytest.approx(1.0)
     assert summary.mean == pytest.approx(50.5)
     assert summary.p50 == pytest.approx(50.5)
     assert summary.p95 == pytest.approx(95.05)
     assert summary.p99 == pytest.approx(99.01)
-    assert summary.deviation == pytest.approx(28.866, abs=1e-3)
+    assert summary.std == pytest.approx(28.866, abs=1e-3)
     with pytest.raises(ValueError, match="no times were measured"):
         summarise([])
 

@@ -24,7 +24,7 @@ from rocserve.backends.migraphx.plan import plan_programs
 from rocserve.backends.migraphx.recipe import ProgramEnvironment, ProgramRecipe
 from rocserve.backends.onnx.engine_choice import ONNXRUNTIME as ONNXRUNTIME_ENGINE
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import invalid_argument
+from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InputConfig
 from rocserve.repository.instance_plan import plan_workers
 from rocserve.repository.machine import ThisMachine
@@ -38,6 +38,7 @@ from rocserve.tools.measuring.messages import (
 )
 from rocserve.tools.model_choice import ToolModel
 from rocserve.tools.progress import ToolProgress
+from rocserve.tools.sibling_file import read_beside
 from rocserve.tools.workbench import Workbench
 
 MIGRAPHX, ONNXRUNTIME, TORCH = "migraphx", "onnxruntime", "torch"
@@ -82,22 +83,49 @@ def main_engine(model: ToolModel, wanted: str) -> str:
     return model.backend.engine_for(config, ThisMachine(model.source.settings)).engine.name
 
 
-def prepare(
-    model: ToolModel, names: Sequence[str], progress: ToolProgress, log: logging.Logger, instances: int = 1
-) -> Sequence[Contestant]:
-    """The contestants of these names, in their order; what MIGraphX has to compile is compiled.
+@dataclass(frozen=True, slots=True)
+class Lineup:
+    """Who is to be measured."""
+
+    contestants: tuple[Contestant, ...]
+    """The first is what the others are compared with."""
+    missing: Mapping[str, str]
+    """By the names of the others that cannot have the model: why not."""
+
+
+def prepare(model: ToolModel, names: Sequence[str], progress: ToolProgress, log: logging.Logger) -> Lineup:
+    """The contestants of these names, in their order.
+
+    Raises:
+        ServeError: the first cannot be had.
+    """
+    first, *others = names
+    contestants = [prepare_one(model, first, progress, log)]
+    missing = {}
+    for name in others:
+        try:
+            contestants.append(prepare_one(model, name, progress, log))
+        except ServeError as error:
+            missing[name] = f"{name}: {error.text}"
+    return Lineup(tuple(contestants), missing)
+
+
+def prepare_one(
+    model: ToolModel, name: str, progress: ToolProgress, log: logging.Logger, instances: int = 1
+) -> Contestant:
+    """The model in the engine of this name; what MIGraphX has to compile is compiled.
 
     `instances`: how many threads are to run an engine that is safe on several.
 
     Raises:
-        ServeError: one cannot be had.
+        ServeError: it cannot be had.
     """
-    makers = {
-        MIGRAPHX: lambda: _migraphx(model, progress, log),
-        ONNXRUNTIME: lambda: _onnxruntime(model, instances),
-        TORCH: lambda: _torch(model),
-    }
-    return [makers[name]() for name in names]
+    if name == MIGRAPHX:
+        return _migraphx(model, progress, log)
+    given, model = model.source.model_file, _on_onnx_file(model)
+    read = model.source.model_file
+    with read_beside(given, read, f"{given.name} runs on MIGraphX only, so {read.name} beside it is measured"):
+        return _torch(model) if name == TORCH else _onnxruntime(model, instances)
 
 
 def _migraphx(model: ToolModel, progress: ToolProgress, log: logging.Logger) -> Contestant:
@@ -151,7 +179,6 @@ def _brought_program(bench: Workbench) -> tuple[dict[int, str], Inputs]:
 
 def _onnxruntime(model: ToolModel, instances: int) -> Contestant:
     """On the device where a server would have it."""
-    model = _on_onnx_file(model)
     source = model.source
     place = plan_workers(source.config, _onnxruntime_choice(model), ThisMachine(source.settings))[0]
     on_gpu = place.device is not None
@@ -185,7 +212,6 @@ def _on_device(device: int | None) -> Mapping[str, str]:
 
 def _torch(model: ToolModel) -> Contestant:
     """A file that PyTorch has written goes before the conversion of the ONNX file."""
-    model = _on_onnx_file(model)
     source = model.source
     files = [source.version_folder / name for name in _TORCH_FILES] if model.definition else []
     file = next((path for path in files if path.is_file()), source.model_file)

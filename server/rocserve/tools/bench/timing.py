@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.plain import to_json
-from rocserve.tools.bench.contestants import Contestant
+from rocserve.tools.bench.contestants import Contestant, Lineup
 from rocserve.tools.differences import Array, Difference, difference, worst
 from rocserve.tools.latencies import LatencySummary, summarise
 from rocserve.tools.measuring.files import read_outputs
@@ -51,18 +51,18 @@ class BenchResult:
         return to_json(self).decode()
 
 
-def bench(model_name: str, contestants: Sequence[Contestant], timing: Timing, progress: ToolProgress) -> BenchResult:
+def bench(model_name: str, lineup: Lineup, timing: Timing, progress: ToolProgress) -> BenchResult:
     """Time all of them at each batch size of the first.
 
     Raises:
         ServeError: the first one cannot be opened.
     """
-    first, *others = contestants
+    first = lineup.contestants[0]
     descriptions: dict[str, str] = {}
-    missing: list[str] = []
+    missing = dict(lineup.missing)
     processes: dict[str, MeasuringProcess] = {}
     with ExitStack() as stack:
-        for contestant in (first, *others):
+        for contestant in lineup.contestants:
             progress.report(f"opening {contestant.name}")
             try:
                 process = stack.enter_context(
@@ -72,17 +72,16 @@ def bench(model_name: str, contestants: Sequence[Contestant], timing: Timing, pr
             except ServeError as error:
                 if contestant is first:
                     raise
-                descriptions[contestant.name] = error.text
-                missing.append(contestant.name)
+                missing[contestant.name] = error.text
             else:
                 processes[contestant.name] = process
-        runnable = [contestant for contestant in contestants if contestant.name in processes]
+        runnable = [contestant for contestant in lineup.contestants if contestant.name in processes]
         progress.steps(len(first.inputs))
         times: list[EngineTimes] = []
         for batch_size in first.inputs:
             times += _Round(runnable, processes, batch_size, timing, progress).times()
             progress.done()
-    return BenchResult(model_name, descriptions, tuple(times), tuple(missing))
+    return BenchResult(model_name, {**descriptions, **missing}, tuple(times), tuple(missing))
 
 
 class _Round:

@@ -52,8 +52,8 @@ def latency_cells(latency: LatencySummary | None, throughput: float) -> Sequence
     """Under LATENCY_COLUMNS."""
     if latency is None:
         return ["-"] * len(LATENCY_COLUMNS)
-    figures = (latency.least, latency.mean, latency.p50, latency.p95, latency.p99, latency.deviation)
-    return [str(latency.count), *(f"{figure:.3f}" for figure in figures), f"{throughput:,.1f}"]
+    figures = (latency.min, latency.mean, latency.p50, latency.p95, latency.p99, latency.std)
+    return [str(latency.runs), *(f"{figure:.3f}" for figure in figures), f"{throughput:,.1f}"]
 
 
 def _print(result: BenchResult, out: Console) -> None:
