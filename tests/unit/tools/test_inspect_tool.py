@@ -10,6 +10,9 @@ from support.graphdef import classifier
 from support.migraphx_models import mini_resnet, two_in_two_out
 from support.tools import Command
 
+from rocserve.backends.migraphx.binding.interface import DimensionRange
+from rocserve.core.plain import to_json
+from rocserve.tools.inspect.model import TensorFacts
 from rocserve.tools.inspect.summary import summarise_program
 
 _GPU = """module: "main"
@@ -78,7 +81,7 @@ def test_a_compiled_file_and_json(migraphx_root: Path, command: Command, tmp_pat
     facts = json.loads(ran.out)
     assert facts["mxr"]["targets"] == ["ref"]
     (only,) = facts["programs"]
-    assert [(one["name"], one["shape"]) for one in only["inputs"]] == [("left", ["3", "4"]), ("right", ["3", "4"])]
+    assert [(one["name"], one["shape"]) for one in only["inputs"]] == [("left", [3, 4]), ("right", [3, 4])]
     assert [one["name"] for one in only["outputs"]] == ["output_0", "output_1"]
     assert only["before"] is None
     assert {"name": "ref::sub", "count": 1} in only["after"]["operators"]
@@ -100,6 +103,11 @@ def test_a_tensorflow_graph_is_shown_in_the_program_s_own_layout(
     ran = command.on_migraphx(migraphx_root, "inspect", model, "--batch-sizes", "2", "--target", "ref")
     assert ran.row("input")[:6] == ["image", "float", "[2,", "3,", "8,", "8]"]
     assert ran.row("output")[:4] == ["scores", "float", "[2,", "5]"]
+
+
+def test_a_dimension_that_varies_is_a_range_in_json() -> None:
+    facts = TensorFacts("x", "float", (DimensionRange(1, 8), 16), 512)
+    assert json.loads(to_json(facts))["shape"] == [{"least": 1, "most": 8}, 16]
 
 
 def test_a_damaged_file(migraphx_root: Path, command: Command, tmp_path: Path) -> None:

@@ -28,8 +28,7 @@ class TensorFacts:
     name: str
     datatype: str
     """MIGraphX's name."""
-    shape: tuple[str, ...]
-    """A dimension that varies as "1-8"."""
+    shape: tuple[int | DimensionRange, ...]
     bytes: int
     """At its largest."""
 
@@ -161,14 +160,8 @@ def _facts(tensors: Sequence[ProgramTensor], names: Sequence[str]) -> tuple[Tens
     facts = []
     for number, tensor in enumerate(tensors):
         name = tensor.name or (names[number] if number < len(names) else f"output_{number}")
-        facts.append(
-            TensorFacts(name, tensor.datatype, tuple(_dimension(dim) for dim in tensor.shape), _tensor_bytes(tensor))
-        )
+        facts.append(TensorFacts(name, tensor.datatype, tuple(tensor.shape), _tensor_bytes(tensor)))
     return tuple(facts)
-
-
-def _dimension(dim: int | DimensionRange) -> str:
-    return f"{dim.least}-{dim.most}" if isinstance(dim, DimensionRange) else str(dim)
 
 
 def _tensor_bytes(tensor: ProgramTensor) -> int:

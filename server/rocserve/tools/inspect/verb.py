@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from rocserve.backends.migraphx.binding.interface import DimensionRange
 from rocserve.tools.inspect.model import Inspection, ProgramFacts, TensorFacts, inspect_model
 from rocserve.tools.inspect.summary import Copies, ProgramSummary, plain_counts
 from rocserve.tools.model_choice import ToolModel
@@ -60,7 +61,12 @@ def _print_tensors(program: ProgramFacts, out: Console) -> None:
 
 
 def _cells(tensor: TensorFacts) -> tuple[str, str, str, str]:
-    return tensor.name, tensor.datatype, f"[{', '.join(tensor.shape)}]", size(tensor.bytes)
+    return tensor.name, tensor.datatype, f"[{', '.join(map(_dimension, tensor.shape))}]", size(tensor.bytes)
+
+
+def _dimension(dim: int | DimensionRange) -> str:
+    """ "1-8" where it varies."""
+    return f"{dim.least}-{dim.most}" if isinstance(dim, DimensionRange) else str(dim)
 
 
 def _print_memory(inspection: Inspection, out: Console) -> None:
