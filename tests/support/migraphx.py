@@ -144,6 +144,10 @@ class ChildRuns:
         if end:
             self._child = None
             reports.append(failure(item, f"in the process with MIGraphX: {end}"))
+        elif self._child.is_done:
+            # Left until the session ends, it would be a child that tests of processes do not expect.
+            self._child.end()
+            self._child = None
         return reports
 
     def _report(self, data: dict[str, Any]) -> pytest.TestReport:
@@ -186,6 +190,11 @@ class ChildPytest:
                 self._received.setdefault(message["report"]["nodeid"], []).append(message["report"])
             self._missing.discard(message.get("ends"))
         return self._received.pop(test, []), True
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all its tests have run."""
+        return not self._missing
 
     def end(self) -> str:
         """Says how it ended. One that has yet tests to run is killed; the others are about to end."""
