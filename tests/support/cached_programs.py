@@ -10,8 +10,8 @@ from typing import Any
 from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
 from rocserve.backends.migraphx.cache.entry import CachedProgram, ProgramAbout
 from rocserve.backends.migraphx.cache.store import ProgramCache
-from rocserve.backends.migraphx.options import CompileOptions, Target
-from rocserve.backends.migraphx.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
+from rocserve.backends.migraphx.configuration.options import CompileOptions, Target
+from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
 
 GENEROUS = 1 << 30
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rocserve.backends.base import BackendSpec, ModelSource
-from rocserve.backends.migraphx.accelerator import MAX_DYNAMIC_BATCH
+from rocserve.backends.migraphx.configuration.accelerator import MAX_DYNAMIC_BATCH
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import ModelDefinition, find_model_file, read_model_definitions
 from rocserve.config.versions import find_versions, no_version_text, select_versions

@@ -7,14 +7,20 @@ import argparse
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rocserve.flags import at_least
 from rocserve.settings import EngineSettings, engine_settings
 from rocserve.tools.command_line import CommandLine
 
+if TYPE_CHECKING:
+    from rocserve.tools.measuring.rounds import Timing
+
 _PRECISIONS = ("fp32", "fp16", "bf16", "fp8", "int8")
 _TARGETS = ("gpu", "cpu", "ref")
+_WARM_UP, _REPEATS = 3, 10
+_COMPARE_SECONDS, _BENCH_SECONDS, _TUNE_SECONDS = 1.0, 2.0, 2.0
+_TIMING = ("warm_up", "repeats", "seconds")
 _MODEL = "a model's folder, or a .onnx, .pb, .graphdef or .mxr file"
 
 Verb = Callable[[argparse.Namespace], int]
@@ -53,7 +59,7 @@ def _add_compile(verbs: _Verbs) -> None:
         help="compile in each precision that is named (else fp32, fp16, bf16, and int8 with calibration data) and"
         " report the errors against fp32, and the speed",
     )
-    _add_timing(parser, seconds=1.0)
+    _add_timing(parser, _COMPARE_SECONDS)
 
 
 def _add_inspect(verbs: _Verbs) -> None:
@@ -89,7 +95,7 @@ def _add_bench(verbs: _Verbs) -> None:
         metavar="ENGINE",
         help="migraphx, onnxruntime or torch; may be given more than once",
     )
-    _add_timing(parser, seconds=2.0)
+    _add_timing(parser, _BENCH_SECONDS)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -116,7 +122,7 @@ def _add_tune(verbs: _Verbs) -> None:
     )
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curve of throughput over latency")
     parser.add_argument("--write", action="store_true", help="put the recommendation into the model's config.pbtxt")
-    _add_timing(parser, seconds=2.0)
+    _add_timing(parser, _TUNE_SECONDS)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -167,6 +173,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--binding", choices=("auto", "c_api", "module"), help="how MIGraphX is reached")
     _add_places(parser)
+    # For what one argument alone does not show; ends the command.
+    parser.set_defaults(refuse=parser.error)
 
 
 def _add_places(parser: argparse.ArgumentParser) -> None:
@@ -177,19 +185,26 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_timing(parser: argparse.ArgumentParser, seconds: float) -> None:
+    """`_timing` puts in the defaults: None is what was not given."""
     parser.add_argument(
-        "--warm-up", type=at_least(0, int), default=3, metavar="N", help="runs before those that count (default 3)"
+        "--warm-up", type=at_least(0, int), metavar="N", help=f"runs before those that count (default {_WARM_UP})"
     )
     parser.add_argument(
-        "--repeats", type=at_least(1, int), default=10, metavar="N", help="runs that count, at least (default 10)"
+        "--repeats", type=at_least(1, int), metavar="N", help=f"runs that count, at least (default {_REPEATS})"
     )
     parser.add_argument(
         "--seconds",
         type=at_least(0, float),
-        default=seconds,
         metavar="S",
         help=f"measure each setting for at least so long (default {seconds:g})",
     )
+
+
+def _timing(options: argparse.Namespace, seconds: float) -> Timing:
+    from rocserve.tools.measuring.rounds import Timing
+
+    given = {name: getattr(options, name) for name in _TIMING if getattr(options, name) is not None}
+    return Timing(**{"warm_up": _WARM_UP, "repeats": _REPEATS, "seconds": seconds, **given})
 
 
 def _counts(text: str) -> tuple[int, ...]:
@@ -231,17 +246,18 @@ def _command_line(options: argparse.Namespace, *, with_precision: bool = True) -
         if (value := getattr(options, name)) is not None
     }
     if with_precision and options.precision:
+        if len(options.precision) > 1:
+            options.refuse("argument --precision: several of them need compile --compare, which compares them")
         parameters["precision"] = ",".join(options.precision)
     return CommandLine(parameters, options.batch_sizes, options.calibration_data, options.model_config_name)
 
 
 def _compile(options: argparse.Namespace) -> int:
     from rocserve.tools.compile.verb import compare, compile_model
-    from rocserve.tools.measuring.rounds import Timing
     from rocserve.tools.running import run_on_model
 
     if options.compare:
-        timing = Timing(options.warm_up, options.repeats, options.seconds)
+        timing = _timing(options, _COMPARE_SECONDS)
         return run_on_model(
             "compile",
             options.model,
@@ -249,6 +265,9 @@ def _compile(options: argparse.Namespace) -> int:
             _settings(options),
             lambda model, out, log: compare(model, options.precision, timing, out, log),
         )
+    for name in _TIMING:
+        if getattr(options, name) is not None:
+            options.refuse(f"argument --{name.replace('_', '-')}: needs --compare, without which nothing is timed")
     return run_on_model(
         "compile",
         options.model,
@@ -273,10 +292,9 @@ def _inspect(options: argparse.Namespace) -> int:
 
 def _bench(options: argparse.Namespace) -> int:
     from rocserve.tools.bench.verb import run_bench
-    from rocserve.tools.measuring.rounds import Timing
     from rocserve.tools.running import run_on_model
 
-    timing = Timing(options.warm_up, options.repeats, options.seconds)
+    timing = _timing(options, _BENCH_SECONDS)
     return run_on_model(
         "bench",
         options.model,
@@ -287,14 +305,13 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _tune(options: argparse.Namespace) -> int:
-    from rocserve.tools.measuring.rounds import Timing
     from rocserve.tools.running import run_on_model
     from rocserve.tools.tune.verb import TuneOptions, tune
 
     chosen = TuneOptions(
         engine=options.engine,
         instances=options.instances,
-        timing=Timing(options.warm_up, options.repeats, options.seconds),
+        timing=_timing(options, _TUNE_SECONDS),
         latency_budget_ms=options.latency_budget_ms,
         plot=options.plot,
         write=options.write,

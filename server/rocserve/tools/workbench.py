@@ -12,15 +12,15 @@ from rocserve.backends.migraphx.cache.entry import CachedProgram
 from rocserve.backends.migraphx.cache.opening import open_cache
 from rocserve.backends.migraphx.cache.store import ProgramCache
 from rocserve.backends.migraphx.compiler import ProgramCompiler
-from rocserve.backends.migraphx.environment import program_environment
+from rocserve.backends.migraphx.configuration.options import CompileOptions, ServingOptions, Target
+from rocserve.backends.migraphx.configuration.parameters import compile_options, serving_options
 from rocserve.backends.migraphx.installation import MigraphxInstallation, find_installation
 from rocserve.backends.migraphx.jobs.library import LibraryJob, LibraryResult
 from rocserve.backends.migraphx.jobs.runner import JobRunner
-from rocserve.backends.migraphx.mxr import sibling_model
-from rocserve.backends.migraphx.options import CompileOptions, ServingOptions, Target
-from rocserve.backends.migraphx.parameters import compile_options, serving_options
-from rocserve.backends.migraphx.plan import ProgramPlan, plan_programs
-from rocserve.backends.migraphx.recipe import ProgramEnvironment, ProgramRecipe
+from rocserve.backends.migraphx.model_files.mxr import sibling_model
+from rocserve.backends.migraphx.planning.environment import program_environment
+from rocserve.backends.migraphx.planning.plan import ProgramPlan, plan_programs
+from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InstanceKind
 from rocserve.tools.model_choice import ToolModel

@@ -331,6 +331,21 @@ def test_an_automatic_warm_up_takes_declared_dims(model_source: SourceMaker, cap
     assert not caplog.text
 
 
+def test_parameters_that_are_migraphx_s_are_said_to_do_nothing(
+    model_source: SourceMaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = model_source("model.onnx", square_of_four())
+    for parameters, what in (
+        ({"precision": "fp16"}, "parameter 'precision' is"),
+        ({"precision": "FP32", "fast_math": "0", "batch_sizes": "1"}, "parameters 'batch_sizes', 'fast_math' are"),
+    ):
+        caplog.clear()
+        load(replace(source, config=replace(source.config, parameters=parameters)))
+        (record,) = caplog.records
+        assert record.levelname == "WARNING"
+        assert record.message.endswith(f": {what} MIGraphX's; ONNX Runtime runs the model as it is")
+
+
 def test_strings_are_warmed_up(model_source: SourceMaker, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     load(model_source("model.onnx", identity(TensorProto.STRING, ["batch", 2]))).warm_up([])

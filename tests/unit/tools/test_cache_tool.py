@@ -15,8 +15,8 @@ from support.cached_programs import GENEROUS, a_recipe, store, stored
 from rocserve.backends.migraphx.cache.entry import ABOUT_FILENAME
 from rocserve.backends.migraphx.cache.store import ProgramCache
 from rocserve.backends.migraphx.cache.verdicts import Outcome, new_verdict
-from rocserve.backends.migraphx.options import CompileOptions, Precision, Target
-from rocserve.backends.migraphx.recipe import ProgramEnvironment
+from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
+from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
 from rocserve.cli import main
 from rocserve.core.byte_sizes import readable_size
 from rocserve.settings import EngineSettings

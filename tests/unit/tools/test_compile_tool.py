@@ -121,6 +121,9 @@ def test_faults_of_the_command_line(command: Command, folder: Path, tmp_path: Pa
     for words, error in (
         (("--batch-sizes", "1,x"), "expected whole numbers of 1 or more with commas between, got '1,x'"),
         (("--precision", "fp7"), "expected one of fp32, fp16, bf16, fp8, int8, got 'fp7'"),
+        (("--precision", "fp16,fp8"), "argument --precision: several of them need compile --compare"),
+        (("--repeats", "3"), "argument --repeats: needs --compare, without which nothing is timed"),
+        (("--warm-up", "0"), "argument --warm-up: needs --compare"),
     ):
         ran = command("compile", folder, *words)
         assert ran.status == 2

@@ -12,8 +12,8 @@ from support.gpu_tree import GpuTree
 from support.tools import Command
 
 from rocserve.backends.host import Host
+from rocserve.backends.migraphx.configuration.options import Target
 from rocserve.backends.migraphx.installation import find_installation
-from rocserve.backends.migraphx.options import Target
 from rocserve.core.errors import ServeError
 from rocserve.settings import EngineSettings
 from rocserve.tools.doctor.engines import target_fault

@@ -9,11 +9,11 @@ from pathlib import Path
 from rocserve.backends.migraphx.cache.entry import CachedProgram, ProgramAbout
 from rocserve.backends.migraphx.cache.store import ProgramCache
 from rocserve.backends.migraphx.compile_turns import CompileTurns, machine_turns
+from rocserve.backends.migraphx.configuration.options import CompileOptions, Target
 from rocserve.backends.migraphx.jobs.compile import CompileJob, CompileResult, program_title
 from rocserve.backends.migraphx.jobs.program_file import own_recipe, read_program_file
 from rocserve.backends.migraphx.jobs.runner import JobRunner
-from rocserve.backends.migraphx.options import CompileOptions, Target
-from rocserve.backends.migraphx.recipe import ProgramRecipe
+from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 
 _PROGRAM_FILENAME = "program.mxr"
 BEFOREHAND = "compile it beforehand with `rocserve compile`"

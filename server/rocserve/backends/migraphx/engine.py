@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 
 from rocserve.backends.base import LoadedModel, ModelSource
-from rocserve.backends.migraphx.compiled_model import load_compiled
-from rocserve.backends.migraphx.program_file_model import load_program_file
-from rocserve.backends.migraphx.workbench import open_workbench
+from rocserve.backends.migraphx.serving.compiled_model import load_compiled
+from rocserve.backends.migraphx.serving.program_file_model import load_program_file
+from rocserve.backends.migraphx.serving.workbench import open_workbench
 
 _LOG = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rocserve.backends.base import EngineChoice, EngineSpec, Machine
-from rocserve.backends.migraphx.parameters import check_parameters
+from rocserve.backends.migraphx.configuration.parameters import check_parameters
 from rocserve.backends.migraphx.spec import MIGRAPHX
 from rocserve.backends.parameters import read_choice
 from rocserve.core.errors import unavailable

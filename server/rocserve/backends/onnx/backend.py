@@ -13,6 +13,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as engine_errors
 from rocserve.backends.base import Batch, BatchResult, LoadedModel, ModelSource
 from rocserve.backends.onnx.external_weights import find_external_weights
 from rocserve.backends.onnx.fixed_shapes import batch_sizes_ahead, fixed_dimensions, open_inputs
+from rocserve.backends.onnx.foreign_parameters import left_alone, warning
 from rocserve.backends.onnx.migraphx_provider import pads_with_first_row
 from rocserve.backends.onnx.opener import SessionOpener, require_model, session_facts
 from rocserve.backends.onnx.providers import Provider, ProviderPlan, plan_providers
@@ -36,6 +37,9 @@ def load(model: ModelSource) -> LoadedModel:
             is to run it is not there or does not start.
     """
     plan = plan_providers(model, onnxruntime.get_available_providers())
+    foreign = left_alone(model.config, compiles_shapes=plan.compiling is not None)
+    if foreign:
+        _LOG.warning("%s", warning(model.name, foreign))
     try:
         return _load(model, plan)
     except ServeError as error:

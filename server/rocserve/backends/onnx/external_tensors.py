@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 import onnxruntime
 
-from rocserve.backends.migraphx.external_data import ExternalFiles
+from rocserve.backends.migraphx.model_files.external_data import ExternalFiles
 from rocserve.backends.onnx.external_weights import NO_WEIGHTS, ExternalWeights
 
 

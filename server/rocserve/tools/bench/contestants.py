@@ -14,14 +14,14 @@ from rocserve.backends.base import EngineChoice
 from rocserve.backends.batch_sizes import default_batch_sizes
 from rocserve.backends.migraphx.binding.datatypes import numpy_dtype
 from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
+from rocserve.backends.migraphx.configuration.options import CompileOptions, ServingOptions, Target
+from rocserve.backends.migraphx.configuration.parameters import serving_options
 from rocserve.backends.migraphx.installation import python_command
 from rocserve.backends.migraphx.jobs.probe import ProbeJob, ProbeResult
-from rocserve.backends.migraphx.mxr import check_mxr, sibling_model
-from rocserve.backends.migraphx.onnx_graph import read_onnx_graph
-from rocserve.backends.migraphx.options import CompileOptions, ServingOptions, Target
-from rocserve.backends.migraphx.parameters import serving_options
-from rocserve.backends.migraphx.plan import plan_programs
-from rocserve.backends.migraphx.recipe import ProgramEnvironment, ProgramRecipe
+from rocserve.backends.migraphx.model_files.mxr import check_mxr, sibling_model
+from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
+from rocserve.backends.migraphx.planning.plan import plan_programs
+from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe
 from rocserve.backends.onnx.engine_choice import ONNXRUNTIME as ONNXRUNTIME_ENGINE
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument

@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rocserve.backends.migraphx.accelerator import accelerator_parameters
 from rocserve.backends.migraphx.binding.datatypes import numpy_dtype
 from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
 from rocserve.backends.migraphx.cache.entry import CachedProgram
-from rocserve.backends.migraphx.calibration import read_calibration
+from rocserve.backends.migraphx.calibration.samples import read_calibration
+from rocserve.backends.migraphx.configuration.accelerator import accelerator_parameters
+from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision
+from rocserve.backends.migraphx.configuration.parameters import compile_options
 from rocserve.backends.migraphx.installation import python_command
 from rocserve.backends.migraphx.jobs.compile import program_title
-from rocserve.backends.migraphx.options import CompileOptions, Precision
-from rocserve.backends.migraphx.parameters import compile_options
-from rocserve.backends.migraphx.recipe import ProgramRecipe
+from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.tools.differences import Array, Difference, difference
 from rocserve.tools.latencies import LatencySummary, summarise

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from rocserve.backends.migraphx.jobs.compile import program_title
-from rocserve.backends.migraphx.recipe import ProgramRecipe
+from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.tools.compile.comparison import PrecisionResult, compare_precisions
 from rocserve.tools.measuring.rounds import Timing

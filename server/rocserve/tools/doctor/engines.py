@@ -9,10 +9,10 @@ from tempfile import TemporaryDirectory
 
 from rocserve.backends.gpus import visible_gpus
 from rocserve.backends.installed import is_installed
+from rocserve.backends.migraphx.configuration.options import Target
 from rocserve.backends.migraphx.installation import MigraphxInstallation, find_installation, python_command
 from rocserve.backends.migraphx.jobs.library import LibraryJob, LibraryResult
 from rocserve.backends.migraphx.jobs.runner import JobRunner
-from rocserve.backends.migraphx.options import Target
 from rocserve.backends.migraphx.spec import MIGRAPHX
 from rocserve.backends.onnx.engine_choice import ONNXRUNTIME
 from rocserve.backends.rocal import BACKEND, ROCAL_MODULE

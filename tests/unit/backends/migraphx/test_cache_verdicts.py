@@ -10,7 +10,7 @@ from support.cached_programs import cache_at, said, start
 from rocserve.backends.migraphx.binding.interface import ProgramTensor
 from rocserve.backends.migraphx.cache import verdicts as module
 from rocserve.backends.migraphx.cache.verdicts import Outcome, Verdict, Verdicts, new_verdict, verdict_key
-from rocserve.backends.migraphx.recipe import ProgramEnvironment
+from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
 
 HERE = ProgramEnvironment("2.14.0", "7.1.1", "gfx90a")
 

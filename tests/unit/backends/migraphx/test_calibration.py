@@ -12,9 +12,9 @@ import pytest
 from support.pictures import jpeg
 
 from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
-from rocserve.backends.migraphx.calibration import read_calibration
-from rocserve.backends.migraphx.options import CompileOptions, Precision, Target
-from rocserve.backends.migraphx.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
+from rocserve.backends.migraphx.calibration.samples import read_calibration
+from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
+from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
 from rocserve.core.errors import ServeError, StatusCode
 
 Array = np.ndarray[Any, Any]

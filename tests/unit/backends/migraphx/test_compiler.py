@@ -21,11 +21,11 @@ from support.migraphx import run_with_migraphx
 from support.migraphx_compiling import MLP, Bench
 
 from rocserve.backends.migraphx.compiler import ProgramCompiler
+from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.backends.migraphx.jobs.messages import FailureKind, JobError
 from rocserve.backends.migraphx.jobs.runner import JobRunner
-from rocserve.backends.migraphx.options import CompileOptions, Precision, Target
-from rocserve.backends.migraphx.recipe import ProgramRecipe
+from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.core.errors import StatusCode
 from rocserve.core.plain import to_json
 from rocserve.settings import EngineSettings
@@ -314,11 +314,11 @@ OTHER_PROCESS = """
 import logging, sys; sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from rocserve.backends.migraphx.cache.store import ProgramCache
-from rocserve.backends.migraphx.calibration_source import calibration_digest
+from rocserve.backends.migraphx.calibration.source import calibration_digest
 from rocserve.backends.migraphx.compiler import ProgramCompiler
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.backends.migraphx.jobs.runner import JobRunner
-from rocserve.backends.migraphx.recipe import ProgramRecipe
+from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.core.plain import from_json
 from rocserve.settings import EngineSettings
 runner = JobRunner(find_installation(EngineSettings()), lambda text: print(text, flush=True), logging.getLogger())

@@ -10,10 +10,10 @@ from support import migraphx_models
 from support.migraphx import run_with_migraphx
 from support.migraphx_serving import compiled
 
+from rocserve.backends.migraphx.configuration.options import Target
 from rocserve.backends.migraphx.jobs.hints import with_hint
-from rocserve.backends.migraphx.mxr import check_mxr
-from rocserve.backends.migraphx.options import Target
-from rocserve.backends.migraphx.recipe import ProgramEnvironment
+from rocserve.backends.migraphx.model_files.mxr import check_mxr
+from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
 from rocserve.core.errors import ServeError
 
 

@@ -22,9 +22,9 @@ from support.migraphx_engine import Engine, answers, batch, given, wanted
 from support.migraphx_serving import expected
 
 from rocserve.backends.migraphx.binding.interface import Binding, Program
-from rocserve.backends.migraphx.compiled_model import load_compiled
-from rocserve.backends.migraphx.programs import LoadedProgram
-from rocserve.backends.migraphx.workbench import open_workbench
+from rocserve.backends.migraphx.serving.compiled_model import load_compiled
+from rocserve.backends.migraphx.serving.programs import LoadedProgram
+from rocserve.backends.migraphx.serving.workbench import open_workbench
 from rocserve.backends.onnx.signature import session_signature
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode

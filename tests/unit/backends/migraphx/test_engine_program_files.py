@@ -14,7 +14,7 @@ from support.migraphx_engine import Engine, answers, given, wanted
 from support.migraphx_serving import compiled, expected
 
 from rocserve.backends.migraphx.installation import ROOT_VARIABLE
-from rocserve.backends.migraphx.model import MigraphxModel
+from rocserve.backends.migraphx.serving.model import MigraphxModel
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.requests import TensorSpec

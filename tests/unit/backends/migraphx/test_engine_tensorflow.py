@@ -10,7 +10,7 @@ import pytest
 from support.graphdef import GraphDef, brightened, brightening, classified, classifier
 from support.migraphx_engine import Engine, answers, given, wanted
 
-from rocserve.backends.migraphx.model import MigraphxModel
+from rocserve.backends.migraphx.serving.model import MigraphxModel
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.requests import TensorSpec

@@ -10,10 +10,10 @@ from support.cached_programs import a_recipe, cache_at, stored
 from support.gpu_tree import GpuTree
 
 from rocserve.backends.host import Host
-from rocserve.backends.migraphx.memory import ProgramMemory, check_memory, compiled_memory, planned_memory
-from rocserve.backends.migraphx.options import CompileOptions, Precision, Target
-from rocserve.backends.migraphx.plan import PlannedTensor, ProgramPlan
-from rocserve.backends.migraphx.recipe import ProgramRecipe
+from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
+from rocserve.backends.migraphx.planning.memory import ProgramMemory, check_memory, compiled_memory, planned_memory
+from rocserve.backends.migraphx.planning.plan import PlannedTensor, ProgramPlan
+from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 

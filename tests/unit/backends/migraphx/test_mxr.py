@@ -10,9 +10,9 @@ import pytest
 from support import migraphx_models
 from support.migraphx import run_with_migraphx
 
-from rocserve.backends.migraphx.mxr import MxrFile, check_mxr, read_mxr, sibling_model
-from rocserve.backends.migraphx.options import Target
-from rocserve.backends.migraphx.recipe import ProgramEnvironment
+from rocserve.backends.migraphx.configuration.options import Target
+from rocserve.backends.migraphx.model_files.mxr import MxrFile, check_mxr, read_mxr, sibling_model
+from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
 from rocserve.core.errors import ServeError, StatusCode
 
 _WRITE = """

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from rocserve.backends.migraphx.binding.interface import Array, CompileFlags, DimensionRange, ProgramTensor
-from rocserve.backends.migraphx.layout import ProgramLayout, ServedTensor
-from rocserve.backends.migraphx.programs import (
+from rocserve.backends.migraphx.serving.layout import ProgramLayout, ServedTensor
+from rocserve.backends.migraphx.serving.programs import (
     DynamicRunner,
     ExactRunner,
     LoadedProgram,

@@ -13,12 +13,12 @@ from support import graphdef
 from support.graphdef import GraphDef
 
 from rocserve.backends.base import ModelSource
-from rocserve.backends.migraphx.graph_tensor import GraphTensor
-from rocserve.backends.migraphx.options import Target
-from rocserve.backends.migraphx.parameters import compile_options, serving_options
-from rocserve.backends.migraphx.plan import ProgramPlan, plan_programs
-from rocserve.backends.migraphx.recipe import ProgramEnvironment, SourceKind
-from rocserve.backends.migraphx.tensorflow_graph import read_tensorflow_graph
+from rocserve.backends.migraphx.configuration.options import Target
+from rocserve.backends.migraphx.configuration.parameters import compile_options, serving_options
+from rocserve.backends.migraphx.model_files.graph_tensor import GraphTensor
+from rocserve.backends.migraphx.model_files.tensorflow_graph import read_tensorflow_graph
+from rocserve.backends.migraphx.planning.plan import ProgramPlan, plan_programs
+from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, SourceKind
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceKind, ModelConfig, OutputConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rocserve.backends.migraphx.binding.interface import ProgramTensor
-from rocserve.backends.migraphx.recipe import ProgramRecipe
+from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 
 PROGRAM_FILENAME = "program.mxr"
 ABOUT_FILENAME = "about.json"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocserve.backends.migraphx.binding.interface import ProgramTensor
-from rocserve.backends.migraphx.recipe import ProgramEnvironment
+from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
 from rocserve.core.plain import from_json, to_json
 
 _MOST = 1000

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rocserve.backends.migraphx.options import Precision
+from rocserve.backends.migraphx.configuration.options import Precision
 
 Array = np.ndarray[Any, Any]
 

@@ -17,9 +17,9 @@ from rocserve.backends.migraphx.binding.interface import (
     Program,
     ProgramTensor,
 )
-from rocserve.backends.migraphx.calibration import read_calibration
-from rocserve.backends.migraphx.calibration_source import calibration_digest
-from rocserve.backends.migraphx.digests import file_digest
+from rocserve.backends.migraphx.calibration.samples import read_calibration
+from rocserve.backends.migraphx.calibration.source import calibration_digest
+from rocserve.backends.migraphx.configuration.options import Precision
 from rocserve.backends.migraphx.jobs.messages import Report
 from rocserve.backends.migraphx.jobs.output import printable
 from rocserve.backends.migraphx.jobs.parsing import parse_recipe
@@ -28,8 +28,8 @@ from rocserve.backends.migraphx.jobs.probe import try_saved
 from rocserve.backends.migraphx.jobs.program_file import ProgramFile, own_recipe, read_program_file
 from rocserve.backends.migraphx.jobs.rebatching import Refusal, check_rows
 from rocserve.backends.migraphx.jobs.scratch import scratch_bytes
-from rocserve.backends.migraphx.options import Precision
-from rocserve.backends.migraphx.recipe import ProgramRecipe
+from rocserve.backends.migraphx.model_files.digests import file_digest
+from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.core.errors import unavailable
 
 Array = np.ndarray[Any, Any]

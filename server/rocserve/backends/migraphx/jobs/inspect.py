@@ -8,7 +8,7 @@ from pathlib import Path
 from rocserve.backends.migraphx.binding.interface import Binding, ProgramTensor
 from rocserve.backends.migraphx.jobs.messages import Report
 from rocserve.backends.migraphx.jobs.parsing import parse_recipe
-from rocserve.backends.migraphx.recipe import ProgramRecipe
+from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rocserve.backends.migraphx.binding.interface import Binding, MigraphxError
+from rocserve.backends.migraphx.configuration.options import Target
 from rocserve.backends.migraphx.jobs.messages import Report
-from rocserve.backends.migraphx.options import Target
 
 
 @dataclass(frozen=True, slots=True)

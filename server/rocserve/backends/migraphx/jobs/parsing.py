@@ -11,7 +11,7 @@ from rocserve.backends.migraphx.binding.interface import (
     Program,
     TensorflowOptions,
 )
-from rocserve.backends.migraphx.recipe import ProgramRecipe, SourceKind
+from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
 from rocserve.core.errors import internal, invalid_argument
 
 

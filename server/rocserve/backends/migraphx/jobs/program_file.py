@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rocserve.backends.migraphx.graph_tensor import GraphTensor
-from rocserve.backends.migraphx.onnx_graph import read_onnx_graph
-from rocserve.backends.migraphx.recipe import ProgramRecipe, SourceKind
-from rocserve.backends.migraphx.tensorflow_graph import read_tensorflow_graph
+from rocserve.backends.migraphx.model_files.graph_tensor import GraphTensor
+from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
+from rocserve.backends.migraphx.model_files.tensorflow_graph import read_tensorflow_graph
+from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from rocserve.backends.migraphx.binding.interface import Program
+from rocserve.backends.migraphx.configuration.options import Precision
 from rocserve.backends.migraphx.jobs.comparison import TOLERANCES, distance
 from rocserve.backends.migraphx.jobs.samples import Samples, largest_shape
-from rocserve.backends.migraphx.options import Precision
 from rocserve.core.errors import ServeError, invalid_argument
 
 _MOST_ROWS = 8

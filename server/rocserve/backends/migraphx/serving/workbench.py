@@ -13,13 +13,13 @@ from rocserve.backends.migraphx.binding.interface import Binding, MigraphxError,
 from rocserve.backends.migraphx.cache.opening import open_cache
 from rocserve.backends.migraphx.cache.store import ProgramCache
 from rocserve.backends.migraphx.compiler import ProgramCompiler
-from rocserve.backends.migraphx.environment import program_environment
+from rocserve.backends.migraphx.configuration.options import CompileOptions, ServingOptions, Target
+from rocserve.backends.migraphx.configuration.parameters import compile_options, serving_options
 from rocserve.backends.migraphx.installation import MigraphxInstallation, find_installation
 from rocserve.backends.migraphx.jobs.hints import with_hint
 from rocserve.backends.migraphx.jobs.runner import JobRunner
-from rocserve.backends.migraphx.options import CompileOptions, ServingOptions, Target
-from rocserve.backends.migraphx.parameters import compile_options, serving_options
-from rocserve.backends.migraphx.recipe import ProgramEnvironment
+from rocserve.backends.migraphx.planning.environment import program_environment
+from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
 from rocserve.core.errors import unavailable
 
 

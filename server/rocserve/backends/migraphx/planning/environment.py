@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rocserve.backends.host import Host
-from rocserve.backends.migraphx.options import Target
-from rocserve.backends.migraphx.recipe import ProgramEnvironment
+from rocserve.backends.migraphx.configuration.options import Target
+from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
 from rocserve.core.errors import unavailable
 
 _PREFIX = "MIGRAPHX_"

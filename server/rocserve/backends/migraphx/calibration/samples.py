@@ -23,10 +23,10 @@ import numpy as np
 
 from rocserve.backends.migraphx.binding.datatypes import numpy_dtype
 from rocserve.backends.migraphx.binding.interface import ProgramTensor
-from rocserve.backends.migraphx.calibration_images import is_image, prepare_images
-from rocserve.backends.migraphx.calibration_source import calibration_data, calibration_pipeline
-from rocserve.backends.migraphx.contained_paths import path_within
-from rocserve.backends.migraphx.recipe import ProgramRecipe, SourceKind
+from rocserve.backends.migraphx.calibration.images import is_image, prepare_images
+from rocserve.backends.migraphx.calibration.source import calibration_data, calibration_pipeline
+from rocserve.backends.migraphx.model_files.contained_paths import path_within
+from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
 from rocserve.core.errors import ServeError, invalid_argument
 
 Array = np.ndarray[Any, Any]

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rocserve.backends.migraphx.graph_tensor import Dims, GraphTensor
-from rocserve.backends.migraphx.wire_format import WireError, fields
+from rocserve.backends.migraphx.model_files.graph_tensor import Dims, GraphTensor
+from rocserve.backends.migraphx.model_files.wire_format import WireError, fields
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from rocserve.backends.base import Batch, BatchResult
-from rocserve.backends.migraphx.background import BackgroundSizes
 from rocserve.backends.migraphx.binding.interface import MigraphxError
-from rocserve.backends.migraphx.programs import ProgramRunner
+from rocserve.backends.migraphx.serving.background import BackgroundSizes
+from rocserve.backends.migraphx.serving.programs import ProgramRunner
 from rocserve.core.errors import internal
 from rocserve.core.requests import Signature
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import onnx
 
-from rocserve.backends.migraphx.external_data import ExternalFiles, as_text
-from rocserve.backends.migraphx.graph_tensor import GraphTensor
+from rocserve.backends.migraphx.model_files.external_data import ExternalFiles, as_text
+from rocserve.backends.migraphx.model_files.graph_tensor import GraphTensor
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 

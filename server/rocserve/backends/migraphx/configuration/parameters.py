@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping
 from pathlib import PurePosixPath
 
 from rocserve.backends.batch_sizes import default_batch_sizes, parse_batch_sizes
-from rocserve.backends.migraphx.accelerator import MAX_DYNAMIC_BATCH, PARAMETERS, accelerator_parameters
-from rocserve.backends.migraphx.input_shapes import parse_input_shapes
-from rocserve.backends.migraphx.options import CompileOptions, Precision, ServingOptions, Target
+from rocserve.backends.migraphx.configuration.accelerator import MAX_DYNAMIC_BATCH, PARAMETERS, accelerator_parameters
+from rocserve.backends.migraphx.configuration.input_shapes import parse_input_shapes
+from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, ServingOptions, Target
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import InstanceKind, ModelConfig
 

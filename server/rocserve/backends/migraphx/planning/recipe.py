@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from rocserve.backends.migraphx.options import CompileOptions
+from rocserve.backends.migraphx.configuration.options import CompileOptions
 from rocserve.core.plain import to_json
 
 _PROCEDURE = 1

@@ -13,7 +13,7 @@ import numpy as np
 
 from rocserve.backends.batch_sizes import Piece, pieces
 from rocserve.backends.migraphx.binding.interface import Program
-from rocserve.backends.migraphx.layout import ProgramLayout, ServedTensor
+from rocserve.backends.migraphx.serving.layout import ProgramLayout, ServedTensor
 from rocserve.core.errors import ServeError, invalid_argument
 
 Array = np.ndarray[Any, Any]

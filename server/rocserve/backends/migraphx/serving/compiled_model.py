@@ -11,16 +11,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rocserve.backends.migraphx.background import BackgroundSizes
 from rocserve.backends.migraphx.binding.interface import MigraphxError, Program
-from rocserve.backends.migraphx.layout import ProgramLayout, ServedTensor, program_layout
-from rocserve.backends.migraphx.memory import check_memory, compiled_memory, planned_memory
-from rocserve.backends.migraphx.model import MigraphxModel
-from rocserve.backends.migraphx.plan import PlannedTensor, ProgramPlan, plan_programs
-from rocserve.backends.migraphx.programs import DynamicRunner, ExactRunner, LoadedProgram, ProgramRunner, SizedRunner
-from rocserve.backends.migraphx.properties import engine_properties
-from rocserve.backends.migraphx.recipe import ProgramRecipe
-from rocserve.backends.migraphx.workbench import Workbench
+from rocserve.backends.migraphx.planning.memory import check_memory, compiled_memory, planned_memory
+from rocserve.backends.migraphx.planning.plan import PlannedTensor, ProgramPlan, plan_programs
+from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
+from rocserve.backends.migraphx.serving.background import BackgroundSizes
+from rocserve.backends.migraphx.serving.layout import ProgramLayout, ServedTensor, program_layout
+from rocserve.backends.migraphx.serving.model import MigraphxModel
+from rocserve.backends.migraphx.serving.programs import (
+    DynamicRunner,
+    ExactRunner,
+    LoadedProgram,
+    ProgramRunner,
+    SizedRunner,
+)
+from rocserve.backends.migraphx.serving.properties import engine_properties
+from rocserve.backends.migraphx.serving.workbench import Workbench
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature, TensorSpec
 

@@ -15,9 +15,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocserve.backends.migraphx.msgpack_header import read_entries
-from rocserve.backends.migraphx.options import Target
-from rocserve.backends.migraphx.recipe import ProgramEnvironment
+from rocserve.backends.migraphx.configuration.options import Target
+from rocserve.backends.migraphx.model_files.msgpack_header import read_entries
+from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
 from rocserve.core.errors import ServeError, invalid_argument
 
 _HEADER_BYTES = 1 << 16

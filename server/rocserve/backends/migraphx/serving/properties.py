@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rocserve.backends.migraphx.workbench import Workbench
+from rocserve.backends.migraphx.serving.workbench import Workbench
 
 
 def engine_properties(bench: Workbench, batch_sizes: str, note: str = "") -> Mapping[str, str]:

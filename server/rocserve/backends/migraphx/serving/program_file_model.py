@@ -12,19 +12,25 @@ from pathlib import Path
 
 from rocserve.backends.migraphx.binding.interface import Program
 from rocserve.backends.migraphx.cache.verdicts import Outcome, new_verdict, verdict_key
-from rocserve.backends.migraphx.compiled_model import load_compiled
-from rocserve.backends.migraphx.digests import file_digest
 from rocserve.backends.migraphx.jobs.messages import FailureKind, JobError
 from rocserve.backends.migraphx.jobs.probe import ProbeJob, ProbeResult
-from rocserve.backends.migraphx.layout import ProgramLayout, batch_range, program_layout
-from rocserve.backends.migraphx.memory import ProgramMemory, check_memory
-from rocserve.backends.migraphx.model import MigraphxModel
-from rocserve.backends.migraphx.mxr import check_mxr, sibling_model
-from rocserve.backends.migraphx.onnx_graph import OnnxGraph, read_onnx_graph
-from rocserve.backends.migraphx.programs import DynamicRunner, ExactRunner, LoadedProgram, ProgramRunner, SizedRunner
-from rocserve.backends.migraphx.properties import engine_properties
-from rocserve.backends.migraphx.recipe import ProgramRecipe, ProgramSource, SourceKind
-from rocserve.backends.migraphx.workbench import Workbench
+from rocserve.backends.migraphx.model_files.digests import file_digest
+from rocserve.backends.migraphx.model_files.mxr import check_mxr, sibling_model
+from rocserve.backends.migraphx.model_files.onnx_graph import OnnxGraph, read_onnx_graph
+from rocserve.backends.migraphx.planning.memory import ProgramMemory, check_memory
+from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, ProgramSource, SourceKind
+from rocserve.backends.migraphx.serving.compiled_model import load_compiled
+from rocserve.backends.migraphx.serving.layout import ProgramLayout, batch_range, program_layout
+from rocserve.backends.migraphx.serving.model import MigraphxModel
+from rocserve.backends.migraphx.serving.programs import (
+    DynamicRunner,
+    ExactRunner,
+    LoadedProgram,
+    ProgramRunner,
+    SizedRunner,
+)
+from rocserve.backends.migraphx.serving.properties import engine_properties
+from rocserve.backends.migraphx.serving.workbench import Workbench
 from rocserve.core.errors import ServeError, invalid_argument
 
 

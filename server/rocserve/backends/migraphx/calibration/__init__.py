@@ -1,0 +1,1 @@
+"""The samples that int8 and fp8 are calibrated with."""

@@ -1,0 +1,1 @@
+"""Which programs a model needs, and all that each depends on."""
