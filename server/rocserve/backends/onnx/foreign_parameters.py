@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rocserve.backends.migraphx.accelerator import PARAMETERS
+from rocserve.backends.migraphx.configuration.accelerator import PARAMETERS
 from rocserve.core.model_config import ModelConfig
 
 _OF_COMPILED_SHAPES = frozenset({"batch", "batch_sizes", "pad_batch"})
