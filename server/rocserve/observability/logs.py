@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
+from rocserve.core.printable import printable
 from rocserve.settings import LogSettings
 
 ROOT = "rocserve"
@@ -25,7 +26,7 @@ class _LineFormatter(logging.Formatter):
         else:
             micros = int(record.created % 1 * 1e6)
             head = f"{level}{time.strftime('%m%d %H:%M:%S', moment)}.{micros:06d}"
-        text = record.getMessage()
+        text = printable(record.getMessage())
         if record.exc_info:
             text = f"{text}\n{self.formatException(record.exc_info)}"
         return f"{head} {record.process} {record.name.removeprefix(ROOT + '.')}] {text}"

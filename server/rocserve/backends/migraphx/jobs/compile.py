@@ -21,7 +21,6 @@ from rocserve.backends.migraphx.calibration.samples import read_calibration
 from rocserve.backends.migraphx.calibration.source import calibration_digest
 from rocserve.backends.migraphx.configuration.options import Precision
 from rocserve.backends.migraphx.jobs.messages import Report
-from rocserve.backends.migraphx.jobs.output import printable
 from rocserve.backends.migraphx.jobs.parsing import parse_recipe
 from rocserve.backends.migraphx.jobs.peak import peak_bytes
 from rocserve.backends.migraphx.jobs.probe import try_saved
@@ -31,6 +30,7 @@ from rocserve.backends.migraphx.jobs.scratch import scratch_bytes
 from rocserve.backends.migraphx.model_files.digests import file_digest
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.core.errors import unavailable
+from rocserve.core.printable import printable
 
 Array = np.ndarray[Any, Any]
 

@@ -10,6 +10,8 @@ import os
 from collections import deque
 from collections.abc import Sequence
 
+from rocserve.core.printable import printable
+
 _READ_BYTES = 256 * 1024
 _MOST_KEPT_BYTES = 16 << 20
 """The file is emptied beyond this; MIGraphX's traces may run to gigabytes."""
@@ -59,17 +61,6 @@ class JobOutput:
         os.close(self.descriptor)
 
 
-def printable(text: str) -> str:
-    """Text that cannot move a terminal's cursor or fake a line of the log: damaged files get into MIGraphX's words."""
-    return text if text.isprintable() else "".join(map(_visible, text))
-
-
 def _readable(line: bytes) -> str:
     text = printable(line[:_LONGEST_LINE].decode("utf-8", "backslashreplace").rstrip())
     return text if len(line) <= _LONGEST_LINE else f"{text} ... (cut)"
-
-
-def _visible(character: str) -> str:
-    if character == "\t" or character.isprintable():
-        return character
-    return character.encode("unicode_escape").decode("ascii")

@@ -19,11 +19,11 @@ from rocserve.backends.migraphx.installation import MigraphxInstallation, python
 from rocserve.backends.migraphx.jobs.ends import describe_end
 from rocserve.backends.migraphx.jobs.hints import with_hint
 from rocserve.backends.migraphx.jobs.messages import FailureKind, Job, JobError, JobFailure, JobOrder
-from rocserve.backends.migraphx.jobs.output import printable
 from rocserve.backends.migraphx.jobs.process import JobProcess
 from rocserve.backends.migraphx.jobs.watch import JobWatch
 from rocserve.core.errors import StatusCode
 from rocserve.core.plain import from_json, to_json
+from rocserve.core.printable import printable
 
 Result = TypeVar("Result")
 
