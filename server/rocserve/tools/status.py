@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rocserve.tools.printing import show_folded
+from rocserve.tools.status_engines import StatusEngines
 from rocserve.tools.status_rows import StatusRow, StatusRows
 from rocserve_client import Client, RocserveError
 
@@ -27,7 +28,9 @@ _LEAST_REASON = 40
 _GAP = 3
 """Columns between two of the table's."""
 
+_ENGINE = "engine"
 _FIGURES: dict[str, Callable[[StatusRow], str | Text]] = {
+    _ENGINE: lambda row: Text(row.engine or "-"),
     "ok": lambda row: _count(row.succeeded),
     "failed": lambda row: Text(_count(row.failed), style="red" if row.failed else ""),
     "req/s": lambda row: _figure(row.rate, 1),
@@ -36,7 +39,7 @@ _FIGURES: dict[str, Callable[[StatusRow], str | Text]] = {
     "queue ms": lambda row: _figure(row.queue_ms, 3),
     "compute ms": lambda row: _figure(row.compute_ms, 3),
 }
-_DISPENSABLE = ("queue ms", "compute ms", "batch", "total ms", "req/s")
+_DISPENSABLE = ("queue ms", "compute ms", "batch", _ENGINE, "total ms", "req/s")
 """What a narrow terminal goes without, in this order."""
 
 _STATE_STYLES = {"READY": "green", "LOADING": "yellow", "UNLOADING": "yellow", "UNAVAILABLE": "red"}
@@ -73,6 +76,7 @@ class _Watch:
         self._url = url
         self._console = console
         self._rows = StatusRows()
+        self._engines = StatusEngines(self._properties)
 
     def look(self) -> RenderableType:
         """The table of this moment.
@@ -84,9 +88,12 @@ class _Watch:
         ready = self._client.server_ready(timeout=_CALL_TIMEOUT_S)
         index = self._client.repository_index(timeout=_CALL_TIMEOUT_S)
         statistics = self._client.statistics(timeout=_CALL_TIMEOUT_S)
-        rows = self._rows.look(index, statistics, time.monotonic())
+        rows = self._rows.look(index, statistics, time.monotonic(), self._engines.look(index))
         state = "ready" if ready else "not ready"
         return status_table(self._console, f"{server.name} {server.version} at {self._url}: {state}", rows)
+
+    def _properties(self, model: str, version: str) -> Mapping[str, str]:
+        return self._client.model_metadata(model, version, timeout=_CALL_TIMEOUT_S).properties
 
 
 def _follow(watch: _Watch, first: RenderableType, url: str, interval: float, console: Console) -> None:
@@ -107,12 +114,12 @@ def _follow(watch: _Watch, first: RenderableType, url: str, interval: float, con
 
 def status_table(console: Console, title: str, rows: Sequence[StatusRow]) -> RenderableType:
     """The rows as people read them, as wide as the console: times in milliseconds, "-" for what is not known yet."""
-    figures = list(_FIGURES)
+    figures = [name for name in _FIGURES if name != _ENGINE or any(row.engine for row in rows)]
     table = _table(title, rows, figures)
     longest = max((len(row.reason) for row in rows), default=0)
     if _width(table, console) + _GAP + max(len("reason"), min(longest, _LEAST_REASON)) <= console.width:
         return _table(title, rows, figures, with_reasons=True)
-    for name in _DISPENSABLE:
+    for name in filter(figures.__contains__, _DISPENSABLE):
         if _width(table, console) <= console.width:
             break
         figures.remove(name)
@@ -125,7 +132,7 @@ def _table(title: str, rows: Sequence[StatusRow], figures: Collection[str], *, w
     for name in ("model", "version", "state"):
         table.add_column(name, no_wrap=True)
     for name in figures:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="left" if name == _ENGINE else "right", no_wrap=True)
     if with_reasons:
         table.add_column("reason", overflow="fold")
     for row in rows:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rocserve_client import IndexEntry, ModelStatistics
 
 Key = tuple[str, str]
 """A model's name and version."""
+
+_NOT_KNOWN: Mapping[Key, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,8 @@ class StatusRow:
     version: str
     state: str
     reason: str
+    engine: str = ""
+    """What runs it, in a few words; "" where that is not known."""
     succeeded: int | None = None
     failed: int | None = None
     mean_batch: float | None = None
@@ -40,25 +44,35 @@ class StatusRows:
         self._counts: dict[Key, int] = {}
         self._looked_at: float | None = None
 
-    def look(self, index: Iterable[IndexEntry], statistics: Iterable[ModelStatistics], now: float) -> list[StatusRow]:
+    def look(
+        self,
+        index: Iterable[IndexEntry],
+        statistics: Iterable[ModelStatistics],
+        now: float,
+        engines: Mapping[Key, str] = _NOT_KNOWN,
+    ) -> list[StatusRow]:
         """The rows in the order of names and versions; `now` is time.monotonic() seconds."""
         by_key = {(stats.name, stats.version): stats for stats in statistics}
         entries = sorted(index, key=lambda entry: (entry.name, len(entry.version), entry.version))
         elapsed = None if self._looked_at is None else now - self._looked_at
-        rows = [self._row(entry, by_key.get((entry.name, entry.version)), elapsed) for entry in entries]
+        rows = []
+        for entry in entries:
+            key = (entry.name, entry.version)
+            rows.append(self._row(entry, engines.get(key, ""), by_key.get(key), elapsed))
         self._counts = {key: stats.success.count + stats.fail.count for key, stats in by_key.items()}
         self._looked_at = now
         return rows
 
-    def _row(self, entry: IndexEntry, stats: ModelStatistics | None, elapsed: float | None) -> StatusRow:
+    def _row(self, entry: IndexEntry, engine: str, stats: ModelStatistics | None, elapsed: float | None) -> StatusRow:
         if stats is None:
-            return StatusRow(entry.name, entry.version, entry.state, entry.reason)
+            return StatusRow(entry.name, entry.version, entry.state, entry.reason, engine)
         compute_ns = stats.compute_input.ns + stats.compute_infer.ns + stats.compute_output.ns
         return StatusRow(
             model=entry.name,
             version=entry.version,
             state=entry.state,
             reason=entry.reason,
+            engine=engine,
             succeeded=stats.success.count,
             failed=stats.fail.count,
             mean_batch=_mean(stats.inference_count, stats.execution_count),

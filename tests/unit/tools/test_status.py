@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,8 +12,10 @@ from rich.console import Console
 
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.tools import status
-from rocserve.tools.status_rows import StatusRows
-from rocserve_client import Duration, IndexEntry, ModelStatistics
+from rocserve.tools.status import status_table
+from rocserve.tools.status_engines import StatusEngines
+from rocserve.tools.status_rows import StatusRow, StatusRows
+from rocserve_client import Duration, IndexEntry, ModelStatistics, RocserveError
 
 NONE = Duration()
 
@@ -69,6 +71,33 @@ def test_a_version_that_never_ran_has_no_means() -> None:
     assert (row.succeeded, row.mean_batch, row.queue_ms, row.compute_ms) == (0, None, None, None)
 
 
+def test_an_engine_is_asked_for_once_and_again_when_the_version_has_been_away() -> None:
+    asked: list[tuple[str, str]] = []
+    facts = {
+        "m": {"engine": "migraphx", "target": "ref", "precision": "fp16", "devices": "cpu"},
+        "o": {"engine": "onnxruntime"},
+        "e": {},
+    }
+
+    def properties(model: str, version: str) -> Mapping[str, str]:
+        asked.append((model, version))
+        if model not in facts:
+            raise RocserveError("it has gone")
+        return facts[model]
+
+    engines = StatusEngines(properties)
+    index = [IndexEntry(name, "1", "READY", "") for name in facts]
+    loading = IndexEntry("l", "1", "LOADING", "")
+    shown = {("m", "1"): "migraphx ref fp16", ("o", "1"): "onnxruntime", ("e", "1"): ""}
+    for _ in range(2):
+        assert engines.look([*index, loading]) == shown
+    assert asked == [("m", "1"), ("o", "1"), ("e", "1")]
+    assert ("m", "1") not in engines.look([IndexEntry("m", "1", "UNLOADING", ""), *index[1:]])
+    assert engines.look(index) == shown
+    assert asked[3:] == [("m", "1")]
+    assert engines.look([*index, IndexEntry("gone", "1", "READY", "")]) == shown
+
+
 class _Handler(grpc.GenericRpcHandler):
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         method = details.method.rpartition("/")[2]
@@ -86,7 +115,9 @@ def answers() -> dict[str, Any]:
     counters = pb.ModelStatisticsResponse()
     row = counters.model_stats.add(name="digits[bold]", version="1", inference_count=32, execution_count=4)
     row.inference_stats.success.count, row.inference_stats.fail.count = 1234, 7
+    metadata = pb.ModelMetadataResponse(name="digits[bold]", properties={"engine": "onnxruntime"})
     return {
+        "ModelMetadata": metadata,
         "ServerMetadata": pb.ServerMetadataResponse(name="rocserve", version="9.9"),
         "ServerReady": pb.ServerReadyResponse(ready=True),
         "RepositoryIndex": index,
@@ -110,7 +141,7 @@ def test_printed_once_and_plain_into_a_pipe(address: str) -> None:
     assert "\x1b" not in output.getvalue()
     assert lines[0].strip() == f"rocserve 9.9 at {address}: ready"
     (served,) = [line.split() for line in lines if "digits[bold]" in line]
-    assert served[:7] == ["digits[bold]", "1", "READY", "1234", "7", "-", "8.00"]
+    assert served[:8] == ["digits[bold]", "1", "READY", "onnxruntime", "1234", "7", "-", "8.00"]
     (failed,) = [line for line in lines if "broken" in line]
     assert "UNAVAILABLE" in failed
     assert ("a long reason " * 20).strip() in failed
@@ -119,8 +150,9 @@ def test_printed_once_and_plain_into_a_pipe(address: str) -> None:
 @pytest.mark.parametrize(
     ("width", "figures", "beside"),
     [
-        (200, ["ok", "failed", "req/s", "batch", "total", "ms", "queue", "ms", "compute", "ms"], True),
-        (112, ["ok", "failed", "req/s", "batch", "total", "ms", "queue", "ms", "compute", "ms"], False),
+        (200, ["engine", "ok", "failed", "req/s", "batch", "total", "ms", "queue", "ms", "compute", "ms"], True),
+        (126, ["engine", "ok", "failed", "req/s", "batch", "total", "ms", "queue", "ms", "compute", "ms"], False),
+        (92, ["engine", "ok", "failed", "req/s", "total", "ms"], False),
         (80, ["ok", "failed", "req/s", "total", "ms"], False),
         (64, ["ok", "failed", "req/s"], False),
         (20, ["ok", "failed"], False),
@@ -141,6 +173,17 @@ def test_a_narrow_terminal_loses_figures_rather_than_reasons(
         assert all(len(line) <= width for line in text.splitlines()[2:])
     below = "broken 2: a long reason a long reason"
     assert (below in " ".join(text.split())) is not beside
+
+
+@pytest.mark.parametrize(("width", "shown"), [(200, True), (112, True), (70, False)])
+def test_engines_are_shown_where_there_is_room(width: int, shown: bool) -> None:
+    row = StatusRow("digits", "1", "READY", "", "migraphx gpu fp16", succeeded=1, failed=0)
+    console = Console(file=io.StringIO(), width=width)
+    with console.capture() as captured:
+        console.print(status_table(console, "title", [row, StatusRow("off", "", "", "")]))
+    lines = captured.get().splitlines()
+    assert ("engine" in captured.get(), "migraphx gpu fp16" in captured.get()) == (shown, shown)
+    assert all(len(line) <= width for line in lines)
 
 
 def test_followed_on_a_terminal_until_interrupted(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
