@@ -51,6 +51,8 @@ class StandardErrorCapture:
     def _exchange(self) -> None:
         if self._file < 0:
             self._file = os.memfd_create("migraphx-messages")
+            # Without it two threads that write at once may write to the same place.
+            fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_APPEND)
         try:
             self._kept = os.dup(STANDARD_ERROR)
         except OSError:
@@ -63,7 +65,6 @@ class StandardErrorCapture:
         self._kept = -1
         if written:
             os.ftruncate(self._file, 0)
-            os.lseek(self._file, 0, os.SEEK_SET)
 
     def _text(self, start: int, size: int) -> str:
         readable = STANDARD_ERROR if self._kept < 0 else self._file
