@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from rocserve.core.printable import printable
 from rocserve_client import IndexEntry, ModelStatistics
 
 Key = tuple[str, str]
@@ -65,13 +66,13 @@ class StatusRows:
 
     def _row(self, entry: IndexEntry, engine: str, stats: ModelStatistics | None, elapsed: float | None) -> StatusRow:
         if stats is None:
-            return StatusRow(entry.name, entry.version, entry.state, entry.reason, engine)
+            return StatusRow(entry.name, entry.version, entry.state, printable(entry.reason), engine)
         compute_ns = stats.compute_input.ns + stats.compute_infer.ns + stats.compute_output.ns
         return StatusRow(
             model=entry.name,
             version=entry.version,
             state=entry.state,
-            reason=entry.reason,
+            reason=printable(entry.reason),
             engine=engine,
             succeeded=stats.success.count,
             failed=stats.fail.count,

@@ -71,6 +71,11 @@ def test_a_version_that_never_ran_has_no_means() -> None:
     assert (row.succeeded, row.mean_batch, row.queue_ms, row.compute_ms) == (0, None, None, None)
 
 
+def test_a_reason_cannot_play_with_the_terminal() -> None:
+    (row,) = StatusRows().look([IndexEntry("m", "1", "UNAVAILABLE", "tensor 'x\x1b[2J\n'")], [], now=0.0)
+    assert row.reason == "tensor 'x\\x1b[2J\\n'"
+
+
 def test_an_engine_is_asked_for_once_and_again_when_the_version_has_been_away() -> None:
     asked: list[tuple[str, str]] = []
     facts = {
