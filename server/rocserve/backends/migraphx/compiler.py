@@ -10,7 +10,7 @@ from rocserve.backends.migraphx.cache.entry import CachedProgram, ProgramAbout
 from rocserve.backends.migraphx.cache.store import ProgramCache
 from rocserve.backends.migraphx.compile_turns import CompileTurns, machine_turns
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Target
-from rocserve.backends.migraphx.jobs.compile import CompileJob, CompileResult, program_title
+from rocserve.backends.migraphx.jobs.compile import CompileJob, CompileResult
 from rocserve.backends.migraphx.jobs.program_file import own_recipe, read_program_file
 from rocserve.backends.migraphx.jobs.runner import JobRunner
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
@@ -74,7 +74,7 @@ class ProgramCompiler:
                 return self._compile(recipe, timeout_seconds, low_priority, report)
 
     def _waiting(self, recipe: ProgramRecipe, what: str, report: Callable[[str], None]) -> Callable[[], None]:
-        title = f"{program_title(recipe)} of model '{self._model_name}'"
+        title = f"{recipe.title} of model '{self._model_name}'"
         told = False
 
         def wait() -> None:

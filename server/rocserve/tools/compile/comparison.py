@@ -17,7 +17,6 @@ from rocserve.backends.migraphx.configuration.accelerator import accelerator_par
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision
 from rocserve.backends.migraphx.configuration.parameters import compile_options
 from rocserve.backends.migraphx.installation import python_command
-from rocserve.backends.migraphx.jobs.compile import program_title
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.tools.differences import Array, Difference, difference
@@ -122,7 +121,7 @@ class _Comparer:
         latencies = time_in_turns(processes, orders, self._timing)
         names = dict.fromkeys((*self._candidates, *self._failures))
         results = tuple(self._result(name, outputs, latencies) for name in names)
-        return Comparison(program_title(reference.recipe), reference.bench.place, data, results)
+        return Comparison(reference.recipe.title, reference.bench.place, data, results)
 
     def _compiled(self, precision: str) -> _Candidate:
         library = next((candidate.bench.library for candidate in self._candidates.values()), None)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rocserve.backends.migraphx.jobs.compile import program_title
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.tools.compile.comparison import PrecisionResult, compare_precisions
@@ -53,7 +52,7 @@ def compile_model(model: ToolModel, output: str, out: Console, log: logging.Logg
             progress.done()
     show(out, table(f"{model.source.name} on MIGraphX {bench.library.version}, {bench.place}", _COLUMNS, rows, left=3))
     for recipe in recipes if output else ():
-        say(out, f"{program_title(recipe)}: {output_path(output, recipe)}")
+        say(out, f"{recipe.title}: {output_path(output, recipe)}")
     say(out, f"cache: {' and '.join(dict.fromkeys(folders))}")
 
 
@@ -88,7 +87,7 @@ def _comparison_rows(result: PrecisionResult) -> Iterator[Sequence[str]]:
 def program_row(recipe: ProgramRecipe, compiled: Compiled) -> Sequence[str]:
     about = compiled.program.about
     return (
-        program_title(recipe),
+        recipe.title,
         recipe.options.precision.value,
         "cache" if compiled.from_cache else "compiled",
         f"{about.compile_seconds:.2f}",

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
-from rocserve.backends.migraphx.jobs.compile import program_title
 from rocserve.backends.migraphx.jobs.inspect import InspectJob, InspectResult
 from rocserve.backends.migraphx.model_files.mxr import MxrFile, check_mxr, read_mxr
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
@@ -97,7 +96,7 @@ def inspect_model(model: ToolModel, log: logging.Logger) -> Inspection:
 
 
 def _inspect_recipe(bench: Workbench, recipe: ProgramRecipe, output_names: Sequence[str]) -> ProgramFacts:
-    title = program_title(recipe)
+    title = recipe.title
     name = f"{title} of model '{bench.model.source.name}'"
     read = _inspected(bench, InspectJob(name, recipe=recipe))
     program = bench.program(recipe).program

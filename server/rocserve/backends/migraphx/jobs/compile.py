@@ -50,7 +50,7 @@ class CompileJob:
 
     @property
     def title(self) -> str:
-        return f"compiling {program_title(self.recipe)} of model '{self.model_name}'"
+        return f"compiling {self.recipe.title} of model '{self.model_name}'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,6 @@ class CompileResult:
     """The memory on the GPU that the program works in; None where that is not known."""
     messages: tuple[str, ...]
     """What MIGraphX wrote meanwhile; cut where that is much."""
-
-
-def program_title(recipe: ProgramRecipe) -> str:
-    """What tells it from the model's other programs."""
-    if recipe.largest_batch:
-        return f"batch sizes 1 to {recipe.largest_batch}"
-    return f"batch size {recipe.batch_size}" if recipe.batch_size else "the program"
 
 
 def perform(job: CompileJob, binding: Binding, report: Report) -> CompileResult:
