@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
+from rocserve.backends.migraphx.binding.program_text import ELEMENT_BYTES
 from rocserve.backends.migraphx.jobs.inspect import InspectJob, InspectResult
 from rocserve.backends.migraphx.model_files.mxr import MxrFile, check_mxr, read_mxr
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
-from rocserve.backends.migraphx.program_text import ELEMENT_BYTES
 from rocserve.core.errors import ServeError
 from rocserve.core.plain import to_json
 from rocserve.tools.inspect.summary import ProgramSummary, plain_counts, summarise_program

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rocserve.backends.migraphx.program_text import (
+from rocserve.backends.migraphx.binding.program_text import (
     PrintedInstruction,
+    allocated_bytes,
     fused_operators,
     instructions_of,
     plain_operator,
@@ -17,7 +18,6 @@ from rocserve.backends.migraphx.program_text import (
 _COPIED_LITERAL = "hip::hip_copy_literal"
 """A constant, brought to the GPU once."""
 _TO_GPU, _FROM_GPU = "hip::copy_to_gpu", "hip::copy_from_gpu"
-_ALLOCATION = "allocate_memory"
 _HOUSEKEEPING = ("check_context", "load", "hip::hip_allocate_memory", "hip::allocate_memory", _COPIED_LITERAL)
 """Of a compiled program: what computes nothing."""
 
@@ -72,7 +72,7 @@ def summarise_program(text: str, known_operators: frozenset[str] = frozenset()) 
         instructions=len(computing),
         kernels=_kernels(computing, known_operators),
         constant_bytes=sum(one.bytes for one in instructions if one.operator in ("@literal", _COPIED_LITERAL)),
-        scratch_bytes=sum(one.bytes for one in instructions if one.operator.endswith(_ALLOCATION)),
+        scratch_bytes=allocated_bytes(instructions),
         result_bytes=sum(one.bytes for one in computing),
         to_gpu=_copies(instructions, _TO_GPU),
         from_gpu=_copies(instructions, _FROM_GPU),

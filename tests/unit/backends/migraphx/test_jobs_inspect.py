@@ -10,6 +10,7 @@ import pytest
 from support.migraphx_models import mlp, two_in_two_out
 
 from rocserve.backends.base import ModelSource
+from rocserve.backends.migraphx.binding.program_text import instructions_of, read_program_text
 from rocserve.backends.migraphx.configuration.options import CompileOptions, ServingOptions, Target
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.backends.migraphx.jobs.inspect import InspectJob, InspectResult
@@ -18,7 +19,6 @@ from rocserve.backends.migraphx.jobs.messages import JobError
 from rocserve.backends.migraphx.jobs.runner import JobRunner
 from rocserve.backends.migraphx.planning.plan import plan_programs
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe
-from rocserve.backends.migraphx.program_text import instructions_of, read_program_text
 from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.settings import EngineSettings
 

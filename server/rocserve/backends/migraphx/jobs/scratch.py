@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from rocserve.backends.migraphx.binding.interface import Program
-from rocserve.backends.migraphx.program_text import instructions_of, read_program_text
-
-_ALLOCATION = "allocate_memory"
+from rocserve.backends.migraphx.binding.program_text import allocated_bytes, instructions_of, read_program_text
 
 
 def scratch_bytes(program: Program) -> int | None:
     """What a compiled program allocates once; None where it says nothing of that, as on other targets."""
-    sizes = [
-        instruction.bytes
-        for instruction in instructions_of(read_program_text(program.text()))
-        if instruction.operator.endswith(_ALLOCATION)
-    ]
-    return sum(sizes) if sizes else None
+    return allocated_bytes(instructions_of(read_program_text(program.text()))) or None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 _MODULE = re.compile(r'^module: "(?P<name>.*)"$')
@@ -26,6 +26,7 @@ ELEMENT_BYTES = {
 }  # fmt: skip
 """By MIGraphX's names of datatypes; two fp4 elements share a byte, which is counted as one."""
 
+_ALLOCATION = "allocate_memory"
 _PLUMBING = frozenset({"@param", "@literal", "@return", "@outline"})
 _MODULE_PREFIXES = ("ref::", "cpu::", "dnnl::", "gpu::", "hip::")
 
@@ -83,6 +84,11 @@ def read_program_text(text: str) -> tuple[PrintedModule, ...]:
 def instructions_of(modules: Sequence[PrintedModule]) -> Iterator[PrintedInstruction]:
     for module in modules:
         yield from module.instructions
+
+
+def allocated_bytes(instructions: Iterable[PrintedInstruction]) -> int:
+    """What a compiled program for a GPU allocates once, to work in; 0 where the target allocates as it runs."""
+    return sum(one.bytes for one in instructions if one.operator.endswith(_ALLOCATION))
 
 
 def plain_operator(operator: str) -> str:
