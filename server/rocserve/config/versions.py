@@ -37,13 +37,6 @@ def select_versions(policy: VersionPolicy, available: Iterable[int]) -> tuple[in
     return tuple(existing[-policy.latest :])
 
 
-def missing_versions(policy: VersionPolicy, available: Iterable[int]) -> tuple[int, ...]:
-    """The versions that the policy names and that are not there, ascending; none unless it is `specific`."""
-    if policy.kind is not VersionPolicyKind.SPECIFIC:
-        return ()
-    return tuple(sorted(set(policy.specific) - set(available)))
-
-
 def no_version_text(config: ModelConfig) -> str:
     """What is said, first in Triton's words, of a model none of whose versions may be served."""
     text = f"at least one version must be available under the version policy of model '{config.name}'"

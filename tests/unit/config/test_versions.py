@@ -6,7 +6,7 @@ import pytest
 
 from rocserve.config.pbtxt import parse_model_config
 from rocserve.config.plain import version_policy
-from rocserve.config.versions import find_versions, is_version_name, missing_versions, select_versions
+from rocserve.config.versions import find_versions, is_version_name, select_versions
 from rocserve.core.model_config import VersionPolicy, VersionPolicyKind
 
 
@@ -34,11 +34,6 @@ def test_selection(policy: str, selected: tuple[int, ...]) -> None:
 def test_nothing_available() -> None:
     for kind in VersionPolicyKind:
         assert select_versions(VersionPolicy(kind, specific=(1,)), []) == ()
-
-
-def test_missing_versions_are_those_that_the_policy_names() -> None:
-    assert missing_versions(_policy("specific { versions: [3, 7, 5] }"), [3]) == (5, 7)
-    assert missing_versions(_policy("latest { num_versions: 3 }"), [3]) == ()
 
 
 def test_versions_of_a_folder(tmp_path: Path) -> None:
