@@ -167,3 +167,10 @@ def test_a_name_that_only_looks_like_external_data(model_source: SourceMaker) ->
 def test_a_damaged_file_that_seems_to_have_external_data(model_source: SourceMaker) -> None:
     with pytest.raises(ServeError, match=r"ONNX Runtime cannot load model.onnx: "):
         load(model_source("model.onnx", b"\xff\xfflocation" + adding("weights.bin")[:50]))
+
+
+def test_a_name_that_is_no_text(model_source: SourceMaker) -> None:
+    source = model_source("model.onnx", adding("weights.bin").replace(b"weights.bin", b"weights\xffbin"))
+    with pytest.raises(ServeError, match=r"model.onnx is damaged: it says of external data what is no text") as caught:
+        load(source)
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT

@@ -14,6 +14,7 @@ import onnxruntime
 
 from rocserve.backends.migraphx.model_files.external_data import ExternalFiles
 from rocserve.backends.onnx.external_weights import NO_WEIGHTS, ExternalWeights
+from rocserve.core.errors import invalid_argument
 
 
 def read_external_weights(model_file: Path, roots: tuple[Path, ...]) -> ExternalWeights:
@@ -32,7 +33,12 @@ def read_external_weights(model_file: Path, roots: tuple[Path, ...]) -> External
     checked = ExternalFiles(model_file, roots)
     files: dict[str, Path] = {}
     for tensor in _external(_tensors(model)):
-        checked.add(tensor, 0)
+        try:
+            checked.add(tensor, 0)
+        except UnicodeDecodeError:
+            raise invalid_argument(
+                f"ONNX file {model_file.name} is damaged: it says of external data what is no text"
+            ) from None
         files[_location(tensor)] = model_file.parent / _location(tensor)
     return ExternalWeights(files, in_memory=_can_be_given(model, files))
 
