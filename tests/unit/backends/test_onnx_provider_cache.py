@@ -89,14 +89,16 @@ def test_others_have_none(source: ModelSource, tmp_path: Path) -> None:
 
 
 def test_folders_that_were_used_least_lately_go(source: ModelSource, tmp_path: Path) -> None:
-    old, recent = (tmp_path / "cache" / "onnxruntime" / f"migraphx-{name}" for name in ("old", "recent"))
-    for used, folder in ((50, old), (100, recent)):
+    names = ("migraphx-models", f"migraphx-{'0' * 32}", f"openvino-{'1' * 32}")
+    foreign, old, recent = (tmp_path / "cache" / "onnxruntime" / name for name in names)
+    for used, folder in ((10, foreign), (50, old), (100, recent)):
         folder.mkdir(parents=True, mode=0o700)
         (folder / "program.mxr").write_bytes(b"x" * 1000)
         os.utime(folder, (used, used))
     small = replace(source, settings=replace(source.settings, cache_bytes=1500))
     current = folder_for(small, migraphx())
     assert (old.exists(), recent.exists(), current.exists()) == (False, True, True)
+    assert foreign.exists()
 
 
 def test_a_cache_that_cannot_be_written(source: ModelSource, tmp_path: Path) -> None:

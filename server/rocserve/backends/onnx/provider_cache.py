@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +28,8 @@ from rocserve.core.errors import unavailable
 _MIGRAPHX_VARIABLE = "ORT_MIGRAPHX_MODEL_CACHE_PATH"
 """Takes precedence over the option, which older versions of the provider lack."""
 _FOLDER = "onnxruntime"
+_NAME_DIGITS = 32
+_OWN_NAME = re.compile(f"(?:migraphx|openvino)-[0-9a-f]{{{_NAME_DIGITS}}}")
 
 
 def with_caches(model: ModelSource, plan: ProviderPlan) -> ProviderPlan:
@@ -75,7 +78,7 @@ def _folder_name(provider: Provider, contents: str, environment: Mapping[str, st
     }
     parts = (contents, onnxruntime.__version__, provider.kind.provider, provider.options, switches)
     digest = hashlib.sha256(b"\0".join(_text(part) for part in parts)).hexdigest()
-    return f"{provider.kind.accelerator}-{digest[:32]}"
+    return f"{provider.kind.accelerator}-{digest[:_NAME_DIGITS]}"
 
 
 def _text(part: str | Mapping[str, str]) -> bytes:
@@ -96,5 +99,5 @@ def _trim(place: Path, limit_bytes: int) -> None:
 
 
 def _folders(place: Path) -> Sequence[Path]:
-    prefixes = ("migraphx-", "openvino-")
-    return [entry for entry in place.iterdir() if entry.is_dir() and entry.name.startswith(prefixes)]
+    """Ours by their names: an operator's own place may hold others."""
+    return [entry for entry in place.iterdir() if entry.is_dir() and _OWN_NAME.fullmatch(entry.name)]
