@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -28,6 +29,8 @@ class Library:
             raise MigraphxError(f"MIGraphX's C library cannot be loaded: {error}") from None
         self._errors = StandardErrorCapture()
         self._messages = Messages()
+        # MIGraphX writes an error in pieces: those of calls that overlap could not be told apart.
+        self._speaking = threading.RLock()
 
     def function(self, name: str) -> Any:
         """The bare function, for calls that cannot fail.
@@ -44,7 +47,8 @@ class Library:
         """Standard error is only taken during calls that are made once.
 
         So what is written before the process dies of a run (by a GPU's driver, say) reaches the log. Other calls that
-        fail are made again to have MIGraphX's words; should one succeed then, that is its result.
+        fail are made again to have MIGraphX's words; should one succeed then, that is its result. Calls during which
+        standard error is taken wait for each other.
 
         Raises:
             MigraphxError: in MIGraphX's own words, which it writes to standard error.
@@ -52,12 +56,13 @@ class Library:
         function = self.function(name)
         if name not in MADE_ONCE and function(*arguments) == 0:
             return
-        start = self._errors.begin()
-        status = -1
-        try:
-            status = function(*arguments)
-        finally:
-            text = self._errors.end(start)
+        with self._speaking:
+            start = self._errors.begin()
+            status = -1
+            try:
+                status = function(*arguments)
+            finally:
+                text = self._errors.end(start)
         if status:
             raise self._error(name, status, text)
         if text:
@@ -92,7 +97,7 @@ class Library:
             before, *said = re.split(r"^[^\n]*?: Error: ", text, flags=re.MULTILINE)
         if not said:
             before, said = "", [text]
-        # Another thread's error may have just begun.
+        # The error of a run on another thread may have just begun.
         words = next((words.strip() for words in reversed(said) if words.strip()), "")
         self._messages.add(before)
         return MigraphxError(words or f"MIGraphX gave up without a word (migraphx_{name}, status {status})")
