@@ -1,0 +1,208 @@
+"""What config.pbtxt can ask of MIGraphX and the kinds of files that there are, on a real server (target ref)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+import tritonclient.grpc as triton
+from onnx import TensorProto, helper
+from support import migraphx_models
+from support.migraphx_serving import Array, ask, config, expected, index_entry, place
+from support.server import RocserveProcess, wait_until
+from tritonclient.utils import InferenceServerException
+
+from rocserve_client import Client
+
+MLP = migraphx_models.mlp()
+INPUTS = migraphx_models.random_inputs(MLP, 3)
+SCORES = expected(MLP, INPUTS)["scores"]
+ON_CPU = "instance_group [ { kind: KIND_CPU } ]"
+
+
+def accelerated(**parameters: str) -> str:
+    """As a Triton of AMD's is told."""
+    entries = "".join(f'parameters {{ key: "{key}" value: "{value}" }} ' for key, value in parameters.items())
+    named = f'{{ name: "migraphx" {entries} }}'
+    return f"optimization {{ execution_accelerators {{ gpu_execution_accelerator [ {named} ] }} }}"
+
+
+def quantised() -> bytes:
+    """`x` FP32 [batch, 3] -> `y` FP32 [batch, 2]: whole numbers, and the scales beside them (QDQ)."""
+    constants = [
+        helper.make_tensor("scale", TensorProto.FLOAT, [], [0.02]),
+        helper.make_tensor("zero", TensorProto.INT8, [], [0]),
+        helper.make_tensor("w", TensorProto.INT8, [3, 2], [10, -20, 30, 40, -50, 60]),
+    ]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["d"]),
+        helper.make_node("DequantizeLinear", ["w", "scale", "zero"], ["dw"]),
+        helper.make_node("MatMul", ["d", "dw"], ["y"]),
+    ]
+    x, y = (helper.make_tensor_value_info(name, 1, ["batch", width]) for name, width in (("x", 3), ("y", 2)))
+    graph = helper.make_graph(nodes, "graph", [x], [y], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+MODELS: Mapping[str, tuple[bytes, str]] = {
+    "plain": (MLP, config(4, batch_sizes="4")),
+    "by_parameters": (MLP, config(4, batch_sizes="4", precision="fp16")),
+    "by_accelerator": (MLP, config(4, tensors=accelerated(precision="fp16", batch_sizes="4"))),
+    "by_amds_names": (
+        MLP,
+        config(4, tensors=accelerated(migraphx_fp16_enable="1", migraphx_max_dynamic_batch="2")),
+    ),
+    "one_batch": (MLP, config(4, batch="3", pad_batch="false")),
+    "on_cpu": (MLP, config(4, batch_sizes="4", tensors=ON_CPU, target="")),
+    "two_instances": (MLP, config(4, batch_sizes="4", tensors="instance_group [ { kind: KIND_CPU count: 2 } ]")),
+    "dynamic": (MLP, config(4, dynamic_batch="true")),
+    "any_length": (migraphx_models.any_length(), config(4, batch_sizes="4", input_shapes="x: 5")),
+    "brain_floats": (migraphx_models.identity(TensorProto.BFLOAT16), config(4, batch_sizes="4")),
+    "quantised": (quantised(), config(4, batch_sizes="4")),
+    "too_large": (
+        migraphx_models.identity(shape=("batch", 2_000_000, 3_000_000)),
+        config(1, batch_sizes="1"),
+    ),
+}
+
+
+def place_external(repository: Path) -> None:
+    folder = place(repository, "external", "model.onnx", b"", config(4, batch_sizes="4"))
+    model = onnx.load_from_string(MLP)
+    onnx.save_model(
+        model, folder / "1" / "model.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0
+    )
+    assert (folder / "1" / "weights.bin").stat().st_size > 64
+
+
+@pytest.fixture(scope="module")
+def server(migraphx_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    repository = tmp_path_factory.mktemp("repository")
+    for name, (model, text) in MODELS.items():
+        place(repository, name, "model.onnx", model, text)
+    place_external(repository)
+    folder = tmp_path_factory.mktemp("server")
+    flags = (f"--migraphx-root={migraphx_root}", f"--cache-directory={folder}/cache")
+    with RocserveProcess([repository], *flags, log=folder / "server.log") as running:
+        client = running.client()
+        for name in (*MODELS, "external"):
+            state = "UNAVAILABLE" if name == "too_large" else "READY"
+            wait_until(ends(client, name, state), 90, f"state {state} of '{name}'")
+        yield running
+
+
+def ends(client: triton.InferenceServerClient, name: str, state: str) -> Callable[[], bool]:
+    def has_ended() -> bool:
+        seen, reason = index_entry(client, name)
+        assert seen in (state, "LOADING", "UNKNOWN", ""), f"{name} is {seen}: {reason}"
+        return seen == state and not reason.startswith("serving; batch sizes still to come")
+
+    return has_ended
+
+
+def properties(server: RocserveProcess, name: str) -> Mapping[str, str]:
+    with Client(server.address) as client:
+        return client.model_metadata(name).properties
+
+
+@pytest.mark.parametrize("name", ["plain", "one_batch", "on_cpu", "dynamic", "external"])
+def test_answers_are_those_of_onnx_runtime(server: RocserveProcess, name: str) -> None:
+    assert properties(server, name)["engine"] == "migraphx"
+    np.testing.assert_allclose(ask(server.client(), name, INPUTS)["scores"], SCORES, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("plain", "4"), ("one_batch", "3"), ("dynamic", "1 to 4"), ("by_amds_names", "1, 2"), ("by_accelerator", "4")],
+)
+def test_the_batch_sizes_that_are_asked_for(server: RocserveProcess, name: str, sizes: str) -> None:
+    assert properties(server, name)["batch_sizes"] == sizes
+
+
+def test_an_accelerator_says_the_same_as_parameters(server: RocserveProcess) -> None:
+    answers = {name: ask(server.client(), name, INPUTS)["scores"] for name in ("by_parameters", "by_accelerator")}
+    np.testing.assert_array_equal(*answers.values())
+    answers["by_amds_names"] = ask(server.client(), "by_amds_names", INPUTS)["scores"]
+    for name, scores in answers.items():
+        assert properties(server, name)["precision"] == "fp16"
+        assert not np.array_equal(scores, SCORES)
+        np.testing.assert_allclose(scores, SCORES, atol=0.01)
+
+
+def test_a_group_on_the_cpu_gets_a_target_for_it(server: RocserveProcess) -> None:
+    assert properties(server, "on_cpu")["target"] in ("cpu", "ref")
+
+
+def test_a_dynamic_batch_keeps_within_its_range(server: RocserveProcess) -> None:
+    for rows in range(1, 5):
+        inputs = migraphx_models.random_inputs(MLP, rows)
+        wanted = expected(MLP, inputs)["scores"]
+        np.testing.assert_allclose(ask(server.client(), "dynamic", inputs)["scores"], wanted, rtol=1e-4, atol=1e-4)
+    with pytest.raises(InferenceServerException, match="inference request batch-size must be <= 4 for 'dynamic'"):
+        ask(server.client(), "dynamic", migraphx_models.random_inputs(MLP, 5))
+
+
+def test_a_dimension_that_input_shapes_fixes(server: RocserveProcess) -> None:
+    values = np.arange(10, dtype=np.float32).reshape(2, 5)
+    np.testing.assert_array_equal(ask(server.client(), "any_length", {"x": values})["y"], 2 * values)
+    with pytest.raises(InferenceServerException, match=r"shape"):
+        ask(server.client(), "any_length", {"x": np.zeros((2, 6), np.float32)})
+
+
+def test_brain_floats(server: RocserveProcess) -> None:
+    with Client(server.address) as client:
+        metadata = client.model_metadata("brain_floats")
+        assert [tensor.datatype for tensor in (*metadata.inputs, *metadata.outputs)] == ["BF16", "BF16"]
+        values = np.array([[1.5, -2.25, 3e38, 0]] * 3, ml_dtypes.bfloat16)
+        found = np.asarray(client.infer("brain_floats", {"x": values})["y"])
+    np.testing.assert_array_equal(found.view(np.uint16), values.view(np.uint16))
+
+
+def test_a_quantised_file_runs_as_it_is(server: RocserveProcess) -> None:
+    inputs = {"x": np.random.default_rng(3).normal(0, 1, (3, 3)).astype(np.float32)}
+    found = ask(server.client(), "quantised", inputs)["y"]
+    np.testing.assert_allclose(found, expected(quantised(), inputs)["y"], rtol=1e-4, atol=1e-4)
+
+
+def test_instances_have_programs_of_their_own_and_all_answer(server: RocserveProcess) -> None:
+    wrong: list[object] = []
+
+    def asks(seed: int) -> None:
+        client, inputs = server.client(), migraphx_models.random_inputs(MLP, 3, seed=seed)
+        wanted = expected(MLP, inputs)["scores"]
+        for _ in range(20):
+            found: Array = ask(client, "two_instances", inputs)["scores"]
+            if not np.allclose(found, wanted, rtol=1e-4, atol=1e-4):
+                wrong.append(found)
+
+    threads = [threading.Thread(target=asks, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    maps = [Path(f"/proc/{worker.pid}/maps") for worker in server.workers() if "two_instances" in title(worker.pid)]
+    assert len(maps) == 2 and all("libmigraphx" in each.read_text() for each in maps)
+
+
+def title(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
+
+
+def test_what_cannot_fit_into_memory_is_refused_with_numbers(server: RocserveProcess) -> None:
+    """22 TiB of input and as much of output, before anything is compiled."""
+    _, reason = index_entry(server.client(), "too_large")
+    assert reason.startswith("model too_large does not fit into ")
+    assert "it needs at least 44703.48 GiB (batch size 1: weights 0 B, inputs and outputs 44703.48 GiB), and " in reason
+    assert " are free; use " in reason and "or more memory" in reason
+    assert "model 'too_large': reading the model" not in server.log_text
