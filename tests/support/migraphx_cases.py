@@ -15,7 +15,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from support import migraphx_models, tensorflow_graphs
+from support import migraphx_models
+from support.graphdef import GraphDef, classifier
 from support.migraphx_serving import config, place
 
 _MLP = migraphx_models.mlp()
@@ -88,16 +89,15 @@ def onnx_cases() -> dict[str, Case]:
 
 def tensorflow_cases() -> dict[str, Case]:
     """Frozen TensorFlow graphs that the index has a reason for."""
-    graphs = tensorflow_graphs
-    node = graphs.node("y", "MyFancyOp", ["x"], T=graphs.type_attribute(1))
-    lacking = graphs.graph(graphs.placeholder("x", (2, 4)), node)
+    lacking = GraphDef()
+    lacking.node("MyFancyOp", "y", lacking.placeholder("x", [2, 4]))
     text = config(platform="tensorflow_graphdef")
     varying = config(4, "tensorflow_graphdef", dynamic_batch="true")
     return {
-        "an operator that MIGraphX lacks, in a TensorFlow graph": Case(lacking, text, "model.graphdef"),
+        "an operator that MIGraphX lacks, in a TensorFlow graph": Case(lacking.serialized(), text, "model.graphdef"),
         "a TensorFlow graph that is something else": Case(b"garbage, no graph", text, "model.graphdef"),
         "a TensorFlow graph of 0 bytes": Case(b"", text, "model.graphdef"),
-        "a TensorFlow graph with a dynamic batch": Case(graphs.small_network(), varying, "model.graphdef"),
+        "a TensorFlow graph with a dynamic batch": Case(classifier(), varying, "model.graphdef"),
     }
 
 
