@@ -12,8 +12,7 @@ import numpy as np
 
 from rocserve.backends.base import EngineChoice
 from rocserve.backends.batch_sizes import default_batch_sizes
-from rocserve.backends.migraphx.binding.datatypes import numpy_dtype
-from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
+from rocserve.backends.migraphx.binding.interface import DimensionRange
 from rocserve.backends.migraphx.configuration.options import CompileOptions, ServingOptions, Target
 from rocserve.backends.migraphx.configuration.parameters import serving_options
 from rocserve.backends.migraphx.installation import python_command
@@ -36,6 +35,7 @@ from rocserve.tools.measuring.messages import (
     OnnxRuntimeSession,
     TorchModule,
 )
+from rocserve.tools.measuring.program_inputs import program_input
 from rocserve.tools.model_choice import ToolModel
 from rocserve.tools.progress import ToolProgress
 from rocserve.tools.sibling_file import read_beside
@@ -155,7 +155,7 @@ def _compiled_programs(bench: Workbench, progress: ToolProgress) -> tuple[dict[i
         program = bench.program(recipe).program
         for size in _sizes(recipe):
             programs[size] = str(program.path)
-            inputs[size] = tuple(_input_of(tensor, size) for tensor in program.about.inputs)
+            inputs[size] = tuple(program_input(tensor, size) for tensor in program.about.inputs)
         progress.done()
     return programs, inputs
 
@@ -173,7 +173,7 @@ def _brought_program(bench: Workbench) -> tuple[dict[int, str], Inputs]:
     else:
         sizes = (rows,)
     return dict.fromkeys(sizes, str(file)), {
-        size: tuple(_input_of(tensor, size) for tensor in tensors) for size in sizes
+        size: tuple(program_input(tensor, size) for tensor in tensors) for size in sizes
     }
 
 
@@ -290,11 +290,3 @@ def _numpy_name(name: str, datatype: DataType | None) -> str:
     if datatype is None or datatype is DataType.BYTES:
         raise invalid_argument(f"input '{name}' holds text, for which there are no measurements")
     return str(np.dtype(datatype.numpy_dtype).name)
-
-
-def _input_of(tensor: ProgramTensor, size: int) -> MeasuredInput:
-    dtype = numpy_dtype(tensor.datatype)
-    if dtype is None:
-        raise invalid_argument(f"input '{tensor.name}' is of MIGraphX's type {tensor.datatype}, which no array holds")
-    shape = tuple(size if isinstance(dim, DimensionRange) else dim for dim in tensor.shape)
-    return MeasuredInput(tensor.name, dtype.name, shape)

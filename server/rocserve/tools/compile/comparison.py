@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rocserve.backends.migraphx.binding.datatypes import numpy_dtype
-from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
 from rocserve.backends.migraphx.cache.entry import CachedProgram
 from rocserve.backends.migraphx.calibration.samples import read_calibration
 from rocserve.backends.migraphx.configuration.accelerator import accelerator_parameters
@@ -18,12 +16,13 @@ from rocserve.backends.migraphx.configuration.options import CompileOptions, Pre
 from rocserve.backends.migraphx.configuration.parameters import compile_options
 from rocserve.backends.migraphx.installation import python_command
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
-from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.errors import ServeError
 from rocserve.tools.differences import Array, Difference, difference
 from rocserve.tools.latencies import LatencySummary, summarise
 from rocserve.tools.measuring.files import random_inputs, read_outputs, save_inputs
-from rocserve.tools.measuring.messages import Measure, MeasuredInput, MigraphxPrograms, OpenEngine
+from rocserve.tools.measuring.messages import Measure, MigraphxPrograms, OpenEngine
 from rocserve.tools.measuring.process import MeasuringProcess
+from rocserve.tools.measuring.program_inputs import program_input
 from rocserve.tools.measuring.rounds import Timing, time_in_turns
 from rocserve.tools.model_choice import ToolModel
 from rocserve.tools.progress import ToolProgress
@@ -162,7 +161,7 @@ class _Comparer:
             runs = read[:_MOST_RUNS]
             data = f"{len(runs)} of {len(read)} runs of the calibration data ({options.calibration_data})"
         else:
-            inputs = [_measured_input(tensor) for tensor in tensors.values()]
+            inputs = [program_input(tensor) for tensor in tensors.values()]
             runs = [random_inputs(inputs, seed) for seed in range(_RANDOM_RUNS)]
             data = f"{len(runs)} runs of RANDOM inputs: name real ones with --calibration-data for errors that count"
         files = []
@@ -192,7 +191,7 @@ class _Comparer:
 
     def _order(self, name: str, file: Path) -> Measure:
         candidate = self._candidates[name]
-        inputs = tuple(_measured_input(tensor) for tensor in candidate.program.about.inputs)
+        inputs = tuple(program_input(tensor) for tensor in candidate.program.about.inputs)
         return Measure(candidate.recipe.batch_size, inputs, data_file=str(file))
 
     def _result(
@@ -221,11 +220,3 @@ class _Comparer:
 def _has_calibration_data(model: ToolModel) -> bool:
     config = model.source.config
     return "calibration_data" in config.parameters or "calibration_data" in accelerator_parameters(config)
-
-
-def _measured_input(tensor: ProgramTensor) -> MeasuredInput:
-    dtype = numpy_dtype(tensor.datatype)
-    if dtype is None:
-        raise invalid_argument(f"input '{tensor.name}' is of MIGraphX's type {tensor.datatype}, which no array holds")
-    shape = tuple(dim.most if isinstance(dim, DimensionRange) else dim for dim in tensor.shape)
-    return MeasuredInput(tensor.name, dtype.name, shape)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from rocserve.tools.measuring.rounds import Timing
 from rocserve.tools.model_choice import ToolModel
 from rocserve.tools.printing import complain, say, show, size, table
 from rocserve.tools.progress import ToolProgress
+from rocserve.tools.whole_file import replacing
 from rocserve.tools.workbench import Compiled, Workbench
 
 BATCH = "{batch}"
@@ -121,18 +121,9 @@ def output_path(output: str, recipe: ProgramRecipe) -> Path:
 
 
 def _copy(program: Path, target: Path) -> None:
-    """Whole or not at all: a server may be watching."""
     try:
-        with tempfile.NamedTemporaryFile(dir=target.absolute().parent, prefix=".", suffix=".tmp", delete=False) as part:
-            try:
-                with program.open("rb") as source:
-                    shutil.copyfileobj(source, part)
-                part.flush()
-                os.fchmod(part.fileno(), 0o666 & ~_umask())
-                Path(part.name).replace(target)
-            except BaseException:
-                Path(part.name).unlink(missing_ok=True)
-                raise
+        with program.open("rb") as source, replacing(target, 0o666 & ~_umask()) as copy:
+            shutil.copyfileobj(source, copy)
     except OSError as error:
         raise unavailable(f"cannot write {target}: {error.strerror or error}") from None
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import stat
-import tempfile
 from pathlib import Path
 
 from rocserve.config.completion import normalise
@@ -14,6 +12,9 @@ from rocserve.config.validation import check_model_config
 from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.tools.model_choice import ToolModel
 from rocserve.tools.tune.config_text import ServingChoice, with_choice
+from rocserve.tools.whole_file import replacing
+
+_USUAL_MODE = 0o644
 
 
 def config_path(model: ToolModel, config_name: str) -> Path:
@@ -55,21 +56,9 @@ def write_choice(path: Path, model: ToolModel, choice: ServingChoice) -> None:
         message.backend = model.backend.name
     normalise(message, model.backend)
     check_model_config(message)
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else _USUAL_MODE
     try:
-        _replace(path, text)
+        with replacing(path, mode) as file:
+            file.write(text.encode())
     except OSError as error:
         raise unavailable(f"cannot write {path}: {error.strerror or error}") from None
-
-
-def _replace(path: Path, text: str) -> None:
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", suffix=".tmp", delete=False) as part:
-        try:
-            part.write(text)
-            part.flush()
-            os.fsync(part.fileno())
-            mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644
-            os.fchmod(part.fileno(), mode)
-            Path(part.name).replace(path)
-        except BaseException:
-            Path(part.name).unlink(missing_ok=True)
-            raise
