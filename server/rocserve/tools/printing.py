@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TextIO
+from typing import IO, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
@@ -13,16 +13,16 @@ from rich.text import Text
 
 from rocserve.core.byte_sizes import readable_size
 
-_UNWRAPPED_WIDTH = 10_000
+UNWRAPPED_WIDTH = 10_000
 """Columns for a file or a pipe, whose lines nobody wants broken."""
 
 
-def console_on(file: TextIO | None = None) -> Console:
+def console_on(file: IO[str] | None = None) -> Console:
     """A console on `file` (standard output when left out), plain where that is no terminal."""
     console = Console(file=file)
     if console.is_terminal:
         return console
-    return Console(file=console.file, width=_UNWRAPPED_WIDTH, no_color=True)
+    return Console(file=console.file, width=UNWRAPPED_WIDTH, no_color=True)
 
 
 def say(console: Console, text: str = "") -> None:
@@ -47,7 +47,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, 
 
 def show(console: Console, made: Table) -> None:
     """A table in its full width: on a narrow terminal its lines go on in the next, rather than lose figures."""
-    _print_lines(console, made, _UNWRAPPED_WIDTH)
+    _print_lines(console, made, UNWRAPPED_WIDTH)
 
 
 def show_folded(console: Console, made: RenderableType) -> None:

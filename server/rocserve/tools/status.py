@@ -13,15 +13,12 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from rocserve.tools.printing import show_folded
+from rocserve.tools.printing import UNWRAPPED_WIDTH, console_on, show_folded
 from rocserve.tools.status_engines import StatusEngines
 from rocserve.tools.status_rows import StatusRow, StatusRows
 from rocserve_client import Client, RocserveError
 
 _CALL_TIMEOUT_S = 5.0
-
-_UNWRAPPED_WIDTH = 10_000
-"""Columns for a file or a pipe, whose lines nobody wants broken."""
 
 _LEAST_REASON = 40
 """Columns that a reason has beside the figures; it stands below the table where there are fewer."""
@@ -51,9 +48,8 @@ def run(url: str, interval: float, once: bool, console: Console | None = None) -
     It goes on until interrupted; with `once`, or where the output is no terminal, the table is printed once. Returns
     the exit status: 1 when no server answers.
     """
-    console = console or Console()
-    if not console.is_terminal:
-        console = Console(file=console.file, width=_UNWRAPPED_WIDTH, no_color=True)
+    if console is None or not console.is_terminal:
+        console = console_on(console.file if console is not None else None)
     with Client(url) as client:
         watch = _Watch(client, url, console)
         try:
@@ -143,7 +139,7 @@ def _table(title: str, rows: Sequence[StatusRow], figures: Collection[str], *, w
 
 
 def _width(table: Table, console: Console) -> int:
-    unbounded = console.options.update(max_width=_UNWRAPPED_WIDTH)
+    unbounded = console.options.update(max_width=UNWRAPPED_WIDTH)
     return Measurement.get(console, unbounded, table).maximum
 
 
