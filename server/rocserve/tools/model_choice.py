@@ -65,7 +65,7 @@ def find_model(path: Path, command_line: CommandLine, registry: BackendRegistry,
     if path.is_dir():
         model = _from_folder(path, command_line, registry, settings)
     elif path.is_file():
-        model = _from_file(path, command_line, registry, settings)
+        model = _from_file(path, registry, settings)
     else:
         raise invalid_argument("does not exist; expected a model's folder, or a .onnx, .pb, .graphdef or .mxr file")
     return _apply(model, command_line)
@@ -106,7 +106,7 @@ def _from_folder(
     return ToolModel(source, definition.backend, definition)
 
 
-def _from_file(path: Path, command_line: CommandLine, registry: BackendRegistry, settings: EngineSettings) -> ToolModel:
+def _from_file(path: Path, registry: BackendRegistry, settings: EngineSettings) -> ToolModel:
     name = _BACKENDS.get(path.suffix.lower())
     backend = registry.find("", name) if name else None
     if backend is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rocserve.backends.migraphx.installation import MigraphxInstallation
 from rocserve.core.model_config import InstanceKind, ModelConfig
@@ -105,11 +105,11 @@ Answer = Opened | Measured | Failed
 class OrderLine:
     """One line to the process."""
 
-    order: OpenEngine | Measure
+    order: Order
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerLine:
     """One line back."""
 
-    answer: Opened | Measured | Failed = field(default_factory=lambda: Failed(""))
+    answer: Answer

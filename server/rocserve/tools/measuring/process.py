@@ -22,6 +22,7 @@ from rocserve.tools.measuring.messages import (
     Measured,
     Opened,
     OpenEngine,
+    Order,
     OrderLine,
 )
 
@@ -99,7 +100,7 @@ class MeasuringProcess:
         assert isinstance(answer, Measured)
         return answer
 
-    def tell(self, order: OpenEngine | Measure) -> None:
+    def tell(self, order: Order) -> None:
         """Give an order without waiting for its answer."""
         data = to_json(OrderLine(order)) + b"\n"
         try:

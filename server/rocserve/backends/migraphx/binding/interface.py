@@ -76,7 +76,7 @@ class Program(Protocol):
 
     @property
     def parameters(self) -> Mapping[str, ProgramTensor]:
-        """The inputs, without what a program compiled with offload_copy=False has beside them (see `extra`)."""
+        """The inputs, without what a program compiled with offload_copy=False has beside them: `extra_parameters`."""
 
     @property
     def outputs(self) -> Sequence[ProgramTensor]: ...

@@ -15,7 +15,7 @@ from rocserve.backends.migraphx.cache.store import ProgramCache
 from rocserve.backends.migraphx.compiler import ProgramCompiler
 from rocserve.backends.migraphx.configuration.options import CompileOptions, ServingOptions, Target
 from rocserve.backends.migraphx.configuration.parameters import compile_options, serving_options
-from rocserve.backends.migraphx.installation import MigraphxInstallation, find_installation
+from rocserve.backends.migraphx.installation import find_installation
 from rocserve.backends.migraphx.jobs.hints import with_hint
 from rocserve.backends.migraphx.jobs.runner import JobRunner
 from rocserve.backends.migraphx.planning.environment import program_environment
@@ -26,7 +26,6 @@ from rocserve.core.errors import unavailable
 @dataclass(frozen=True, slots=True)
 class Workbench:
     model: ModelSource
-    installation: MigraphxInstallation
     binding: Binding
     options: CompileOptions
     serving: ServingOptions
@@ -73,7 +72,7 @@ def open_workbench(model: ModelSource, log: logging.Logger) -> Workbench:
     cache = open_cache(model.settings, log.warning)
     runner = JobRunner(installation, model.report, log, binding=serving.binding)
     compiler = ProgramCompiler(runner, cache, model_name=model.name, model_folder=model.model_folder)
-    return Workbench(model, installation, binding, options, serving, environment, cache, runner, compiler, log)
+    return Workbench(model, binding, options, serving, environment, cache, runner, compiler, log)
 
 
 def usable_targets(binding: Binding, has_gpu: bool) -> Sequence[Target]:

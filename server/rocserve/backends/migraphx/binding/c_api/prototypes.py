@@ -65,7 +65,6 @@ _OTHERS: Mapping[str, tuple[Any, ...]] = {
     "program_parameter_shapes_get": (_NEW, _HANDLE, c_char_p),
     "program_parameter_shapes_names": (POINTER(c_char_p), _HANDLE),
     "program_parameters_add": (_HANDLE, c_char_p, _HANDLE),
-    "arguments_size": (_SIZES, _HANDLE),
     "arguments_get": (_NEW, _HANDLE, c_size_t),
     "shapes_size": (_SIZES, _HANDLE),
     "shapes_get": (_NEW, _HANDLE, c_size_t),
