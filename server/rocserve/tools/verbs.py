@@ -56,7 +56,7 @@ def _add_compile(verbs: _Verbs) -> None:
     outcome.add_argument(
         "--compare",
         action="store_true",
-        help="compile in each precision that is named (else fp32, fp16, bf16, and int8 with calibration data) and"
+        help="compile in each precision that is named (else fp32, fp16, bf16, with calibration data int8 and fp8) and"
         " report the errors against fp32, and the speed",
     )
     _add_timing(parser, _COMPARE_SECONDS)

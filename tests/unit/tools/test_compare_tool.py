@@ -41,6 +41,7 @@ def test_on_calibration_data(migraphx_root: Path, command: Command, model: Path,
     assert ran.row("fp32")[1:6] == ["0", "0", "0", "1.000000", "100.0%"]
     assert 0 < _relative(ran, "fp16") < _relative(ran, "bf16") < 0.1
     assert 0 < _relative(ran, "int8") < 0.2
+    assert 0 < _relative(ran, "fp8") < 0.3
     assert "errors against fp32, on 3 of 3 runs of the calibration data (elsewhere/samples.npz)\n" in ran.out
     assert "resnet, batch size 1, target ref" in ran.out
 

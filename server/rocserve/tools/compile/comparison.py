@@ -74,7 +74,7 @@ def compare_precisions(model: ToolModel, precisions: Sequence[str], timing: Timi
         ServeError: fp32 cannot be compiled or run, or the samples cannot be read.
     """
     has_data = _has_calibration_data(model)
-    named = precisions or ("fp16", "bf16", *(("int8",) if has_data else ()))
+    named = precisions or ("fp16", "bf16", *(("int8", "fp8") if has_data else ()))
     with ToolProgress() as progress, TemporaryDirectory(prefix="rocserve-compare-") as folder, ExitStack() as stack:
         comparer = _Comparer(model, timing, Path(folder), progress, log, stack)
         comparer.compile(dict.fromkeys((_REFERENCE.value, *named)))
