@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import metrics
 from support.migraphx_models import MLP_WIDTH, mlp
 from support.models import drop
 from support.server import RocserveProcess, wait_until
@@ -31,7 +32,7 @@ def server(
     drop(repository, "anywhere", mlp())
     drop(repository, "on_gpu", mlp(), ON_GPU)
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0")
-    flags = (f"--migraphx-root={migraphx_root}", f"--cache-directory={tmp_path / 'cache'}")
+    flags = (f"--migraphx-root={migraphx_root}", f"--cache-directory={tmp_path / 'cache'}", *metrics.FLAGS)
     return serve(repository, flags=flags)
 
 
@@ -47,6 +48,10 @@ def test_onnx_runtime_takes_over_where_the_cpu_is_allowed(server: RocserveProces
         assert rows["anywhere"].reason.startswith(f"served by onnxruntime instead: {reason[:100]}")
         x = np.ones((1, MLP_WIDTH), np.float32)
         assert abs(client.infer("anywhere", {"x": x})["scores"].sum() - 1) < 1e-5
+    counted = metrics.scrape(metrics.port_of(server))
+    labels = 'model="anywhere",version="1",engine='
+    assert counted[f'rocserve_engine_fallback_total{{{labels}"migraphx",replaced_by="onnxruntime"}}'] == "1"
+    assert counted[f'rocserve_model_engine_info{{{labels}"onnxruntime",replaces="migraphx"}}'] == "1"
     warnings = [line for line in server.log_text.splitlines() if line.startswith("W") and "takes its place" in line]
     assert len(warnings) == 1 and reason in warnings[0]
 

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
 import numpy as np
 import tritonclient.grpc as triton
+from support.metrics import FLAGS, port_of, scrape
 from support.models import add_constant, drop
 from support.server import RocserveProcess, wait_until
 from tritonclient.utils import InferenceServerException
-
-FLAGS = ("--allow-metrics=true", "--metrics-address=127.0.0.1", "--metrics-port=0", "--metrics-interval-ms=500")
-
-
-def port_of(server: RocserveProcess) -> int:
-    found = re.search(r"Started Metrics Service at 127\.0\.0\.1:(\d+)", server.log_text)
-    assert found is not None, server.log_text
-    return int(found[1])
-
-
-def scrape(port: int) -> dict[str, str]:
-    """Metric with its labels -> value."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        text = answer.read().decode()
-    return dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
 
 
 def ask(client: triton.InferenceServerClient, shape: list[int]) -> None:
