@@ -66,6 +66,10 @@ MODELS: Mapping[str, tuple[bytes, str]] = {
     "dynamic": (MLP, config(4, dynamic_batch="true")),
     "any_length": (migraphx_models.any_length(), config(4, batch_sizes="4", input_shapes="x: 5")),
     "brain_floats": (migraphx_models.identity(TensorProto.BFLOAT16), config(4, batch_sizes="4")),
+    "brain_floats_on_onnx_runtime": (
+        migraphx_models.identity(TensorProto.BFLOAT16),
+        config(4, engine="onnxruntime", target=""),
+    ),
     "quantised": (quantised(), config(4, batch_sizes="4")),
     "too_large": (
         migraphx_models.identity(shape=("batch", 2_000_000, 3_000_000)),
@@ -157,12 +161,16 @@ def test_a_dimension_that_input_shapes_fixes(server: RocserveProcess) -> None:
         ask(server.client(), "any_length", {"x": np.zeros((2, 6), np.float32)})
 
 
-def test_brain_floats(server: RocserveProcess) -> None:
+@pytest.mark.parametrize(
+    ("name", "engine"), [("brain_floats", "migraphx"), ("brain_floats_on_onnx_runtime", "onnxruntime")]
+)
+def test_brain_floats(server: RocserveProcess, name: str, engine: str) -> None:
     with Client(server.address) as client:
-        metadata = client.model_metadata("brain_floats")
+        metadata = client.model_metadata(name)
+        assert metadata.properties["engine"] == engine
         assert [tensor.datatype for tensor in (*metadata.inputs, *metadata.outputs)] == ["BF16", "BF16"]
         values = np.array([[1.5, -2.25, 3e38, 0]] * 3, ml_dtypes.bfloat16)
-        found = np.asarray(client.infer("brain_floats", {"x": values})["y"])
+        found = np.asarray(client.infer(name, {"x": values})["y"])
     np.testing.assert_array_equal(found.view(np.uint16), values.view(np.uint16))
 
 
@@ -204,5 +212,5 @@ def test_what_cannot_fit_into_memory_is_refused_with_numbers(server: RocservePro
     _, reason = index_entry(server.client(), "too_large")
     assert reason.startswith("model too_large does not fit into ")
     assert "it needs at least 44703.48 GiB (batch size 1: weights 0 B, inputs and outputs 44703.48 GiB), and " in reason
-    assert " are free; use " in reason and "or more memory" in reason
+    assert " are free; use fewer instances (instance_group count) or more memory" in reason
     assert "model 'too_large': reading the model" not in server.log_text

@@ -133,7 +133,7 @@ def _remedies(programs: Sequence[ProgramMemory], on_gpu: bool) -> str:
     remedies: list[str] = []
     if any(max(program.recipe.batch_size, program.recipe.largest_batch) > 1 for program in programs):
         remedies.append('smaller "batch_sizes"')
-    if programs[0].recipe.options.precision is Precision.FP32:
+    if programs[0].recipe.options.precision is Precision.FP32 and any(program.weight_bytes for program in programs):
         remedies.append('"precision" fp16')
     remedies.append("fewer instances (instance_group count)")
     remedies.append("another GPU (instance_group gpus)" if on_gpu else "more memory")

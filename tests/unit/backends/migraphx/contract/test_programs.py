@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,6 +15,7 @@ from onnx import TensorProto, helper
 from support import migraphx_models as models
 from support.migraphx_workbench import Workbench, onnx_runtime
 
+from rocserve.backends.migraphx.binding.guarded import GuardedProgram
 from rocserve.backends.migraphx.binding.interface import (
     CompileFlags,
     DimensionRange,
@@ -242,12 +245,27 @@ def test_a_program_prints_itself_and_nothing_else(bench: Workbench, capfd: pytes
     assert capfd.readouterr() == ("", "")
 
 
-def test_threads_on_one_program_wait_for_each_other(bench: Workbench) -> None:
+def test_threads_on_one_program_wait_for_each_other(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU their runs would share its scratch memory; the reference target would not mind."""
     model = models.mlp()
     program = bench.compiled(model, 2)
     inputs = [models.random_inputs(model, 2, seed) for seed in range(4)]
     expected = [program.run(each)[0] for each in inputs]
     wrong: list[int] = []
+    under_way, most = 0, 0
+    assert isinstance(program, GuardedProgram)
+    bare_run = program._bare.run
+
+    def run(*arguments: Any) -> Any:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        time.sleep(0.001)  # whoever does not wait comes in now
+        result = bare_run(*arguments)
+        under_way -= 1
+        return result
+
+    monkeypatch.setattr(program._bare, "run", run)
 
     def work(number: int) -> None:
         for _ in range(20):
@@ -259,4 +277,5 @@ def test_threads_on_one_program_wait_for_each_other(bench: Workbench) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+    assert most == 1
     assert wrong == []
