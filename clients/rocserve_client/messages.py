@@ -12,9 +12,9 @@ from google.protobuf.message import DecodeError, Message
 
 from rocserve.core.errors import ServeError
 from rocserve.core.requests import ParameterValue
+from rocserve.core.wire_format import Buffer, WireError
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol.parameters import read_parameters, write_parameters
-from rocserve.protocol.wire import Buffer, WireError
 from rocserve_client.errors import Internal, InvalidArgument, RocserveError
 from rocserve_client.results import InferResult
 from rocserve_client.tensors import Array, Input, Output, decode_array, encode_array

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rocserve.protocol.wire import LENGTH_DELIMITED, Buffer, field_spans, length_prefix, read_varint
+from rocserve.core.wire_format import LENGTH_DELIMITED, Buffer, field_spans, length_prefix
 
 
 def join(head: bytes, field: int, contents: Iterable[Buffer]) -> bytes:
@@ -30,12 +30,8 @@ def split(message: Buffer, field: int) -> tuple[bytes, list[memoryview]]:
     contents: list[memoryview] = []
     kept = 0
     for span in field_spans(view):
-        if span.number != field:
-            continue
-        tag, position = read_varint(view, span.start)
-        if tag & 7 == LENGTH_DELIMITED:
-            _, start = read_varint(view, position)
-            contents.append(view[start : span.end])
+        if span.number == field and span.wire_type == LENGTH_DELIMITED:
+            contents.append(view[span.content : span.end])
             rest.append(view[kept : span.start])
             kept = span.end
     rest.append(view[kept:])

@@ -15,9 +15,10 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.requests import InferResponse
 from rocserve.core.tensors import Tensor
+from rocserve.core.wire_format import length_prefix, varint
 from rocserve.frontends.grpc.codec import InferCodec
 from rocserve.protocol import grpc_service_pb2 as ours
-from rocserve.protocol.wire import describe_fault, length_prefix, varint
+from rocserve.protocol.faults import describe_fault
 
 CODEC = InferCodec()
 """One for all examples, so that remembered heads meet requests that are nearly theirs."""

@@ -15,10 +15,11 @@ from google.protobuf.message import DecodeError
 from rocserve.core.errors import invalid_argument
 from rocserve.core.requests import InferRequest, InputHead, RequestedOutput, RequestHead
 from rocserve.core.tensors import Buffer
+from rocserve.core.wire_format import LENGTH_DELIMITED, read_varint
 from rocserve.frontends.grpc.typed_contents import raw_contents
+from rocserve.protocol.faults import describe_fault
 from rocserve.protocol.grpc_service_pb2 import ModelInferRequest
 from rocserve.protocol.parameters import read_parameters
-from rocserve.protocol.wire import LENGTH_DELIMITED, describe_fault, read_varint
 
 REMEMBERED_HEADS = 1024
 LONGEST_REMEMBERED_HEAD = 4096

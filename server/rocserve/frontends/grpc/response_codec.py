@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from rocserve.core.datatypes import DataType
 from rocserve.core.requests import InferResponse, Parameters
 from rocserve.core.tensors import Buffer, Tensor
+from rocserve.core.wire_format import length_prefix
 from rocserve.protocol.grpc_service_pb2 import ModelInferResponse, ModelStreamInferResponse
 from rocserve.protocol.parameters import write_parameters
-from rocserve.protocol.wire import length_prefix
 
 REMEMBERED_HEADS = 1024
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+from rocserve.core.wire_format import VARINT, length_prefix, varint
+
 SHAPE = (2, 4)
 WEIGHTS = (-1.0, -0.5, 0.5, 1.0)
 
-_VARINT, _BYTES = 0, 2
 _FLOAT = 1
 _IR_VERSION, _OPSET = 8, 13
 
@@ -46,7 +47,7 @@ def _tensor(name: str) -> bytes:
 
 
 def _number(field: int, value: int) -> bytes:
-    return _varint(field << 3 | _VARINT) + _varint(value)
+    return varint(field << 3 | VARINT) + varint(value)
 
 
 def _text(field: int, value: str) -> bytes:
@@ -54,13 +55,4 @@ def _text(field: int, value: str) -> bytes:
 
 
 def _message(field: int, content: bytes) -> bytes:
-    return _varint(field << 3 | _BYTES) + _varint(len(content)) + content
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
+    return length_prefix(field, len(content)) + content

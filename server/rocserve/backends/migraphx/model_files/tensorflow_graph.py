@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rocserve.backends.migraphx.model_files.graph_tensor import Dims, GraphTensor
-from rocserve.backends.migraphx.model_files.wire_format import WireError, fields
+from rocserve.backends.migraphx.model_files.wire_format import fields
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.wire_format import WireError
 
 _LARGEST_FILE = (1 << 31) - 1
 """protobuf takes no more."""

@@ -1,4 +1,4 @@
-"""Protobuf's wire format, as far as it is read and written by hand.
+"""Protobuf's wire format, as far as it is read and written by hand, without protobuf.
 
 Source: https://protobuf.dev/programming-guides/encoding/
 """
@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from google.protobuf.message import DecodeError, Message
-
 Buffer = bytes | memoryview
 
 VARINT, FIXED64, LENGTH_DELIMITED, START_GROUP, END_GROUP, FIXED32 = range(6)
 
 _LONGEST_LENGTH = 5
 """Bytes of the longest varint that states a length: messages end below 2 GiB."""
-_LONGEST_VARINT = 10
+LONGEST_VARINT = 10
+"""Bytes of one; each holds seven bits of 64."""
 
 
 class WireError(ValueError):
@@ -30,6 +29,9 @@ class FieldSpan:
     number: int
     start: int
     """The first byte of its tag."""
+    wire_type: int
+    content: int
+    """The first byte of its value, behind the length where it has one."""
     end: int
 
 
@@ -65,21 +67,6 @@ def length_prefix(number: int, length: int) -> bytes:
     return varint(number << 3 | LENGTH_DELIMITED) + varint(length)
 
 
-def describe_fault(data: bytes, message: type[Message]) -> str:
-    """What is wrong with bytes that do not parse as `message`, for the client to read."""
-    fields = message.DESCRIPTOR.fields_by_number
-    try:
-        for span in field_spans(data):
-            try:
-                message.FromString(data[span.start : span.end])
-            except DecodeError:
-                name = f"'{fields[span.number].name}'" if span.number in fields else str(span.number)
-                return f"field {name} at byte {span.start} has a value that is not valid"
-    except WireError as error:
-        return str(error)
-    return "the fields do not form a message"
-
-
 def field_spans(data: Buffer) -> Iterator[FieldSpan]:
     """The top-level fields of a serialised message, up to the first group.
 
@@ -96,21 +83,21 @@ def field_spans(data: Buffer) -> Iterator[FieldSpan]:
                 raise WireError(f"byte {start} begins no field (number {number}, wire type {wire_type})")
             if wire_type == START_GROUP:
                 return
-            position = _skip(data, position, wire_type)
+            content, position = _value(data, position, wire_type)
         except IndexError:
             raise WireError(f"the message ends within the field that begins at byte {start}") from None
         if position > end:
             raise WireError(
                 f"field {number} at byte {start} runs {position - end} bytes past the end of the message ({end} bytes)"
             )
-        yield FieldSpan(number, start, position)
+        yield FieldSpan(number, start, wire_type, content, position)
 
 
-def _skip(data: Buffer, position: int, wire_type: int) -> int:
-    """The position behind a value."""
+def _value(data: Buffer, position: int, wire_type: int) -> tuple[int, int]:
+    """Where the content of a value begins and ends."""
     if wire_type == VARINT:
-        return read_varint(data, position, _LONGEST_VARINT)[1]
+        return position, read_varint(data, position, LONGEST_VARINT)[1]
     if wire_type == LENGTH_DELIMITED:
         length, position = read_varint(data, position)
-        return position + length
-    return position + (8 if wire_type == FIXED64 else 4)
+        return position, position + length
+    return position, position + (8 if wire_type == FIXED64 else 4)
