@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -15,12 +16,14 @@ import tritonclient.grpc as triton
 from onnx import TensorProto, helper
 from support import migraphx_models
 from support.migraphx_serving import Array, ask, config, expected, index_entry, place
+from support.pictures import jpeg
 from support.server import RocserveProcess, wait_until
 from tritonclient.utils import InferenceServerException
 
 from rocserve_client import Client
 
 MLP = migraphx_models.mlp()
+RESNET = migraphx_models.mini_resnet()
 INPUTS = migraphx_models.random_inputs(MLP, 3)
 SCORES = expected(MLP, INPUTS)["scores"]
 ON_CPU = "instance_group [ { kind: KIND_CPU } ]"
@@ -78,6 +81,34 @@ MODELS: Mapping[str, tuple[bytes, str]] = {
 }
 
 
+PIPELINE = {
+    "mean_std_range": "pixel",
+    "pipeline": [
+        {
+            "operation": "ResizeMirrorNormalize",
+            "dest_width": 8,
+            "dest_height": 8,
+            "mean": [127, 127, 127],
+            "std_dev": [60, 60, 60],
+            "is_output": True,
+        }
+    ],
+}
+
+
+def place_calibrated(repository: Path) -> None:
+    """int8 with pictures that go through the model's own pipeline, fp8 with arrays."""
+    pictures = config(2, batch_sizes="2", precision="int8", calibration_data="pictures")
+    folder = place(repository, "by_pictures", "model.onnx", RESNET, pictures)
+    (folder / "pipeline.json").write_text(json.dumps(PIPELINE))
+    (folder / "pictures").mkdir()
+    for index in range(8):
+        (folder / "pictures" / f"{index}.jpg").write_bytes(jpeg(20 + index, 30))
+    arrays = config(2, batch_sizes="2", precision="fp8", calibration_data="samples.npz")
+    folder = place(repository, "by_arrays", "model.onnx", RESNET, arrays)
+    np.savez(folder / "samples.npz", **migraphx_models.random_inputs(RESNET, 8, seed=5))
+
+
 def place_external(repository: Path) -> None:
     folder = place(repository, "external", "model.onnx", b"", config(4, batch_sizes="4"))
     model = onnx.load_from_string(MLP)
@@ -93,11 +124,12 @@ def server(migraphx_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     for name, (model, text) in MODELS.items():
         place(repository, name, "model.onnx", model, text)
     place_external(repository)
+    place_calibrated(repository)
     folder = tmp_path_factory.mktemp("server")
     flags = (f"--migraphx-root={migraphx_root}", f"--cache-directory={folder}/cache")
     with RocserveProcess([repository], *flags, log=folder / "server.log") as running:
         client = running.client()
-        for name in (*MODELS, "external"):
+        for name in (*MODELS, "external", "by_pictures", "by_arrays"):
             state = "UNAVAILABLE" if name == "too_large" else "READY"
             wait_until(ends(client, name, state), 90, f"state {state} of '{name}'")
         yield running
@@ -139,6 +171,15 @@ def test_an_accelerator_says_the_same_as_parameters(server: RocserveProcess) -> 
         assert properties(server, name)["precision"] == "fp16"
         assert not np.array_equal(scores, SCORES)
         np.testing.assert_allclose(scores, SCORES, atol=0.01)
+
+
+@pytest.mark.parametrize(("name", "precision", "most"), [("by_pictures", "int8", 0.15), ("by_arrays", "fp8", 0.3)])
+def test_precisions_that_are_calibrated(server: RocserveProcess, name: str, precision: str, most: float) -> None:
+    assert properties(server, name)["precision"] == precision
+    inputs = migraphx_models.random_inputs(RESNET, 2)
+    exact = expected(RESNET, inputs)["logits"]
+    difference = np.linalg.norm(ask(server.client(), name, inputs)["logits"] - exact)
+    assert 0 < difference < most * np.linalg.norm(exact)
 
 
 def test_a_group_on_the_cpu_gets_a_target_for_it(server: RocserveProcess) -> None:
