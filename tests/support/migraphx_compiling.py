@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rocserve.backends.digests import file_digest
 from rocserve.backends.migraphx.cache.entry import CachedProgram
 from rocserve.backends.migraphx.calibration.source import calibration_digest
 from rocserve.backends.migraphx.compiler import ProgramCompiler
@@ -19,7 +20,6 @@ from rocserve.backends.migraphx.configuration.options import CompileOptions, Pre
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.backends.migraphx.jobs.messages import JobError
 from rocserve.backends.migraphx.jobs.runner import JobRunner
-from rocserve.backends.migraphx.model_files.digests import file_digest
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
 from rocserve.settings import EngineSettings
 from support import migraphx_models as networks

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rocserve.backends.batch_sizes import default_batch_sizes, parse_batch_sizes
-from rocserve.backends.migraphx.model_files.contained_paths import path_within
+from rocserve.backends.contained_paths import path_within
 from rocserve.backends.onnx.provider_options import (
     ARENA_GROWTH,
     ProviderKind,

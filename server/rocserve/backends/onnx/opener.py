@@ -15,11 +15,11 @@ from typing import Any
 import onnxruntime
 
 from rocserve.backends.base import ModelSource
-from rocserve.backends.migraphx.binding.standard_error import StandardErrorCapture
 from rocserve.backends.onnx.external_weights import NO_WEIGHTS, ExternalWeights, settled_weights
 from rocserve.backends.onnx.native_messages import error_lines, without_place
 from rocserve.backends.onnx.providers import ProviderPlan
 from rocserve.backends.onnx.session import session_options
+from rocserve.backends.standard_error import StandardErrorCapture
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 
 _LOG = logging.getLogger(__name__)

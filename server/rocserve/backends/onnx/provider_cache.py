@@ -18,9 +18,9 @@ from pathlib import Path
 import onnxruntime
 
 from rocserve.backends.base import ModelSource
+from rocserve.backends.digests import folder_digest
 from rocserve.backends.migraphx.cache.opening import cache_directory
 from rocserve.backends.migraphx.cache.private_folder import make_private
-from rocserve.backends.migraphx.model_files.digests import folder_digest
 from rocserve.backends.onnx.migraphx_provider import MIGRAPHX_PROVIDER
 from rocserve.backends.onnx.providers import Provider, ProviderPlan
 from rocserve.core.errors import unavailable

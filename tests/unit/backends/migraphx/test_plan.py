@@ -13,9 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 from support import migraphx_models
 
 from rocserve.backends.base import ModelSource
+from rocserve.backends.digests import file_digest
 from rocserve.backends.migraphx.configuration.options import Target
 from rocserve.backends.migraphx.configuration.parameters import compile_options, serving_options
-from rocserve.backends.migraphx.model_files.digests import file_digest
 from rocserve.backends.migraphx.planning.plan import PlannedTensor, ProgramPlan, plan_programs
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, SourceKind
 from rocserve.core.datatypes import DataType

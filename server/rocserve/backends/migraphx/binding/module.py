@@ -25,7 +25,7 @@ from rocserve.backends.migraphx.binding.interface import (
 )
 from rocserve.backends.migraphx.binding.loaded_library import loaded_core
 from rocserve.backends.migraphx.binding.messages import Messages
-from rocserve.backends.migraphx.binding.standard_error import StandardErrorCapture
+from rocserve.backends.standard_error import StandardErrorCapture
 
 Result = TypeVar("Result")
 

@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
+from rocserve.backends.contained_paths import path_within
 from rocserve.backends.migraphx.binding.datatypes import numpy_dtype
 from rocserve.backends.migraphx.binding.interface import ProgramTensor
 from rocserve.backends.migraphx.calibration.images import is_image, prepare_images
 from rocserve.backends.migraphx.calibration.source import calibration_data, calibration_pipeline
-from rocserve.backends.migraphx.model_files.contained_paths import path_within
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
 from rocserve.core.errors import ServeError, invalid_argument
 

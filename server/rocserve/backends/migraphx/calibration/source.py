@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from rocserve.backends.contained_paths import path_within
+from rocserve.backends.digests import folder_digest
 from rocserve.backends.migraphx.configuration.options import CompileOptions
-from rocserve.backends.migraphx.model_files.contained_paths import path_within
-from rocserve.backends.migraphx.model_files.digests import folder_digest
 from rocserve.core.errors import invalid_argument
 
 _DEFAULT_PIPELINE = "pipeline.json"

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rocserve.backends.digests import file_digest
 from rocserve.backends.migraphx.binding.interface import (
     Binding,
     CompileFlags,
@@ -27,7 +28,6 @@ from rocserve.backends.migraphx.jobs.probe import try_saved
 from rocserve.backends.migraphx.jobs.program_file import ProgramFile, own_recipe, read_program_file
 from rocserve.backends.migraphx.jobs.rebatching import Refusal, check_rows
 from rocserve.backends.migraphx.jobs.scratch import scratch_bytes
-from rocserve.backends.migraphx.model_files.digests import file_digest
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.core.errors import unavailable
 from rocserve.core.printable import printable

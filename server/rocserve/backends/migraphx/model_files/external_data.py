@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 
-from rocserve.backends.migraphx.model_files.contained_paths import path_within
+from rocserve.backends.contained_paths import path_within
 from rocserve.core.errors import ServeError, invalid_argument
 
 

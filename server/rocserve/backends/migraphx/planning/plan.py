@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rocserve.backends.base import ModelSource
 from rocserve.backends.batch_sizes import default_batch_sizes
+from rocserve.backends.digests import file_digest
 from rocserve.backends.migraphx.calibration.source import calibration_digest
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, ServingOptions
-from rocserve.backends.migraphx.model_files.digests import file_digest
 from rocserve.backends.migraphx.model_files.graph_tensor import GraphTensor
 from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
 from rocserve.backends.migraphx.model_files.tensorflow_graph import read_tensorflow_graph

@@ -10,11 +10,11 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+from rocserve.backends.digests import file_digest
 from rocserve.backends.migraphx.binding.interface import Program
 from rocserve.backends.migraphx.cache.verdicts import Outcome, new_verdict, verdict_key
 from rocserve.backends.migraphx.jobs.messages import FailureKind, JobError
 from rocserve.backends.migraphx.jobs.probe import ProbeJob, ProbeResult
-from rocserve.backends.migraphx.model_files.digests import file_digest
 from rocserve.backends.migraphx.model_files.mxr import check_mxr, sibling_model
 from rocserve.backends.migraphx.model_files.onnx_graph import OnnxGraph, read_onnx_graph
 from rocserve.backends.migraphx.planning.memory import ProgramMemory, check_memory

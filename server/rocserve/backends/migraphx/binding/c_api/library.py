@@ -12,7 +12,7 @@ from typing import Any
 from rocserve.backends.migraphx.binding.c_api.prototypes import MADE_ONCE, declare
 from rocserve.backends.migraphx.binding.interface import MigraphxError
 from rocserve.backends.migraphx.binding.messages import Messages
-from rocserve.backends.migraphx.binding.standard_error import StandardErrorCapture
+from rocserve.backends.standard_error import StandardErrorCapture
 
 
 class Library:

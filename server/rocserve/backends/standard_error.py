@@ -1,4 +1,4 @@
-"""What a library writes to descriptor 2 during a call: the C API says its errors nowhere else."""
+"""What a library writes to descriptor 2 during a call: MIGraphX and ONNX Runtime tell some errors nowhere else."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StandardErrorCapture:
 
     def _exchange(self) -> None:
         if self._file < 0:
-            self._file = os.memfd_create("migraphx-messages")
+            self._file = os.memfd_create("rocserve:messages")
             # Without it two threads that write at once may write to the same place.
             fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_APPEND)
         try:

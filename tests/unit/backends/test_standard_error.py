@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rocserve.backends.migraphx.binding.standard_error import StandardErrorCapture
+from rocserve.backends.standard_error import StandardErrorCapture
 
 
 @contextmanager
