@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 from rocserve.backends.base import Batch, ModelSource
 from rocserve.backends.migraphx.engine import load
 from rocserve.backends.migraphx.installation import ROOT_VARIABLE
+from rocserve.backends.migraphx.serving.background import THREAD_NAME
 from rocserve.backends.migraphx.serving.model import MigraphxModel
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig, OutputConfig
@@ -98,8 +100,15 @@ class Engine:
         """As `load`, warm and with all its batch sizes."""
         model = self.load(*arguments, **parameters)
         model.warm_up([])
-        model.wait_until_complete()
+        wait_for_all_sizes()
         return model
+
+
+def wait_for_all_sizes() -> None:
+    """Until no model of this process gets batch sizes ready any more."""
+    for thread in threading.enumerate():
+        if thread.name == THREAD_NAME:
+            thread.join()
 
 
 def batch(inputs: Mapping[str, Array], *outputs: str) -> Batch:

@@ -20,7 +20,7 @@ _PROGRAM_FILES = "migraphx"
 
 
 def load(model: ModelSource) -> LoadedModel:
-    """Parameters: see `parameters`. Ready with its first program; more may follow while it serves.
+    """Parameters: see `configuration/`. Ready with its first program; more may follow while it serves.
 
     Raises:
         ServeError: MIGraphX cannot be used here or cannot compile the model, in its own words with what can be done;

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from onnx import TensorProto
 from support import migraphx_models
-from support.migraphx_engine import Engine, answers, batch, given, wanted
+from support.migraphx_engine import Engine, answers, batch, given, wait_for_all_sizes, wanted
 from support.migraphx_serving import expected
 
 from rocserve.backends.migraphx.binding.interface import Binding, Program
@@ -94,7 +94,7 @@ class TestBatches:
         first = answers(model, inputs)["scores"]
         first_engine.reports.clear()
         model.warm_up([])
-        model.wait_until_complete()
+        wait_for_all_sizes()
         assert first_engine.reports[0] == "serving; batch sizes still to come: 2"
         assert first_engine.reports[-1] == ""
         assert model.properties["batch_sizes"] == "1, 2"
@@ -265,7 +265,7 @@ class TestBindingsThatKeepTheInterpreter:
         request = batch(migraphx_models.random_inputs(NETWORKS["mlp"], 1))
         binding.while_loading = lambda: model.execute(request)
         model.warm_up([])
-        model.wait_until_complete()
+        wait_for_all_sizes()
         assert model.properties["batch_sizes"] == "1, 2"
         assert binding.waited == [True]
         model.close()

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rocserve.core.errors import ServeError
 
+THREAD_NAME = "batch sizes"
+
 
 class BackgroundSizes:
     """Has one batch size after the other compiled and put into service; one that fails leaves the others be.
@@ -36,7 +38,7 @@ class BackgroundSizes:
         self._report = report
         self._log = log
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="batch sizes", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
 
     def start(self) -> None:
         if self._sizes:

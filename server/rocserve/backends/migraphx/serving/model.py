@@ -64,11 +64,6 @@ class MigraphxModel:
         if self._background is not None:
             self._background.start()
 
-    def wait_until_complete(self) -> None:
-        """Until all batch sizes are in service or have failed."""
-        if self._background is not None:
-            self._background.wait()
-
     def execute(self, batch: Batch) -> BatchResult:
         """
         Raises:
