@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import signal
 import subprocess
@@ -73,6 +74,23 @@ def test_an_engine_that_is_not_there_is_said_and_the_rest_is_measured(command: C
         pytest.skip("PyTorch and onnx2torch are installed")
     assert ran.row("onnxruntime ")[0] == "1"
     assert "rocserve bench: torch: PyTorch is not installed; install torch" in ran.err or "onnx2torch" in ran.err
+
+
+@pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("torch", "onnx2torch"))), reason="PyTorch or onnx2torch is not installed"
+)
+@pytest.mark.parametrize("network", [two_in_two_out(), mini_resnet()], ids=["two", "resnet"])
+def test_pytorch_where_it_is_installed(command: Command, tmp_path: Path, network: bytes) -> None:
+    ran = command(
+        "bench", _file(tmp_path, network), "--engine", "onnxruntime", "--against", "torch", "--batch-sizes", "1,3",
+        "--json", *_QUICK,
+    )  # fmt: skip
+    assert ran.status == 0
+    result = json.loads(ran.out)
+    assert result["engines"]["torch"].startswith("PyTorch ")
+    measured = [one for one in result["times"] if one["engine"] == "torch"]
+    assert [one["batch_size"] for one in measured] == [1, 3]
+    assert all(one["difference"]["largest"] < 1e-4 for one in measured)
 
 
 def test_a_batch_that_another_engine_cannot_run(migraphx_root: Path, command: Command, tmp_path: Path) -> None:
