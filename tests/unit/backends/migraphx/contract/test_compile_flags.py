@@ -1,0 +1,89 @@
+"""fast_math and exhaustive_tune on their way from a recipe to MIGraphX. On the reference target they change nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import migraphx_models as models
+from support.cached_programs import a_recipe
+from support.migraphx_workbench import Workbench, onnx_runtime
+
+from rocserve.backends.digests import file_digest
+from rocserve.backends.migraphx.binding.c_api.library import Library
+from rocserve.backends.migraphx.binding.interface import CompileFlags, OnnxOptions
+from rocserve.backends.migraphx.configuration.options import CompileOptions, Target
+from rocserve.backends.migraphx.jobs.compile import CompileJob, perform
+from rocserve.backends.migraphx.planning.recipe import ProgramSource, SourceKind
+
+pytestmark = pytest.mark.in_migraphx_process
+
+SETTINGS = [(True, False), (False, False), (True, True), (False, True)]
+
+
+@pytest.mark.parametrize(("fast_math", "exhaustive_tune"), SETTINGS)
+def test_every_setting_compiles(bench: Workbench, fast_math: bool, exhaustive_tune: bool) -> None:
+    model = models.mlp()
+    program = bench.parse(model, 2)
+    program.compile("ref", CompileFlags(fast_math=fast_math, exhaustive_tune=exhaustive_tune))
+    inputs = models.random_inputs(model, 2)
+    np.testing.assert_allclose(program.run(inputs)[0], onnx_runtime(model, inputs)[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("fast_math", "exhaustive_tune"), SETTINGS)
+def test_the_c_library_is_told(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, fast_math: bool, exhaustive_tune: bool
+) -> None:
+    if bench.binding.name != "c_api":
+        pytest.skip("the module takes them as keywords")
+    told: dict[str, object] = {}
+    call = Library.call
+
+    def recorded(library: Library, name: str, *arguments: Any) -> None:
+        if name.startswith("compile_options_set_"):
+            told[name.removeprefix("compile_options_set_")] = arguments[-1]
+        call(library, name, *arguments)
+
+    monkeypatch.setattr(Library, "call", recorded)
+    bench.parse(models.mlp()).compile("ref", CompileFlags(fast_math=fast_math, exhaustive_tune=exhaustive_tune))
+    assert told.pop("exhaustive_tune_flag", False) is exhaustive_tune
+    assert told == {"offload_copy": True, "fast_math": fast_math}
+
+
+class Recorder:
+    """The real binding; keeps the flags that its programs are compiled with."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+        self.flags: list[CompileFlags] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def parse_onnx(self, path: Path, options: OnnxOptions) -> Any:
+        program = Recorder(self._real.parse_onnx(path, options))
+        program.flags = self.flags
+        return program
+
+    def compile(self, target: str, flags: CompileFlags) -> None:
+        self.flags.append(flags)
+        self._real.compile(target, flags)
+
+
+@pytest.mark.parametrize(("fast_math", "exhaustive_tune"), SETTINGS)
+def test_a_compile_takes_those_of_its_recipe(
+    bench: Workbench, tmp_path: Path, fast_math: bool, exhaustive_tune: bool
+) -> None:
+    file = bench.file(models.mlp())
+    recipe = a_recipe(
+        options=CompileOptions(Target.REF, fast_math=fast_math, exhaustive_tune=exhaustive_tune),
+        batch_size=2,
+        input_shapes={"x": (2, models.MLP_WIDTH)},
+    )
+    recipe = replace(recipe, source=ProgramSource(SourceKind.ONNX, str(file), file_digest(file)))
+    recorder: Any = Recorder(bench.binding)
+    perform(CompileJob("m", str(tmp_path), recipe, str(tmp_path / "m.mxr")), recorder, lambda text: None)
+    assert recorder.flags == [CompileFlags(fast_math=fast_math, exhaustive_tune=exhaustive_tune)]
