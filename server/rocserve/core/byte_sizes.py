@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+_UNITS = (("B", 0), ("KiB", 1), ("MiB", 1), ("GiB", 2))
+"""With the decimals that each is written with."""
+
 
 def readable_size(count: int) -> str:
-    """E.g. "512 B", "1.5 MiB", "12.00 GiB"."""
+    """E.g. "512 B", "1.5 MiB", "12.00 GiB", "1.25 TiB"."""
     amount = float(count)
-    for unit in ("B", "KiB", "MiB"):
+    for unit, decimals in _UNITS:
         if amount < 1024:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+            return f"{amount:.{decimals}f} {unit}"
         amount /= 1024
-    return f"{amount:.2f} GiB"
+    return f"{amount:.2f} TiB"
