@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,17 @@ BEFOREHAND = "compile it beforehand with `rocserve compile`"
 """What else to do about the time limit than to raise it."""
 _SEARCH = "3"
 """Of MIOPEN_FIND_ENFORCE: search for the fastest kernels, also where the database has some."""
+
+
+_SECONDS_BETWEEN_TURNS = 0.1
+
+
+class _NoTurnFree(Exception):
+    """Waiting with the key in hand would keep it from those who have a turn, such as a load that clients wait for."""
+
+
+def _give_up() -> None:
+    raise _NoTurnFree
 
 
 class ProgramCompiler:
@@ -60,17 +72,32 @@ class ProgramCompiler:
             JobError: it cannot be compiled, or that took too long or was called off.
             ServeError: the cache cannot take it.
         """
-        key = recipe.key
-        found = self._cache.find(key)
+        found = self._cache.find(recipe.key)
         if found is not None:
             return found
         told = report or self._runner.report
-        with self._cache.lock(key, self._waiting(recipe, "for another process that compiles it", told)):
-            found = self._cache.find(key)
+        wait = self._waiting(recipe, "until other programs have been compiled on this machine", told)
+        while True:
+            try:
+                return self._found_or_compiled(recipe, timeout_seconds, low_priority, report)
+            except _NoTurnFree:
+                wait()
+                time.sleep(_SECONDS_BETWEEN_TURNS)
+
+    def _found_or_compiled(
+        self,
+        recipe: ProgramRecipe,
+        timeout_seconds: float,
+        low_priority: bool,
+        report: Callable[[str], None] | None,
+    ) -> CachedProgram:
+        """Raises: _NoTurnFree: nothing was done, and the key has been let go of."""
+        wait = self._waiting(recipe, "for another process that compiles it", report or self._runner.report)
+        with self._cache.lock(recipe.key, wait):
+            found = self._cache.find(recipe.key)
             if found is not None:
                 return found
-            turn = self._waiting(recipe, "until other programs have been compiled on this machine", told)
-            with self._turns.taken(low_priority, turn):
+            with self._turns.taken(low_priority, _give_up):
                 return self._compile(recipe, timeout_seconds, low_priority, report)
 
     def _waiting(self, recipe: ProgramRecipe, what: str, report: Callable[[str], None]) -> Callable[[], None]:

@@ -139,3 +139,22 @@ def test_a_compiler_waits_for_its_turn_and_says_so(tmp_path: Path, migraphx_root
         assert told == [text] and bench.cache.find(recipe.key) is None
     compiling.join(60)
     assert bench.cache.find(recipe.key) is not None
+
+
+def test_who_waits_for_a_turn_keeps_nobody_from_compiling_the_same_program(tmp_path: Path, migraphx_root: Path) -> None:
+    bench = Bench(migraphx_root, tmp_path)
+    turns = CompileTurns(tmp_path / "turns", 1)
+    compiler = ProgramCompiler(bench.runner, bench.cache, model_name="x", model_folder=bench.folder, turns=turns)
+    recipe = bench.recipe(networks.mlp(), 2, MLP)
+    waits = threading.Event()
+    beside = threading.Thread(
+        target=compiler.program,
+        args=(recipe,),
+        kwargs={"timeout_seconds": 60, "low_priority": True, "report": lambda _: waits.set()},
+    )
+    with turns.taken(True, nobody_waits), turns.taken(True, nobody_waits):
+        beside.start()
+        assert waits.wait(10)
+        compiler.program(recipe, timeout_seconds=60).release()
+        beside.join(10)
+        assert not beside.is_alive()
