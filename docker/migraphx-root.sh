@@ -4,7 +4,7 @@
 #
 #   migraphx-root.sh FOLDER        29 MB to fetch, 85 MB in the end, seconds
 #
-# ROCSERVE_DEBIAN_MIRROR          another mirror than this system's own, e.g. http://deb.debian.org/debian
+# ROCSERVE_DEBIAN_MIRROR          the URL of another Debian mirror than this system's own
 set -euo pipefail
 
 fail() {
@@ -43,7 +43,7 @@ system_mirror() {
     grep -v '^ *#' | grep -oE 'https?://[^ ]+/debian/?( |$)' | head -n 1 | tr -d ' '
 }
 mirror=${ROCSERVE_DEBIAN_MIRROR:-$(system_mirror || true)}
-mirror=${mirror:-http://deb.debian.org/debian}
+[ -n "$mirror" ] || fail "this system knows no Debian mirror: name one in ROCSERVE_DEBIAN_MIRROR"
 
 # Two that are started at once make it once; what an interrupted one left is thrown away.
 exec 9>"$root.lock"
