@@ -77,6 +77,8 @@ def _exit(argument: str, binding: Binding, report: Report) -> str:
 
 
 def _kill_itself(argument: str, binding: Binding, report: Report) -> str:
+    # Its memory is looked at every quarter of a second, and is part of what is said of it.
+    time.sleep(1.5)
     os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(FOREVER_SECONDS)
     return ""

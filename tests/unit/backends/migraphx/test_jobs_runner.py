@@ -166,7 +166,7 @@ def test_a_job_is_done_in_a_process_of_its_own(jobs: Jobs) -> None:
             "",
             StatusCode.UNAVAILABLE,
             FailureKind.KILLED,
-            "doing kill itself failed while beginning: it was killed by signal 9 (SIGKILL) from outside",
+            "doing kill itself failed while beginning: it was killed by signal 9 (SIGKILL) from outside (it had ",
             id="killed",
         ),
     ],
