@@ -6,16 +6,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from rocserve.config.datatypes import datatype_of_number
+from rocserve.config.plain_sequences import sequence_batching
 from rocserve.core.model_config import (
+    BatchInput,
+    BatchInputKind,
+    BatchOutput,
     DynamicBatching,
     EnsembleStep,
     ExecutionAccelerator,
     InputConfig,
     InstanceGroup,
     InstanceKind,
+    InstanceRateLimiter,
     ModelConfig,
     OutputConfig,
     QueuePolicy,
+    RateLimiterResource,
+    RepositoryAgent,
     TimeoutAction,
     VersionPolicy,
     VersionPolicyKind,
@@ -55,6 +62,25 @@ def to_plain(message: messages.ModelConfig, backend: str, labels: Labels) -> Mod
         gpu_accelerators=_accelerators(message.optimization.execution_accelerators.gpu_execution_accelerator),
         cpu_accelerators=_accelerators(message.optimization.execution_accelerators.cpu_execution_accelerator),
         decoupled=message.model_transaction_policy.decoupled,
+        batch_inputs=tuple(_batch_input(entry) for entry in message.batch_input),
+        batch_outputs=tuple(
+            BatchOutput(tuple(entry.target_name), tuple(entry.source_input)) for entry in message.batch_output
+        ),
+        sequence_batching=(
+            sequence_batching(message.sequence_batching) if message.HasField("sequence_batching") else None
+        ),
+        ensemble_max_inflight_requests=message.ensemble_scheduling.max_inflight_requests,
+        response_cache=message.response_cache.enable,
+        cc_model_filenames=dict(sorted(message.cc_model_filenames.items())),
+        metric_tags=dict(sorted(message.metric_tags.items())),
+        histogram_buckets={
+            control.metric_identifier.family: tuple(control.histogram_options.buckets)
+            for control in message.model_metrics.metric_control
+        },
+        repository_agents=tuple(
+            RepositoryAgent(agent.name, dict(sorted(agent.parameters.items())))
+            for agent in message.model_repository_agents.agents
+        ),
     )
 
 
@@ -93,6 +119,7 @@ def _input(tensor: messages.ModelInput) -> InputConfig:
         reshape=_reshape(tensor),
         optional=tensor.optional,
         format=messages.ModelInput.Format.Name(tensor.format),
+        allow_ragged_batch=tensor.allow_ragged_batch,
     )
 
 
@@ -114,6 +141,25 @@ def _instance_group(group: messages.ModelInstanceGroup) -> InstanceGroup:
         count=group.count,
         gpus=tuple(group.gpus),
         passive=group.passive,
+        rate_limiter=_rate_limiter(group.rate_limiter),
+        host_policy=group.host_policy,
+    )
+
+
+def _rate_limiter(limiter: messages.ModelRateLimiter) -> InstanceRateLimiter:
+    resources = tuple(
+        RateLimiterResource(resource.name, resource.count, getattr(resource, "global"))
+        for resource in limiter.resources
+    )
+    return InstanceRateLimiter(resources, limiter.priority)
+
+
+def _batch_input(entry: messages.BatchInput) -> BatchInput:
+    return BatchInput(
+        kind=BatchInputKind(messages.BatchInput.Kind.Name(entry.kind)),
+        target_names=tuple(entry.target_name),
+        datatype=datatype_of_number(entry.data_type),
+        source_inputs=tuple(entry.source_input),
     )
 
 
@@ -153,6 +199,7 @@ def _step(step: messages.ModelEnsembling.Step) -> EnsembleStep:
         model_version=step.model_version or -1,
         input_map=dict(sorted(step.input_map.items())),
         output_map=dict(sorted(step.output_map.items())),
+        model_namespace=step.model_namespace,
     )
 
 

@@ -24,6 +24,8 @@ class InputConfig:
     optional: bool = False
     format: str = "FORMAT_NONE"
     """FORMAT_NONE, FORMAT_NHWC or FORMAT_NCHW."""
+    allow_ragged_batch: bool = False
+    """Requests of different shapes may share a batch; the engine gets their elements one behind the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +39,59 @@ class OutputConfig:
     """The lines of `label_filename`."""
 
 
+class BatchInputKind(enum.Enum):
+    """What a batch input is made of (ModelConfig's BatchInput.Kind)."""
+
+    ELEMENT_COUNT = "BATCH_ELEMENT_COUNT"
+    ACCUMULATED_ELEMENT_COUNT = "BATCH_ACCUMULATED_ELEMENT_COUNT"
+    ACCUMULATED_ELEMENT_COUNT_WITH_ZERO = "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO"
+    MAX_ELEMENT_COUNT_AS_SHAPE = "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE"
+    ITEM_SHAPE = "BATCH_ITEM_SHAPE"
+    ITEM_SHAPE_FLATTEN = "BATCH_ITEM_SHAPE_FLATTEN"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInput:
+    """An input that the server makes for each batch."""
+
+    kind: BatchInputKind
+    target_names: tuple[str, ...]
+    """The model's inputs that it becomes."""
+    datatype: DataType
+    source_inputs: tuple[str, ...]
+    """The requests' inputs that it tells of."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOutput:
+    """Outputs whose rows are given to requests by the shape of an input (BATCH_SCATTER_WITH_INPUT_SHAPE)."""
+
+    target_names: tuple[str, ...]
+    source_inputs: tuple[str, ...]
+
+
 class InstanceKind(enum.Enum):
     AUTO = "KIND_AUTO"
     GPU = "KIND_GPU"
     CPU = "KIND_CPU"
     MODEL = "KIND_MODEL"
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimiterResource:
+    """What an instance must hold of a resource while it runs a batch."""
+
+    name: str
+    count: int
+    is_global: bool = False
+    """One pool for the whole machine; else each device has its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceRateLimiter:
+    resources: tuple[RateLimiterResource, ...] = ()
+    priority: int = 0
+    """Instances of lower numbers are given more executions; 0 counts as 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +101,8 @@ class InstanceGroup:
     count: int
     gpus: tuple[int, ...] = ()
     passive: bool = False
+    rate_limiter: InstanceRateLimiter = InstanceRateLimiter()
+    host_policy: str = ""
 
 
 class TimeoutAction(enum.Enum):
@@ -82,6 +134,81 @@ class DynamicBatching:
     priority_queue_policy: Mapping[int, QueuePolicy] = field(default_factory=dict)
 
 
+class ControlKind(enum.Enum):
+    """What a control input tells of a sequence."""
+
+    START = "CONTROL_SEQUENCE_START"
+    READY = "CONTROL_SEQUENCE_READY"
+    END = "CONTROL_SEQUENCE_END"
+    CORRELATION_ID = "CONTROL_SEQUENCE_CORRID"
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceControl:
+    kind: ControlKind
+    datatype: DataType
+    """INT32, FP32 or BOOL by the list that was given; of CORRELATION_ID its own."""
+    false_true: tuple[float, float] = (0, 1)
+    """The values for no and yes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlInput:
+    name: str
+    controls: tuple[SequenceControl, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InitialState:
+    name: str
+    datatype: DataType
+    dims: tuple[int, ...]
+    data_file: str = ""
+    """In the model's folder `initial_state`; "" = zeros."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceState:
+    """An output that the server keeps and gives back as an input to the sequence's next request."""
+
+    input_name: str
+    output_name: str
+    datatype: DataType
+    dims: tuple[int, ...]
+    initial_states: tuple[InitialState, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DirectStrategy:
+    """Each sequence has a slot in a batch of one instance for as long as it lives."""
+
+    max_queue_delay_microseconds: int = 0
+    minimum_slot_utilization: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class OldestStrategy:
+    """Sequences share batches by the age of their requests."""
+
+    max_candidate_sequences: int = 0
+    """0 = the server's default."""
+    preferred_batch_sizes: tuple[int, ...] = ()
+    max_queue_delay_microseconds: int = 0
+    preserve_ordering: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceBatching:
+    direct: DirectStrategy | None = None
+    """The strategy where neither is given."""
+    oldest: OldestStrategy | None = None
+    max_sequence_idle_microseconds: int = 0
+    """0 = one second."""
+    control_inputs: tuple[ControlInput, ...] = ()
+    states: tuple[SequenceState, ...] = ()
+    iterative: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class EnsembleStep:
     model_name: str
@@ -91,6 +218,8 @@ class EnsembleStep:
     """The member's input name -> the ensemble tensor's name."""
     output_map: Mapping[str, str]
     """The member's output name -> the ensemble tensor's name."""
+    model_namespace: str = ""
+    """The repository that the member is from, where names repeat; empty = the ensemble's own first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +244,14 @@ class ExecutionAccelerator:
 
     name: str
     """E.g. "migraphx", "openvino"."""
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryAgent:
+    """What is done with a model's files before it is loaded."""
+
+    name: str
     parameters: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -154,6 +291,18 @@ class ModelConfig:
     cpu_accelerators: tuple[ExecutionAccelerator, ...] = ()
     decoupled: bool = False
     """A request may get any number of responses (model_transaction_policy)."""
+    batch_inputs: tuple[BatchInput, ...] = ()
+    batch_outputs: tuple[BatchOutput, ...] = ()
+    sequence_batching: SequenceBatching | None = None
+    ensemble_max_inflight_requests: int = 0
+    """How many answers of a decoupled step may be under way in one ensemble request; 0 = no limit."""
+    response_cache: bool = False
+    cc_model_filenames: Mapping[str, str] = field(default_factory=dict)
+    """GPU architecture (e.g. "gfx942") -> the model's file there."""
+    metric_tags: Mapping[str, str] = field(default_factory=dict)
+    histogram_buckets: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """By metric family (model_metrics.metric_control)."""
+    repository_agents: tuple[RepositoryAgent, ...] = ()
 
     @property
     def is_ensemble(self) -> bool:
