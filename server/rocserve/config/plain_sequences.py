@@ -50,12 +50,12 @@ def _control(message: ModelSequenceBatching.Control) -> SequenceControl:
         return SequenceControl(kind, datatype_of_number(message.data_type))
     if message.fp32_false_true:
         no, yes = message.fp32_false_true
-        return SequenceControl(kind, DataType.FP32, (no, yes))
+        return SequenceControl(kind, DataType.FP32, no, yes)
     if message.bool_false_true:
         no, yes = message.bool_false_true
-        return SequenceControl(kind, DataType.BOOL, (no, yes))
+        return SequenceControl(kind, DataType.BOOL, no, yes)
     no, yes = message.int32_false_true
-    return SequenceControl(kind, DataType.INT32, (no, yes))
+    return SequenceControl(kind, DataType.INT32, no, yes)
 
 
 def _state(message: ModelSequenceBatching.State) -> SequenceState:

@@ -148,8 +148,8 @@ class SequenceControl:
     kind: ControlKind
     datatype: DataType
     """INT32, FP32 or BOOL by the list that was given; of CORRELATION_ID its own."""
-    false_true: tuple[float, float] = (0, 1)
-    """The values for no and yes."""
+    no: float = 0
+    yes: float = 1
 
 
 @dataclass(frozen=True, slots=True)
