@@ -22,6 +22,11 @@ from rocserve.repository.model_repository import ModelRepository
 from rocserve.repository.settings import RepositorySettings
 from rocserve.repository.version_loader import WorkerVersionLoader
 from rocserve.scheduling.queue import QueueLimits
+from rocserve.services.inference import InferenceService
+from rocserve.services.methods import Services, methods
+from rocserve.services.queries import QueryService
+from rocserve.services.readiness import Readiness
+from rocserve.services.repository_control import RepositoryControlService
 from rocserve.settings import GrpcSettings, ServerSettings
 from rocserve.workers.completion import CompletionThread
 from rocserve.workers.launcher import WorkerLauncher
@@ -64,8 +69,15 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number, ending)
         self._completion.start()
+        readiness = Readiness(self._repository.is_ready)
         service = GrpcService(
-            self._tables, self._repository, self._settings.server_id, loop, self._log.getChild("grpc")
+            InferenceService(self._tables, readiness),
+            methods(self._services(readiness)),
+            self._tables,
+            readiness,
+            self._repository.subscribe,
+            loop,
+            self._log.getChild("grpc"),
         )
         metrics = self._metrics_endpoint()
         try:
@@ -89,10 +101,17 @@ class Server:
             return 1
         self._log.info("Started GRPCInferenceService at %s:%d", self._settings.grpc.address, port)
         status = await self._serve(ending)
+        readiness.begin_exit()
         await self._drain(service, transport)
         if metrics is not None:
             metrics.stop()
         return status
+
+    def _services(self, readiness: Readiness) -> Services:
+        return Services(
+            queries=QueryService(self._tables, self._repository, self._settings.server_id, readiness.is_ready),
+            repository_control=RepositoryControlService(self._repository),
+        )
 
     def _metrics_endpoint(self) -> MetricsEndpoint | None:
         if not self._settings.metrics.allow:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.tensors import Buffer, Tensor
+from rocserve.core.trace import Trace
 
 ParameterValue = bool | int | float | str
 Parameters = Mapping[str, ParameterValue]
@@ -64,6 +65,8 @@ class InferRequest:
     """The bytes of `head.inputs`, in their order; views on the client's own message."""
     deadline: float | None = None
     """time.monotonic() seconds after which the client no longer waits."""
+    trace: Trace | None = None
+    """Where it is written down when what happened to the request; None = it is not traced."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +78,8 @@ class InferResponse:
     id: str
     outputs: list[Tensor]
     parameters: Parameters = field(default_factory=dict)
+    output_parameters: Mapping[str, Parameters] | None = None
+    """By output: what is said of it alone, such as the region of shared memory that it lies in."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,9 @@ from rocserve.repository.version_wiring import VersionWiring
 from rocserve.repository.version_workers import config_text, load_message, worker_group
 from rocserve.scheduling.ensemble import EnsembleVersion
 from rocserve.scheduling.model_calls import ModelCallDispatcher
-from rocserve.scheduling.model_scheduler import ModelScheduler
 from rocserve.scheduling.queue import QueueLimits
+from rocserve.scheduling.scheduler import Scheduler
+from rocserve.scheduling.selection import SchedulerParts, create_scheduler
 from rocserve.scheduling.served_version import ScheduledVersion
 from rocserve.settings import EngineSettings
 from rocserve.workers.completion import CompletionThread
@@ -153,14 +154,16 @@ class WorkerVersionLoader:
             for warning in complete.warnings[len(definition.warnings) :]:
                 self._log.getChild("config").warning("model '%s': %s", definition.name, warning)
             statistics = ModelStatistics()
-            scheduler = ModelScheduler(
-                complete.config,
-                version,
-                statistics,
-                self._completion,
-                self._limits,
-                self._log.getChild("scheduler"),
-                definition.backend.answers_requests,
+            scheduler = create_scheduler(
+                SchedulerParts(
+                    complete.config,
+                    version,
+                    statistics,
+                    self._completion,
+                    self._limits,
+                    self._log.getChild("scheduler"),
+                    definition.backend.answers_requests,
+                )
             )
             try:
                 await group.warm_up(complete.config, config_text(complete))
@@ -210,7 +213,7 @@ class LoadedModelVersion(ScheduledVersion):
         definition: ModelDefinition,
         version: int,
         statistics: ModelStatistics,
-        scheduler: ModelScheduler,
+        scheduler: Scheduler,
         group: WorkerGroup,
         wiring: VersionWiring,
         facts: EngineFacts,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rocserve.backends.request_model import ModelCall
 from rocserve.core.errors import ServeError, unavailable
-from rocserve.scheduling.model_scheduler import ModelScheduler
+from rocserve.scheduling.scheduler import Scheduler
 from rocserve.workers.channel import Channel
 from rocserve.workers.conversation import CallStarter, OpenCall
 
@@ -32,7 +32,7 @@ class VersionWiring:
         self._on_progress = on_progress
         self._start_call = start_call
         self._has_called = False
-        self._scheduler: ModelScheduler | None = None
+        self._scheduler: Scheduler | None = None
         self._open: set[Channel] = set()
         self._outage_timer: asyncio.TimerHandle | None = None
         self._trouble = ""
@@ -49,7 +49,7 @@ class VersionWiring:
         """What is wrong, and what goes on beside the model."""
         return "; ".join(filter(None, (self._trouble, self._progress)))
 
-    def connect(self, scheduler: ModelScheduler, channels: Sequence[Channel]) -> None:
+    def connect(self, scheduler: Scheduler, channels: Sequence[Channel]) -> None:
         """From now on the scheduler gets the channels."""
         self._scheduler = scheduler
         self._open.update(channels)

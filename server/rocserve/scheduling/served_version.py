@@ -11,11 +11,11 @@ from rocserve.core.requests import InferRequest
 from rocserve.core.serving import Responder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.validation import RequestPlan, RequestValidator
-from rocserve.scheduling.model_scheduler import ModelScheduler
+from rocserve.scheduling.scheduler import Scheduler
 
 
 class ScheduledVersion:
-    """Implements core.serving.ServedVersion on a ModelScheduler."""
+    """Implements core.serving.ServedVersion on a scheduler."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class ScheduledVersion:
         config_message: bytes,
         version: int,
         statistics: ModelStatistics,
-        scheduler: ModelScheduler,
+        scheduler: Scheduler,
     ) -> None:
         self.name = config.name
         self.version = version

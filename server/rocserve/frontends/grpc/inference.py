@@ -5,40 +5,34 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from rocserve.core.dispatch import dispatch
 from rocserve.core.errors import ServeError, StatusCode, unimplemented
 from rocserve.core.requests import InferRequest, InferResponse
-from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.grpc.codec import InferCodec
 from rocserve.frontends.grpc.transport import StreamCall, UnaryCall
 from rocserve.scheduling.ordering import AnswerOrder, Turn
-
-EXITING = ServeError(StatusCode.UNAVAILABLE, "Server exiting")
+from rocserve.services.inference import InferenceService, exiting
 
 
 class InferenceHandlers:
-    """The two RPCs over one codec and the serving table."""
+    """The two RPCs over one codec."""
 
-    def __init__(self, tables: ServingTableHolder, codec: InferCodec) -> None:
-        self._tables = tables
+    def __init__(self, service: InferenceService, codec: InferCodec) -> None:
+        self._service = service
         self._codec = codec
         self._streams: set[InferenceStream] = set()
         self._exiting = False
 
     def model_infer(self, call: UnaryCall) -> None:
-        if self._exiting:
-            call.fail(EXITING.code, EXITING.text)
-            return
         try:
             request = self._codec.decode_request(call.message)
         except ServeError as error:
             call.fail(error.code, error.text)
             return
         request.deadline = call.deadline
-        dispatch(self._tables, request, _UnaryResponder(call, self._codec))
+        self._service.infer(request, _UnaryResponder(call, self._codec))
 
     def model_stream_infer(self, call: StreamCall) -> InferenceStream:
-        stream = InferenceStream(call, self._tables, self._codec, self._streams.discard)
+        stream = InferenceStream(call, self._service, self._codec, self._streams.discard)
         self._streams.add(stream)
         if self._exiting:
             stream.end_when_idle()
@@ -84,13 +78,13 @@ class InferenceStream:
     def __init__(
         self,
         call: StreamCall,
-        tables: ServingTableHolder,
+        service: InferenceService,
         codec: InferCodec,
         on_end: Callable[[InferenceStream], None],
     ) -> None:
         self.codec = codec
         self._call = call
-        self._tables = tables
+        self._service = service
         self._on_end = on_end
         self._order = AnswerOrder()
         self._lock = threading.Lock()
@@ -107,9 +101,6 @@ class InferenceStream:
         with self._lock:
             self._unanswered += 1
         responder = _StreamResponder(self, self._order.take_turn())
-        if self._exiting:
-            responder.fail(EXITING)
-            return
         try:
             request = self.codec.decode_request(message)
         except ServeError as error:
@@ -117,7 +108,7 @@ class InferenceStream:
             return
         responder.request = request
         request.deadline = self._call.deadline
-        dispatch(self._tables, request, responder)
+        self._service.infer(request, responder)
 
     def on_half_close(self) -> None:
         self._half_closed = True
@@ -172,7 +163,8 @@ class InferenceStream:
         if self._half_closed:
             self._call.finish(StatusCode.OK, "")
         else:
-            self._call.finish(EXITING.code, EXITING.text)
+            error = exiting()
+            self._call.finish(error.code, error.text)
         self._on_end(self)
 
 

@@ -1,23 +1,23 @@
-"""The routes of the gRPC front end: which handler serves which method, and how its errors reach the client."""
+"""The routes of the gRPC front end: which method is served how, and how its errors reach the client."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.grpc.codec import InferCodec
-from rocserve.frontends.grpc.control import ControlHandlers
 from rocserve.frontends.grpc.health import HealthHandlers
 from rocserve.frontends.grpc.inference import InferenceHandlers
-from rocserve.frontends.grpc.queries import QueryHandlers
 from rocserve.frontends.grpc.transport import Route, StreamRoute, UnaryCall, UnaryRoute
-from rocserve.protocol import grpc_service_pb2
-from rocserve.repository.model_repository import ModelRepository
+from rocserve.services.inference import InferenceService
+from rocserve.services.methods import Method, QuickMethod, SlowMethod
+from rocserve.services.readiness import Readiness
 
 INFERENCE = "/inference.GRPCInferenceService/"
 HEALTH = "/grpc.health.v1.Health/"
@@ -28,57 +28,43 @@ class GrpcService:
 
     def __init__(
         self,
+        inference: InferenceService,
+        methods: Mapping[str, Method],
         tables: ServingTableHolder,
-        repository: ModelRepository,
-        server_id: str,
+        readiness: Readiness,
+        subscribe: Callable[[Callable[[], None]], object],
         loop: asyncio.AbstractEventLoop,
         log: logging.Logger,
     ) -> None:
-        self._repository = repository
+        """`subscribe`: has its argument called, on the loop, whenever readiness may have changed."""
+        self._methods = methods
         self._loop = loop
         self._log = log
-        self._exiting = False
-        self._inference = InferenceHandlers(tables, InferCodec())
-        self._queries = QueryHandlers(tables, repository, server_id, self.is_ready)
-        self._control = ControlHandlers(repository)
-        self._health = HealthHandlers(tables, self.is_ready)
+        self._inference = InferenceHandlers(inference, InferCodec())
+        self._health = HealthHandlers(tables, readiness.is_ready)
         self._tasks: set[asyncio.Task[None]] = set()
-        repository.subscribe(self._health.publish)
-
-    def is_ready(self) -> bool:
-        return not self._exiting and self._repository.is_ready()
+        subscribe(self._health.publish)
 
     def begin_exit(self) -> None:
-        """Not ready any more, refuse new inferences, end streams that wait for nothing. On the event loop."""
-        self._exiting = True
+        """The server has begun to end: tell who watches, and end streams that wait for nothing. On the event loop."""
         self._health.publish()
         self._health.end()
         self._inference.begin_exit()
 
     def routes(self) -> Mapping[str, Route]:
-        """All methods of the two services; those that are not served yet answer UNIMPLEMENTED."""
-        queries, control = self._queries, self._control
-        routes: dict[str, Route] = {
-            INFERENCE + method.name: UnaryRoute(_unserved(method.name))
-            for method in grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
-        }
-        routes |= {
+        """All methods of the two services."""
+        routes: dict[str, Route] = {INFERENCE + name: self._route(method) for name, method in self._methods.items()}
+        return routes | {
             INFERENCE + "ModelInfer": UnaryRoute(self._inference.model_infer),
             INFERENCE + "ModelStreamInfer": StreamRoute(self._inference.model_stream_infer),
-            INFERENCE + "ServerLive": self._quick(queries.server_live),
-            INFERENCE + "ServerReady": self._quick(queries.server_ready),
-            INFERENCE + "ModelReady": self._quick(queries.model_ready),
-            INFERENCE + "ServerMetadata": self._quick(queries.server_metadata),
-            INFERENCE + "ModelMetadata": self._quick(queries.model_metadata),
-            INFERENCE + "ModelConfig": self._quick(queries.model_config),
-            INFERENCE + "ModelStatistics": self._quick(queries.model_statistics),
-            INFERENCE + "RepositoryIndex": self._quick(queries.repository_index),
-            INFERENCE + "RepositoryModelLoad": self._slow(control.load),
-            INFERENCE + "RepositoryModelUnload": self._slow(control.unload),
             HEALTH + "Check": self._quick(self._health.check),
             HEALTH + "Watch": StreamRoute(self._health.watch),
         }
-        return routes
+
+    def _route(self, method: Method) -> UnaryRoute:
+        if isinstance(method, SlowMethod):
+            return self._slow(method)
+        return self._quick(_on_bytes(method))
 
     def _quick(self, answer: Callable[[bytes], bytes]) -> UnaryRoute:
         """A handler that answers in place, on the transport's thread."""
@@ -91,12 +77,13 @@ class GrpcService:
 
         return UnaryRoute(handle)
 
-    def _slow(self, answer: Callable[[bytes], Awaitable[bytes]]) -> UnaryRoute:
+    def _slow(self, method: SlowMethod) -> UnaryRoute:
         """A handler that runs as a task of the event loop."""
 
         async def run(call: UnaryCall) -> None:
             try:
-                call.reply(await answer(call.message))
+                answer = await method.answer(_parsed(method.request, call.message))
+                call.reply(answer.SerializeToString())
             except Exception as error:
                 self._fail(call, error)
 
@@ -120,8 +107,11 @@ class GrpcService:
             call.fail(StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
 
 
-def _unserved(name: str) -> Callable[[UnaryCall], None]:
-    def handle(call: UnaryCall) -> None:
-        call.fail(StatusCode.UNIMPLEMENTED, f"{name} is not served by this version of rocserve")
+def _on_bytes(method: QuickMethod) -> Callable[[bytes], bytes]:
+    return lambda message: method.answer(_parsed(method.request, message)).SerializeToString()
 
-    return handle
+
+def _parsed(kind: type[Message], message: bytes) -> Any:
+    request = kind()
+    request.ParseFromString(message)
+    return request

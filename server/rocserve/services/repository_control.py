@@ -1,4 +1,4 @@
-"""RepositoryModelLoad and RepositoryModelUnload; they take as long as a load does, so they run on the event loop."""
+"""Loading and unloading by request; it takes as long as a load does, so it runs on the event loop."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.repository.model_repository import ModelRepository
 
 
-class ControlHandlers:
-    """Coroutines that take the request's message and give the answer's; a ServeError becomes the call's status."""
+class RepositoryControlService:
+    """Each method takes a request and gives its answer. All calls are made on the loop.
+
+    Raises:
+        ServeError: with Triton's codes and words.
+    """
 
     def __init__(self, repository: ModelRepository) -> None:
         self._repository = repository
 
-    async def load(self, message: bytes) -> bytes:
-        request = pb.RepositoryModelLoadRequest.FromString(message)
+    async def load(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
         _refuse_repository_name(request.repository_name)
         parameters = {name: _value(parameter) for name, parameter in request.parameters.items()}
         await self._repository.load(request.model_name, parameters)
-        return pb.RepositoryModelLoadResponse().SerializeToString()
+        return pb.RepositoryModelLoadResponse()
 
-    async def unload(self, message: bytes) -> bytes:
-        request = pb.RepositoryModelUnloadRequest.FromString(message)
+    async def unload(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
         _refuse_repository_name(request.repository_name)
         unload_dependents = request.parameters["unload_dependents"].bool_param
         await self._repository.unload(request.model_name, unload_dependents)
-        return pb.RepositoryModelUnloadResponse().SerializeToString()
+        return pb.RepositoryModelUnloadResponse()
 
 
 def _value(parameter: pb.ModelRepositoryParameter) -> bool | int | str | bytes:

@@ -1,4 +1,4 @@
-"""The RPCs that only look: liveness, readiness, metadata, configuration, statistics, the index."""
+"""The methods that only look: liveness, readiness, metadata, configuration, statistics, the index."""
 
 from __future__ import annotations
 
@@ -24,8 +24,12 @@ EXTENSIONS = (
 )
 
 
-class QueryHandlers:
-    """Each method takes the request's message and gives the answer's; a ServeError becomes the call's status."""
+class QueryService:
+    """Each method takes a request and gives its answer; safe on any thread.
+
+    Raises:
+        ServeError: with Triton's codes and words.
+    """
 
     def __init__(
         self,
@@ -39,50 +43,41 @@ class QueryHandlers:
         self._server_id = server_id
         self._is_ready = is_ready
 
-    def server_live(self, message: bytes) -> bytes:
-        pb.ServerLiveRequest.FromString(message)
-        return pb.ServerLiveResponse(live=True).SerializeToString()
+    def server_live(self, request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
+        return pb.ServerLiveResponse(live=True)
 
-    def server_ready(self, message: bytes) -> bytes:
-        pb.ServerReadyRequest.FromString(message)
-        return pb.ServerReadyResponse(ready=self._is_ready()).SerializeToString()
+    def server_ready(self, request: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
+        return pb.ServerReadyResponse(ready=self._is_ready())
 
-    def model_ready(self, message: bytes) -> bytes:
-        request = pb.ModelReadyRequest.FromString(message)
+    def model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
         if request.version:
             parse_version(request.version)
         try:
             self._tables.table.find(request.name, request.version)
         except ServeError:
-            return pb.ModelReadyResponse(ready=False).SerializeToString()
-        return pb.ModelReadyResponse(ready=True).SerializeToString()
+            return pb.ModelReadyResponse(ready=False)
+        return pb.ModelReadyResponse(ready=True)
 
-    def server_metadata(self, message: bytes) -> bytes:
-        pb.ServerMetadataRequest.FromString(message)
-        return pb.ServerMetadataResponse(
-            name=self._server_id, version=rocserve.__version__, extensions=EXTENSIONS
-        ).SerializeToString()
+    def server_metadata(self, request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
+        return pb.ServerMetadataResponse(name=self._server_id, version=rocserve.__version__, extensions=EXTENSIONS)
 
-    def model_metadata(self, message: bytes) -> bytes:
-        request = pb.ModelMetadataRequest.FromString(message)
+    def model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
         version = self._tables.table.find(request.name, request.version)
         model = self._tables.table.models[request.name]
         numbers = [version.version] if request.version else sorted(model.versions)
-        return _metadata(version, numbers).SerializeToString()
+        return _metadata(version, numbers)
 
-    def model_config(self, message: bytes) -> bytes:
-        request = pb.ModelConfigRequest.FromString(message)
+    def model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
         version = self._tables.table.find(request.name, request.version)
         response = pb.ModelConfigResponse()
         response.config.ParseFromString(version.config_message)
-        return response.SerializeToString()
+        return response
 
-    def model_statistics(self, message: bytes) -> bytes:
-        request = pb.ModelStatisticsRequest.FromString(message)
+    def model_statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
         response = pb.ModelStatisticsResponse()
         for version in self._versions(request.name, request.version):
             _fill_statistics(response.model_stats.add(), version.name, version.version, version.statistics.snapshot())
-        return response.SerializeToString()
+        return response
 
     def _versions(self, name: str, version: str) -> Iterable[ServedVersion]:
         models = self._tables.table.models
@@ -95,14 +90,13 @@ class QueryHandlers:
             raise invalid_argument(f"requested model '{shown}' is not available")
         return model.versions.values() if number is None else [model.versions[number]]
 
-    def repository_index(self, message: bytes) -> bytes:
-        request = pb.RepositoryIndexRequest.FromString(message)
+    def repository_index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
         if request.repository_name:
             raise unimplemented("'repository_name' specification is not supported")
         response = pb.RepositoryIndexResponse()
         for entry in self._repository.index(request.ready):
             response.models.add(name=entry.name, version=entry.version, state=entry.state, reason=entry.reason)
-        return response.SerializeToString()
+        return response
 
 
 def _metadata(version: ServedVersion, versions: Iterable[int]) -> pb.ModelMetadataResponse:

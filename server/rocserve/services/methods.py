@@ -1,0 +1,71 @@
+"""All methods that take one message and give one, by their names in inference.GRPCInferenceService."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import Message
+
+from rocserve.core.errors import unimplemented
+from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve.services.queries import QueryService
+from rocserve.services.repository_control import RepositoryControlService
+
+STREAMED = ("ModelInfer", "ModelStreamInfer")
+"""Inference has ways of its own in each front end."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuickMethod:
+    """Answered in place, on any thread."""
+
+    request: type[Message]
+    answer: Callable[[Any], Message]
+
+
+@dataclass(frozen=True, slots=True)
+class SlowMethod:
+    """Answered by a task of the event loop."""
+
+    request: type[Message]
+    answer: Callable[[Any], Awaitable[Message]]
+
+
+Method = QuickMethod | SlowMethod
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What the methods are made of."""
+
+    queries: QueryService
+    repository_control: RepositoryControlService
+
+
+def methods(services: Services) -> Mapping[str, Method]:
+    """By name; those that are not served yet answer UNIMPLEMENTED."""
+    queries, control = services.queries, services.repository_control
+    served: dict[str, Method] = {
+        "ServerLive": QuickMethod(pb.ServerLiveRequest, queries.server_live),
+        "ServerReady": QuickMethod(pb.ServerReadyRequest, queries.server_ready),
+        "ModelReady": QuickMethod(pb.ModelReadyRequest, queries.model_ready),
+        "ServerMetadata": QuickMethod(pb.ServerMetadataRequest, queries.server_metadata),
+        "ModelMetadata": QuickMethod(pb.ModelMetadataRequest, queries.model_metadata),
+        "ModelConfig": QuickMethod(pb.ModelConfigRequest, queries.model_config),
+        "ModelStatistics": QuickMethod(pb.ModelStatisticsRequest, queries.model_statistics),
+        "RepositoryIndex": QuickMethod(pb.RepositoryIndexRequest, queries.repository_index),
+        "RepositoryModelLoad": SlowMethod(pb.RepositoryModelLoadRequest, control.load),
+        "RepositoryModelUnload": SlowMethod(pb.RepositoryModelUnloadRequest, control.unload),
+    }
+    service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+    names = [method.name for method in service.methods if method.name not in STREAMED]
+    return {name: served.get(name) or QuickMethod(pb.ServerLiveRequest, _unserved(name)) for name in names}
+
+
+def _unserved(name: str) -> Callable[[Message], Message]:
+    def refuse(request: Message) -> Message:
+        raise unimplemented(f"{name} is not served by this version of rocserve")
+
+    return refuse
