@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,8 @@ WHEEL = "nvidia-pytriton==0.7.0"
 TRITON_VERSION = "2.51 (24.10)"
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 SHARED_MEMORY_PREFIX = "rocserve_bench_"
+MEASURED_FLAGS = ("--allow-http=false", "--allow-metrics=false")
+"""For a server that is only asked by gRPC."""
 
 
 class TritonUnavailable(RuntimeError):
@@ -58,8 +60,10 @@ class TritonPeer:
         found = importlib.metadata.distributions(path=[str(self.site_packages)])
         return {distribution.metadata["Name"].lower(): distribution.version for distribution in found}
 
-    def server(self, name: str, repository: Path, port: int, log_file: Path) -> ServerProcess:
-        """The server on a model repository; HTTP and metrics are off, as nothing of them is measured."""
+    def server(
+        self, name: str, repository: Path, port: int, log_file: Path, flags: Sequence[str] = MEASURED_FLAGS
+    ) -> ServerProcess:
+        """The server on a model repository. `flags` are further flags; these leave it without HTTP and metrics."""
         shared_memory_prefix = f"{SHARED_MEMORY_PREFIX}{port}_"
 
         def remove_shared_memory() -> None:
@@ -76,8 +80,7 @@ class TritonPeer:
             f"--backend-config=python,shm-region-prefix-name={shared_memory_prefix}",
             "--grpc-address=127.0.0.1",
             f"--grpc-port={port}",
-            "--allow-http=false",
-            "--allow-metrics=false",
+            *flags,
         ]
         return ServerProcess(name, command, port, log_file, self._process_environment(), remove_shared_memory)
 

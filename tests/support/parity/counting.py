@@ -1,0 +1,29 @@
+"""What has been compared in a run, for the line at its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from support.parity.differences import Difference
+
+
+@dataclass(slots=True)
+class Comparisons:
+    """Distinct requests: the same one sent twice counts once."""
+
+    requests: set[str] = field(default_factory=set)
+    bad_requests: set[str] = field(default_factory=set)
+    """Those that Triton refused (rocserve, where Triton is left out)."""
+    configurations: set[str] = field(default_factory=set)
+    differences: list[Difference] = field(default_factory=list)
+    """Those that showed."""
+
+    def count_difference(self, difference: Difference) -> None:
+        if difference not in self.differences:
+            self.differences.append(difference)
+
+    def __str__(self) -> str:
+        return (
+            f"parity: {len(self.requests)} requests compared ({len(self.bad_requests)} of them bad),"
+            f" {len(self.configurations)} configurations, {len(self.differences)} deliberate differences"
+        )

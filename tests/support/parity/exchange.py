@@ -1,0 +1,133 @@
+"""What is sent to both servers, and what came back, in a form that can be compared and printed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from google.protobuf.message import Message
+
+GRPC_SERVICE = "/inference.GRPCInferenceService/"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a server made of one step."""
+
+    status: str
+    """`OK` or the name of the gRPC code; over HTTP the number; `DONE` of a step that asked no server."""
+    text: str = ""
+    """The error's text."""
+    answer: Any = None
+    """Plain values: the message without what cannot be equal. A list of those for a stream."""
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether the server refused, be it in a stream's error_message."""
+        if isinstance(self.answer, list):
+            return any(isinstance(entry, dict) and entry.get("error_message") for entry in self.answer)
+        return self.status not in ("OK", "200", "DONE")
+
+    def __str__(self) -> str:
+        answer = "" if self.answer is None else f" {self.answer}"
+        return f"{self.status}: {self.text}{answer}"
+
+
+class Asked(Protocol):
+    """A server as steps see it."""
+
+    name: str
+    """`triton` or `rocserve`."""
+
+    def unary(self, path: str, message: bytes) -> Outcome: ...
+    def stream(self, messages: Sequence[bytes]) -> Outcome: ...
+    def http(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Outcome: ...
+
+
+class Step(Protocol):
+    """One thing done with a server."""
+
+    def digest(self) -> str:
+        """Equal for equal requests; empty for what asks no server."""
+
+    def ask(self, server: Asked) -> Outcome: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A unary RPC."""
+
+    rpc: str
+    """Its name in Triton's service, or a whole path that begins with a slash."""
+    message: Message | bytes = b""
+    """Bytes go out as they are, so they may be no message at all."""
+
+    @property
+    def path(self) -> str:
+        return self.rpc if self.rpc.startswith("/") else GRPC_SERVICE + self.rpc
+
+    def digest(self) -> str:
+        return _digest(self.path.encode(), serialised(self.message))
+
+    def ask(self, server: Asked) -> Outcome:
+        return server.unary(self.path, serialised(self.message))
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A ModelStreamInfer call: all messages are sent, then all responses read to the end."""
+
+    messages: Sequence[Message | bytes]
+
+    def digest(self) -> str:
+        return _digest(b"stream", *map(serialised, self.messages))
+
+    def ask(self, server: Asked) -> Outcome:
+        return server.stream([serialised(message) for message in self.messages])
+
+
+@dataclass(frozen=True, slots=True)
+class HttpCall:
+    """A request of HTTP/1.1."""
+
+    method: str
+    path: str
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def digest(self) -> str:
+        return _digest(self.method.encode(), self.path.encode(), self.body, repr(sorted(self.headers.items())).encode())
+
+    def ask(self, server: Asked) -> Outcome:
+        return server.http(self.method, self.path, self.body, self.headers)
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """Something done beside the servers: a file or a shared memory region made or read. What it gives is compared."""
+
+    action: Callable[[Asked], Any]
+
+    def digest(self) -> str:
+        return ""
+
+    def ask(self, server: Asked) -> Outcome:
+        return Outcome("DONE", answer=self.action(server))
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Steps that are taken with Triton and then with rocserve; each pair of outcomes must be equal."""
+
+    name: str
+    steps: Sequence[Step]
+
+
+def serialised(message: Message | bytes) -> bytes:
+    return message if isinstance(message, bytes) else message.SerializeToString(deterministic=True)
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
