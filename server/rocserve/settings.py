@@ -21,6 +21,32 @@ class ControlMode(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class RestrictedProtocols:
+    """Methods that are only for clients that send a header."""
+
+    protocols: tuple[str, ...]
+    """Triton's names: health, metadata, inference, shared-memory, model-config, model-repository, statistics, trace,
+    logging."""
+    header: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    allow: bool = True
+    address: str = "0.0.0.0"
+    port: int = 8000
+    reuse_port: bool = False
+    thread_count: int = 8
+    """Taken as tritonserver takes it; HTTP is served by the event loop."""
+    max_input_size: int = 64 << 20
+    """Bytes of a request's body, before and after it is decompressed."""
+    header_forward_pattern: str = ""
+    """A regular expression: headers whose names match it become parameters of the request."""
+    restricted: tuple[RestrictedProtocols, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class GrpcSettings:
     allow: bool = True
     address: str = "0.0.0.0"
@@ -44,6 +70,11 @@ class GrpcSettings:
     max_connection_age_ms: int = 0
     """0 = connections are not ended for their age."""
     max_connection_age_grace_ms: int = 0
+    max_message_bytes: int = (1 << 31) - 1
+    """Of one message, either way."""
+    header_forward_pattern: str = ""
+    """As of HTTP."""
+    restricted: tuple[RestrictedProtocols, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +83,38 @@ class MetricsSettings:
     address: str = "0.0.0.0"
     port: int = 8002
     interval_ms: int = 2000
-    """How often Triton reads its gauges of GPUs and CPUs; what is served here is read when it is asked for."""
+    """How often the gauges of GPUs and CPUs are read; all else is read when it is asked for."""
+    gpu: bool = True
+    cpu: bool = True
+    config: Mapping[str, str] = field(default_factory=dict)
+    """--metrics-config's settings, e.g. {"summary_latencies": "true"}."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSettings:
+    """--trace-config: by mode ("" = of all modes), its settings in the order written."""
+
+    values: tuple[tuple[str, str, str], ...] = ()
+    """Mode, setting, value; e.g. ("triton", "file", "/tmp/trace.json"), ("", "rate", "100")."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """--cache-config: the response cache."""
+
+    name: str = ""
+    """"local"; "" = there is none."""
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimitResource:
+    """--rate-limit-resource: how much there is of a resource."""
+
+    name: str
+    count: int
+    device: int | None = None
+    """None = of each device, or of the machine where the resource is global."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +167,22 @@ class ServerSettings:
     max_queue_requests: int = 10_000
     max_queue_bytes: int = 4 << 30
     server_id: str = "rocserve"
+    model_namespacing: bool = False
+    """Models of different repositories may have the same name; each name then belongs to its repository."""
+    allow_client_shared_memory: bool = False
+    worker_load_folders: tuple[Path, ...] = ()
+    """Folders outside the repositories whose files clients may have served (AMD Inference Server's worker_load)."""
+    rate_limit: str = "off"
+    """off, or execution_count."""
+    rate_limit_resources: tuple[RateLimitResource, ...] = ()
+    backend_config: tuple[tuple[str, str, str], ...] = ()
+    """Backend ("" = all), setting, value."""
+    host_policies: tuple[tuple[str, str, str], ...] = ()
+    """Policy, setting, value."""
     engines: EngineSettings = field(default_factory=EngineSettings)
+    http: HttpSettings = field(default_factory=HttpSettings)
     grpc: GrpcSettings = field(default_factory=GrpcSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    trace: TraceSettings = field(default_factory=TraceSettings)
+    cache: CacheSettings = field(default_factory=CacheSettings)
     log: LogSettings = field(default_factory=LogSettings)

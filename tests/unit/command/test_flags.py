@@ -13,7 +13,15 @@ import pytest
 
 from rocserve.flags import FLAGS, FlagError, add_serve_flags, settings_from
 from rocserve.repository.settings import ControlMode
-from rocserve.settings import EngineSettings, GrpcSettings, LogSettings, MetricsSettings, ServerSettings
+from rocserve.settings import (
+    EngineSettings,
+    GrpcSettings,
+    HttpSettings,
+    LogSettings,
+    MetricsSettings,
+    ServerSettings,
+    TraceSettings,
+)
 
 
 def settings(*arguments: str) -> ServerSettings:
@@ -30,6 +38,8 @@ def default_of(target: str) -> object:
         "log": LogSettings,
         "engines": EngineSettings,
         "metrics": MetricsSettings,
+        "http": HttpSettings,
+        "trace": TraceSettings,
     }[part]
     return next(field.default for field in dataclasses.fields(owner) if field.name == name)
 
@@ -86,7 +96,7 @@ def test_a_repository_that_is_not_there(tmp_path: Path) -> None:
     assert settings(f"--model-repository={missing}", "--exit-on-error=false").model_repositories == (missing,)
 
 
-@pytest.mark.parametrize("subject", ["http", "gpu-metrics", "client-shm", "vertex-ai", "sagemaker"])
+@pytest.mark.parametrize("subject", ["vertex-ai", "sagemaker"])
 def test_what_is_not_served_may_be_switched_off_but_not_on(subject: str, tmp_path: Path) -> None:
     settings(f"--model-repository={tmp_path}", f"--allow-{subject}=false")
     with pytest.raises(FlagError, match=f"--allow-{subject}=true: .* is not served by this version"):

@@ -1,0 +1,49 @@
+"""One flag of `rocserve serve`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rocserve.flags import values
+
+
+class FlagError(Exception):
+    """The command line cannot be served; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    name: str
+    target: str
+    """The settings' field; what stands before a point leads into a part of them ("grpc.port")."""
+    parse: Callable[[str], Any]
+    help: str
+    choices: tuple[str, ...] = ()
+    repeatable: bool = False
+    aliases: tuple[str, ...] = ()
+    value: str = ""
+    """What stands for the value in the help; empty: what `parse` says."""
+
+    @property
+    def shown_value(self) -> str | None:
+        """What stands for the value in the help; None where the choices say it."""
+        return None if self.choices else self.value or _SHOWN_VALUES[self.parse]
+
+
+_SHOWN_VALUES: dict[Callable[[str], Any], str] = {
+    values.boolean: "true|false",
+    Path: "FILE",
+    values.folder: "DIR",
+    values.COUNT: "N",
+    values.POSITIVE: "N",
+    values.SECONDS: "SECONDS",
+    values.MILLISECONDS: "MS",
+    values.POSITIVE_MILLISECONDS: "MS",
+    values.setting: "SETTING=VALUE",
+    values.scoped_setting: "SCOPE,SETTING=VALUE",
+    values.rate_limit_resource: "NAME:COUNT[:DEVICE]",
+    values.restricted_protocols: "PROTOCOLS:HEADER=VALUE",
+}

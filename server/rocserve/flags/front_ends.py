@@ -1,0 +1,146 @@
+"""Flags of the front ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rocserve.flags.flag import Flag
+from rocserve.flags.values import COUNT, MILLISECONDS, POSITIVE, POSITIVE_MILLISECONDS, boolean, restricted_protocols
+
+HTTP = (
+    Flag("allow-http", "http.allow", boolean, "serve HTTP/REST (default true)"),
+    Flag("http-address", "http.address", str, "the address to listen on (default 0.0.0.0)", value="ADDRESS"),
+    Flag("http-port", "http.port", COUNT, "the port to listen on; 0 = any free one (default 8000)", value="PORT"),
+    Flag("reuse-http-port", "http.reuse_port", boolean, "let several servers share the port (default false)"),
+    Flag(
+        "http-thread-count",
+        "http.thread_count",
+        POSITIVE,
+        "taken as tritonserver takes it; the event loop serves HTTP (default 8)",
+    ),
+    Flag(
+        "http-max-input-size",
+        "http.max_input_size",
+        POSITIVE,
+        "bytes of a request's body, decompressed (default 67108864)",
+    ),
+    Flag(
+        "http-restricted-api",
+        "http.restricted",
+        restricted_protocols,
+        "serve these only to clients that send the header; repeatable",
+        repeatable=True,
+    ),
+    Flag(
+        "http-header-forward-pattern",
+        "http.header_forward_pattern",
+        str,
+        "headers whose names match this regular expression become parameters of the request",
+        value="REGEX",
+    ),
+)
+
+GRPC = (
+    Flag("allow-grpc", "grpc.allow", boolean, "serve gRPC (default true)"),
+    Flag("grpc-address", "grpc.address", str, "the address to listen on (default 0.0.0.0)", value="ADDRESS"),
+    Flag("grpc-port", "grpc.port", COUNT, "the port to listen on; 0 = any free one (default 8001)", value="PORT"),
+    Flag("reuse-grpc-port", "grpc.reuse_port", boolean, "let several servers share the port (default false)"),
+    Flag(
+        "grpc-transport",
+        "grpc.transport",
+        str,
+        "reactor: the fast one; aio: grpc.aio; auto: the reactor where it suits the installed grpcio (default auto)",
+        choices=("auto", "reactor", "aio"),
+    ),
+    Flag(
+        "grpc-infer-response-compression-level",
+        "grpc.response_compression_level",
+        str,
+        "how hard to compress responses (default none)",
+        choices=("none", "low", "medium", "high"),
+    ),
+    Flag(
+        "grpc-max-message-bytes",
+        "grpc.max_message_bytes",
+        POSITIVE,
+        "the largest message, either way (default 2147483647)",
+    ),
+    Flag(
+        "grpc-restricted-protocol",
+        "grpc.restricted",
+        restricted_protocols,
+        "serve these only to clients that send the header; repeatable",
+        repeatable=True,
+    ),
+    Flag(
+        "grpc-header-forward-pattern",
+        "grpc.header_forward_pattern",
+        str,
+        "headers whose names match this regular expression become parameters of the request",
+        value="REGEX",
+    ),
+)
+
+TLS = (
+    Flag("grpc-use-ssl", "grpc.use_ssl", boolean, "serve TLS only (default false)"),
+    Flag(
+        "grpc-use-ssl-mutual",
+        "grpc.use_ssl_mutual",
+        boolean,
+        "serve TLS only, to clients that show a certificate (default false)",
+    ),
+    Flag("grpc-server-cert", "grpc.server_cert", Path, "the server's certificate chain, PEM"),
+    Flag("grpc-server-key", "grpc.server_key", Path, "the server's private key, PEM"),
+    Flag("grpc-root-cert", "grpc.root_cert", Path, "what clients' certificates are checked against, PEM"),
+)
+
+CONNECTIONS = (
+    Flag(
+        "grpc-keepalive-time",
+        "grpc.keepalive_time_ms",
+        POSITIVE_MILLISECONDS,
+        "pause in the traffic at which the server pings (default 7200000)",
+    ),
+    Flag(
+        "grpc-keepalive-timeout",
+        "grpc.keepalive_timeout_ms",
+        POSITIVE_MILLISECONDS,
+        "wait for the answer to a ping before the connection is ended (default 20000)",
+    ),
+    Flag(
+        "grpc-keepalive-permit-without-calls",
+        "grpc.keepalive_permit_without_calls",
+        boolean,
+        "ping connections without calls too (default false)",
+    ),
+    Flag(
+        "grpc-http2-max-pings-without-data",
+        "grpc.http2_max_pings_without_data",
+        COUNT,
+        "pings that the server sends without data between them; 0 = no limit (default 2)",
+    ),
+    Flag(
+        "grpc-http2-min-recv-ping-interval-without-data",
+        "grpc.http2_min_recv_ping_interval_without_data_ms",
+        MILLISECONDS,
+        "least pause between a client's pings without data (default 300000)",
+    ),
+    Flag(
+        "grpc-http2-max-ping-strikes",
+        "grpc.http2_max_ping_strikes",
+        COUNT,
+        "pings that come too soon before the connection is ended; 0 = no limit (default 2)",
+    ),
+    Flag(
+        "grpc-max-connection-age",
+        "grpc.max_connection_age_ms",
+        MILLISECONDS,
+        "age at which a connection is ended; 0 = never (default 0)",
+    ),
+    Flag(
+        "grpc-max-connection-age-grace",
+        "grpc.max_connection_age_grace_ms",
+        MILLISECONDS,
+        "time that its calls then have to finish; 0 = as long as they take (default 0)",
+    ),
+)

@@ -1,0 +1,51 @@
+"""Flags of metrics, traces and the log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rocserve.flags.flag import Flag
+from rocserve.flags.values import COUNT, POSITIVE_MILLISECONDS, boolean, scoped_setting, setting
+
+METRICS = (
+    Flag("allow-metrics", "metrics.allow", boolean, "serve metrics over HTTP, at /metrics (default true)"),
+    Flag("metrics-address", "metrics.address", str, "the address to listen on (default 0.0.0.0)", value="ADDRESS"),
+    Flag("metrics-port", "metrics.port", COUNT, "the port to listen on; 0 = any free one (default 8002)", value="PORT"),
+    Flag(
+        "metrics-interval-ms",
+        "metrics.interval_ms",
+        POSITIVE_MILLISECONDS,
+        "how often the gauges of GPUs and CPUs are read (default 2000)",
+    ),
+    Flag("allow-gpu-metrics", "metrics.gpu", boolean, "metrics of GPUs (default true)"),
+    Flag("allow-cpu-metrics", "metrics.cpu", boolean, "metrics of the processors and of memory (default true)"),
+    Flag(
+        "metrics-config",
+        "metrics.config",
+        setting,
+        "which latencies are told how: counter_latencies, summary_latencies or histogram_latencies=true|false,"
+        " summary_quantiles=0.5:0.05,...; repeatable",
+        repeatable=True,
+    ),
+)
+
+TRACE = (
+    Flag(
+        "trace-config",
+        "trace.values",
+        scoped_setting,
+        "how requests are traced: mode, level, rate, count, and of a mode its own: triton,file=trace.json or"
+        " opentelemetry,url=http://localhost:4318/v1/traces; repeatable",
+        repeatable=True,
+        value="[MODE,]SETTING=VALUE",
+    ),
+)
+
+LOG = (
+    Flag("log-info", "log.info", boolean, "write information (default true)"),
+    Flag("log-warning", "log.warning", boolean, "write warnings (default true)"),
+    Flag("log-error", "log.error", boolean, "write errors (default true)"),
+    Flag("log-verbose", "log.verbose", COUNT, "write details from 1 on (default 0)"),
+    Flag("log-format", "log.format", str, "how a line begins (default default)", choices=("default", "ISO8601")),
+    Flag("log-file", "log.file", Path, "write to this file, not to standard error"),
+)

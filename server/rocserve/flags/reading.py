@@ -1,0 +1,154 @@
+"""From a command line to the server's settings."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rocserve.flags.flag import Flag, FlagError
+from rocserve.flags.front_ends import CONNECTIONS, GRPC, HTTP, TLS
+from rocserve.flags.observing import LOG, METRICS, TRACE
+from rocserve.flags.serving import ENGINES, REPOSITORY, SERVER
+from rocserve.flags.unserved import UNSERVED, WITHOUT_EFFECT, refuse_unserved
+from rocserve.flags.values import boolean
+from rocserve.settings import (
+    CacheSettings,
+    ControlMode,
+    GrpcSettings,
+    HttpSettings,
+    LogSettings,
+    MetricsSettings,
+    ServerSettings,
+    TraceSettings,
+    engine_settings,
+)
+
+FLAG_GROUPS: tuple[tuple[str, tuple[Flag, ...]], ...] = (
+    ("model repository", REPOSITORY),
+    ("server", SERVER),
+    ("engines", ENGINES),
+    ("HTTP", HTTP),
+    ("gRPC", GRPC),
+    ("TLS", TLS),
+    ("connections", CONNECTIONS),
+    ("metrics", METRICS),
+    ("traces", TRACE),
+    ("log", LOG),
+)
+FLAGS: tuple[Flag, ...] = tuple(flag for _, group in FLAG_GROUPS for flag in group)
+
+
+def add_serve_flags(parser: argparse.ArgumentParser) -> None:
+    for title, flags in FLAG_GROUPS:
+        group = parser.add_argument_group(title)
+        for flag in flags:
+            _add_flag(group, flag)
+    for subject in UNSERVED:
+        for name in (subject.switch, *subject.flags):
+            if name:
+                parser.add_argument(f"--{name}", dest=f"unserved.{name}", action="append", help=argparse.SUPPRESS)
+    for name in WITHOUT_EFFECT:
+        parser.add_argument(f"--{name}", dest=f"ignored.{name}", action="append", help=argparse.SUPPRESS)
+
+
+def _add_flag(parser: argparse._ArgumentGroup, flag: Flag) -> None:
+    names = [f"--{name}" for name in (flag.name, *flag.aliases)]
+    # "nargs=?" lets a switch stand without "=true", as tritonserver allows.
+    switch = flag.parse is boolean
+    parser.add_argument(
+        *names,
+        dest=flag.target,
+        type=flag.parse,
+        choices=flag.choices or None,
+        action="append" if flag.repeatable else "store",
+        nargs="?" if switch else None,
+        const=True if switch else None,
+        default=None,
+        metavar=flag.shown_value,
+        help=flag.help,
+    )
+
+
+def settings_from(arguments: argparse.Namespace) -> ServerSettings:
+    """The settings that parsed arguments describe.
+
+    Raises:
+        FlagError: a flag's subject is not served, flags contradict each other, or a needed one is missing.
+    """
+    given = {name: value for name, value in vars(arguments).items() if value is not None}
+    refuse_unserved({name.removeprefix("unserved."): value for name, value in given.items() if "unserved." in name})
+    fields = {flag.target: _frozen(given[flag.target]) for flag in FLAGS if flag.target in given}
+    if not fields.get("model_repositories"):
+        raise FlagError("--model-repository=FOLDER is needed: the folder that holds the models")
+    if "metrics.config" in fields:
+        fields["metrics.config"] = dict(fields["metrics.config"])
+    if "control_mode" in fields:
+        fields["control_mode"] = ControlMode(fields["control_mode"])
+    cache = _cache(fields.pop("cache", ()))
+    settings = ServerSettings(
+        **{name: value for name, value in fields.items() if "." not in name},
+        http=HttpSettings(**_part(fields, "http.")),
+        grpc=GrpcSettings(**_part(fields, "grpc.")),
+        metrics=MetricsSettings(**_part(fields, "metrics.")),
+        trace=TraceSettings(**_part(fields, "trace.")),
+        log=LogSettings(**_part(fields, "log.")),
+        engines=replace(engine_settings(), **_part(fields, "engines.")),
+        cache=cache,
+    )
+    _check(settings)
+    return settings
+
+
+def _frozen(value: Any) -> Any:
+    """Repeatable flags give lists."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _part(fields: dict[str, Any], prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): value for name, value in fields.items() if name.startswith(prefix)}
+
+
+def _cache(values: Sequence[tuple[str, str, str]]) -> CacheSettings:
+    if not values:
+        return CacheSettings()
+    for name, setting, value in values:
+        if name != "local":
+            raise FlagError(
+                f"--cache-config={name},{setting}={value}: there is only the cache 'local'; write local,size=BYTES"
+            )
+        if setting != "size" or not value.isdecimal():
+            raise FlagError(f"--cache-config=local,{setting}={value}: expected local,size=BYTES")
+    return CacheSettings("local", int(values[-1][2]))
+
+
+def _check(settings: ServerSettings) -> None:
+    if settings.load_models and settings.control_mode is not ControlMode.EXPLICIT:
+        raise FlagError("--load-model needs --model-control-mode=explicit")
+    if settings.exit_on_error:
+        _check_repositories(settings.model_repositories)
+    if not settings.grpc.allow and not settings.http.allow:
+        raise FlagError("--allow-grpc=false and --allow-http=false leave nothing to serve; allow one of them")
+    if settings.grpc.allow:
+        _check_certificates(settings.grpc)
+
+
+def _check_repositories(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        if not folder.is_dir():
+            raise FlagError(
+                f"--model-repository={folder}: there is no such folder; with --exit-on-error=false the server waits"
+                " for it"
+            )
+
+
+def _check_certificates(grpc: GrpcSettings) -> None:
+    for path in (grpc.server_cert, grpc.server_key, grpc.root_cert):
+        if path is not None and not path.is_file():
+            raise FlagError(f"the certificate or key file {path} does not exist")
+    if (grpc.use_ssl or grpc.use_ssl_mutual) and not (grpc.server_cert and grpc.server_key):
+        raise FlagError("TLS needs --grpc-server-cert and --grpc-server-key")
+    if grpc.use_ssl_mutual and not grpc.root_cert:
+        raise FlagError("--grpc-use-ssl-mutual needs --grpc-root-cert to check clients' certificates against")

@@ -1,0 +1,160 @@
+"""Flags of the repository, the server as a whole and its engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rocserve.flags.flag import Flag
+from rocserve.flags.values import POSITIVE, SECONDS, boolean, folder, rate_limit_resource, scoped_setting
+from rocserve.settings import ControlMode
+
+REPOSITORY = (
+    Flag(
+        "model-repository",
+        "model_repositories",
+        Path,
+        "a folder of models; repeatable",
+        repeatable=True,
+        aliases=("model-store",),
+        value="DIR",
+    ),
+    Flag(
+        "model-control-mode",
+        "control_mode",
+        str,
+        "poll: follow the folder; none: load all that is there at the start; explicit: load what --load-model and"
+        " clients name (default poll)",
+        choices=tuple(mode.value for mode in ControlMode),
+    ),
+    Flag(
+        "load-model",
+        "load_models",
+        str,
+        "load this at the start in explicit mode; * = all; repeatable",
+        repeatable=True,
+        value="MODEL",
+    ),
+    Flag(
+        "repository-settle-secs",
+        "settle_seconds",
+        SECONDS,
+        "how long a model's files must stay unchanged before a change counts (default 0.5)",
+    ),
+    Flag(
+        "repository-poll-secs",
+        "poll_seconds",
+        SECONDS,
+        "how often to look even if nothing tells of a change (default 15)",
+    ),
+    Flag("model-load-thread-count", "load_thread_count", POSITIVE, "models that load beside each other (default 4)"),
+    Flag(
+        "disable-auto-complete-config",
+        "strict_model_config",
+        boolean,
+        "complete no configuration from the model's file (default false)",
+        aliases=("strict-model-config",),
+    ),
+    Flag(
+        "model-config-name",
+        "model_config_name",
+        str,
+        "of models that have a configs/NAME.pbtxt, read that instead of config.pbtxt",
+        value="NAME",
+    ),
+    Flag(
+        "model-namespacing",
+        "model_namespacing",
+        boolean,
+        "let models of different repositories have the same name (default false)",
+    ),
+    Flag(
+        "allow-worker-load",
+        "worker_load_folders",
+        Path,
+        "a folder whose files clients may have served by worker_load; repeatable",
+        repeatable=True,
+        value="DIR",
+    ),
+)
+
+SERVER = (
+    Flag("id", "server_id", str, "the server's name in its metadata (default rocserve)", value="NAME"),
+    Flag("strict-readiness", "strict_readiness", boolean, "ready only when every model is (default true)"),
+    Flag("exit-on-error", "exit_on_error", boolean, "end when a model fails to load at the start (default true)"),
+    Flag("exit-timeout-secs", "exit_timeout_seconds", SECONDS, "how long the end waits for work in hand (default 30)"),
+    Flag("max-queue-requests", "max_queue_requests", POSITIVE, "requests that may wait for a version (default 10000)"),
+    Flag(
+        "max-queue-bytes",
+        "max_queue_bytes",
+        POSITIVE,
+        "bytes of inputs that may wait for a version (default 4294967296)",
+    ),
+    Flag(
+        "allow-client-shm",
+        "allow_client_shared_memory",
+        boolean,
+        "let clients on this machine hand over tensors in shared memory (default false)",
+    ),
+    Flag(
+        "rate-limit",
+        "rate_limit",
+        str,
+        "execution_count: instances run by their priority and the resources that they hold; off: as they are free"
+        " (default off)",
+        choices=("off", "execution_count"),
+    ),
+    Flag(
+        "rate-limit-resource",
+        "rate_limit_resources",
+        rate_limit_resource,
+        "how much there is of a resource that instances hold; repeatable",
+        repeatable=True,
+    ),
+    Flag(
+        "cache-config",
+        "cache",
+        scoped_setting,
+        "the response cache, e.g. local,size=104857600; repeatable",
+        repeatable=True,
+        value="local,SETTING=VALUE",
+    ),
+    Flag(
+        "backend-config",
+        "backend_config",
+        scoped_setting,
+        "a setting of one backend, or of all: onnxruntime,default-max-batch-size=8; repeatable",
+        repeatable=True,
+        value="[BACKEND,]SETTING=VALUE",
+    ),
+    Flag(
+        "host-policy",
+        "host_policies",
+        scoped_setting,
+        "where the instances of a host policy run: gpu_0,numa-node=0 or gpu_0,cpu-cores=0-3; repeatable",
+        repeatable=True,
+        value="POLICY,SETTING=VALUE",
+    ),
+)
+
+ENGINES = (
+    Flag(
+        "cache-directory",
+        "engines.cache_directory",
+        folder,
+        "where programs that MIGraphX has compiled are kept; several servers may share it (default rocserve/ in"
+        " $XDG_CACHE_HOME or ~/.cache)",
+    ),
+    Flag(
+        "cache-size-bytes",
+        "engines.cache_bytes",
+        POSITIVE,
+        "how much they may take; those used least lately go first (default 21474836480)",
+    ),
+    Flag(
+        "migraphx-root",
+        "engines.migraphx_root",
+        folder,
+        "a folder that holds MIGraphX together with the C library that it was built for (default"
+        " $ROCSERVE_MIGRAPHX_ROOT, else this system's MIGraphX)",
+    ),
+)

@@ -1,0 +1,96 @@
+"""The values of flags: from text to what the settings hold."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rocserve.settings import RateLimitResource, RestrictedProtocols
+
+RESTRICTED_PROTOCOLS = (
+    "health",
+    "metadata",
+    "inference",
+    "shared-memory",
+    "model-config",
+    "model-repository",
+    "statistics",
+    "trace",
+    "logging",
+)
+
+
+def boolean(text: str) -> bool:
+    if text.lower() in ("true", "1", "on"):
+        return True
+    if text.lower() in ("false", "0", "off"):
+        return False
+    raise argparse.ArgumentTypeError(f"expected true or false, got '{text}'")
+
+
+def folder(text: str) -> str:
+    """Absolute, as workers and their children are told of it."""
+    return str(Path(text).expanduser().absolute())
+
+
+def at_least(minimum: float, kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A parser of numbers from `minimum` on, for argparse."""
+
+    def parse(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"expected a number, got '{text}'") from None
+        if value < minimum:
+            raise argparse.ArgumentTypeError(f"expected at least {minimum:g}, got '{text}'")
+        return value
+
+    return parse
+
+
+COUNT = at_least(0, int)
+POSITIVE = at_least(1, int)
+SECONDS = at_least(0, float)
+MILLISECONDS = at_least(0, int)
+POSITIVE_MILLISECONDS = at_least(1, int)
+
+
+def setting(text: str) -> tuple[str, str]:
+    """`name=value`."""
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise argparse.ArgumentTypeError(f"expected SETTING=VALUE, got '{text}'")
+    return name, value
+
+
+def scoped_setting(text: str) -> tuple[str, str, str]:
+    """`scope,name=value`, or `name=value` for the scope ""."""
+    first, separator, rest = text.partition(",")
+    if separator and "=" not in first:
+        return (first, *setting(rest))
+    return ("", *setting(text))
+
+
+def rate_limit_resource(text: str) -> RateLimitResource:
+    """`name:count` or `name:count:device`."""
+    name, *numbers = text.split(":")
+    if not name or len(numbers) not in (1, 2) or not all(number.isdecimal() for number in numbers):
+        raise argparse.ArgumentTypeError(f"expected NAME:COUNT or NAME:COUNT:DEVICE, got '{text}'")
+    return RateLimitResource(name, int(numbers[0]), int(numbers[1]) if len(numbers) == 2 else None)
+
+
+def restricted_protocols(text: str) -> RestrictedProtocols:
+    """`protocol,protocol:header=value`."""
+    names, separator, header = text.partition(":")
+    protocols = tuple(name.strip() for name in names.split(","))
+    key, equals, value = header.partition("=")
+    if not separator or not equals or not key or not all(protocols):
+        raise argparse.ArgumentTypeError(f"expected PROTOCOL[,PROTOCOL...]:HEADER=VALUE, got '{text}'")
+    unknown = [name for name in protocols if name not in RESTRICTED_PROTOCOLS]
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"unknown restricted protocol '{unknown[0]}', expected one of {', '.join(RESTRICTED_PROTOCOLS)}"
+        )
+    return RestrictedProtocols(protocols, key, value)
