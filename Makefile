@@ -11,7 +11,7 @@ setup: $(STAMP) system
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/it"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu,tools,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu,tools,tracing,dev]'
 	@touch $(STAMP)
 
 # libturbojpeg decodes the JPEGs of rocAL pipelines; without it all but those models work.
