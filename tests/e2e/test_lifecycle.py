@@ -149,9 +149,8 @@ def rocserve(*arguments: str) -> subprocess.CompletedProcess[str]:
     ("flags", "text"),
     [
         ((), "--model-repository=FOLDER is needed"),
-        (("--model-repository=.", "--allow-http=true"), "HTTP is not served by this version"),
-        (("--model-repository=.", "--http-port=8000"), "--http-port: HTTP is not served by this version"),
-        (("--model-repository=.", "--trace-config=rate=1"), "Tracing is not served"),
+        (("--model-repository=.", "--allow-vertex-ai=true"), "The Vertex AI front end is not served by this version"),
+        (("--model-repository=.", "--sagemaker-port=8080"), "--sagemaker-port: The SageMaker front end is not served"),
         (("--model-repository=.", "--grpc-use-ssl=true"), "TLS needs --grpc-server-cert and --grpc-server-key"),
         (("--model-repository=.", "--load-model=a"), "--load-model needs --model-control-mode=explicit"),
         (("--model-repository=.", "--no-such-flag=1"), "unrecognized arguments: --no-such-flag=1"),
@@ -224,6 +223,7 @@ def test_a_taken_port_is_said(serve, repository: Path):
         f"--model-repository={repository}",
         "--grpc-address=127.0.0.1",
         f"--grpc-port={server.port}",
+        "--allow-http=false",
         "--allow-metrics=false",
     )
     assert result.returncode == 1
@@ -232,7 +232,7 @@ def test_a_taken_port_is_said(serve, repository: Path):
 
 def test_a_failing_model_ends_the_start_unless_told_otherwise(repository: Path):
     drop(repository, "broken", b"no ONNX")
-    ports = ("--grpc-address=127.0.0.1", "--grpc-port=0", "--allow-metrics=false")
+    ports = ("--grpc-address=127.0.0.1", "--grpc-port=0", "--allow-http=false", "--allow-metrics=false")
     result = rocserve("serve", f"--model-repository={repository}", *ports)
     assert result.returncode == 1
     assert "model 'broken' failed to load" in result.stderr

@@ -62,7 +62,7 @@ def test_a_taken_port_is_said(serve, repository: Path) -> None:
     port = port_of(server)
     command = [sys.executable, "-m", "rocserve.cli", "serve", f"--model-repository={repository}", "--grpc-port=0"]
     result = subprocess.run(
-        [*command, "--metrics-address=127.0.0.1", f"--metrics-port={port}"],
+        [*command, "--allow-http=false", "--metrics-address=127.0.0.1", f"--metrics-port={port}"],
         capture_output=True,
         text=True,
         timeout=60,

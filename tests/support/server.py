@@ -40,6 +40,8 @@ class RocserveProcess:
             *(f"--model-repository={repository}" for repository in repositories),
             "--grpc-address=127.0.0.1",
             "--grpc-port=0",
+            "--http-address=127.0.0.1",
+            "--http-port=0",
             "--allow-metrics=false",
             "--exit-on-error=false",
             *flags,
