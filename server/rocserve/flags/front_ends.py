@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from rocserve.flags.flag import Flag
-from rocserve.flags.values import COUNT, MILLISECONDS, POSITIVE, POSITIVE_MILLISECONDS, boolean, restricted_protocols
+from rocserve.flags.values import (
+    COUNT,
+    MILLISECONDS,
+    POSITIVE,
+    POSITIVE_MILLISECONDS,
+    boolean,
+    regular_expression,
+    restricted_protocols,
+)
 
 HTTP = (
     Flag("allow-http", "http.allow", boolean, "serve HTTP/REST (default true)"),
@@ -34,7 +42,7 @@ HTTP = (
     Flag(
         "http-header-forward-pattern",
         "http.header_forward_pattern",
-        str,
+        regular_expression,
         "headers whose names match this regular expression become parameters of the request",
         value="REGEX",
     ),
@@ -75,7 +83,7 @@ GRPC = (
     Flag(
         "grpc-header-forward-pattern",
         "grpc.header_forward_pattern",
-        str,
+        regular_expression,
         "headers whose names match this regular expression become parameters of the request",
         value="REGEX",
     ),

@@ -21,6 +21,7 @@ from rocserve.settings import (
     HttpSettings,
     LogSettings,
     MetricsSettings,
+    RestrictedProtocols,
     ServerSettings,
     TraceSettings,
     engine_settings,
@@ -131,6 +132,8 @@ def _check(settings: ServerSettings) -> None:
         _check_repositories(settings.model_repositories)
     if not settings.grpc.allow and not settings.http.allow:
         raise FlagError("--allow-grpc=false and --allow-http=false leave nothing to serve; allow one of them")
+    _check_restricted("--http-restricted-api", "api", settings.http.restricted)
+    _check_restricted("--grpc-restricted-protocol", "protocol", settings.grpc.restricted)
     if settings.grpc.allow:
         _check_certificates(settings.grpc)
 
@@ -142,6 +145,14 @@ def _check_repositories(folders: Sequence[Path]) -> None:
                 f"--model-repository={folder}: there is no such folder; with --exit-on-error=false the server waits"
                 " for it"
             )
+
+
+def _check_restricted(flag: str, kind: str, groups: Sequence[RestrictedProtocols]) -> None:
+    seen: set[str] = set()
+    for protocol in (protocol for group in groups for protocol in group.protocols):
+        if protocol in seen:
+            raise FlagError(f"{flag}: restricted {kind} '{protocol}' can not be specified in multiple config groups")
+        seen.add(protocol)
 
 
 def _check_certificates(grpc: GrpcSettings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,15 @@ def rate_limit_resource(text: str) -> RateLimitResource:
     if not name or len(numbers) not in (1, 2) or not all(number.isdecimal() for number in numbers):
         raise argparse.ArgumentTypeError(f"expected NAME:COUNT or NAME:COUNT:DEVICE, got '{text}'")
     return RateLimitResource(name, int(numbers[0]), int(numbers[1]) if len(numbers) == 2 else None)
+
+
+def regular_expression(text: str) -> str:
+    """Checked here; whoever uses it compiles it."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"expected a regular expression, got '{text}': {error}") from None
+    return text
 
 
 def restricted_protocols(text: str) -> RestrictedProtocols:

@@ -114,3 +114,15 @@ def test_the_command_keeps_grpcs_remarks_out_of_the_log_unless_told_otherwise(gi
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
     )
     assert result.stdout.strip() == (given or "ERROR")
+
+
+@pytest.mark.parametrize(("flag", "kind"), [("grpc-restricted-protocol", "protocol"), ("http-restricted-api", "api")])
+def test_a_protocol_is_restricted_once(tmp_path: Path, flag: str, kind: str) -> None:
+    with pytest.raises(FlagError, match=f"restricted {kind} 'trace' can not be specified in multiple config groups"):
+        settings(f"--model-repository={tmp_path}", f"--{flag}=trace:one=1", f"--{flag}=logging,trace:two=2")
+
+
+def test_a_pattern_of_headers_must_be_a_regular_expression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        settings(f"--model-repository={tmp_path}", "--grpc-header-forward-pattern=(")
+    assert "expected a regular expression, got '('" in capsys.readouterr().err

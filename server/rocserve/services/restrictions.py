@@ -1,0 +1,83 @@
+"""Which methods are only for clients that send a secret header: both front ends ask here."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from rocserve.core.errors import ServeError, unavailable
+from rocserve.settings import RestrictedProtocols
+
+GRPC_HEADER_PREFIX = "triton-grpc-protocol-"
+"""Stands before the name that --grpc-restricted-protocol gives; --http-restricted-api's is the header's whole name."""
+
+PROTOCOLS: Mapping[str, str] = MappingProxyType(
+    {
+        "ServerLive": "health",
+        "ServerReady": "health",
+        "ModelReady": "health",
+        "Check": "health",
+        "Watch": "health",
+        "ServerMetadata": "metadata",
+        "ModelMetadata": "metadata",
+        "HasHardware": "metadata",
+        "ModelInfer": "inference",
+        "ModelStreamInfer": "inference",
+        "ModelConfig": "model-config",
+        "ModelStatistics": "statistics",
+        "TraceSetting": "trace",
+        "LogSettings": "logging",
+        "RepositoryIndex": "model-repository",
+        "RepositoryModelLoad": "model-repository",
+        "RepositoryModelUnload": "model-repository",
+        "ModelList": "model-repository",
+        "ModelLoad": "model-repository",
+        "ModelUnload": "model-repository",
+        "WorkerLoad": "model-repository",
+        "WorkerUnload": "model-repository",
+        "SystemSharedMemoryStatus": "shared-memory",
+        "SystemSharedMemoryRegister": "shared-memory",
+        "SystemSharedMemoryUnregister": "shared-memory",
+        "CudaSharedMemoryStatus": "shared-memory",
+        "CudaSharedMemoryRegister": "shared-memory",
+        "CudaSharedMemoryUnregister": "shared-memory",
+    }
+)
+"""The protocol that a method belongs to: all of inference.GRPCInferenceService and of grpc.health.v1.Health."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restriction:
+    """The header that a client must send, and its value."""
+
+    header: str
+    """As the flag has it; headers' names are compared without regard to case."""
+    value: str
+
+    def admits(self, value: str | bytes | None) -> bool:
+        """Whether this is the header's value; None where the client sent no such header."""
+        if value is None:
+            return False
+        given = value.encode(errors="surrogateescape") if isinstance(value, str) else value
+        return hmac.compare_digest(given, self.value.encode(errors="surrogateescape"))
+
+    def admits_metadata(self, metadata: Sequence[tuple[str, str | bytes]]) -> bool:
+        """Whether a call's metadata has the header; where it is there twice, the first counts."""
+        name = self.header.lower()
+        return self.admits(next((value for key, value in metadata if key.lower() == name), None))
+
+    def refusal(self) -> ServeError:
+        """What gRPC clients without the header are told."""
+        return unavailable(f"This protocol is restricted, expecting header '{self.header}'")
+
+
+def restrictions(settings: Sequence[RestrictedProtocols], header_prefix: str = "") -> Mapping[str, Restriction]:
+    """The restrictions by method; methods that anybody may call are not in it."""
+    by_protocol = {
+        protocol: Restriction(header_prefix + group.header, group.value)
+        for group in settings
+        for protocol in group.protocols
+    }
+    return {method: by_protocol[protocol] for method, protocol in PROTOCOLS.items() if protocol in by_protocol}
