@@ -22,6 +22,7 @@ from rocserve.repository.model_repository import ModelRepository
 from rocserve.repository.settings import RepositorySettings
 from rocserve.repository.version_loader import WorkerVersionLoader
 from rocserve.scheduling.queue import QueueLimits
+from rocserve.scheduling.response_cache import ResponseCache
 from rocserve.services.inference import InferenceService
 from rocserve.services.methods import Services, methods
 from rocserve.services.queries import QueryService
@@ -56,6 +57,7 @@ class Server:
             engines=settings.engines,
             machine=ThisMachine(settings.engines),
             fallbacks=self._fallbacks,
+            cache=ResponseCache(settings.cache.size_bytes) if settings.cache.name else None,
             log=log,
         )
         self._repository = ModelRepository(

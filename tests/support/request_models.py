@@ -135,6 +135,7 @@ class RequestModels:
             EngineSettings(),
             ToldMachine(),
             FallbackCounter(),
+            None,
             LOG,
         )
         self._loaded: dict[str, LoadedModelVersion | LoadedEnsemble] = {}

@@ -36,6 +36,11 @@ def check_model_config(message: ModelConfig) -> None:
         _check_dynamic_batching(message.dynamic_batching, message)
     if message.HasField("ensemble_scheduling"):
         check_ensemble_scheduling(message)
+    if message.model_transaction_policy.decoupled and message.response_cache.enable:
+        raise invalid_argument(
+            f"Response Cache does not currently support model {message.name} with 'decoupled' transaction policy."
+            " Please disable the response cache."
+        )
     _check_instance_groups(message)
     _check_model_metrics(message)
     check_tensors(message)

@@ -52,6 +52,8 @@ class StatisticsSnapshot:
     compute_output: Duration
     cancel: Duration
     reject: Duration
+    cache_hit: Duration
+    cache_miss: Duration
     batches: dict[int, BatchStatistics]
 
 
@@ -71,6 +73,8 @@ class ModelStatistics:
         self._compute_output = Duration()
         self._cancel = Duration()
         self._reject = Duration()
+        self._cache_hit = Duration()
+        self._cache_miss = Duration()
         self._batches: dict[int, BatchStatistics] = {}
         # A deque because its append and popleft are atomic: batches are noted without the lock.
         self._uncounted: deque[tuple[int, int, int, int, Sequence[int], int, int]] = deque()
@@ -145,6 +149,19 @@ class ModelStatistics:
             self.inference_count += batch_size
             self._success.add(ended_ns - started_ns)
 
+    def record_cache_hit(self, started_ns: int, ended_ns: int) -> None:
+        """A request that the response cache answered: a success that computed nothing and did not wait."""
+        with self._lock:
+            self._success.add(ended_ns - started_ns)
+            self._queue.add(0)
+            self._cache_hit.add(ended_ns - started_ns)
+
+    def record_cache_miss(self, ns: int) -> None:
+        """What looking for an answer in vain, and keeping it later, took of a request that is counted otherwise."""
+        with self._lock:
+            self._success.add(ns, count=0)
+            self._cache_miss.add(ns)
+
     def record_failure(self, started_ns: int, ended_ns: int) -> None:
         with self._lock:
             self._fail.add(ended_ns - started_ns)
@@ -175,6 +192,8 @@ class ModelStatistics:
                 compute_output=_copy(self._compute_output),
                 cancel=_copy(self._cancel),
                 reject=_copy(self._reject),
+                cache_hit=_copy(self._cache_hit),
+                cache_miss=_copy(self._cache_miss),
                 batches={
                     size: BatchStatistics(_copy(b.compute_input), _copy(b.compute_infer), _copy(b.compute_output))
                     for size, b in sorted(self._batches.items())

@@ -19,9 +19,11 @@ from rocserve.repository.fallbacks import Fallback, FallbackCounter
 from rocserve.repository.loader import LoadedVersion
 from rocserve.repository.version_wiring import VersionWiring
 from rocserve.repository.version_workers import config_text, load_message, worker_group
+from rocserve.scheduling.cached_answers import CachedAnswers
 from rocserve.scheduling.ensemble import EnsembleVersion
 from rocserve.scheduling.model_calls import ModelCallDispatcher
 from rocserve.scheduling.queue import QueueLimits
+from rocserve.scheduling.response_cache import ResponseCache
 from rocserve.scheduling.scheduler import Scheduler
 from rocserve.scheduling.selection import SchedulerParts, create_scheduler
 from rocserve.scheduling.served_version import ScheduledVersion
@@ -73,8 +75,10 @@ class WorkerVersionLoader:
         engines: EngineSettings,
         machine: Machine,
         fallbacks: FallbackCounter,
+        cache: ResponseCache | None,
         log: logging.Logger,
     ) -> None:
+        """`cache`: the response cache, where there is one."""
         self._launcher = launcher
         self._completion = completion
         self._tables = tables
@@ -84,6 +88,7 @@ class WorkerVersionLoader:
         self._engines = engines
         self._machine = machine
         self._fallbacks = fallbacks
+        self._cache = cache
         self._log = log
 
     async def load(
@@ -97,7 +102,9 @@ class WorkerVersionLoader:
         """See repository.loader.VersionLoader."""
         if definition.backend is None:
             complete = complete_definition(definition, None, strict=self._strict)
-            return LoadedEnsemble(complete.config, complete.serialized, version, ModelStatistics(), self._tables)
+            statistics = ModelStatistics()
+            answers = self._cached_answers(complete, version, statistics)
+            return LoadedEnsemble(complete.config, complete.serialized, version, statistics, self._tables, answers)
         order = _Order(definition, version, version_folder, on_change, on_progress)
         plan = plan_engine(definition, self._machine)
         if definition.backend.choose_engine is not None:
@@ -175,7 +182,23 @@ class WorkerVersionLoader:
         wiring.connect(scheduler, group.channels)
         facts = EngineFacts(plan, replaces)
         seconds = time.monotonic() - started
-        return LoadedModelVersion(complete, version, statistics, scheduler, group, wiring, facts, seconds)
+        answers = self._cached_answers(complete, version, statistics)
+        return LoadedModelVersion(complete, version, statistics, scheduler, group, wiring, facts, seconds, answers)
+
+    def _cached_answers(
+        self, definition: ModelDefinition, version: int, statistics: ModelStatistics
+    ) -> CachedAnswers | None:
+        if not definition.config.response_cache or definition.config.sequence_batching is not None:
+            # What a sequence is answered depends on what came before.
+            return None
+        if self._cache is None:
+            self._log.warning(
+                "model '%s' asks for the response cache, but the server has none; --cache-config=local,size=BYTES makes"
+                " one",
+                definition.name,
+            )
+            return None
+        return CachedAnswers(self._cache, definition.config, version, statistics, self._log)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +241,9 @@ class LoadedModelVersion(ScheduledVersion):
         wiring: VersionWiring,
         facts: EngineFacts,
         load_seconds: float,
+        answers: CachedAnswers | None,
     ) -> None:
-        super().__init__(definition.config, definition.serialized, version, statistics, scheduler)
+        super().__init__(definition.config, definition.serialized, version, statistics, scheduler, answers)
         self.load_seconds = load_seconds
         self._group = group
         self._wiring = wiring
@@ -244,6 +268,8 @@ class LoadedModelVersion(ScheduledVersion):
         self._wiring.stop_waiting()
         await self._group.stop(STOP_SECONDS)
         self._wiring.disconnect()
+        if self._answers is not None:
+            self._answers.close()
 
 
 class LoadedEnsemble(EnsembleVersion):
@@ -258,6 +284,8 @@ class LoadedEnsemble(EnsembleVersion):
     async def unload(self) -> None:
         """See repository.loader.LoadedVersion."""
         await _drain(self.close)
+        if self.answers is not None:
+            self.answers.close()
 
 
 async def _drain(close: Callable[[Callable[[], None]], None]) -> None:

@@ -20,6 +20,7 @@ from rocserve.core.serving import Responder, ServingTableHolder, VersionEnding
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import Tensor
 from rocserve.core.validation import RequestPlan, RequestValidator
+from rocserve.scheduling.cached_answers import CachedAnswers
 from rocserve.scheduling.ensemble_graph import EnsembleGraph, EnsemblePlan, StepHeads
 
 
@@ -33,13 +34,16 @@ class EnsembleVersion:
         version: int,
         statistics: ModelStatistics,
         tables: ServingTableHolder,
+        answers: CachedAnswers | None = None,
     ) -> None:
+        """`answers`: those that may be given again; None = each request is run."""
         self.name = config.name
         self.version = version
         self.config = config
         self.config_message = config_message
         self.statistics = statistics
         self.tables = tables
+        self.answers = answers
         self.graph = EnsembleGraph(config)
         self.heads = StepHeads()
         self.outputs = {output.name: output for output in config.outputs}
@@ -62,6 +66,12 @@ class EnsembleVersion:
             if self._closed:
                 raise VersionEnding
             self._running += 1
+        if self.answers is not None:
+            keeper = self.answers.look_up(request, plan, responder)
+            if keeper is None:
+                self.run_ended()
+                return
+            responder = keeper
         EnsembleRun(self, request, plan, responder, started_ns).start()
 
     def close(self, drained: Callable[[], None]) -> None:

@@ -74,3 +74,7 @@ class OrderedResponder:
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         self._responder.watch_cancellation(callback)
+
+
+def nothing() -> None:
+    """In place of an answer that is not to wait for its turn."""

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest
-from rocserve.core.serving import Responder
+from rocserve.core.serving import Responder, VersionEnding
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.validation import RequestPlan, RequestValidator
+from rocserve.scheduling.cached_answers import CachedAnswers
+from rocserve.scheduling.ordering import AnswerOrder, OrderedResponder, nothing
 from rocserve.scheduling.scheduler import Scheduler
 
 
@@ -24,7 +26,9 @@ class ScheduledVersion:
         version: int,
         statistics: ModelStatistics,
         scheduler: Scheduler,
+        answers: CachedAnswers | None = None,
     ) -> None:
+        """`answers`: those that may be given again; None = each request is run."""
         self.name = config.name
         self.version = version
         self.config = config
@@ -32,9 +36,10 @@ class ScheduledVersion:
         self.statistics = statistics
         self._validator = RequestValidator(config)
         self._scheduler = scheduler
-        self._submit: Callable[[InferRequest, RequestPlan, Responder], None] = (
-            self._submit_decoupled if config.decoupled else scheduler.submit
-        )
+        self._answers = answers
+        batching = config.dynamic_batching
+        self._order = AnswerOrder() if answers and batching and batching.preserve_ordering else None
+        self._submit: Callable[[InferRequest, RequestPlan, Responder], None] = self._way_of_submitting()
 
     @property
     def pending_requests(self) -> int:
@@ -49,6 +54,29 @@ class ScheduledVersion:
             now = time.monotonic_ns()
             self.statistics.record_failure(now, now)
             responder.fail(error)
+
+    def _way_of_submitting(self) -> Callable[[InferRequest, RequestPlan, Responder], None]:
+        if self.config.decoupled:
+            return self._submit_decoupled
+        if self._answers is None:
+            return self._scheduler.submit
+        return self._submit_cached if self._order is None else self._submit_cached_in_order
+
+    def _submit_cached(self, request: InferRequest, plan: RequestPlan, responder: Responder) -> None:
+        assert self._answers is not None
+        keeper = self._answers.look_up(request, plan, responder)
+        if keeper is not None:
+            self._scheduler.submit(request, plan, keeper)
+
+    def _submit_cached_in_order(self, request: InferRequest, plan: RequestPlan, responder: Responder) -> None:
+        """What comes from the cache may not overtake what is still being run."""
+        assert self._order is not None
+        turn = self._order.take_turn()
+        try:
+            self._submit_cached(request, plan, OrderedResponder(responder, turn))
+        except (ServeError, VersionEnding):
+            turn.give(nothing)
+            raise
 
     def _submit_decoupled(self, request: InferRequest, plan: RequestPlan, responder: Responder) -> None:
         """Only for those that can take any number of responses."""

@@ -131,6 +131,8 @@ def _fill_statistics(message: pb.ModelStatistics, name: str, version: int, snaps
     _fill_duration(parts.compute_input, snapshot.compute_input)
     _fill_duration(parts.compute_infer, snapshot.compute_infer)
     _fill_duration(parts.compute_output, snapshot.compute_output)
+    _fill_duration(parts.cache_hit, snapshot.cache_hit)
+    _fill_duration(parts.cache_miss, snapshot.cache_miss)
     for size, batch in snapshot.batches.items():
         row = message.batch_stats.add(batch_size=size)
         _fill_duration(row.compute_input, batch.compute_input)

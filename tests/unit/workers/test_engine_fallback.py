@@ -84,6 +84,7 @@ async def loads(completion: CompletionThread, launcher: WorkerLauncher, tmp_path
         EngineSettings(),
         ToldMachine(migraphx=""),
         fallbacks,
+        None,
         LOG,
     )
     loads = Loads(loader, fallbacks, tmp_path)

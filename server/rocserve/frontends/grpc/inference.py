@@ -9,7 +9,7 @@ from rocserve.core.errors import ServeError, StatusCode, unimplemented
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.frontends.grpc.codec import InferCodec
 from rocserve.frontends.grpc.transport import StreamCall, UnaryCall
-from rocserve.scheduling.ordering import AnswerOrder, Turn
+from rocserve.scheduling.ordering import AnswerOrder, Turn, nothing
 from rocserve.services.inference import InferenceService, exiting
 
 
@@ -183,7 +183,7 @@ class _StreamResponder:
     def expect_many(self) -> None:
         """Its responses come when they come, and nobody waits for them."""
         self._turn_left = True
-        self._turn.give(_nothing)
+        self._turn.give(nothing)
 
     def send(self, response: InferResponse, final: bool = True) -> None:
         if self._tells_the_last:
@@ -229,7 +229,3 @@ class _StreamResponder:
             self._stream.send_last(message)
         else:
             self._turn.give(lambda: self._stream.send_last(message))
-
-
-def _nothing() -> None:
-    """In place of an answer that is not to wait for its turn."""

@@ -1,0 +1,114 @@
+"""The answers of one model version in the response cache: looked up before a request is scheduled, kept behind it."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import struct
+import time
+from collections.abc import Callable
+
+from rocserve.core.errors import ServeError
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.serving import Responder
+from rocserve.core.statistics import ModelStatistics
+from rocserve.core.validation import RequestPlan
+from rocserve.scheduling.response_cache import CachedResponse, ResponseCache, copied_response
+
+_DIGEST_BYTES = 32
+_LENGTH = struct.Struct("<Q")
+
+
+class CachedAnswers:
+    """Callable from any thread."""
+
+    def __init__(
+        self, cache: ResponseCache, config: ModelConfig, version: int, statistics: ModelStatistics, log: logging.Logger
+    ) -> None:
+        self._cache = cache
+        self._name = config.name
+        self._version = str(version)
+        self._statistics = statistics
+        self._log = log
+        self._owner = object()
+        """Answers of a version that was replaced are not those of its successor, which may have the same number."""
+        self._said_too_large = False
+
+    def look_up(self, request: InferRequest, plan: RequestPlan, responder: Responder) -> Responder | None:
+        """Answer a request that was answered before.
+
+        Returns:
+            None when that was done, else the responder that keeps the answer on its way.
+        """
+        started_ns = time.monotonic_ns()
+        key = _key(request, plan)
+        cached = self._cache.get(self._owner, key)
+        now_ns = time.monotonic_ns()
+        if cached is None:
+            return _Keeper(self, key, responder, now_ns - started_ns)
+        self._statistics.record_cache_hit(started_ns, now_ns)
+        outputs = list(cached.outputs)
+        responder.send(InferResponse(self._name, self._version, request.id, outputs, dict(cached.parameters)))
+        return None
+
+    def keep(self, key: bytes, response: InferResponse, lookup_ns: int) -> None:
+        """Keep the answer to a request that was looked for in vain."""
+        started_ns = time.monotonic_ns()
+        entry = copied_response(response)
+        if not self._cache.put(self._owner, key, entry):
+            self._say_too_large(entry)
+        self._statistics.record_cache_miss(lookup_ns + time.monotonic_ns() - started_ns)
+
+    def close(self) -> None:
+        """The version is gone."""
+        self._cache.forget(self._owner)
+
+    def _say_too_large(self, entry: CachedResponse) -> None:
+        if not self._said_too_large:
+            self._said_too_large = True
+            self._log.warning(
+                "model '%s': a response of %d bytes does not fit into the response cache; --cache-config=local,size=N"
+                " makes it larger",
+                self._name,
+                entry.nbytes,
+            )
+
+
+class _Keeper:
+    """Keeps the answer that goes through it."""
+
+    def __init__(self, answers: CachedAnswers, key: bytes, responder: Responder, lookup_ns: int) -> None:
+        self._answers = answers
+        self._key = key
+        self._responder = responder
+        self._lookup_ns = lookup_ns
+
+    def expect_many(self) -> None:
+        self._responder.expect_many()
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        # Before it is sent: who has an answer and asks again, or asks for the statistics, finds it there.
+        self._answers.keep(self._key, response, self._lookup_ns)
+        self._responder.send(response, final)
+
+    def end(self) -> None:
+        self._responder.end()
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        self._responder.fail(error, final)
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        self._responder.watch_cancellation(callback)
+
+
+def _key(request: InferRequest, plan: RequestPlan) -> bytes:
+    """Equal for requests with the same inputs, in whatever order, that want the same of the model."""
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    entries = sorted(zip(plan.inputs, request.data, strict=True), key=lambda entry: entry[0].name)
+    for spec, data in entries:
+        digest.update(repr((spec.name, spec.datatype.value, spec.shape)).encode())
+        digest.update(_LENGTH.pack(len(data)))
+        digest.update(data)
+    digest.update(repr((plan.outputs, sorted(plan.classifications.items()))).encode())
+    return digest.digest()

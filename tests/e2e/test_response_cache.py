@@ -1,0 +1,121 @@
+"""The response cache in a real server, seen by its answers and by the statistics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from support.models import add_constant, drop
+from support.server import RocserveProcess, wait_until
+
+CACHE = "--cache-config=local,size=1048576"
+CACHED = "response_cache { enable: true }"
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 4
+input { name: "IN" data_type: TYPE_FP32 dims: 2 }
+output { name: "OUT" data_type: TYPE_FP32 dims: 2 }
+ensemble_scheduling {
+  step { model_name: "m" model_version: -1 input_map { key: "X" value: "IN" } output_map { key: "Y" value: "OUT" } }
+}
+response_cache { enable: true }
+"""
+
+
+def ask(
+    client: triton.InferenceServerClient, values: list[float], model: str = "m", name: str = "X", **options: object
+) -> triton.InferResult:
+    entry = triton.InferInput(name, [1, 2], "FP32")
+    entry.set_data_from_numpy(np.array([values], np.float32))
+    return client.infer(model, [entry], **options)
+
+
+def counts(client: triton.InferenceServerClient, model: str = "m") -> dict[str, int]:
+    row = client.get_inference_statistics(model).model_stats[0]
+    stats = row.inference_stats
+    names = ("success", "queue", "compute_infer", "cache_hit", "cache_miss")
+    return {name: getattr(stats, name).count for name in names} | {
+        "inferences": row.inference_count,
+        "executions": row.execution_count,
+    }
+
+
+def test_equal_requests_are_run_once(serve, repository: Path) -> None:
+    drop(repository, "m", add_constant(1.0), CACHED)
+    server: RocserveProcess = serve(repository, flags=(CACHE,))
+    server.wait_until_ready()
+    client = server.client()
+    for request_id in ("a", "b", "c"):
+        answer = ask(client, [1, 2], request_id=request_id)
+        assert answer.get_response().id == request_id
+        assert np.array_equal(answer.as_numpy("Y"), [[2, 3]])
+    assert np.array_equal(ask(client, [5, 6]).as_numpy("Y"), [[6, 7]])
+    assert counts(client) == {
+        "success": 4,
+        "queue": 4,
+        "compute_infer": 2,
+        "cache_hit": 2,
+        "cache_miss": 2,
+        "inferences": 2,
+        "executions": 2,
+    }
+
+
+def test_a_new_version_does_not_give_the_old_ones_answers(serve, repository: Path) -> None:
+    drop(repository, "m", add_constant(1.0), CACHED)
+    server: RocserveProcess = serve(repository, flags=(CACHE, "--repository-settle-secs=0.1"))
+    server.wait_until_ready()
+    client = server.client()
+    assert np.array_equal(ask(client, [1, 2]).as_numpy("Y"), [[2, 3]])
+    drop(repository, "m", add_constant(10.0), CACHED)
+    wait_until(lambda: np.array_equal(ask(client, [1, 2]).as_numpy("Y"), [[11, 12]]), what="the new model's answer")
+
+
+def test_an_ensemble_has_answers_of_its_own(serve, repository: Path) -> None:
+    drop(repository, "m", add_constant(1.0))
+    (repository / "e" / "1").mkdir(parents=True)
+    (repository / "e" / "config.pbtxt").write_text(ENSEMBLE)
+    server: RocserveProcess = serve(repository, flags=(CACHE,))
+    server.wait_until_ready()
+    client = server.client()
+    for _ in range(3):
+        assert np.array_equal(ask(client, [1, 2], "e", "IN").as_numpy("OUT"), [[2, 3]])
+    assert counts(client)["executions"] == 1
+    seen = counts(client, "e")
+    assert (seen["success"], seen["cache_hit"], seen["cache_miss"]) == (3, 2, 1)
+
+
+def test_a_server_without_a_cache_says_so(serve, repository: Path) -> None:
+    drop(repository, "m", add_constant(1.0), CACHED)
+    server: RocserveProcess = serve(repository)
+    server.wait_until_ready()
+    client = server.client()
+    for _ in range(2):
+        assert np.array_equal(ask(client, [1, 2]).as_numpy("Y"), [[2, 3]])
+    assert counts(client)["executions"] == 2
+    assert "asks for the response cache, but the server has none" in server.log_text
+
+
+@pytest.mark.parametrize("order", ["", "preserve_ordering: true"])
+def test_many_clients_at_once(serve, repository: Path, order: str) -> None:
+    drop(repository, "m", add_constant(1.0), f"{CACHED} max_batch_size: 8 dynamic_batching {{ {order} }}")
+    server: RocserveProcess = serve(repository, flags=(CACHE,))
+    server.wait_until_ready()
+    client = server.client()
+    answers: list[tuple[int, triton.InferResult | None]] = []
+    for number in range(200):
+        entry = triton.InferInput("X", [1, 2], "FP32")
+        entry.set_data_from_numpy(np.full([1, 2], number % 7, np.float32))
+        client.async_infer("m", [entry], lambda result, error, sent=number % 7: answers.append((sent, result)))
+    wait_until(lambda: len(answers) == 200, what="all answers")
+    for sent, result in answers:
+        assert result is not None
+        assert np.array_equal(result.as_numpy("Y"), [[sent + 1, sent + 1]])
+    for number in range(7):
+        assert np.array_equal(ask(client, [number, number]).as_numpy("Y"), [[number + 1, number + 1]])
+    wait_until(lambda: counts(client)["success"] == 207, what="all answers")
+    seen = counts(client)
+    assert seen["cache_hit"] + seen["cache_miss"] == 207
+    assert seen["cache_hit"] >= 7
