@@ -14,6 +14,8 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.statistics import ModelStatistics
 
+_HIGHEST_VERSION = 2**63 - 1
+
 
 class Responder(Protocol):
     """Who waits for a request's answer. The calls come from any thread, and exactly one of them ends the request."""
@@ -100,14 +102,14 @@ class ServingTable:
         Raises:
             ServeError: NOT_FOUND or UNAVAILABLE when there is none ready, INVALID_ARGUMENT for a bad version text.
         """
+        number = parse_version(version) if version else None
         model = self.models.get(name)
         if model is None:
             raise not_found(f"Request for unknown model: '{name}' is not found")
-        if not version:
+        if number is None:
             if model.latest is None:
                 raise not_found(f"Request for unknown model: '{name}' has no available versions")
             return model.latest
-        number = parse_version(version)
         served = model.versions.get(number)
         if served is not None:
             return served
@@ -118,8 +120,10 @@ class ServingTable:
 
 def parse_version(text: str) -> int:
     """A version as clients write it; Triton's wording for what is none."""
-    if text.isascii() and text.isdigit():
-        return int(text)
+    if text.isascii() and text.isdigit() and (number := int(text)) <= _HIGHEST_VERSION:
+        return number
+    if text.isascii() and text[:1] == "-" and text[1:].isdigit() and int(text):
+        raise invalid_argument(f"invalid model version specified '{text}' , version should be an integral value > 0")
     raise invalid_argument(
         f"failed to get model version from specified version string '{text}' (details: stol), version should be"
         " an integral value > 0"

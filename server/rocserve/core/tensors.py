@@ -88,15 +88,15 @@ def bytes_elements(data: Buffer, expected: int, name: str, model: str = "") -> l
     position, end = 0, len(view)
     where = f"inference input '{name}'" + (f" for model '{model}'" if model else "")
     while position < end:
-        if len(elements) == expected:
-            raise invalid_argument(
-                f"unexpected number of string elements {expected + 1} for {where}, expecting {expected}"
-            )
         start = position + 4
         if start > end:
             raise invalid_argument(
                 f"incomplete string length indicator for {where}, expecting {_LENGTH.size} bytes but only"
-                f" {end - position} bytes available"
+                f" {end - position} bytes available. Please make sure the string length indicator is in one buffer."
+            )
+        if len(elements) == expected:
+            raise invalid_argument(
+                f"unexpected number of string elements {expected + 1} for {where}, expecting {expected}"
             )
         (length,) = _LENGTH.unpack_from(view, position)
         position = start + length

@@ -55,7 +55,10 @@ class RequestPlan:
 
 
 class RequestValidator:
-    """Turns request heads into plans and remembers them, since clients repeat their heads."""
+    """Turns request heads into plans and remembers them, since clients repeat their heads.
+
+    Of several faults the one in the last input is told, and inputs are listed from the last: Triton keeps them so.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
@@ -96,7 +99,7 @@ class RequestValidator:
         outputs, classifications = self._plan_outputs(head)
         self._check_input_names(head, prefix)
         batch_size = self._batch_size(head, prefix)
-        inputs = tuple(self._plan_input(entry, prefix) for entry in head.inputs)
+        inputs = tuple(self._plan_input(entry, prefix) for entry in reversed(head.inputs))[::-1]
         batching = self._config.max_batch_size > 0
         return RequestPlan(
             batch_size=batch_size,
@@ -136,7 +139,7 @@ class RequestValidator:
             seen.add(name)
         if not len(self._required) <= len(names) <= len(self._inputs):
             raise invalid_argument(prefix + self._wrong_input_count(names))
-        for entry in head.inputs:
+        for entry in reversed(head.inputs):
             if entry.name not in self._inputs:
                 raise invalid_argument(f"unexpected inference input '{entry.name}' for model '{self._config.name}'")
             _refuse_shared_memory(entry.parameters)
@@ -154,8 +157,8 @@ class RequestValidator:
         missing = [name for name in self._required if name not in names]
         return (
             f"{expected} but got {len(names)} inputs for model '{self._config.name}'. Got input(s)"
-            f" [{_quoted(names)}], but missing required input(s) [{_quoted(missing)}]. Please provide all required"
-            " input(s)."
+            f" [{_quoted(names[::-1])}], but missing required input(s) [{_quoted(missing)}]. Please provide all"
+            " required input(s)."
         )
 
     def _batch_size(self, head: RequestHead, prefix: str) -> int:
@@ -163,7 +166,7 @@ class RequestValidator:
         if limit == 0:
             return 1
         batch_size: int | None = None
-        for entry in head.inputs:
+        for entry in reversed(head.inputs):
             if not entry.shape:
                 raise invalid_argument(
                     f"{prefix}input '{entry.name}' has no shape but model requires batch dimension for '{model}'"
@@ -190,11 +193,16 @@ class RequestValidator:
             )
         batching = self._config.max_batch_size > 0
         dims = entry.shape[1:] if batching else entry.shape
+        if len(dims) == len(expected.dims) and -1 in dims:
+            raise invalid_argument(
+                f"{prefix}All input dimensions should be specified for input '{entry.name}' for model '{model}', got"
+                f" {_shape(entry.shape)}"
+            )
         if not _fits(dims, expected.dims):
             full = (-1, *expected.dims) if batching else expected.dims
             raise invalid_argument(
                 f"{prefix}unexpected shape for input '{entry.name}' for model '{model}'. Expected {_shape(full)}, got"
-                f" {_shape(entry.shape)}." + (f" {_BATCH_NOTE}" if batching else "")
+                f" {_shape(entry.shape)}. " + (_BATCH_NOTE if batching else "")
             )
         seen = (*entry.shape[:1], *_reshaped(dims, expected)) if batching else _reshaped(dims, expected)
         count = math.prod(entry.shape)

@@ -15,7 +15,7 @@ from rocserve.core.classification import classify
 from rocserve.core.dispatch import dispatch
 from rocserve.core.errors import ServeError, internal, unimplemented
 from rocserve.core.model_config import EnsembleStep, ModelConfig, OutputConfig
-from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.requests import InferRequest, InferResponse, Parameters
 from rocserve.core.serving import Responder, ServingTableHolder, VersionEnding
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import Tensor
@@ -223,7 +223,10 @@ class EnsembleRun:
         )
         for name in self._graph.reads[index]:
             self._release(name)
-        return InferRequest(head, self._request.id, [tensor.data for tensor in tensors], self._request.deadline)
+        request = self._request
+        return InferRequest(
+            head, request.id, [tensor.data for tensor in tensors], request.deadline, sequence=request.sequence
+        )
 
     def _release(self, name: str) -> None:
         self._readers_left[name] -= 1
@@ -239,7 +242,10 @@ class EnsembleRun:
             self._responder.fail(error)
         else:
             self._ensemble.statistics.record_ensemble(self._started_ns, now, self._plan.batch_size)
-            response = InferResponse(self._config.name, str(self._ensemble.version), self._request.id, outputs)
+            parameters = _sequence_parameters(self._request.head.parameters)
+            response = InferResponse(
+                self._config.name, str(self._ensemble.version), self._request.id, outputs, parameters
+            )
             self._responder.send(response)
         self._ensemble.run_ended()
 
@@ -300,6 +306,15 @@ def _member_shape(shape: tuple[int, ...], member: ModelConfig, input_name: str) 
     if member.max_batch_size == 0 and len(shape) == rank + 1 and shape[0] == 1:
         return shape[1:]
     return shape
+
+
+def _sequence_parameters(asked: Parameters) -> Parameters:
+    """Triton says in the answer of every ensemble which sequence the request was of; 0: of none."""
+    return {
+        "sequence_id": asked.get("sequence_id", 0),
+        "sequence_start": bool(asked.get("sequence_start", False)),
+        "sequence_end": bool(asked.get("sequence_end", False)),
+    }
 
 
 def _labels(config: ModelConfig, output_name: str) -> tuple[str, ...]:

@@ -85,9 +85,10 @@ class QueryService:
         if not name:
             return [served for model in models.values() for served in model.versions.values()]
         model = models.get(name)
-        if model is None or not model.versions or (number is not None and number not in model.versions):
-            shown = f"{name}' version '{version}" if version and model is not None else name
-            raise invalid_argument(f"requested model '{shown}' is not available")
+        if model is None or not model.versions:
+            raise invalid_argument(f"requested model '{name}' is not available")
+        if number is not None and number not in model.versions:
+            raise invalid_argument(f"requested model version is not available for model '{name}'")
         return model.versions.values() if number is None else [model.versions[number]]
 
     def repository_index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:

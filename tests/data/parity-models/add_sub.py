@@ -1,3 +1,4 @@
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 
@@ -8,8 +9,9 @@ class TritonPythonModel:
         responses = []
         for request in requests:
             found = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-            first = found.get("INPUT0", 0)
-            second = found.get("INPUT1", 0)
+            zeros = np.zeros((1, 4), dtype=np.int32)
+            first = found.get("INPUT0", zeros)
+            second = found.get("INPUT1", zeros)
             outputs = [pb_utils.Tensor("OUTPUT0", first + second), pb_utils.Tensor("OUTPUT1", first - second)]
             responses.append(pb_utils.InferenceResponse(outputs))
         return responses

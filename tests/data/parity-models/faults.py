@@ -41,6 +41,4 @@ class TritonPythonModel:
             return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros((2, 3), dtype=np.float32))])
         if mode == b"twice":
             return pb_utils.InferenceResponse([right, right])
-        if mode == b"parameters":
-            return pb_utils.InferenceResponse([right], parameters={"text": "a", "number": 3, "yes": True})
         return pb_utils.InferenceResponse([right])

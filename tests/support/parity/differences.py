@@ -29,4 +29,138 @@ class Difference:
         return re.search(self.triton, str(triton)) is not None
 
 
-DELIBERATE_DIFFERENCES: tuple[Difference, ...] = ()
+_ALL_EXTENSIONS = (
+    r"\['classification', 'sequence', 'model_repository', 'model_repository\(unload_dependents\)', 'schedule_policy',"
+    r" 'model_configuration', 'system_shared_memory', 'cuda_shared_memory', 'binary_tensor_data', 'parameters',"
+    r" 'statistics', 'trace', 'logging'\]"
+)
+
+DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
+    Difference(
+        "The server says its own name and version",
+        ["server metadata"],
+        rf"^OK:  {{'name': 'triton', 'version': '2\.51\.0', 'extensions': {_ALL_EXTENSIONS}}}$",
+        rf"^OK:  {{'name': 'rocserve', 'version': '[0-9.]+', 'extensions': {_ALL_EXTENSIONS}}}$",
+    ),
+    Difference(
+        "A method that there is none of is named",
+        ["unknown method", "unknown service"],
+        "^UNIMPLEMENTED: $",
+        r"^UNIMPLEMENTED: Method not found! This server does not serve '/inference\..*No",
+    ),
+    Difference(
+        "A version is a number and nothing else; Triton reads the number at its beginning",
+        [
+            *(
+                f"{what} {version!r}"
+                for what in (
+                    "ModelReady versions",
+                    "ModelMetadata versions",
+                    "ModelConfig versions",
+                    "ModelStatistics idle",
+                )
+                for version in (" 3", "3 ", "3x")
+            ),
+            *(f"version {version!r}" for version in ("-0", " 3", "3 ", "3.0", "1e1", "0x3")),
+            "version '+3' of versions",
+        ],
+        "^OK|^NOT_FOUND: .* version 0 is not found",
+        "^INVALID_ARGUMENT: failed to get model version from specified version string",
+    ),
+    Difference(
+        "Texts of a request keep their zero bytes, where Triton cuts them off",
+        ["an id with a zero byte", "model name with a zero byte"],
+        r"'id': 'a',|'add' is not found",
+        r"'id': 'a\\x00b'|'add\0sub' is not found",
+    ),
+    Difference(
+        "An empty list is written with both of its brackets",
+        ["one input too many", "too many optional inputs"],
+        r"missing required input\(s\) \]\.",
+        r"missing required input\(s\) \[\]\.",
+    ),
+    Difference(
+        "A model that batches may be asked without inputs; its backend decides",
+        ["no optional input"],
+        "out of bounds index 0: request has 0 inputs",
+        "^OK",
+    ),
+    Difference(
+        "A batch has a row at least; Triton takes 0 rows for none given",
+        ["batch of zero", "batch below zero"],
+        "Expected 16, got 0|batch size does not match other inputs",
+        "inference request batch-size must be >= 1 for 'add_sub'",
+    ),
+    Difference(
+        "The size of an input is computed without overflow",
+        ["shape that overflows"],
+        "Expected 0, got 4",
+        "Expected 36893488147419103232, got 4",
+    ),
+    Difference(
+        "A datatype that there is none of is shown as the client wrote it",
+        [
+            "no datatype",
+            "unknown datatype",
+            "datatype in small letters",
+            "datatype as in a configuration",
+            "STRING in place of BYTES",
+            "typed contents of an unknown datatype",
+        ],
+        "'<invalid>'",
+        "data-type is '(|INT33|int32|TYPE_INT32|STRING)',|expected datatype 'INT33'",
+    ),
+    Difference(
+        "BYTES elements that are cut off are found before the backend, with the request's id and the model",
+        ["element of BYTES that is cut off", "length of BYTES that is huge"],
+        "^INVALID_ARGUMENT: incomplete string data for inference input 'INPUT_BYTES', expecting",
+        r"^INVALID_ARGUMENT: \[request id: <id_unknown>\] incomplete string data for inference input 'INPUT_BYTES' for",
+    ),
+    Difference(
+        "The place in a model's file where an error was raised is in the log alone",
+        ["model that raises", "unequal variable dimensions"],
+        r"ValueError: [^\n]*\n\nAt:\n  /.*model\.py\(\d+\): execute",
+        r"ValueError: [^\n]*$",
+    ),
+    Difference(
+        "A request is checked before it is looked whether its model may answer more than once",
+        ["wrong input of a decoupled model by ModelInfer"],
+        "^UNIMPLEMENTED: ModelInfer RPC doesn't support models with decoupled transaction policy$",
+        "^INVALID_ARGUMENT: .* inference input 'IN' data-type is 'FP32', but model 'repeat' expects 'INT32'$",
+    ),
+    Difference(
+        "A Python model that gives back nothing is an error at once; Triton never answers",
+        ["model that answers with None"],
+        None,
+        "^INTERNAL: model 'faults' let go of a request without a response$",
+    ),
+    Difference(
+        "An output that a Python model gives twice is whole both times; Triton mixes the two up",
+        ["model that answers oddly: twice"],
+        r"'shape': \['1', '1'\]}, {'name': 'OUT'}",
+        r"'shape': \['1'\]}, {'name': 'OUT', 'datatype': 'FP32', 'shape': \['1'\]}",
+    ),
+    Difference(
+        "An ensemble whose outputs do not come to be fails; Triton answers without them",
+        ["member that gives no outputs"],
+        "^OK:  {'model_name': 'faulty_chain', 'model_version': '1'}$",
+        r"^INTERNAL: in ensemble 'faulty_chain', no step gave the output\(s\) OUT$",
+    ),
+    Difference(
+        "What is wrong with a malformed message is said, and that it is the client's fault",
+        [
+            "no message",
+            "message that is cut off",
+            "field number zero",
+            "model name that is no UTF-8",
+            "id that is no UTF-8",
+            "group that does not end",
+            "malformed ServerLive",
+            "malformed ModelReady",
+            "malformed ModelStatistics",
+            "malformed RepositoryModelLoad",
+        ],
+        "^INTERNAL: Unable to parse request$",
+        "^INVALID_ARGUMENT: .*the request is not a valid (message: .+|inference.ModelInferRequest: .+)",
+    ),
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from google.protobuf.message import Message
@@ -123,6 +123,21 @@ class Exchange:
 
     name: str
     steps: Sequence[Step]
+    ordered: bool = True
+    """Whether the order of a response's outputs counts. Triton gives those of an ensemble in none."""
+
+    def ask(self, server: Asked) -> list[Outcome]:
+        outcomes = [step.ask(server) for step in self.steps]
+        return outcomes if self.ordered else [replace(entry, answer=sort_outputs(entry.answer)) for entry in outcomes]
+
+
+def sort_outputs(answer: Any) -> Any:
+    """A response with its outputs, and their bytes, in the order of their names; other answers as they are."""
+    if not isinstance(answer, dict) or "raw_output_contents" not in answer:
+        return answer
+    pairs = zip(answer["outputs"], answer["raw_output_contents"], strict=True)
+    outputs, contents = zip(*sorted(pairs, key=lambda pair: pair[0]["name"]), strict=True)
+    return {**answer, "outputs": list(outputs), "raw_output_contents": list(contents)}
 
 
 def serialised(message: Message | bytes) -> bytes:

@@ -135,6 +135,9 @@ def _plain_models() -> list[ParityModel]:
             "versions", python(seen, 0, "version_policy { specific { versions: [1, 3] } }\n"), "seen", ("1", "2", "3")
         ),
         ParityModel(
+            "idle", python(seen, 0, "version_policy { specific { versions: [1, 3] } }\n"), "seen", ("1", "2", "3")
+        ),
+        ParityModel(
             "latest", python(seen, 0, "version_policy { latest { num_versions: 2 } }\n"), "seen", ("1", "7", "10")
         ),
         ParityModel("repeat", python(repeat, 0, decoupled), "repeat"),

@@ -49,8 +49,8 @@ class Pair:
         """
         known = [entry for entry in self._differences if exchange.name in entry.exchanges]
         left_out = any(entry.triton is None for entry in known)
-        expected = None if left_out else [step.ask(self.triton) for step in exchange.steps]
-        found = [step.ask(self.rocserve) for step in exchange.steps]
+        expected = None if left_out else exchange.ask(self.triton)
+        found = exchange.ask(self.rocserve)
         shown: list[Difference] = []
         for index, step in enumerate(exchange.steps):
             theirs = None if expected is None else expected[index]

@@ -44,7 +44,8 @@ class Side:
         try:
             data = call(message, timeout=ANSWER_SECONDS)
         except grpc.RpcError as error:
-            return Outcome(error.code().name, error.details() or "")
+            # Triton's texts end in line breaks and spaces here and there.
+            return Outcome(error.code().name, (error.details() or "").rstrip())
         return Outcome("OK", answer=unary_answer(path, data))
 
     def stream(self, messages: Sequence[bytes]) -> Outcome:

@@ -109,7 +109,17 @@ def test_a_head_is_checked_once_but_data_every_time():
         ),
         (
             request(ints("INPUT0", (2, 16)), ints("INPUT1", (1, 16))),
-            "[request id: <id_unknown>] input 'INPUT1' batch size does not match other inputs for 'm'",
+            "[request id: <id_unknown>] input 'INPUT0' batch size does not match other inputs for 'm'",
+        ),
+        (
+            request(ints("INPUT0"), ints("INPUT1"), ints("INPUT2")),
+            "[request id: <id_unknown>] expected 2 inputs but got 3 inputs for model 'm'. Got input(s) ['INPUT2',"
+            "'INPUT1','INPUT0'], but missing required input(s) []. Please provide all required input(s).",
+        ),
+        (
+            request(ints("INPUT0"), ints("INPUT1", (1, -1), size=64)),
+            "[request id: <id_unknown>] All input dimensions should be specified for input 'INPUT1' for model 'm', got"
+            " [1,-1]",
         ),
         (
             request(ints("INPUT0"), ints("INPUT1", datatype="FP32")),
