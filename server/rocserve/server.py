@@ -23,6 +23,9 @@ from rocserve.repository.settings import RepositorySettings
 from rocserve.repository.version_loader import WorkerVersionLoader
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.response_cache import ResponseCache
+from rocserve.services.client_memory.attachment import ClientMemory
+from rocserve.services.client_memory.regions import ClientRegions
+from rocserve.services.client_memory.service import ClientMemoryService
 from rocserve.services.inference import InferenceService
 from rocserve.services.methods import Services, methods
 from rocserve.services.queries import QueryService
@@ -46,6 +49,7 @@ class Server:
         self._log = log
         self._completion = CompletionThread(log.getChild("completion"))
         self._tables = ServingTableHolder()
+        self._client_regions = ClientRegions()
         self._fallbacks = FallbackCounter()
         registry = discover_backends()
         loader = WorkerVersionLoader(
@@ -73,13 +77,14 @@ class Server:
         self._completion.start()
         readiness = Readiness(self._repository.is_ready)
         service = GrpcService(
-            InferenceService(self._tables, readiness),
+            InferenceService(self._tables, readiness, ClientMemory(self._tables, self._client_regions)),
             methods(self._services(readiness)),
             self._tables,
             readiness,
             self._repository.subscribe,
             loop,
             self._log.getChild("grpc"),
+            self._settings.grpc,
         )
         metrics = self._metrics_endpoint()
         try:
@@ -113,6 +118,7 @@ class Server:
         return Services(
             queries=QueryService(self._tables, self._repository, self._settings.server_id, readiness.is_ready),
             repository_control=RepositoryControlService(self._repository),
+            client_memory=ClientMemoryService(self._client_regions, self._settings.allow_client_shared_memory),
         )
 
     def _metrics_endpoint(self) -> MetricsEndpoint | None:
@@ -206,6 +212,8 @@ def _transport_options(grpc: GrpcSettings) -> TransportOptions:
         server_cert=grpc.server_cert,
         server_key=grpc.server_key,
         root_cert=grpc.root_cert,
+        max_receive_message_bytes=grpc.max_message_bytes,
+        max_send_message_bytes=grpc.max_message_bytes,
         response_compression_level=grpc.response_compression_level,
         keepalive_time_ms=grpc.keepalive_time_ms,
         keepalive_timeout_ms=grpc.keepalive_timeout_ms,

@@ -84,3 +84,70 @@ def test_a_certificate_that_is_none_is_said(serve: Any, tmp_path: Path) -> None:
     nonsense.write_text("no certificate")
     with pytest.raises(OSError, match=r"PEM.*nonsense\.pem"):
         serve({UNARY: UnaryRoute(echo)}, use_ssl=True, server_cert=nonsense, server_key=nonsense)
+
+
+def renew(place: Authority, with_: Authority) -> None:
+    """As certificate managers do: each file is replaced by a rename."""
+    for old, new in zip(
+        (place.root, place.certificate, place.key), (with_.root, with_.certificate, with_.key), strict=True
+    ):
+        fresh = old.with_suffix(".fresh")
+        shutil.copyfile(new, fresh)
+        fresh.rename(old)
+
+
+@pytest.fixture
+def place(tmp_path: Path, authorities: tuple[Authority, Authority]) -> Authority:
+    """Where the server's certificates are; ours at first."""
+    place = Authority(tmp_path / "root.pem", tmp_path / "cert.pem", tmp_path / "cert.key")
+    renew(place, authorities[0])
+    return place
+
+
+def refused(port: int, trusted: Authority, shown: Authority | None = None) -> bool:
+    with pytest.raises(grpc.RpcError) as raised:
+        answer(port, trusted, shown)
+    return raised.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_renewed_certificate_is_shown_and_open_connections_stay(
+    serve: Any, authorities: tuple[Authority, Authority], place: Authority
+) -> None:
+    ours, theirs = authorities
+    served = serve({UNARY: UnaryRoute(echo)}, **tls(place))
+    credentials = grpc.ssl_channel_credentials(ours.root.read_bytes())
+    options = (("grpc.ssl_target_name_override", "localhost"), ("grpc.use_local_subchannel_pool", 1))
+    with grpc.secure_channel(f"127.0.0.1:{served.port}", credentials, options) as channel:
+        call = channel.unary_unary(UNARY)
+        assert call(b"before", timeout=10) == b"before"
+        renew(place, theirs)
+        assert answer(served.port, theirs) == b"secret"
+        assert refused(served.port, ours)
+        assert call(b"after", timeout=10) == b"after"
+
+
+def test_a_renewed_root_decides_about_clients(
+    serve: Any, authorities: tuple[Authority, Authority], place: Authority
+) -> None:
+    ours, theirs = authorities
+    served = serve({UNARY: UnaryRoute(echo)}, **tls(ours, use_ssl_mutual=True, root_cert=place.root))
+    assert answer(served.port, ours, shown=ours) == b"secret"
+    assert refused(served.port, ours, shown=theirs)
+    renew(place, theirs)
+    assert answer(served.port, ours, shown=theirs) == b"secret"
+    assert refused(served.port, ours, shown=ours)
+
+
+def test_half_a_renewal_changes_nothing_until_the_other_half_comes(
+    serve: Any, authorities: tuple[Authority, Authority], place: Authority
+) -> None:
+    ours, theirs = authorities
+    served = serve({UNARY: UnaryRoute(echo)}, **tls(place))
+    shutil.copyfile(theirs.certificate, place.certificate)
+    assert answer(served.port, ours) == b"secret"
+    place.key.unlink()
+    assert answer(served.port, ours) == b"secret"
+    place.certificate.write_text("no certificate")
+    assert answer(served.port, ours) == b"secret"
+    renew(place, theirs)
+    assert answer(served.port, theirs) == b"secret"

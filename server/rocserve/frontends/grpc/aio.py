@@ -17,6 +17,7 @@ import grpc
 import grpc.aio
 
 from rocserve.core.errors import StatusCode
+from rocserve.frontends.grpc.certificates import server_credentials
 from rocserve.frontends.grpc.stream_flow import StreamFlow
 from rocserve.frontends.grpc.transport import (
     CLIENT_DOES_NOT_READ,
@@ -28,8 +29,8 @@ from rocserve.frontends.grpc.transport import (
     TransportOptions,
     UnaryRoute,
     binding_error,
+    certificate_files,
     channel_arguments,
-    read_certificates,
     status_text,
     too_many_calls,
     unknown_method,
@@ -98,18 +99,14 @@ class AioTransport:
         self.live.clear()
 
     async def _serve(self) -> int:
-        certificates = read_certificates(self.options)
+        files = certificate_files(self.options)
+        credentials = None if files is None else server_credentials(files, self.log)
         self._server = grpc.aio.server(options=channel_arguments(self.options))
         self._server.add_generic_rpc_handlers((_Methods(self, self._routes),))
         try:
-            if certificates is None:
+            if credentials is None:
                 port: int = self._server.add_insecure_port(self.options.target)
             else:
-                credentials = grpc.ssl_server_credentials(
-                    [(certificates.private_key, certificates.certificate_chain)],
-                    certificates.root,
-                    certificates.root is not None,
-                )
                 port = self._server.add_secure_port(self.options.target, credentials)
         except RuntimeError:
             port = 0

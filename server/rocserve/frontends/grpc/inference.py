@@ -10,21 +10,27 @@ from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.frontends.grpc.codec import InferCodec
 from rocserve.frontends.grpc.transport import StreamCall, UnaryCall
 from rocserve.scheduling.ordering import AnswerOrder, Turn, nothing
+from rocserve.services.forwarded_headers import HeaderForwarding
 from rocserve.services.inference import InferenceService, exiting
 
 
 class InferenceHandlers:
     """The two RPCs over one codec."""
 
-    def __init__(self, service: InferenceService, codec: InferCodec) -> None:
+    def __init__(
+        self, service: InferenceService, codec: InferCodec, forwarding: HeaderForwarding | None = None
+    ) -> None:
         self._service = service
         self._codec = codec
+        self._forwarding = forwarding
         self._streams: set[InferenceStream] = set()
         self._exiting = False
 
     def model_infer(self, call: UnaryCall) -> None:
         try:
             request = self._codec.decode_request(call.message)
+            if self._forwarding is not None:
+                request.head = self._forwarding.forward(request.head, call.metadata)
         except ServeError as error:
             call.fail(error.code, error.text)
             return
@@ -32,7 +38,7 @@ class InferenceHandlers:
         self._service.infer(request, _UnaryResponder(call, self._codec))
 
     def model_stream_infer(self, call: StreamCall) -> InferenceStream:
-        stream = InferenceStream(call, self._service, self._codec, self._streams.discard)
+        stream = InferenceStream(call, self._service, self._codec, self._streams.discard, self._forwarding)
         self._streams.add(stream)
         if self._exiting:
             stream.end_when_idle()
@@ -81,11 +87,13 @@ class InferenceStream:
         service: InferenceService,
         codec: InferCodec,
         on_end: Callable[[InferenceStream], None],
+        forwarding: HeaderForwarding | None,
     ) -> None:
         self.codec = codec
         self._call = call
         self._service = service
         self._on_end = on_end
+        self._forwarding = forwarding
         self._order = AnswerOrder()
         self._lock = threading.Lock()
         self._unanswered = 0
@@ -103,6 +111,8 @@ class InferenceStream:
         responder = _StreamResponder(self, self._order.take_turn())
         try:
             request = self.codec.decode_request(message)
+            if self._forwarding is not None:
+                request.head = self._forwarding.forward(request.head, self._call.metadata)
         except ServeError as error:
             responder.fail(error)
             return

@@ -17,6 +17,7 @@ from typing import Any
 from grpc._cython import cygrpc
 
 from rocserve.core.errors import StatusCode
+from rocserve.frontends.grpc.certificates import server_credentials
 from rocserve.frontends.grpc.dense_traffic import Companion, DenseTraffic
 from rocserve.frontends.grpc.stream_flow import StreamFlow
 from rocserve.frontends.grpc.transport import (
@@ -29,8 +30,8 @@ from rocserve.frontends.grpc.transport import (
     TransportOptions,
     UnaryRoute,
     binding_error,
+    certificate_files,
     channel_arguments,
-    read_certificates,
     status_text,
     too_many_calls,
     unknown_method,
@@ -85,21 +86,17 @@ class ReactorTransport:
         self._thread = threading.Thread(target=self._run, name="grpc-reactor", daemon=True)
 
     def start(self) -> int:
-        certificates = read_certificates(self.options)
+        files = certificate_files(self.options)
+        credentials = None if files is None else server_credentials(files, self.log)
         self._queue = cygrpc.CompletionQueue()
         self._server = cygrpc.Server(channel_arguments(self.options), False)
         self._server.register_completion_queue(self._queue)
         target = self.options.target.encode()
         try:
-            if certificates is None:
+            if credentials is None:
                 port: int = self._server.add_http2_port(target)
             else:
-                credentials = cygrpc.server_credentials_ssl(
-                    certificates.root,
-                    [cygrpc.SslPemKeyCertPair(certificates.private_key, certificates.certificate_chain)],
-                    certificates.root is not None,
-                )
-                port = self._server.add_http2_port(target, credentials)
+                port = self._server.add_http2_port(target, credentials._credentials)
         except RuntimeError:
             port = 0
         if port == 0:

@@ -12,12 +12,16 @@ from google.protobuf.message import DecodeError, Message
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.grpc.codec import InferCodec
+from rocserve.frontends.grpc.guards import guarded
 from rocserve.frontends.grpc.health import HealthHandlers
 from rocserve.frontends.grpc.inference import InferenceHandlers
 from rocserve.frontends.grpc.transport import Route, StreamRoute, UnaryCall, UnaryRoute
+from rocserve.services.forwarded_headers import header_forwarding
 from rocserve.services.inference import InferenceService
 from rocserve.services.methods import Method, QuickMethod, SlowMethod
 from rocserve.services.readiness import Readiness
+from rocserve.services.restrictions import GRPC_HEADER_PREFIX, restrictions
+from rocserve.settings import GrpcSettings
 
 INFERENCE = "/inference.GRPCInferenceService/"
 HEALTH = "/grpc.health.v1.Health/"
@@ -35,12 +39,15 @@ class GrpcService:
         subscribe: Callable[[Callable[[], None]], object],
         loop: asyncio.AbstractEventLoop,
         log: logging.Logger,
+        settings: GrpcSettings,
     ) -> None:
         """`subscribe`: has its argument called, on the loop, whenever readiness may have changed."""
         self._methods = methods
         self._loop = loop
         self._log = log
-        self._inference = InferenceHandlers(inference, InferCodec())
+        self._restrictions = restrictions(settings.restricted, GRPC_HEADER_PREFIX)
+        forwarding = header_forwarding(settings.header_forward_pattern)
+        self._inference = InferenceHandlers(inference, InferCodec(), forwarding)
         self._health = HealthHandlers(tables, readiness.is_ready)
         self._tasks: set[asyncio.Task[None]] = set()
         subscribe(self._health.publish)
@@ -54,12 +61,18 @@ class GrpcService:
     def routes(self) -> Mapping[str, Route]:
         """All methods of the two services."""
         routes: dict[str, Route] = {INFERENCE + name: self._route(method) for name, method in self._methods.items()}
-        return routes | {
+        routes |= {
             INFERENCE + "ModelInfer": UnaryRoute(self._inference.model_infer),
             INFERENCE + "ModelStreamInfer": StreamRoute(self._inference.model_stream_infer),
             HEALTH + "Check": self._quick(self._health.check),
             HEALTH + "Watch": StreamRoute(self._health.watch),
         }
+        return {name: self._guarded(name, route) for name, route in routes.items()}
+
+    def _guarded(self, name: str, route: Route) -> Route:
+        """What anybody may call is left as it is, so that it costs nothing."""
+        restriction = self._restrictions.get(name.rpartition("/")[2])
+        return route if restriction is None else guarded(route, restriction)
 
     def _route(self, method: Method) -> UnaryRoute:
         if isinstance(method, SlowMethod):

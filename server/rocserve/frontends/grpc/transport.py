@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rocserve.core.errors import StatusCode
+from rocserve.frontends.grpc.certificates import CertificateFiles
 
 Metadata = Sequence[tuple[str, str | bytes]]
 """Keys that end in "-bin" carry bytes, all others text."""
@@ -196,22 +197,13 @@ class TransportOptions:
         return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class Certificates:
-    """PEM texts."""
-
-    certificate_chain: bytes
-    private_key: bytes
-    root: bytes | None
-    """Given: clients must show a certificate that it vouches for."""
-
-
-def read_certificates(options: TransportOptions) -> Certificates | None:
+def certificate_files(options: TransportOptions) -> CertificateFiles | None:
     """The certificates that the options name; None = no TLS."""
     if not options.secure or options.server_cert is None or options.server_key is None:
         return None
-    root = options.root_cert.read_bytes() if options.use_ssl_mutual and options.root_cert else None
-    return Certificates(options.server_cert.read_bytes(), options.server_key.read_bytes(), root)
+    return CertificateFiles(
+        options.server_cert, options.server_key, options.root_cert if options.use_ssl_mutual else None
+    )
 
 
 def channel_arguments(options: TransportOptions) -> ChannelArguments:

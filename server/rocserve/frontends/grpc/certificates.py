@@ -1,0 +1,134 @@
+"""The PEM files of TLS, and the look at them that lets a renewed certificate take effect without a restart."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateFiles:
+    """Where the certificates are."""
+
+    chain: Path
+    private_key: Path
+    root: Path | None
+    """Given: clients must show a certificate that it vouches for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """PEM texts."""
+
+    certificate_chain: bytes
+    private_key: bytes
+    root: bytes | None
+
+
+_Marks = tuple[tuple[int, int, int], ...]
+
+
+class CertificateReloader:
+    """Gives the certificates as they are on the disk. gRPC asks at each handshake, from threads of its own.
+
+    A renewal replaces several files, so for a moment they may not belong together; until they do, the earlier ones go
+    on. Connections that are open keep what they were opened with.
+    """
+
+    def __init__(self, files: CertificateFiles, log: logging.Logger) -> None:
+        self._files = files
+        self._log = log
+        self._marks: _Marks = ()
+        self._fault = ""
+        self._lock = threading.Lock()
+
+    def first(self) -> Certificates:
+        """Raises: OSError when a file cannot be read."""
+        self._marks = self._look()
+        return self._read()
+
+    def renewed(self) -> Certificates | None:
+        """The certificates if they have changed since they were last given, and can be used; else None."""
+        with self._lock:
+            try:
+                marks = self._look()
+                if marks == self._marks:
+                    return None
+                certificates = self._read()
+                self._check()
+                if self._look() != marks:
+                    # They are being written; the next handshake looks again.
+                    return None
+            except (OSError, ValueError) as error:
+                self._warn(str(error))
+                return None
+            self._marks, self._fault = marks, ""
+        self._log.info("gRPC uses the renewed certificate '%s' for new connections", self._files.chain)
+        return certificates
+
+    def _warn(self, fault: str) -> None:
+        """Once, not at every handshake."""
+        if fault != self._fault:
+            self._fault = fault
+            self._log.warning(
+                "the renewed certificate '%s' cannot be used (%s); gRPC goes on with the earlier one",
+                self._files.chain,
+                fault,
+            )
+
+    def _look(self) -> _Marks:
+        """Raises: OSError."""
+        return tuple(_mark(path) for path in self._paths())
+
+    def _paths(self) -> tuple[Path, ...]:
+        files = self._files
+        return (files.chain, files.private_key) if files.root is None else (files.chain, files.private_key, files.root)
+
+    def _read(self) -> Certificates:
+        files = self._files
+        root = files.root.read_bytes() if files.root else None
+        return Certificates(files.chain.read_bytes(), files.private_key.read_bytes(), root)
+
+    def _check(self) -> None:
+        """Raises: OSError (ssl.SSLError is one), ValueError: they do not belong together, or are no PEM."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self._files.chain, self._files.private_key, _no_password)
+        if self._files.root is not None:
+            context.load_verify_locations(self._files.root)
+
+
+def server_credentials(files: CertificateFiles, log: logging.Logger) -> Any:
+    """grpc.ServerCredentials that follow the files.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    reloader = CertificateReloader(files, log)
+    first = _configuration(reloader.first())
+
+    def fetch() -> Any:
+        renewed = reloader.renewed()
+        return None if renewed is None else _configuration(renewed)
+
+    return grpc.dynamic_ssl_server_credentials(first, fetch, files.root is not None)
+
+
+def _configuration(certificates: Certificates) -> Any:
+    pair = (certificates.private_key, certificates.certificate_chain)
+    return grpc.ssl_server_certificate_configuration([pair], certificates.root)
+
+
+def _no_password() -> str:
+    """An encrypted key would otherwise be asked for at the terminal."""
+    raise ValueError("the private key is encrypted")
+
+
+def _mark(path: Path) -> tuple[int, int, int]:
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size, status.st_ino

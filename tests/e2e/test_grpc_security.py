@@ -1,0 +1,230 @@
+"""Restricted protocols, forwarded headers, limits, and messages that nobody should send, on both transports."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from support.models import add_sub, drop
+from support.server import RocserveProcess
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import InferenceServerException
+
+from rocserve.protocol import grpc_service_pb2, health_pb2
+from rocserve.services.restrictions import PROTOCOLS
+
+TELLS_PARAMETERS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([request.parameters()], dtype=object))])
+            for request in requests
+        ]
+"""
+CONFIG = """
+backend: "python"
+input { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "OUT" data_type: TYPE_STRING dims: [ 1 ] }
+"""
+INFERENCE = "/inference.GRPCInferenceService/"
+KEYS = (("triton-grpc-protocol-infer-key", "infer-value"), ("triton-grpc-protocol-other-key", "other-value"))
+LARGEST_MESSAGE = 1 << 20
+
+
+def repository(folder: Path) -> Path:
+    models = folder / "repository"
+    drop(models, "add_sub", add_sub())
+    told = models / "parameters"
+    (told / "1").mkdir(parents=True)
+    (told / "1" / "model.py").write_text(TELLS_PARAMETERS)
+    (told / "config.pbtxt").write_text(CONFIG)
+    return models
+
+
+@pytest.fixture(scope="module", params=["reactor", "aio"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    """Everything but `health` and `model-repository` is restricted."""
+    folder = tmp_path_factory.mktemp("security")
+    others = ",".join(sorted({*PROTOCOLS.values()} - {"health", "model-repository", "inference"}))
+    flags = (
+        f"--grpc-transport={request.param}",
+        "--grpc-restricted-protocol=inference:infer-key=infer-value",
+        f"--grpc-restricted-protocol={others}:other-key=other-value",
+        "--grpc-header-forward-pattern=^(my_|priority|triton_)",
+        f"--grpc-max-message-bytes={LARGEST_MESSAGE}",
+    )
+    with RocserveProcess([repository(folder)], *flags, log=folder / "log") as process:
+        process.wait_until_ready()
+        yield process
+
+
+@pytest.fixture
+def channel(server: RocserveProcess) -> Iterator[grpc.Channel]:
+    options = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
+    with grpc.insecure_channel(server.address, options) as channel:
+        yield channel
+
+
+def call(channel: grpc.Channel, method: str, message: bytes = b"", metadata: object = ()) -> bytes:
+    answer: bytes = channel.unary_unary(method)(message, metadata=metadata, timeout=20)
+    return answer
+
+
+def refusal(channel: grpc.Channel, method: str, message: bytes = b"", metadata: object = ()) -> tuple[str, str]:
+    with pytest.raises(grpc.RpcError) as raised:
+        call(channel, method, message, metadata)
+    return raised.value.code().name, raised.value.details()
+
+
+def inference(model: str = "parameters", **parameters: object) -> bytes:
+    request = service_pb2.ModelInferRequest(model_name=model)
+    request.inputs.add(name="IN", datatype="FP32", shape=[1])
+    request.raw_input_contents.append(np.ones(1, np.float32).tobytes())
+    for name, value in parameters.items():
+        request.parameters[name].string_param = str(value)
+    return request.SerializeToString()
+
+
+def parameters_of(answer: bytes) -> dict[str, object]:
+    response = service_pb2.ModelInferResponse.FromString(answer)
+    told: dict[str, object] = json.loads(response.raw_output_contents[0][4:])
+    return told
+
+
+def test_restricted_methods_want_their_header(channel: grpc.Channel) -> None:
+    for method in sorted(set(PROTOCOLS) - {"ModelStreamInfer", "Check", "Watch"}):
+        protocol = PROTOCOLS[method]
+        if protocol in ("health", "model-repository"):
+            continue
+        key = "infer-key" if protocol == "inference" else "other-key"
+        expected = ("UNAVAILABLE", f"This protocol is restricted, expecting header 'triton-grpc-protocol-{key}'")
+        assert refusal(channel, INFERENCE + method) == expected
+        assert refusal(channel, INFERENCE + method, metadata=[(f"triton-grpc-protocol-{key}", "wrong")]) == expected
+    assert call(channel, INFERENCE + "ServerMetadata", metadata=KEYS[1:])
+    assert call(channel, INFERENCE + "ServerLive")
+    assert parameters_of(call(channel, INFERENCE + "ModelInfer", inference(), KEYS[:1])) == {}
+
+
+def test_a_restricted_stream_ends_at_once(server: RocserveProcess, channel: grpc.Channel) -> None:
+    stream = channel.stream_stream(INFERENCE + "ModelStreamInfer")
+    with pytest.raises(grpc.RpcError) as raised:
+        next(stream(iter([inference()]), timeout=20))
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "expecting header 'triton-grpc-protocol-infer-key'" in raised.value.details()
+    answer = next(stream(iter([inference()]), timeout=20, metadata=KEYS))
+    assert service_pb2.ModelStreamInferResponse.FromString(answer).infer_response.model_name == "parameters"
+    with triton.InferenceServerClient(server.address) as client:
+        given = triton.InferInput("IN", [1], "FP32")
+        given.set_data_from_numpy(np.ones(1, np.float32))
+        assert client.infer("parameters", [given], headers=dict(KEYS)).as_numpy("OUT").shape == (1,)
+        with pytest.raises(InferenceServerException, match="This protocol is restricted"):
+            client.infer("parameters", [given])
+
+
+def test_headers_become_parameters(channel: grpc.Channel) -> None:
+    metadata = [*KEYS, ("my_header", "one"), ("other_header", "two")]
+    assert parameters_of(call(channel, INFERENCE + "ModelInfer", inference(mine="m"), metadata)) == {
+        "mine": "m",
+        "my_header": "one",
+    }
+    stream = channel.stream_stream(INFERENCE + "ModelStreamInfer")
+    answers = stream(iter([inference(), inference()]), timeout=20, metadata=metadata)
+    for message in answers:
+        response = service_pb2.ModelStreamInferResponse.FromString(message)
+        assert parameters_of(response.infer_response.SerializeToString()) == {"my_header": "one"}
+
+
+@pytest.mark.parametrize("name", ["priority", "triton_enable_empty_final_response"])
+def test_a_reserved_header_is_refused(channel: grpc.Channel, name: str) -> None:
+    text = f"Header '{name}' is reserved for Triton usage and cannot be forwarded."
+    assert refusal(channel, INFERENCE + "ModelInfer", inference(), [*KEYS, (name, "1")]) == ("INVALID_ARGUMENT", text)
+    stream = channel.stream_stream(INFERENCE + "ModelStreamInfer")
+    answer = next(stream(iter([inference()]), timeout=20, metadata=[*KEYS, (name, "1")]))
+    assert service_pb2.ModelStreamInferResponse.FromString(answer).error_message == text
+
+
+def test_messages_and_headers_have_a_limit(channel: grpc.Channel) -> None:
+    code, _ = refusal(channel, INFERENCE + "ModelInfer", bytes(LARGEST_MESSAGE + 1), KEYS)
+    assert code == "RESOURCE_EXHAUSTED"
+    with pytest.raises(grpc.RpcError):
+        call(channel, INFERENCE + "ServerLive", metadata=[("large", "x" * (1 << 20))])
+    assert call(channel, INFERENCE + "ServerLive")
+
+
+def broken_messages(random_source: random.Random, seed: bytes) -> Iterator[bytes]:
+    """Noise, cut messages, and messages with a few bytes changed."""
+    for round_number in range(200):
+        if round_number % 3 == 0:
+            yield random_source.randbytes(random_source.randrange(200))
+        elif round_number % 3 == 1 and seed:
+            yield seed[: random_source.randrange(len(seed))]
+        else:
+            changed = bytearray(seed or b"\x0a\x03abc")
+            for _ in range(random_source.randrange(1, 6)):
+                changed[random_source.randrange(len(changed))] = random_source.randrange(256)
+            yield bytes(changed)
+
+
+def seed_of(method: str) -> bytes:
+    """A message that names things that are there."""
+    if method == "ModelInfer":
+        return inference(given="x")
+    name = "ModelMetadata" if method == "ModelReady" else method
+    kind = getattr(grpc_service_pb2, f"{name}Request", None)
+    if kind is None:
+        return health_pb2.HealthCheckRequest(service="add_sub").SerializeToString()
+    request = kind()
+    for field in request.DESCRIPTOR.fields:
+        if field.type == field.TYPE_STRING and not field.is_repeated:
+            setattr(request, field.name, "1" if "version" in field.name else "nothing")
+    serialized: bytes = request.SerializeToString()
+    return serialized
+
+
+def unary_methods() -> list[str]:
+    service = grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+    return [INFERENCE + method.name for method in service.methods if method.name != "ModelStreamInfer"]
+
+
+def test_broken_messages_leave_the_server_serving(server: RocserveProcess, channel: grpc.Channel) -> None:
+    source = random.Random(7)
+    for method in [*unary_methods(), "/grpc.health.v1.Health/Check", INFERENCE + "NoSuchMethod"]:
+        send = channel.unary_unary(method)
+        seed = seed_of(method.rpartition("/")[2])
+        pending = [send.future(message, timeout=30, metadata=KEYS) for message in broken_messages(source, seed)]
+        # Each has an answer, whatever it is; none takes the server down or hangs.
+        codes = {outcome.code() for outcome in pending}
+        assert not codes & {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNKNOWN}, (method, codes)
+    stream = channel.stream_stream(INFERENCE + "ModelStreamInfer")
+    messages = list(broken_messages(source, inference()))
+    assert len(list(stream(iter(messages), timeout=30, metadata=KEYS))) >= len(messages) - 10
+    assert "Traceback" not in server.log_text
+    assert_serving(channel)
+
+
+def assert_serving(channel: grpc.Channel) -> None:
+    assert parameters_of(call(channel, INFERENCE + "ModelInfer", inference(), KEYS)) == {}
+
+
+def send_noise(port: int, data: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(data)
+
+
+def test_broken_connections_leave_the_server_serving(server: RocserveProcess, channel: grpc.Channel) -> None:
+    source = random.Random(11)
+    for _ in range(50):
+        send_noise(server.port, source.randbytes(source.randrange(1, 500)))
+        send_noise(server.port, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + source.randbytes(source.randrange(1, 500)))
+    assert_serving(channel)
