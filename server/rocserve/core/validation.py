@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, StatusCode, invalid_argument, not_found
+from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InputConfig, ModelConfig
+from rocserve.core.request_parameters import check_request_parameters, class_count
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.tensors import bytes_elements
 
@@ -96,6 +97,7 @@ class RequestValidator:
             raise ServeError(error.code, _prefix(request_id) + error.text) from None
 
     def _plan(self, head: RequestHead, prefix: str) -> RequestPlan:
+        check_request_parameters(head.parameters)
         outputs, classifications = self._plan_outputs(head)
         self._check_input_names(head, prefix)
         batch_size = self._batch_size(head, prefix)
@@ -112,8 +114,8 @@ class RequestValidator:
             ),
             outputs=outputs,
             classifications=classifications,
-            priority=_integer_parameter(head, "priority"),
-            timeout_microseconds=_integer_parameter(head, "timeout"),
+            priority=int(head.parameters.get("priority", 0)),
+            timeout_microseconds=int(head.parameters.get("timeout", 0)),
         )
 
     def _plan_outputs(self, head: RequestHead) -> tuple[tuple[str, ...], dict[str, int]]:
@@ -123,11 +125,9 @@ class RequestValidator:
         for output in head.outputs:
             if output.name not in self._outputs:
                 raise invalid_argument(f"unexpected inference output '{output.name}' for model '{self._config.name}'")
-            _refuse_shared_memory(output.parameters)
-            if output.classification < 0:
-                raise invalid_argument("invalid value for 'classification' parameter, expected >= 0")
-            if output.classification:
-                classifications[output.name] = output.classification
+            if count := class_count(output.parameters):
+                # Of an output that is asked for twice the first count holds.
+                classifications.setdefault(output.name, count)
         return tuple(dict.fromkeys(output.name for output in head.outputs)), classifications
 
     def _check_input_names(self, head: RequestHead, prefix: str) -> None:
@@ -142,7 +142,6 @@ class RequestValidator:
         for entry in reversed(head.inputs):
             if entry.name not in self._inputs:
                 raise invalid_argument(f"unexpected inference input '{entry.name}' for model '{self._config.name}'")
-            _refuse_shared_memory(entry.parameters)
         missing = [name for name in self._required if name not in seen]
         if missing:
             raise invalid_argument(prefix + self._wrong_input_count(names))
@@ -224,21 +223,6 @@ def _fits(dims: tuple[int, ...], pattern: tuple[int, ...]) -> bool:
     return len(dims) == len(pattern) and all(
         size >= 0 and expected in (-1, size) for size, expected in zip(dims, pattern, strict=True)
     )
-
-
-def _refuse_shared_memory(parameters: Mapping[str, object]) -> None:
-    region = parameters.get("shared_memory_region")
-    if region is not None:
-        raise not_found(f"Unable to find shared memory region: '{region}'")
-
-
-def _integer_parameter(head: RequestHead, name: str) -> int:
-    value = head.parameters.get(name, 0)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ServeError(
-            StatusCode.INVALID_ARGUMENT, f"invalid value {value!r} for '{name}' parameter, expected an integer >= 0"
-        )
-    return value
 
 
 def _prefix(request_id: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 
 from rocserve.core.errors import internal, invalid_argument
+from rocserve.core.request_parameters import EXPECTED_TYPES
 from rocserve.core.requests import NO_PARAMETERS, Parameters, ParameterValue
 from rocserve.protocol.grpc_service_pb2 import InferParameter
 
@@ -21,9 +22,8 @@ def read_parameters(parameters: Mapping[str, InferParameter]) -> Parameters:
     for name, parameter in parameters.items():
         choice = parameter.WhichOneof("parameter_choice")
         if choice is None:
-            raise invalid_argument(
-                f"invalid value type for '{name}' parameter, expected int64_param, bool_param, or string_param."
-            )
+            expected = EXPECTED_TYPES.get(name, "int64_param, bool_param, or string_param.")
+            raise invalid_argument(f"invalid value type for '{name}' parameter, expected {expected}")
         values[name] = getattr(parameter, choice)
     return values
 

@@ -107,7 +107,7 @@ def test_parameters_of_every_kind() -> None:
         name: type(value) for name, value in expected.items()
     }
     assert head.inputs[1].parameters == {"here": "there"}
-    assert head.outputs[0].classification == 5
+    assert head.outputs[0].parameters == {"classification": 5}
 
 
 def test_a_parameter_without_value() -> None:

@@ -1,0 +1,62 @@
+"""The parameters of requests and outputs that the server itself acts on; texts are Triton's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rocserve.core.errors import invalid_argument
+
+EXPECTED_TYPES: Mapping[str, str] = {
+    "priority": "int64_param or uint64_param.",
+    "timeout": "int64_param.",
+    "classification": "int64_param",
+    "triton_enable_empty_final_response": "bool_param.",
+}
+"""How the parameter may be written, in the words of the error about it."""
+
+_RESERVED = "triton_"
+_ALLOWED = "triton_enable_empty_final_response"
+
+
+def check_request_parameters(parameters: Mapping[str, bool | int | float | str]) -> None:
+    """Types and values of a request's parameters.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT.
+    """
+    for name, value in parameters.items():
+        if name in ("priority", "timeout"):
+            _check_number(name, value)
+        elif name == _ALLOWED:
+            if not isinstance(value, bool):
+                raise invalid_argument(f"invalid value type for '{name}' parameter, expected {EXPECTED_TYPES[name]}")
+        elif name.startswith(_RESERVED):
+            raise invalid_argument(
+                f"parameter keys starting with '{_RESERVED}' are reserved for Triton usage. Only the following keys"
+                f" starting with '{_RESERVED}' are allowed: {_ALLOWED}"
+            )
+
+
+def class_count(parameters: Mapping[str, bool | int | float | str]) -> int:
+    """How many classes of the classification extension are asked of an output; 0 = the tensor itself.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT.
+    """
+    value = parameters.get("classification")
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise invalid_argument(
+            f"invalid value type for 'classification' parameter, expected {EXPECTED_TYPES['classification']}"
+        )
+    if value <= 0:
+        raise invalid_argument("invalid value for 'classification' parameter, expected >= 0")
+    return value
+
+
+def _check_number(name: str, value: bool | int | float | str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise invalid_argument(f"invalid value type for '{name}' parameter, expected {EXPECTED_TYPES[name]}")
+    if value < 0:
+        raise invalid_argument(f"invalid value for '{name}', expected value >= 0.")
