@@ -11,6 +11,7 @@ from pathlib import Path
 from rocserve.backends.base import BackendSpec
 from rocserve.backends.registry import ENSEMBLE_PLATFORM, BackendRegistry
 from rocserve.config.backend_choice import (
+    UnknownBackend,
     choose_backend,
     describe_files,
     fill_backend_fields,
@@ -20,14 +21,14 @@ from rocserve.config.backend_choice import (
 from rocserve.config.completion import adopt, autofill, fill_from_model, normalise
 from rocserve.config.labels import read_labels
 from rocserve.config.paths import resolve_within
-from rocserve.config.plain import to_plain, with_scalars
+from rocserve.config.plain import to_plain, version_policy, with_scalars
 from rocserve.config.signature_checks import check_signature
 from rocserve.config.sources import Dialect, WrittenConfig, WrittenModel, read_written_config
 from rocserve.config.unsupported import check_supported
-from rocserve.config.validation import check_model_config
+from rocserve.config.validation import check_loadable, check_model_config, check_readable
 from rocserve.config.warmup import check_warmup, check_warmup_fits
 from rocserve.core import model_config as plain
-from rocserve.core.errors import invalid_argument
+from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InstanceKind
 from rocserve.core.requests import Signature
 from rocserve.protocol.model_config_pb2 import ModelConfig
@@ -54,6 +55,8 @@ class ModelDefinition:
     """The file that it was read from, relative to the folder."""
     repository: Path | None
     """The root that links may not lead out of, beside the folder itself."""
+    refusal: ServeError | None = None
+    """Why no version of it can be loaded; `config` then tells its name and version policy alone."""
 
     @property
     def serialized(self) -> bytes:
@@ -62,7 +65,7 @@ class ModelDefinition:
 
     @property
     def is_ensemble(self) -> bool:
-        return self.backend is None
+        return self.backend is None and self.refusal is None
 
 
 def read_model_definitions(
@@ -75,6 +78,7 @@ def read_model_definitions(
     override_json: str | None = None,
     default_instance_kind: InstanceKind = InstanceKind.AUTO,
     repository: Path | None = None,
+    keep_refused: bool = False,
 ) -> tuple[ModelDefinition, ...]:
     """The models of a folder, validated as far as that goes without loading them.
 
@@ -85,6 +89,7 @@ def read_model_definitions(
         override_json: a ModelConfig as JSON in place of the folder's file.
         default_instance_kind: of the instance group that a configuration without one gets.
         repository: files may be links to elsewhere in this folder; without it, in the model's folder only.
+        keep_refused: give what can be read but not be loaded too, with its `refusal`, instead of raising that.
 
     Raises:
         ServeError: INVALID_ARGUMENT with what is wrong and where, UNIMPLEMENTED for what is not supported.
@@ -95,10 +100,14 @@ def read_model_definitions(
         folder, name, config_name=config_name, strict=strict, override_json=override_json, roots=reading.roots
     )
     first, *others = written.models
-    return (
+    definitions = (
         reading.define(first, written, written.warnings),
         *(reading.define(model, written, ()) for model in others),
     )
+    for definition in definitions:
+        if definition.refusal is not None and not keep_refused:
+            raise definition.refusal
+    return definitions
 
 
 def complete_definition(
@@ -185,25 +194,45 @@ class _Reading:
 
     def define(self, model: WrittenModel, written: WrittenConfig, warnings: tuple[str, ...]) -> ModelDefinition:
         message = self._named(model, written.dialect)
-        backend = self._backend(message)
+        backend, refusal = self._backend(message)
         filenames = model.model_filenames or (model_filenames(message, backend) if backend else ())
         if backend is not None:
             fill_backend_fields(message, backend, self.folder, filenames)
         normalise(message, backend, self.default_kind)
-        check_model_config(message)
-        warnings += check_supported(message, backend is not None and backend.answers_requests)
-        check_warmup(message, self.folder, self.roots)
-        return ModelDefinition(
+        check_readable(message)
+        definition = ModelDefinition(
             name=message.name,
             folder=self.folder,
             message=message,
-            config=to_plain(message, backend.name if backend else ENSEMBLE_PLATFORM, read_labels(message, self.folder)),
+            config=plain.ModelConfig(
+                message.name,
+                version_policy=version_policy(message.version_policy),
+                parameters={key: value.string_value for key, value in sorted(message.parameters.items())},
+            ),
             backend=backend,
             warnings=warnings,
             model_filenames=filenames,
             dialect=written.dialect,
             source=written.source,
             repository=self.repository,
+            refusal=refusal,
+        )
+        try:
+            return definition if refusal is not None else self._checked(definition)
+        except ServeError as error:
+            return replace(definition, backend=None, refusal=error.with_traceback(None))
+
+    def _checked(self, definition: ModelDefinition) -> ModelDefinition:
+        """The definition with its whole configuration. Raises: ServeError: no version of it can be loaded."""
+        message, backend = definition.message, definition.backend
+        check_loadable(message)
+        warnings = check_supported(message, backend is None or backend.answers_requests)
+        check_warmup(message, self.folder, self.roots)
+        name = backend.name if backend else ENSEMBLE_PLATFORM
+        return replace(
+            definition,
+            config=to_plain(message, name, read_labels(message, self.folder)),
+            warnings=definition.warnings + warnings,
         )
 
     def _named(self, model: WrittenModel, dialect: Dialect) -> ModelConfig:
@@ -217,12 +246,15 @@ class _Reading:
                 )
         return message
 
-    def _backend(self, message: ModelConfig) -> BackendSpec | None:
-        """None for an ensemble, which may leave its platform out."""
+    def _backend(self, message: ModelConfig) -> tuple[BackendSpec | None, ServeError | None]:
+        """Nothing for an ensemble, which may leave its platform out; the refusal where there is no such backend."""
         unnamed = not message.platform and not message.backend
         if message.platform == ENSEMBLE_PLATFORM or (unnamed and message.HasField("ensemble_scheduling")):
-            return None
-        return choose_backend(message, self.registry, self.folder, strict=self.strict)
+            return None, None
+        try:
+            return choose_backend(message, self.registry, self.folder, strict=self.strict), None
+        except UnknownBackend as error:
+            return None, error.with_traceback(None)
 
 
 def _roots(folder: Path, repository: Path | None) -> tuple[Path, ...]:

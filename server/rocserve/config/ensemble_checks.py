@@ -5,12 +5,12 @@ Rules and words are Triton's (its ensemble_utils).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from rocserve.config.datatypes import format_shape, type_name
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import invalid_argument, unimplemented
+from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import EnsembleStep, InputConfig, ModelConfig, OutputConfig
 
 _VARIABLE = -1
@@ -30,14 +30,14 @@ class _Tensor:
         return (_VARIABLE, *self.dims) if self.batches else self.dims
 
 
-def check_ensemble(config: ModelConfig, members: Mapping[str, ModelConfig | None]) -> None:
-    """Check a complete ensemble against its complete members.
+def check_ensemble(config: ModelConfig, members: Mapping[str, ModelConfig | None]) -> bool:
+    """Check a complete ensemble against its complete members; whether it is decoupled, as a member of it is.
 
     Args:
         members: by name; None, or no entry, for one that is not available.
 
     Raises:
-        ServeError: INVALID_ARGUMENT with the first fault, in Triton's words; UNIMPLEMENTED for a decoupled member.
+        ServeError: INVALID_ARGUMENT with the first fault, in Triton's words.
     """
     check_members_available(config, members)
     tensors = _ensemble_ends(config)
@@ -49,13 +49,30 @@ def check_ensemble(config: ModelConfig, members: Mapping[str, ModelConfig | None
                 f"ensemble {config.name} allows maximum batch size {config.max_batch_size}, but it contains model"
                 f" {step.model_name} which only allows maximum batch size to be {member.max_batch_size}"
             )
-        if member.decoupled:
-            raise unimplemented(
-                f"ensemble {config.name} contains model {step.model_name}, which is decoupled; a step of an ensemble"
-                " must be answered exactly once"
-            )
         _check_inputs(config.name, step, member, tensors)
         _check_outputs(config.name, step, member, tensors)
+    return _check_streams(config, {name for name, member in members.items() if member is not None and member.decoupled})
+
+
+def _check_streams(config: ModelConfig, decoupled: Set[str]) -> bool:
+    """Whether answers of a decoupled member flow through the ensemble.
+
+    Each of its answers is a stream element; a step cannot join elements of different streams. Raises: ServeError.
+    """
+    streams = {tensor.name: 0 for tensor in config.inputs}
+    waiting = list(enumerate(config.ensemble_steps, start=1))
+    while ready := [entry for entry in waiting if all(name in streams for name in entry[1].input_map.values())]:
+        for number, step in ready:
+            sources = {streams[name] for name in step.input_map.values()}
+            if len(sources) > 1:
+                raise invalid_argument(
+                    f"in ensemble {config.name}, step of model '{step.model_name}' receives inputs originated from"
+                    " different decoupled models"
+                )
+            stream = number if step.model_name in decoupled else next(iter(sources), 0)
+            streams.update(dict.fromkeys(step.output_map.values(), stream))
+        waiting = [entry for entry in waiting if entry not in ready]
+    return any(streams.values())
 
 
 def check_members_available(config: ModelConfig, members: Mapping[str, ModelConfig | None]) -> None:

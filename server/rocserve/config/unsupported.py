@@ -75,8 +75,6 @@ def _ignored(message: ModelConfig) -> Iterator[str]:
         yield "instance_group.rate_limiter"
     if any(group.host_policy for group in message.instance_group):
         yield "instance_group.host_policy"
-    if message.ensemble_scheduling.max_inflight_requests:
-        yield "ensemble_scheduling.max_inflight_requests"
     for setting in ("runtime", "cc_model_filenames", "metric_tags"):
         if getattr(message, setting):
             yield setting

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from rocserve.core.datatypes import DataType
+from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensors import Buffer, Tensor
 from rocserve.core.trace import Trace
 
@@ -13,6 +14,12 @@ ParameterValue = bool | int | float | str
 Parameters = Mapping[str, ParameterValue]
 
 NO_PARAMETERS: Parameters = {}
+
+SHARED_REGION = "shared_memory_region"
+SHARED_OFFSET = "shared_memory_offset"
+SHARED_BYTE_SIZE = "shared_memory_byte_size"
+"""The parameters of a tensor that lies in a client's shared memory."""
+_SHARED_MEMORY = frozenset((SHARED_REGION, SHARED_OFFSET, SHARED_BYTE_SIZE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +38,6 @@ class RequestedOutput:
     name: str
     parameters: Parameters = field(default_factory=dict)
 
-    @property
-    def classification(self) -> int:
-        """How many classes of the classification extension are asked for; 0 = the tensor itself."""
-        value = self.parameters.get("classification", 0)
-        return value if isinstance(value, int) else -1
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestHead:
@@ -53,6 +54,13 @@ class RequestHead:
     outputs: tuple[RequestedOutput, ...] = ()
     """Empty: all outputs of the model."""
     parameters: Parameters = field(default_factory=dict)
+    uses_shared_memory: bool = field(init=False)
+    """Whether a tensor says that it lies in a client's shared memory."""
+
+    def __post_init__(self) -> None:
+        said = [*(entry.parameters for entry in self.inputs), *(output.parameters for output in self.outputs)]
+        uses = any(parameters and not _SHARED_MEMORY.isdisjoint(parameters) for parameters in said)
+        object.__setattr__(self, "uses_shared_memory", uses)
 
 
 @dataclass(slots=True, eq=False)
@@ -62,11 +70,14 @@ class InferRequest:
     head: RequestHead
     id: str
     data: list[Buffer]
-    """The bytes of `head.inputs`, in their order; views on the client's own message."""
+    """The bytes of `head.inputs`, in their order; views on the client's own message. Of those in shared memory, none
+    until they have been fetched."""
     deadline: float | None = None
     """time.monotonic() seconds after which the client no longer waits."""
     trace: Trace | None = None
     """Where it is written down when what happened to the request; None = it is not traced."""
+    sequence: SequenceTag | None = None
+    """None = it says nothing of a sequence. Not among the head's parameters."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,8 +89,9 @@ class InferResponse:
     id: str
     outputs: list[Tensor]
     parameters: Parameters = field(default_factory=dict)
-    output_parameters: Mapping[str, Parameters] | None = None
-    """By output: what is said of it alone, such as the region of shared memory that it lies in."""
+    in_shared_memory: Collection[str] = ()
+    """The outputs that have been left in the client's shared memory: their data are empty, and the client is told their
+    names, datatypes and shapes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,9 @@ class LoadedVersion(ServedVersion, Protocol):
         """What is wrong with it, or goes on beside it, for the repository index ("restarting: worker killed by signal
         9"); "" = nothing."""
 
+    def follow_members(self, is_decoupled: bool) -> None:
+        """Of an ensemble: whether a member makes it decoupled. Called on the loop, before it is published."""
+
     async def unload(self) -> None:
         """Take no more requests, finish those that are queued or running, then end the workers."""
 

@@ -6,26 +6,17 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
 from rocserve.config.versions import no_version_text
-from rocserve.core.errors import ServeError, StatusCode, invalid_argument, unavailable
+from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.serving import IndexEntry, ServedModel
 from rocserve.repository.content import ModelContent
 from rocserve.repository.context import LifecycleContext
-from rocserve.repository.managed_version import FILES_CHANGED, ManagedVersion, VersionState
-from rocserve.repository.membership import Served, membership_error, missing_members
+from rocserve.repository.managed_version import FILES_CHANGED, ManagedVersion, VersionState, status_name
+from rocserve.repository.membership import Served, missing_members, review
 from rocserve.repository.retry import Failure
 
 _UNLOADED_SHOWN = 32
 """How many unloaded versions of a model the index goes on showing."""
-_STATUS_NAMES = {
-    StatusCode.INVALID_ARGUMENT: "Invalid argument",
-    StatusCode.NOT_FOUND: "Not found",
-    StatusCode.UNAVAILABLE: "Unavailable",
-    StatusCode.UNIMPLEMENTED: "Unsupported",
-    StatusCode.ALREADY_EXISTS: "Already exists",
-    StatusCode.UNKNOWN: "Unknown",
-}
-"""As Triton writes them before a version's reason."""
 
 
 class ManagedModel:
@@ -153,11 +144,13 @@ class ManagedModel:
         changed = False
         for version in self._all():
             if version.served is not None:
-                error = membership_error(version.served.config, served, ensembles)
-                text = "" if error is None else error.text
+                membership = review(version.served.config, served, ensembles)
+                text = "" if membership.error is None else membership.error.text
+                if not text:
+                    version.served.follow_members(membership.is_decoupled)
                 changed |= bool(text) != bool(version.suspension)
                 version.suspension = text
-        self._gate = membership_error(content.definition.config, served, ensembles)
+        self._gate = review(content.definition.config, served, ensembles).error
         missing = missing_members(content.definition.config, served)
         reasons = [f"{name}: {lacking[name]}" for name in missing if name in lacking]
         if self._gate is not None and reasons:
@@ -326,8 +319,7 @@ async def wait_for_loads(models: Iterable[ManagedModel]) -> None:
 
 def _version_reason(version: ManagedVersion) -> str:
     error = version.failure.error if version.failure is not None else unavailable(FILES_CHANGED)
-    status = _STATUS_NAMES.get(error.code, "Internal")
-    return f"version {version.number} is at UNAVAILABLE state: {status}: {error.text};\n"
+    return f"version {version.number} is at UNAVAILABLE state: {status_name(error)}: {error.text};\n"
 
 
 def _join(first: str, second: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from rocserve.config.ensemble_checks import check_ensemble, check_no_cycle
 from rocserve.core.errors import ServeError
@@ -30,17 +31,26 @@ def missing_members(config: ModelConfig, served: Served) -> tuple[str, ...]:
     return tuple(dict.fromkeys(step.model_name for step in config.ensemble_steps if find_member(step, served) is None))
 
 
-def membership_error(config: ModelConfig, served: Served, ensembles: Mapping[str, ModelConfig]) -> ServeError | None:
-    """Why the ensemble cannot run with what is served, `ensembles` being all that there are."""
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """What an ensemble is with the members that are served now."""
+
+    error: ServeError | None
+    """Why it cannot run."""
+    is_decoupled: bool = False
+    """Whether it answers a request any number of times."""
+
+
+def review(config: ModelConfig, served: Served, ensembles: Mapping[str, ModelConfig]) -> Membership:
+    """The ensemble with what is served, `ensembles` being all that there are."""
     found = ((step.model_name, find_member(step, served)) for step in config.ensemble_steps)
     members = {name: None if member is None else member.config for name, member in found}
     try:
         if None in members.values():
             check_no_cycle(config.name, ensembles)
-        check_ensemble(config, members)
+        return Membership(None, check_ensemble(config, members))
     except ServeError as error:
-        return error
-    return None
+        return Membership(error)
 
 
 def outermost(ensembles: Iterable[tuple[str, ModelConfig]]) -> tuple[str, ...]:

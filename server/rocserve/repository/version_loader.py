@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rocserve.backends.base import Machine
@@ -14,13 +14,14 @@ from rocserve.config.definition import ModelDefinition, complete_definition
 from rocserve.core.errors import ServeError
 from rocserve.core.serving import ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
+from rocserve.protocol import model_config_pb2 as messages
 from rocserve.repository.engine_plan import EngineFailure, EnginePlan, plan_engine
 from rocserve.repository.fallbacks import Fallback, FallbackCounter
 from rocserve.repository.loader import LoadedVersion
 from rocserve.repository.version_wiring import VersionWiring
 from rocserve.repository.version_workers import config_text, load_message, worker_group
 from rocserve.scheduling.cached_answers import CachedAnswers
-from rocserve.scheduling.ensemble import EnsembleVersion
+from rocserve.scheduling.ensemble.version import EnsembleVersion
 from rocserve.scheduling.model_calls import ModelCallDispatcher
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.response_cache import ResponseCache
@@ -262,6 +263,9 @@ class LoadedModelVersion(ScheduledVersion):
     def status_reason(self) -> str:
         return "; ".join(filter(None, (self._facts.remark, self._wiring.reason)))
 
+    def follow_members(self, is_decoupled: bool) -> None:
+        """See repository.loader.LoadedVersion; it has none."""
+
     async def unload(self) -> None:
         """See repository.loader.LoadedVersion."""
         await _drain(self._scheduler.close)
@@ -280,6 +284,15 @@ class LoadedEnsemble(EnsembleVersion):
     properties: Mapping[str, str] = {}
     pending_requests = 0
     load_seconds = 0.0
+
+    def follow_members(self, is_decoupled: bool) -> None:
+        """See repository.loader.LoadedVersion."""
+        if is_decoupled == self.config.decoupled:
+            return
+        message = messages.ModelConfig.FromString(self.config_message)
+        message.model_transaction_policy.decoupled = is_decoupled
+        self.config_message = message.SerializeToString(deterministic=True)
+        self.config = replace(self.config, decoupled=is_decoupled)
 
     async def unload(self) -> None:
         """See repository.loader.LoadedVersion."""

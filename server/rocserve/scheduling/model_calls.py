@@ -12,10 +12,10 @@ from rocserve.backends.request_model import ModelCall, ModelResponse
 from rocserve.core.dispatch import dispatch
 from rocserve.core.errors import ServeError
 from rocserve.core.requests import InferRequest, InferResponse, ParameterValue
+from rocserve.core.sequences import END_FLAG, START_FLAG, SequenceTag, sequence_id
 from rocserve.core.serving import ServingTableHolder
-from rocserve.scheduling.ensemble_graph import StepHeads
+from rocserve.scheduling.ensemble.graph import StepHeads
 from rocserve.workers.conversation import OpenCall
-from rocserve.workers.request_details import SEQUENCE_END, SEQUENCE_START
 
 
 class ModelCallDispatcher:
@@ -34,7 +34,7 @@ class ModelCallDispatcher:
             call.requested_outputs,
             _parameters(call),
         )
-        request = InferRequest(head, call.id, [tensor.data for tensor in call.inputs])
+        request = InferRequest(head, call.id, [tensor.data for tensor in call.inputs], sequence=_sequence(call))
         dispatch(self._tables, request, _CallResponder(opened))
 
 
@@ -65,14 +65,14 @@ class _CallResponder:
 def _parameters(call: ModelCall) -> dict[str, ParameterValue]:
     """A call's fields where a client would have put them."""
     parameters: dict[str, ParameterValue] = dict(call.parameters)
-    if call.correlation_id:
-        parameters["sequence_id"] = call.correlation_id
-    if call.flags & SEQUENCE_START:
-        parameters["sequence_start"] = True
-    if call.flags & SEQUENCE_END:
-        parameters["sequence_end"] = True
     if call.priority:
         parameters["priority"] = call.priority
     if call.timeout_microseconds:
         parameters["timeout"] = call.timeout_microseconds
     return parameters
+
+
+def _sequence(call: ModelCall) -> SequenceTag | None:
+    if not call.correlation_id and not call.flags:
+        return None
+    return SequenceTag(sequence_id(call.correlation_id), bool(call.flags & START_FLAG), bool(call.flags & END_FLAG))

@@ -1,0 +1,66 @@
+"""What a request says of the sequence that it belongs to, the sequence extension of KServe v2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rocserve.core.errors import ServeError, invalid_argument
+
+SequenceId = int | str
+"""A number (unsigned, 64 bits) or a text; 0 and "" are of no sequence. 1 and "1" are two sequences."""
+
+SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END = "sequence_id", "sequence_start", "sequence_end"
+SEQUENCE_PARAMETERS = frozenset({SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END})
+
+START_FLAG, END_FLAG = 1, 2
+"""As Triton's models see them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceTag:
+    """It stands beside the request's head, so that the heads of a sequence's requests are one and the same."""
+
+    id: SequenceId = 0
+    starts: bool = False
+    ends: bool = False
+
+    @property
+    def flags(self) -> int:
+        return START_FLAG * self.starts + END_FLAG * self.ends
+
+
+def take_sequence(
+    parameters: Mapping[str, bool | int | float | str],
+) -> tuple[SequenceTag | None, Mapping[str, bool | int | float | str]]:
+    """What a request's parameters say of a sequence, None where they say nothing; and the others.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT, one of them is of the wrong type.
+    """
+    if SEQUENCE_PARAMETERS.isdisjoint(parameters):
+        return None, parameters
+    others = {name: value for name, value in parameters.items() if name not in SEQUENCE_PARAMETERS}
+    identity = parameters.get(SEQUENCE_ID, 0)
+    if isinstance(identity, bool | float):
+        raise wrong_type(SEQUENCE_ID)
+    return SequenceTag(
+        sequence_id(identity), _flag(parameters, SEQUENCE_START), _flag(parameters, SEQUENCE_END)
+    ), others
+
+
+def sequence_id(value: int | str) -> SequenceId:
+    """A number below 0 is the unsigned one of the same bits, as in Triton."""
+    return value & 0xFFFF_FFFF_FFFF_FFFF if isinstance(value, int) else value
+
+
+def wrong_type(parameter: str) -> ServeError:
+    expected = "int64_param or string_param" if parameter == SEQUENCE_ID else "bool_param"
+    return invalid_argument(f"invalid value type for '{parameter}' parameter, expected {expected}.")
+
+
+def _flag(parameters: Mapping[str, bool | int | float | str], name: str) -> bool:
+    value = parameters.get(name, False)
+    if not isinstance(value, bool):
+        raise wrong_type(name)
+    return value

@@ -1,0 +1,1 @@
+"""Ensembles: members chained by their tensors, run by the server itself."""

@@ -1,0 +1,368 @@
+"""One request in an ensemble: runs its members' steps as their tensors come to be.
+
+By tensor name, as Triton does: a step runs when all the tensors that it reads exist, independent steps run at once,
+only steps that a wanted output needs run, and a tensor is let go at its last reader. Members are looked up by name for
+each request, so a member that was replaced serves the next one.
+
+A decoupled member answers any number of times. Each answer opens an iteration: what is behind the member runs once for
+each, on the tensors of that iteration, and the ensemble answers once for each, in their order.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rocserve.core.classification import classify
+from rocserve.core.dispatch import dispatch
+from rocserve.core.errors import ServeError, StatusCode, internal, unimplemented
+from rocserve.core.model_config import EnsembleStep, ModelConfig
+from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.sequences import (
+    SEQUENCE_END,
+    SEQUENCE_ID,
+    SEQUENCE_PARAMETERS,
+    SEQUENCE_START,
+    SequenceTag,
+    take_sequence,
+)
+from rocserve.core.serving import Responder, ServingTableHolder
+from rocserve.core.tensors import Tensor
+from rocserve.core.validation import RequestPlan
+from rocserve.scheduling.ensemble.graph import EnsemblePlan
+from rocserve.scheduling.ensemble.inflight import InflightLimit
+from rocserve.scheduling.ensemble.outbox import Outbox
+
+if TYPE_CHECKING:
+    from rocserve.scheduling.ensemble.version import EnsembleVersion
+
+_NO_SEQUENCE = SequenceTag()
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A tensor of the ensemble in one iteration."""
+
+    tensor: Tensor | None
+    """None: whoever may give it gave none."""
+    sequence: SequenceTag | None
+    """What the requests that it goes into say of a sequence."""
+
+
+_Place = tuple[str, int]
+"""A tensor's name, and its iteration."""
+
+
+class EnsembleRun:
+    """Its lock guards the tensors and counts; steps are answered on several threads."""
+
+    def __init__(
+        self, ensemble: EnsembleVersion, request: InferRequest, plan: RequestPlan, responder: Responder, started_ns: int
+    ) -> None:
+        self._ensemble = ensemble
+        self._config = ensemble.config
+        self._request = request
+        self._plan = plan
+        self._responder = responder
+        self._started_ns = started_ns
+        self._graph: EnsemblePlan = ensemble.graph.plan(plan.outputs)
+        self._lock = threading.Lock()
+        self._held: dict[_Place, _Held] = {}
+        self._readers_left: dict[_Place, int] = {}
+        self._iterations: dict[int, int] = {}
+        """By decoupled step: how many answers it has given."""
+        self._steps_running = 0
+        self._ended = False
+        self._outbox = Outbox(responder, self._on_end, self._deadlock)
+        self._cancelled = False
+        self._on_cancel: list[Callable[[], None]] | None = None
+
+    def start(self) -> None:
+        sequence = self._request.sequence
+        given = {
+            entry.name: _Held(Tensor(entry.name, entry.datatype, head.shape, data), sequence)
+            for entry, head, data in zip(self._plan.inputs, self._request.head.inputs, self._request.data, strict=True)
+        }
+        for entry in self._config.inputs:
+            if entry.optional:
+                given.setdefault(entry.name, _Held(None, sequence))
+        self._advance(0, given, is_step_over=False)
+
+    # From the steps
+
+    @property
+    def is_over(self) -> bool:
+        return self._ended
+
+    @property
+    def may_be_decoupled(self) -> bool:
+        return self._config.decoupled
+
+    @property
+    def limits(self) -> Sequence[InflightLimit]:
+        return self._ensemble.limits
+
+    @property
+    def tables(self) -> ServingTableHolder:
+        return self._ensemble.tables
+
+    def step_sent(self, request: StepRequest, response: InferResponse, is_last: bool) -> None:
+        """A member's answer; its tensors are copied, for their memory is the worker's."""
+        step = request.step
+        sequence = request.request.sequence
+        if not SEQUENCE_PARAMETERS.isdisjoint(response.parameters):
+            # A model may put what follows it into a sequence of its own.
+            sequence, _ = take_sequence(response.parameters)
+        made = {
+            step.output_map[tensor.name]: _Held(
+                Tensor(step.output_map[tensor.name], tensor.datatype, tensor.shape, bytes(tensor.data)), sequence
+            )
+            for tensor in response.outputs
+            if tensor.name in step.output_map
+        }
+        for output in self._graph.wanted_from[request.index]:
+            made.setdefault(step.output_map[output], _Held(None, sequence))
+        self._advance(self._iteration_of(request), made, is_step_over=is_last)
+
+    def step_ended(self) -> None:
+        """A decoupled member has given its last answer before."""
+        self._advance(0, {}, is_step_over=True)
+
+    def step_failed(self, error: ServeError) -> None:
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+        self._outbox.fail(ServeError(error.code, f"in ensemble '{self._config.name}', {error.text}"))
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        """Several steps may ask; whoever waits for the ensemble is asked once."""
+        with self._lock:
+            cancelled, first = self._cancelled, self._on_cancel is None
+            if self._on_cancel is None:
+                self._on_cancel = []
+            self._on_cancel.append(callback)
+        if cancelled:
+            callback()
+        elif first:
+            self._responder.watch_cancellation(self._cancel)
+
+    def _cancel(self) -> None:
+        with self._lock:
+            self._cancelled = True
+            callbacks = list(self._on_cancel or ())
+        for callback in callbacks:
+            callback()
+
+    # The way of the tensors
+
+    def _iteration_of(self, request: StepRequest) -> int:
+        """That of the step's own tensors, or a new one for each answer of a decoupled member."""
+        if not request.is_decoupled:
+            return request.iteration
+        with self._lock:
+            count = self._iterations.get(request.index, 0)
+            self._iterations[request.index] = count + 1
+        return count
+
+    def _advance(self, iteration: int, made: Mapping[str, _Held], is_step_over: bool) -> None:
+        """Take new tensors in, start the steps that waited for nothing else, answer what is complete."""
+        try:
+            with self._lock:
+                if self._ended:
+                    return
+                self._take_in(iteration, made)
+                requests = self._runnable(iteration, made)
+                self._steps_running += len(requests) - is_step_over
+                answer = self._answer(iteration, made)
+                self._ended = not self._steps_running or isinstance(answer, ServeError)
+                # Within the lock, so that the answers come in before the end does.
+                self._outbox.add(iteration, answer, self._ended)
+        except ServeError as error:
+            self.step_failed(error)
+            return
+        self._outbox.flush()
+        for request in requests:
+            self._start(request)
+
+    def _take_in(self, iteration: int, made: Mapping[str, _Held]) -> None:
+        """Under the lock."""
+        for name, held in made.items():
+            readers = self._graph.reader_counts.get(name, 0)
+            if readers:
+                self._held[name, iteration] = held
+                self._readers_left[name, iteration] = readers
+
+    def _runnable(self, iteration: int, made: Mapping[str, _Held]) -> list[StepRequest]:
+        """Under the lock: the requests to the members whose last missing tensor is among the new ones."""
+        steps = dict.fromkeys(index for name in made for index in self._graph.readers.get(name, ()))
+        ready = [index for index in steps if all((name, iteration) in self._held for name in self._graph.reads[index])]
+        return [self._step_request(index, iteration) for index in ready]
+
+    def _step_request(self, index: int, iteration: int) -> StepRequest:
+        """Under the lock: the request to the step's member; the tensors that it read last are let go."""
+        step = self._config.ensemble_steps[index]
+        version = "" if step.model_version < 0 else str(step.model_version)
+        member = self._ensemble.tables.table.find(step.model_name, version).config
+        sequence = self._request.sequence
+        names: list[tuple[str, str, tuple[int, ...]]] = []
+        data = []
+        for name, source in step.input_map.items():
+            held = self._held[source, iteration]
+            sequence = held.sequence
+            tensor = held.tensor
+            if tensor is not None:
+                names.append((name, tensor.datatype.value, _member_shape(tensor.shape, member, name)))
+                data.append(tensor.data)
+        head = self._ensemble.heads.head(
+            step.model_name, version, tuple(names), self._graph.wanted_from[index], self._request.head.parameters
+        )
+        for source in self._graph.reads[index]:
+            self._release((source, iteration))
+        request = InferRequest(head, self._request.id, data, self._request.deadline, sequence=sequence)
+        return StepRequest(self, index, step, iteration, request)
+
+    def _release(self, place: _Place) -> None:
+        self._readers_left[place] -= 1
+        if not self._readers_left[place]:
+            del self._readers_left[place], self._held[place]
+
+    def _start(self, request: StepRequest) -> None:
+        limits = self._ensemble.limits
+        if not limits:
+            dispatch(self._ensemble.tables, request.request, request)
+        elif not limits[request.index].begin(request.begin):
+            self.watch_cancellation(self._cancelled_while_waiting)
+
+    def _cancelled_while_waiting(self) -> None:
+        self.step_failed(ServeError(StatusCode.CANCELLED, "the request was cancelled before it ran"))
+
+    # The answer
+
+    def _answer(self, iteration: int, made: Mapping[str, _Held]) -> InferResponse | ServeError | None:
+        """Under the lock: the answer of an iteration if its last tensor is among the new ones."""
+        wanted = self._plan.outputs
+        if made.keys().isdisjoint(wanted) or not all((name, iteration) in self._held for name in wanted):
+            return None
+        held = {name: self._held[name, iteration] for name in wanted}
+        for name in wanted:
+            self._release((name, iteration))
+        try:
+            outputs = [self._output(name, entry.tensor) for name, entry in held.items() if entry.tensor is not None]
+        except ServeError as error:
+            return error
+        sequence = next(iter(held.values())).sequence or _NO_SEQUENCE
+        version = str(self._ensemble.version)
+        return InferResponse(self._config.name, version, self._request.id, outputs, _told(sequence))
+
+    def _output(self, name: str, tensor: Tensor) -> Tensor:
+        config = self._ensemble.outputs[name]
+        batching = self._config.max_batch_size > 0
+        rank = len(config.dims) + (1 if batching else 0)
+        shape = tensor.shape
+        if len(shape) == rank - 1:
+            shape = (1, *shape)
+        elif len(shape) == rank + 1 and shape[0] == 1:
+            shape = shape[1:]
+        if len(shape) != rank:
+            raise internal(
+                f"in ensemble '{self._config.name}', output '{name}' has shape {list(tensor.shape)}, but the ensemble"
+                f" declares {len(config.dims)} dimensions{' behind the batch' if batching else ''}"
+            )
+        whole = Tensor(name, tensor.datatype, shape, tensor.data)
+        count = self._plan.classifications.get(name, 0)
+        return classify(whole, count, self._ensemble.labels_of(config), batching) if count else whole
+
+    def _deadlock(self) -> ServeError | None:
+        """What is said when nothing more runs and nothing has been answered; None where that may be."""
+        if self._config.decoupled:
+            return None
+        return ServeError(
+            StatusCode.INVALID_ARGUMENT,
+            f"in ensemble '{self._config.name}', [request id: {self._request.id or '<id_unknown>'}] unexpected"
+            " deadlock, at least one output is not set while no more ensemble steps can be made",
+        )
+
+    def _on_end(self, failed: bool) -> None:
+        """Before the last word is given: who has it and asks for the statistics finds it there."""
+        now = time.monotonic_ns()
+        if failed:
+            self._ensemble.statistics.record_failure(self._started_ns, now)
+        else:
+            self._ensemble.statistics.record_ensemble(self._started_ns, now, self._plan.batch_size)
+        self._ensemble.run_ended()
+
+
+class StepRequest:
+    """One request to a member, and what leads its answers back into the run."""
+
+    __slots__ = ("_run", "index", "is_decoupled", "iteration", "request", "step")
+
+    def __init__(self, run: EnsembleRun, index: int, step: EnsembleStep, iteration: int, request: InferRequest) -> None:
+        self._run = run
+        self.index = index
+        self.step = step
+        self.iteration = iteration
+        self.request = request
+        self.is_decoupled = False
+
+    def begin(self) -> None:
+        """Its turn has come, under the limit of its step."""
+        if self._run.is_over:
+            self._leave()
+            return
+        dispatch(self._run.tables, self.request, self)
+
+    def expect_many(self) -> None:
+        if not self._run.may_be_decoupled:
+            raise unimplemented(
+                f"model '{self.step.model_name}' is decoupled, and was not when the ensemble was loaded; try again"
+            )
+        self.is_decoupled = True
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        if final:
+            self._leave()
+        self._run.step_sent(self, response, final)
+
+    def end(self) -> None:
+        self._leave()
+        if self.is_decoupled:
+            self._run.step_ended()
+        else:
+            self._run.step_failed(internal(f"model '{self.step.model_name}' sent no response"))
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        if final:
+            self._leave()
+        self._run.step_failed(error)
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        self._run.watch_cancellation(callback)
+
+    def _leave(self) -> None:
+        """The next one may have its turn."""
+        limits = self._run.limits
+        if limits:
+            limits[self.index].end()
+
+
+def _told(sequence: SequenceTag) -> dict[str, bool | int | float | str]:
+    """Triton says in the answer of every ensemble which sequence the request was of; 0: of none."""
+    return {SEQUENCE_ID: sequence.id, SEQUENCE_START: sequence.starts, SEQUENCE_END: sequence.ends}
+
+
+def _member_shape(shape: tuple[int, ...], member: ModelConfig, input_name: str) -> tuple[int, ...]:
+    """A tensor's shape as the member expects it: a batch dimension of 1 is added, or dropped, where they differ."""
+    dims: Mapping[str, int] = {entry.name: len(entry.dims) for entry in member.inputs}
+    rank = dims.get(input_name)
+    if rank is None:
+        return shape
+    if member.max_batch_size > 0 and len(shape) == rank:
+        return (1, *shape)
+    if member.max_batch_size == 0 and len(shape) == rank + 1 and shape[0] == 1:
+        return shape[1:]
+    return shape

@@ -1,0 +1,99 @@
+"""A version of an ensemble as the serving table offers it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from rocserve.core.errors import ServeError
+from rocserve.core.model_config import ModelConfig, OutputConfig
+from rocserve.core.requests import InferRequest
+from rocserve.core.serving import Responder, ServingTableHolder, VersionEnding
+from rocserve.core.statistics import ModelStatistics
+from rocserve.core.validation import RequestValidator
+from rocserve.scheduling.cached_answers import CachedAnswers
+from rocserve.scheduling.ensemble.graph import EnsembleGraph, StepHeads
+from rocserve.scheduling.ensemble.inflight import InflightLimit
+from rocserve.scheduling.ensemble.labels import labels_of
+from rocserve.scheduling.ensemble.run import EnsembleRun
+
+
+class EnsembleVersion:
+    """Implements core.serving.ServedVersion for an ensemble."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        config_message: bytes,
+        version: int,
+        statistics: ModelStatistics,
+        tables: ServingTableHolder,
+        answers: CachedAnswers | None = None,
+    ) -> None:
+        """`answers`: those that may be given again; None = each request is run."""
+        self.name = config.name
+        self.version = version
+        self.config = config
+        self.config_message = config_message
+        self.statistics = statistics
+        self.tables = tables
+        self.answers = answers
+        self.graph = EnsembleGraph(config)
+        self.heads = StepHeads()
+        self.outputs = {output.name: output for output in config.outputs}
+        limit = config.ensemble_max_inflight_requests
+        self.limits = [InflightLimit(limit) for _ in config.ensemble_steps] if limit else []
+        """By step; empty: there is no limit."""
+        self._validator = RequestValidator(config)
+        self._lock = threading.Lock()
+        self._running = 0
+        self._drained: Callable[[], None] | None = None
+        self._closed = False
+
+    def infer(self, request: InferRequest, responder: Responder) -> None:
+        """See core.serving.ServedVersion."""
+        started_ns = time.monotonic_ns()
+        try:
+            plan = self._validator.validate(request)
+            if self.config.decoupled:
+                responder.expect_many()
+        except ServeError as error:
+            self.statistics.record_failure(started_ns, time.monotonic_ns())
+            responder.fail(error)
+            return
+        with self._lock:
+            if self._closed:
+                raise VersionEnding
+            self._running += 1
+        if self.answers is not None and not self.config.decoupled:
+            keeper = self.answers.look_up(request, plan, responder)
+            if keeper is None:
+                self.run_ended()
+                return
+            responder = keeper
+        EnsembleRun(self, request, plan, responder, started_ns).start()
+
+    def close(self, drained: Callable[[], None]) -> None:
+        """Take no more requests; call back, once and from any thread, when all that were taken are answered."""
+        with self._lock:
+            self._closed = True
+            self._drained = drained
+        self._report_drained()
+
+    def run_ended(self) -> None:
+        with self._lock:
+            self._running -= 1
+        if self._drained is not None:
+            self._report_drained()
+
+    def _report_drained(self) -> None:
+        with self._lock:
+            if self._drained is None or self._running:
+                return
+            drained, self._drained = self._drained, None
+        drained()
+
+    def labels_of(self, output: OutputConfig) -> tuple[str, ...]:
+        """The labels of an output: the ensemble's own, or those of the member's output that it comes from."""
+        return labels_of(self.config, output.name, self.tables.table)
