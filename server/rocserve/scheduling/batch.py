@@ -42,6 +42,20 @@ class FormedBatch:
     compute_start_ns: int
     one_by_one: bool = False
     """A convoy: its requests run one after the other."""
+    dropped: set[QueuedRequest] | None = None
+    """Those that have been answered since, because they waited in the worker for too long."""
+
+    @property
+    def undropped(self) -> list[QueuedRequest]:
+        """The requests that are still to be answered."""
+        if not self.dropped:
+            return self.entries
+        return [entry for entry in self.entries if entry not in self.dropped]
+
+    def drop(self, entry: QueuedRequest) -> None:
+        if self.dropped is None:
+            self.dropped = set()
+        self.dropped.add(entry)
 
 
 class BatchLayouts:
@@ -117,9 +131,12 @@ class BatchAnswerer:
         open."""
         entries = batch.entries
         answers = [self._answer(index, entry, outcome) for index, entry in enumerate(entries)]
+        if batch.dropped:
+            answers = [answer for entry, answer in zip(entries, answers, strict=True) if entry not in batch.dropped]
+            entries = batch.undropped
         now = time.monotonic_ns()
         # Counted before they are sent: who has an answer and asks for the statistics finds it there.
-        self._record(batch, outcome, answers, now)
+        self._record(batch, entries, outcome, answers, now)
         for entry, answer in zip(entries, answers, strict=True):
             if isinstance(answer, ServeError):
                 entry.responder.fail(answer)
@@ -127,12 +144,23 @@ class BatchAnswerer:
                 entry.responder.send(answer)
         return True
 
+    def drop(self, batch: FormedBatch, entry: QueuedRequest) -> bool:
+        """A request that was sent ahead is answered by the caller, whatever comes back; whether that may be."""
+        batch.drop(entry)
+        return True
+
     def _record(
-        self, batch: FormedBatch, outcome: Outcome, answers: Sequence[InferResponse | ServeError], now: int
+        self,
+        batch: FormedBatch,
+        entries: Sequence[QueuedRequest],
+        outcome: Outcome,
+        answers: Sequence[InferResponse | ServeError],
+        now: int,
     ) -> None:
+        """`entries`: those that `answers` are for."""
         queue_starts: list[int] = []
         rows = 0
-        for entry, answer in zip(batch.entries, answers, strict=True):
+        for entry, answer in zip(entries, answers, strict=True):
             rows += entry.plan.batch_size
             if isinstance(answer, ServeError):
                 self._statistics.record_failure(entry.queue_start_ns, now)

@@ -78,15 +78,18 @@ class NoBatching:
 
 
 class DynamicBatcher:
-    """Batches of requests with the same shapes, up to max_batch_size rows; a request is never split.
+    """Batches of requests that may share one, up to max_batch_size rows; a request is never split. Triton's rules.
 
-    With a delay of 0 what is there runs at once. With a delay a batch runs when it reaches a preferred size, cannot
-    grow, or its oldest request has waited for the delay.
+    A batch is cut at the largest preferred size that the requests in their order reach; where they pass over all of
+    them, before the request that passes over the largest. What reaches none runs as it is when there is no delay, when
+    it cannot grow, or when its oldest request has waited for the delay; the delay over, a batch is as large as can be.
     """
 
     def __init__(self, max_batch_size: int, preferred_batch_sizes: tuple[int, ...], max_queue_delay_ns: int) -> None:
+        """`preferred_batch_sizes`: at least one."""
         self._max_batch_size = max_batch_size
         self._preferred = frozenset(preferred_batch_sizes)
+        self._largest_preferred = max(preferred_batch_sizes)
         self._delay_ns = max_queue_delay_ns
         self.starts_at_once = max_queue_delay_ns == 0
         self.always_full = max_batch_size == 1
@@ -101,15 +104,16 @@ class DynamicBatcher:
         can_grow = True
         for entry in queue:
             plan = entry.plan
+            total = rows + plan.batch_size
             if batch_key is None:
                 batch_key = plan.batch_key
-            elif plan.batch_key is not batch_key and plan.batch_key != batch_key:
-                can_grow = False
-                break
-            if count and rows + plan.batch_size > self._max_batch_size:
-                can_grow = False
-                break
-            rows += plan.batch_size
+            else:
+                if total > self._largest_preferred and not preferred_count:
+                    preferred_count = count
+                if total > self._max_batch_size or (plan.batch_key is not batch_key and plan.batch_key != batch_key):
+                    can_grow = False
+                    break
+            rows = total
             count += 1
             oldest_ns = min(oldest_ns, entry.queue_start_ns)
             if rows in self._preferred:
@@ -117,12 +121,12 @@ class DynamicBatcher:
             if rows >= self._max_batch_size:
                 can_grow = False
                 break
-        if self._delay_ns == 0 or oldest_ns + self._delay_ns <= now_ns:
+        is_full = not can_grow or (preferred_count > 0 and rows >= self._largest_preferred)
+        is_late = self._delay_ns > 0 and oldest_ns + self._delay_ns <= now_ns
+        if preferred_count and not is_late:
+            return BatchDecision(preferred_count, is_full=is_full)
+        if is_full or is_late or self._delay_ns == 0 or rows >= self._largest_preferred:
             return BatchDecision(count, is_full=not can_grow)
-        if preferred_count:
-            return BatchDecision(preferred_count)
-        if not can_grow:
-            return BatchDecision(count, is_full=True)
         return BatchDecision(0, oldest_ns + self._delay_ns)
 
 

@@ -1,7 +1,12 @@
-"""The instances of a model version, and how many batches each has in hand."""
+"""The instances of a model version, and the batches that each has in hand."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
+
+from rocserve.scheduling.batch import FormedBatch
+from rocserve.scheduling.entry import QueuedRequest
 from rocserve.workers.channel import SLOTS, Channel
 
 AHEAD = SLOTS - 2
@@ -16,21 +21,26 @@ large part of the time, and a request that waits there instead of in the queue l
 class InstancePool:
     """Not thread-safe: the scheduler that owns it calls it under its lock."""
 
-    def __init__(self) -> None:
-        self._in_hand: dict[Channel, int] = {}
+    is_limited = False
+    """Whether `claim` may refuse: schedulers in a hurry need not ask otherwise."""
+
+    def __init__(self, sends_ahead: bool = True) -> None:
+        """`sends_ahead`: whether a busy instance may be sent more, which then can no longer be overtaken."""
+        self._in_hand: dict[Channel, deque[FormedBatch]] = {}
+        """By instance; the first is in the engine, those behind it have been sent ahead."""
         self._engine_ns = SHORT_NS
-        self._sends_ahead = True
+        self._sends_ahead = sends_ahead
 
     def attach(self, channel: Channel) -> None:
-        self._in_hand[channel] = 0
+        self._in_hand[channel] = deque()
 
     def detach(self, channel: Channel) -> None:
         self._in_hand.pop(channel, None)
 
     def idle(self) -> Channel | None:
         """An instance with nothing to do."""
-        for channel, count in self._in_hand.items():
-            if not count:
+        for channel, batches in self._in_hand.items():
+            if not batches:
                 return channel
         return None
 
@@ -38,19 +48,65 @@ class InstancePool:
         """A busy instance that may be sent one more batch, the one with the fewest."""
         if self._engine_ns >= SHORT_NS or not self._in_hand or not self._sends_ahead:
             return None
-        channel = min(self._in_hand, key=self._in_hand.__getitem__)
-        return channel if self._in_hand[channel] <= AHEAD else None
+        channel, batches = min(self._in_hand.items(), key=_count)
+        return channel if len(batches) <= AHEAD else None
 
     def stop_sending_ahead(self) -> None:
         """From now on a busy instance gets nothing more."""
         self._sends_ahead = False
 
-    def begin(self, channel: Channel) -> None:
-        self._in_hand[channel] += 1
+    def claim(self, channel: Channel) -> bool:
+        """Ask for all that an idle instance needs to run a batch now. Where it is refused, the pool's owner is told
+        when it is worth another look."""
+        return True
 
-    def end(self, channel: Channel, engine_ns: int) -> None:
+    def begin(self, channel: Channel, batch: FormedBatch) -> bool:
+        """Hand a batch to an instance; whether it waits there behind another."""
+        batches = self._in_hand[channel]
+        batches.append(batch)
+        return len(batches) > 1
+
+    def end(self, channel: Channel, batch: FormedBatch, engine_ns: int) -> None:
         """A batch is back, after this time in the engine (0: it did not get there)."""
-        if channel in self._in_hand:
-            self._in_hand[channel] -= 1
+        batches = self._in_hand.get(channel)
+        if batches:
+            if batches[0] is batch:
+                batches.popleft()
+            elif batch in batches:
+                batches.remove(batch)
         if engine_ns:
             self._engine_ns += (engine_ns - self._engine_ns) >> 3
+
+    # Requests that have been sent ahead and are still to run
+
+    @property
+    def has_waiting(self) -> bool:
+        return any(len(batches) > 1 or (batches and batches[0].one_by_one) for batches in self._in_hand.values())
+
+    def waiting(self) -> Iterator[QueuedRequest]:
+        """As far as the server can know; those that were dropped are not among them."""
+        for batches in self._in_hand.values():
+            for place, batch in enumerate(batches):
+                yield from _waiting_of(batch, place)
+
+    def batch_ahead(self, entry: QueuedRequest) -> FormedBatch | None:
+        """The batch with which a request was sent ahead; None when it is not (or no longer) waiting in a worker."""
+        for batches in self._in_hand.values():
+            for place, batch in enumerate(batches):
+                if any(waiting is entry for waiting in _waiting_of(batch, place)):
+                    return batch
+        return None
+
+
+def _waiting_of(batch: FormedBatch, place: int) -> Iterator[QueuedRequest]:
+    if place == 0 and not batch.one_by_one:
+        return
+    # Of a convoy in the engine at least the first has begun.
+    begun = batch.entries[0] if place == 0 else None
+    for entry in batch.undropped:
+        if entry is not begun:
+            yield entry
+
+
+def _count(item: tuple[Channel, deque[FormedBatch]]) -> int:
+    return len(item[1])

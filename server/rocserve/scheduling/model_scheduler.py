@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from rocserve.core.errors import ServeError, StatusCode, unavailable
@@ -17,16 +16,14 @@ from rocserve.core.statistics import ModelStatistics
 from rocserve.core.validation import RequestPlan
 from rocserve.scheduling.batch import BatchAnswerer, BatchLayouts, FormedBatch
 from rocserve.scheduling.batch_policy import batch_policy
+from rocserve.scheduling.client_watch import ClientWatch
+from rocserve.scheduling.deadlines import Deadlines
 from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.instances import InstancePool
 from rocserve.scheduling.open_requests import RequestBatches
 from rocserve.scheduling.ordering import AnswerOrder, OrderedResponder
 from rocserve.scheduling.queue import QueueLimits, RequestQueue
 from rocserve.workers.channel import BatchOutcome, Channel, WorkerGone
-
-_CANCELLATION_LOOK_SECONDS = 0.01
-"""A request that has waited this long is asked after: whoever is served sooner never pays for the asking."""
-
 
 _Work = tuple[Channel, FormedBatch]
 
@@ -43,6 +40,8 @@ class Timers(Protocol):
 
     def when_collected(self, callback: Callable[[], None]) -> None:
         """Call back once they are all there."""
+
+    def call_soon(self, callback: Callable[[], None]) -> None: ...
 
     def call_at(self, when: float, callback: Callable[[], None]) -> TimerHandle:
         """`when` is time.monotonic() seconds."""
@@ -73,28 +72,31 @@ class ModelScheduler:
         self._layouts: BatchLayouts | RequestBatches
         self._answerer: BatchAnswerer | RequestBatches
         if answers_requests:
-            self._layouts = self._answerer = RequestBatches(config, version, statistics, timers, self._batch_ended)
+            self._layouts = self._answerer = RequestBatches(
+                config, version, statistics, timers, self._batch_ended, self._client_left
+            )
         else:
             self._layouts, self._answerer = BatchLayouts(config), BatchAnswerer(config, version, statistics)
         batching = config.dynamic_batching
         self._order = AnswerOrder() if batching is not None and batching.preserve_ordering else None
         self._lock = threading.Lock()
         self._queue = RequestQueue(batching, limits)
-        self._instances = InstancePool()
+        self._instances = InstancePool(sends_ahead=not self._queue.may_be_overtaken)
         self._running = 0
         self._closed = False
         self._outage: ServeError | None = None
         self._drained: Callable[[], None] | None = None
-        self._expiry_timer: tuple[float, TimerHandle] | None = None
+        self._deadlines = Deadlines(timers, self._expire)
         self._delay_timer: tuple[int, TimerHandle] | None = None
-        self._watching = False
+        self._clients = ClientWatch(timers, self._lock, self._all_waiting, self._has_waiting, self._client_left)
 
     # Requests
 
     @property
     def waiting(self) -> int:
-        """How many requests are in the queue."""
-        return len(self._queue)
+        """How many requests are still to run, in the queue or in a worker behind others."""
+        with self._lock:
+            return len(self._queue) + sum(1 for _ in self._instances.waiting())
 
     def submit(self, request: InferRequest, plan: RequestPlan, responder: Responder) -> None:
         """Take a validated request.
@@ -117,30 +119,44 @@ class ModelScheduler:
             collecting = self._timers.collecting
             if not collecting and not self._queue and self._policy.starts_at_once:
                 channel = self._free_instance()
-            if channel is None:
-                self._queue.push(entry)
-            if self._order is not None:
-                entry.responder = OrderedResponder(responder, self._order.take_turn())
             if channel is not None:
                 work = self._begin(channel, [entry], time.monotonic_ns())
-            elif not collecting:
-                work = self._next_work()
-            if entry.waiting and entry.expires_at is not None:
-                self._arm_expiry(entry.expires_at)
-            if not collecting:
-                self._watch_queue()
+            else:
+                self._queue.push(entry)
+                if not collecting:
+                    work = self._next_work()
+                if entry.waiting:
+                    self._clients.start()
+            if entry.expires_at is not None:
+                self._note_deadline(entry)
         if work is not None:
             self._run(*work)
         elif collecting:
             self._timers.when_collected(self._pump)
 
-    def _cancel(self, entry: QueuedRequest) -> None:
+    def _client_left(self, entry: QueuedRequest) -> None:
         with self._lock:
             removed = self._queue.remove(entry)
         if removed:
-            self._statistics.record_cancellation(entry.queue_start_ns, time.monotonic_ns())
-            entry.responder.fail(ServeError(StatusCode.CANCELLED, "the request was cancelled before it ran"))
+            self._tell_cancelled(entry)
             self._report_drained()
+        else:
+            self._timers.call_soon(lambda: self._cancel_ahead(entry))
+
+    def _cancel_ahead(self, entry: QueuedRequest) -> None:
+        if self._drop_ahead(entry):
+            self._tell_cancelled(entry)
+
+    def _tell_cancelled(self, entry: QueuedRequest) -> None:
+        self._statistics.record_cancellation(entry.queue_start_ns, time.monotonic_ns())
+        _out_of_turn(entry).fail(ServeError(StatusCode.CANCELLED, "the request was cancelled before it ran"))
+
+    def _drop_ahead(self, entry: QueuedRequest) -> bool:
+        """On the completion thread, where answers come too: whether the request waits in a worker behind others, and is
+        now the caller's to answer. It runs there all the same, which takes little where anything is sent ahead."""
+        with self._lock:
+            batch = self._instances.batch_ahead(entry)
+        return batch is not None and self._answerer.drop(batch, entry)
 
     # Instances
 
@@ -207,18 +223,33 @@ class ModelScheduler:
         if decision.request_count == 0:
             self._arm_delay(decision.look_again_at_ns)
             return None
+        if self._instances.is_limited and not self._instances.claim(channel):
+            return None
         return self._begin(channel, self._queue.take(decision.request_count), now_ns, decision.one_by_one)
 
     def _free_instance(self) -> Channel | None:
         """Under the lock: where a single request, which finds the queue empty, may run now."""
-        idle = self._instances.idle()
-        return idle if idle is not None or not self._policy.always_full else self._instances.ahead()
+        channel = self._instances.idle()
+        if channel is None:
+            return self._instances.ahead() if self._policy.always_full else None
+        return channel if not self._instances.is_limited or self._instances.claim(channel) else None
 
     def _begin(self, channel: Channel, entries: list[QueuedRequest], now_ns: int, one_by_one: bool = False) -> _Work:
         """Under the lock."""
         self._running += 1
-        self._instances.begin(channel)
-        return channel, FormedBatch(entries, now_ns, one_by_one)
+        batch = FormedBatch(entries, now_ns, one_by_one)
+        if self._order is not None:
+            self._take_turns(entries)
+        if self._instances.begin(channel, batch):
+            self._clients.start()
+        return channel, batch
+
+    def _take_turns(self, entries: list[QueuedRequest]) -> None:
+        """What is refused while it waits keeps nobody waiting; a request that comes back from a worker has its turn."""
+        assert self._order is not None
+        for entry in entries:
+            if not isinstance(entry.responder, OrderedResponder):
+                entry.responder = OrderedResponder(entry.responder, self._order.take_turn())
 
     def _pump(self) -> None:
         """Start all that can run now."""
@@ -226,7 +257,8 @@ class ModelScheduler:
             with self._lock:
                 work = self._next_work()
                 if work is None:
-                    self._watch_queue()
+                    if self._queue:
+                        self._clients.start()
                     return
             self._run(*work)
 
@@ -241,9 +273,9 @@ class ModelScheduler:
             self._layouts.forget(batch)
             with self._lock:
                 self._running -= 1
-                self._instances.end(channel, 0)
+                self._instances.end(channel, batch, 0)
             failure = ServeError(StatusCode.INTERNAL, f"the batch could not be handed to the worker: {error}")
-            for entry in batch.entries:
+            for entry in batch.undropped:
                 self._reject(entry, failure)
             self._report_drained()
 
@@ -255,10 +287,12 @@ class ModelScheduler:
             self._instances.detach(channel)
             outage = self._outage
             if outage is None:
-                self._queue.push_back(batch.entries)
-                self._arm_next_expiry()
+                self._queue.push_back(batch.undropped)
+                for entry in batch.undropped:
+                    if entry.expires_at is not None:
+                        self._note_deadline(entry)
         if outage is not None:
-            for entry in batch.entries:
+            for entry in batch.undropped:
                 self._reject(entry, outage)
             self._report_drained()
         self._pump()
@@ -271,7 +305,7 @@ class ModelScheduler:
             return
         with self._lock:
             engine_ns = outcome.output_start_ns - outcome.input_end_ns
-            self._instances.end(channel, engine_ns)
+            self._instances.end(channel, batch, engine_ns)
             if outcome.error is None:
                 self._policy.observe(engine_ns, len(batch.entries))
             work = self._next_work()
@@ -294,27 +328,23 @@ class ModelScheduler:
 
     def _reject(self, entry: QueuedRequest, error: ServeError) -> None:
         self._statistics.record_rejection(entry.queue_start_ns, time.monotonic_ns())
-        entry.responder.fail(error)
+        _out_of_turn(entry).fail(error)
 
     # Timers
 
-    def _watch_queue(self) -> None:
-        """Under the lock: see to it that the clients of requests that wait long are asked after."""
-        if self._queue and not self._watching:
-            self._watching = True
-            self._timers.call_about(time.monotonic() + _CANCELLATION_LOOK_SECONDS, self._watch_waiting)
+    def _all_waiting(self) -> Iterator[QueuedRequest]:
+        """Under the lock."""
+        yield from self._queue
+        yield from self._instances.waiting()
 
-    def _arm_expiry(self, when: float) -> None:
-        if self._expiry_timer is not None:
-            if self._expiry_timer[0] <= when:
-                return
-            self._expiry_timer[1].cancel()
-        self._expiry_timer = (when, self._timers.call_at(when, self._expire))
+    def _has_waiting(self) -> bool:
+        """Under the lock."""
+        return bool(self._queue) or self._instances.has_waiting
 
-    def _arm_next_expiry(self) -> None:
-        following = self._queue.next_expiry()
-        if following is not None:
-            self._arm_expiry(following)
+    def _note_deadline(self, entry: QueuedRequest) -> None:
+        """Under the lock."""
+        if (entry.waiting or self._instances.batch_ahead(entry) is not None) and self._deadlines.add(entry):
+            self._deadlines.keep_only(self._all_waiting())
 
     def _arm_delay(self, when_ns: int) -> None:
         if self._delay_timer is not None:
@@ -329,30 +359,34 @@ class ModelScheduler:
         self._pump()
 
     def _expire(self) -> None:
-        with self._lock:
-            self._expiry_timer = None
-            expired = self._queue.remove_expired(time.monotonic())
-            self._arm_next_expiry()
+        """On the completion thread."""
         now = time.monotonic()
+        expired: list[QueuedRequest] = []
+        elsewhere: list[QueuedRequest] = []
+        with self._lock:
+            due = self._deadlines.pop_due(now)
+            for entry in due:
+                if not entry.waiting:
+                    elsewhere.append(entry)
+                elif self._queue.expire(entry, now):
+                    expired.append(entry)
+                elif entry.expires_at is not None:
+                    self._deadlines.add(entry)
+        expired += [entry for entry in elsewhere if self._drop_ahead(entry)]
         for entry in expired:
             deadline = entry.request.deadline
             if deadline is not None and deadline <= now:
                 self._reject(entry, ServeError(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"))
             else:
                 self._reject(entry, unavailable("Request timeout expired"))
-        if expired:
+        if due:
+            # One that is gone, or comes later now, may have been in the way of a batch.
             self._pump()
+        if expired:
             self._report_drained()
 
-    def _watch_waiting(self) -> None:
-        """Ask after the clients of requests that have waited for a while, so that a request nobody wants is dropped."""
-        oldest_ns = time.monotonic_ns() - int(_CANCELLATION_LOOK_SECONDS * 1e9)
-        with self._lock:
-            unwatched = [entry for entry in self._queue if not entry.watched and entry.queue_start_ns <= oldest_ns]
-            for entry in unwatched:
-                entry.watched = True
-            self._watching = bool(self._queue)
-            if self._watching:
-                self._timers.call_about(time.monotonic() + _CANCELLATION_LOOK_SECONDS, self._watch_waiting)
-        for entry in unwatched:
-            entry.responder.watch_cancellation(functools.partial(self._cancel, entry))
+
+def _out_of_turn(entry: QueuedRequest) -> Responder:
+    """Who answers a request that has not run: it need not wait for the answers to others."""
+    responder = entry.responder
+    return responder.out_of_turn() if isinstance(responder, OrderedResponder) else responder

@@ -53,6 +53,8 @@ class _Running:
     ended_ns: int = 0
     """0 while it is open."""
     failed: bool = False
+    dropped: bool = False
+    """The scheduler has answered it, and counted it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,14 +79,20 @@ class RequestBatches:
         statistics: ModelStatistics,
         clock: Clock,
         on_answered: Callable[[], None],
+        on_left: Callable[[QueuedRequest], None],
     ) -> None:
-        """`on_answered` is called on the completion thread for each batch whose last request ended after `answer`."""
+        """
+        Args:
+            on_answered: called on the completion thread for each batch whose last request ended after `answer`.
+            on_left: called from any thread for a request in a worker whose client has gone.
+        """
         self._layouts = _RequestBatchLayouts(config)
         self._details = DetailsWriter()
         self._responses = ResponseMaker(config, version)
         self._statistics = statistics
         self._clock = clock
         self._on_answered = on_answered
+        self._on_left = on_left
         self._batches: dict[FormedBatch, _RunningBatch] = {}
         self._lock = threading.Lock()
         """Guards the two below."""
@@ -120,6 +128,18 @@ class RequestBatches:
             running.requests = []
 
     # On its way out, on the completion thread
+
+    def drop(self, batch: FormedBatch, entry: QueuedRequest) -> bool:
+        """A request that was sent ahead is answered by the caller, whatever comes back; whether that may be."""
+        running = self._batches.get(batch)
+        for single in running.requests if running is not None else ():
+            if single.entry is entry and not single.ended_ns:
+                single.batch.conversation.cancel(single.number)
+                single.dropped = True
+                self._mark_ended(single, True, time.monotonic_ns())
+                batch.drop(entry)
+                return True
+        return False
 
     def answer(self, batch: FormedBatch, outcome: RequestOutcome) -> bool:
         """Answer the requests whose answers have come with the batch; whether none is left open."""
@@ -205,6 +225,8 @@ class RequestBatches:
         requests, running.requests = running.requests, []
         good: list[_Running] = []
         for single in requests:
+            if single.dropped:
+                continue
             if single.failed:
                 self._statistics.record_failure(single.entry.queue_start_ns, single.ended_ns)
             else:
@@ -249,8 +271,12 @@ class RequestBatches:
         for running in due:
             for single in running.requests:
                 if not single.ended_ns:
-                    cancel = functools.partial(running.conversation.cancel, single.number)
-                    single.entry.responder.watch_cancellation(cancel)
+                    single.entry.watched = True
+                    single.entry.responder.watch_cancellation(functools.partial(self._left, single))
+
+    def _left(self, single: _Running) -> None:
+        single.batch.conversation.cancel(single.number)
+        self._on_left(single.entry)
 
 
 class _RequestBatchLayouts(BatchLayouts):

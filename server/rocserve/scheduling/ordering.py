@@ -12,7 +12,7 @@ from rocserve.core.serving import Responder
 
 
 class AnswerOrder:
-    """Holds back an answer until all that took their turn earlier are given."""
+    """Holds back answers until all that took their turn earlier have given their last."""
 
     def __init__(self) -> None:
         # Re-entrant: an answer may lead to a further request of the same model, in an ensemble. Held while answering,
@@ -26,33 +26,54 @@ class AnswerOrder:
             self._turns.append(turn)
         return turn
 
+    def is_first(self, turn: Turn) -> bool:
+        """Whether what the turn gives is given at once; once it is so, it stays so."""
+        turns = self._turns
+        return bool(turns) and turns[0] is turn
+
     def flush(self) -> None:
+        """Give what may be given."""
         with self._lock:
-            while self._turns and self._turns[0].answer is not None:
-                turn = self._turns.popleft()
-                # The answer knows its responder, which knows its turn.
-                answer, turn.answer = turn.answer, None
-                if answer is not None:
-                    answer()
+            while self._turns:
+                turn = self._turns[0]
+                if turn.answers:
+                    turn.answers.popleft()()
+                elif turn.has_ended:
+                    self._turns.popleft()
+                else:
+                    return
 
 
 class Turn:
-    """The place of one answer."""
+    """The place of the answers to one request."""
 
-    __slots__ = ("_order", "answer")
+    __slots__ = ("_order", "answers", "has_ended")
 
     def __init__(self, order: AnswerOrder) -> None:
         self._order = order
-        self.answer: Callable[[], None] | None = None
+        self.answers: deque[Callable[[], None]] = deque()
+        """Those that wait."""
+        self.has_ended = False
 
-    def give(self, answer: Callable[[], None]) -> None:
-        """Call `answer` now, or when all earlier ones have been given."""
-        self.answer = answer
+    @property
+    def is_first(self) -> bool:
+        """Nothing before it is left: answers are given at once."""
+        return self._order.is_first(self)
+
+    def give(self, answer: Callable[[], None], final: bool = True) -> None:
+        """Call `answer` now, or when all earlier turns have ended. `final`: this one ends with it."""
+        self.answers.append(answer)
+        self.has_ended = final
+        self._order.flush()
+
+    def leave(self) -> None:
+        """End without an answer: nobody waits for it any more."""
+        self.has_ended = True
         self._order.flush()
 
 
 class OrderedResponder:
-    """A responder whose answer waits for its turn."""
+    """A responder whose answers wait for their turn."""
 
     def __init__(self, responder: Responder, turn: Turn) -> None:
         self._responder = responder
@@ -62,18 +83,24 @@ class OrderedResponder:
         self._responder.expect_many()
 
     def send(self, response: InferResponse, final: bool = True) -> None:
-        # The tensors are views on memory that is used again when this call returns.
-        response.outputs = [tensor.copied() for tensor in response.outputs]
-        self._turn.give(lambda: self._responder.send(response, final))
+        if not self._turn.is_first:
+            # The tensors are views on memory that is used again when this call returns.
+            response.outputs = [tensor.copied() for tensor in response.outputs]
+        self._turn.give(lambda: self._responder.send(response, final), final)
 
     def end(self) -> None:
         self._turn.give(self._responder.end)
 
     def fail(self, error: ServeError, final: bool = True) -> None:
-        self._turn.give(lambda: self._responder.fail(error, final))
+        self._turn.give(lambda: self._responder.fail(error, final), final)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         self._responder.watch_cancellation(callback)
+
+    def out_of_turn(self) -> Responder:
+        """The responder itself, for a request that is refused at once; its turn is over."""
+        self._turn.leave()
+        return self._responder
 
 
 def nothing() -> None:

@@ -47,6 +47,8 @@ class RequestQueue:
         # A model whose config says nothing of time-outs honours the request's own.
         self._has_policy = settings.default_queue_policy != QueuePolicy() or bool(settings.priority_queue_policy)
         self._is_plain = not self._has_policy and not settings.priority_levels
+        self.may_be_overtaken = self._has_policy or bool(settings.priority_levels)
+        """Requests are to be run, refused or overtaken by what the queue knows of them: none may leave it early."""
         self._count = 0
         self._nbytes = 0
 
@@ -128,29 +130,21 @@ class RequestQueue:
         self._drop(entry)
         return True
 
-    def remove_expired(self, now: float) -> list[QueuedRequest]:
-        """Take out the requests whose time has passed; with the action DELAY they go to the end of their level instead.
+    def expire(self, entry: QueuedRequest, now: float) -> bool:
+        """The time of a request that waits here has passed: take it out; or, with the action DELAY, let it run after
+        the others of its level, and give False. It may expire again then, when its client's deadline passes.
 
         A request whose client itself has given up is taken out whatever the action.
         """
-        expired: list[QueuedRequest] = []
-        for level in self._levels.values():
-            for entry in [*level.waiting, *level.delayed]:
-                if entry.expires_at is None or entry.expires_at > now:
-                    continue
-                deadline = entry.request.deadline
-                if level.policy.timeout_action is TimeoutAction.DELAY and (deadline is None or deadline > now):
-                    level.waiting.remove(entry)
-                    level.delayed.append(entry)
-                    entry.expires_at = deadline
-                    continue
-                self.remove(entry)
-                expired.append(entry)
-        return expired
-
-    def next_expiry(self) -> float | None:
-        """time.monotonic() seconds at which the next request expires."""
-        return min((entry.expires_at for entry in self if entry.expires_at is not None), default=None)
+        level = self._levels[entry.level]
+        deadline = entry.request.deadline
+        if level.policy.timeout_action is TimeoutAction.DELAY and (deadline is None or deadline > now):
+            level.waiting.remove(entry)
+            level.delayed.append(entry)
+            entry.expires_at = deadline
+            return False
+        self.remove(entry)
+        return True
 
     def clear(self) -> list[QueuedRequest]:
         return self.take(self._count)
