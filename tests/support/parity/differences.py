@@ -123,6 +123,36 @@ DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
         r"ValueError: [^\n]*$",
     ),
     Difference(
+        "Classes of BYTES are refused; Triton reads them as numbers and crashes",
+        ["classes of BYTES, which cannot be ranked"],
+        None,
+        "^INVALID_ARGUMENT: class result not available for output due to unsupported type 'BYTES'$",
+    ),
+    Difference(
+        "Classes of truth values and of half precision are ranked too",
+        ["classes of BOOL, which Triton does not rank", "classes of FP16, which Triton does not rank"],
+        "^INVALID_ARGUMENT: class result not available for output due to unsupported type",
+        "^OK",
+    ),
+    Difference(
+        "A count of classes beyond 32 bits is no small one",
+        ["1099511627776 classes"],
+        r"'shape': \['2', '0'\]",
+        r"'shape': \['2', '4'\]",
+    ),
+    Difference(
+        "Parameters may be unsigned numbers",
+        ["parameter unsigned = unsigned number", "parameter timeout = unsigned"],
+        "^INVALID_ARGUMENT: invalid value type for '(unsigned|timeout)' parameter, expected int64_param",
+        "^OK",
+    ),
+    Difference(
+        "A time-out below zero is refused; Triton takes it for an endless one",
+        ["parameter timeout = below zero"],
+        "^OK.*18446744073709551615|^OK",
+        "^INVALID_ARGUMENT: invalid value for 'timeout', expected value >= 0.$",
+    ),
+    Difference(
         "A request is checked before it is looked whether its model may answer more than once",
         ["wrong input of a decoupled model by ModelInfer"],
         "^UNIMPLEMENTED: ModelInfer RPC doesn't support models with decoupled transaction policy$",

@@ -8,6 +8,7 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Self
 
 import grpc
@@ -18,6 +19,7 @@ from support.parity.normal_form import plain_values, stream_answer, unary_answer
 ANSWER_SECONDS = 30.0
 _MESSAGE_BYTES = 1 << 28
 _COMPARED_HEADERS = ("content-type", "content-encoding", "inference-header-content-length")
+_GONE = ("failed to connect to all addresses", "Socket closed", "Connection reset")
 _OPTIONS = [
     ("grpc.max_receive_message_length", _MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MESSAGE_BYTES),
@@ -44,8 +46,7 @@ class Side:
         try:
             data = call(message, timeout=ANSWER_SECONDS)
         except grpc.RpcError as error:
-            # Triton's texts end in line breaks and spaces here and there.
-            return Outcome(error.code().name, (error.details() or "").rstrip())
+            return self._refusal(error)
         return Outcome("OK", answer=unary_answer(path, data))
 
     def stream(self, messages: Sequence[bytes]) -> Outcome:
@@ -58,8 +59,14 @@ class Side:
             for data in responses:
                 answers.append(stream_answer(data))
         except grpc.RpcError as error:
-            return Outcome(error.code().name, error.details() or "", answers)
+            return replace(self._refusal(error), answer=answers)
         return Outcome("OK", answer=answers)
+
+    def _refusal(self, error: Any) -> Outcome:
+        """An error's code and text. Triton's texts end in line breaks and spaces here and there."""
+        text = (error.details() or "").rstrip()
+        assert not any(sign in text for sign in _GONE), f"{self.name} has ended: {text}"
+        return Outcome(error.code().name, text)
 
     def http(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Outcome:
         """Answers of several events (server-sent events) stay one text; JSON and binary parts are read."""

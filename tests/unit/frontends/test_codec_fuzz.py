@@ -290,8 +290,9 @@ def test_responses(response: InferResponse) -> None:
             name: (type(value).__name__, repr(value)) for name, value in response.parameters.items()
         }
         assert all(not output.HasField("contents") and not output.parameters for output in message.outputs)
-        stream = tritons.ModelStreamInferResponse.FromString(CODEC.encode_stream_response(response))
+        stream = tritons.ModelStreamInferResponse.FromString(CODEC.encode_stream_response(response, True))
         assert stream.HasField("infer_response")
+        assert stream.infer_response.parameters.pop("triton_final_response").bool_param
         assert (stream.error_message, stream.infer_response) == ("", message)
 
 

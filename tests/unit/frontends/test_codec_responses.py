@@ -36,8 +36,10 @@ def test_the_bytes_are_those_of_protobuf() -> None:
     codec = InferCodec()
     for _ in range(2):
         assert codec.encode_response(_response(parameters={"done": True})) == expected.SerializeToString()
-        stream = ModelStreamInferResponse(infer_response=expected)
-        assert codec.encode_stream_response(_response(parameters={"done": True})) == stream.SerializeToString()
+    for final in (True, False):
+        expected.parameters["triton_final_response"].bool_param = final
+        encoded = codec.encode_stream_response(_response(parameters={"done": True}), final)
+        assert ModelStreamInferResponse.FromString(encoded) == ModelStreamInferResponse(infer_response=expected)
 
 
 def test_tritonclient_reads_the_arrays() -> None:
@@ -118,6 +120,9 @@ def test_stream_errors() -> None:
     assert (message.error_message, message.infer_response.id) == ("no ? luck", "17")
     assert message.infer_response == ModelInferResponse(id="17")
     assert ModelStreamInferResponse.FromString(codec.encode_stream_error("no")).error_message == "no"
+    answer = ModelStreamInferResponse.FromString(codec.encode_stream_error("no", "17", "m", False)).infer_response
+    assert (answer.id, answer.model_name) == ("17", "m")
+    assert answer.parameters["triton_final_response"].bool_param is False
 
 
 def test_remembered_heads_are_bounded() -> None:

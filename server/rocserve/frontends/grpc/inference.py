@@ -119,6 +119,7 @@ class InferenceStream:
         responder.request = request
         request.deadline = self._call.deadline
         self._service.infer(request, responder)
+        responder.is_accepted = True
 
     def on_half_close(self) -> None:
         self._half_closed = True
@@ -181,7 +182,7 @@ class InferenceStream:
 class _StreamResponder:
     """Answers one request of a stream."""
 
-    __slots__ = ("_callback", "_stream", "_turn", "_turn_left", "request")
+    __slots__ = ("_callback", "_stream", "_turn", "_turn_left", "is_accepted", "request")
 
     def __init__(self, stream: InferenceStream, turn: Turn) -> None:
         self._stream = stream
@@ -189,6 +190,8 @@ class _StreamResponder:
         self._turn_left = False
         self._callback: Callable[[], None] | None = None
         self.request: InferRequest | None = None
+        self.is_accepted = False
+        """An error before is the request's own, one after is an answer of the model."""
 
     def expect_many(self) -> None:
         """Its responses come when they come, and nobody waits for them."""
@@ -196,22 +199,26 @@ class _StreamResponder:
         self._turn.give(nothing)
 
     def send(self, response: InferResponse, final: bool = True) -> None:
-        if self._tells_the_last:
-            response.parameters = {**response.parameters, "triton_final_response": final}
-        self._answer(self._stream.codec.encode_stream_response(response), final)
+        self._answer(self._stream.codec.encode_stream_response(response, final), final)
 
     def end(self) -> None:
         request = self.request
-        if request is None or not self._tells_the_last:
+        if request is None or request.head.parameters.get("triton_enable_empty_final_response") is not True:
             self._answer(None)
             return
         head = request.head
-        last = InferResponse(head.model_name, head.model_version, request.id, [], {"triton_final_response": True})
-        self._answer(self._stream.codec.encode_stream_response(last))
+        last = InferResponse(head.model_name, head.model_version, request.id, [])
+        self._answer(self._stream.codec.encode_stream_response(last, True))
 
     def fail(self, error: ServeError, final: bool = True) -> None:
-        request_id = self.request.id if self.request is not None else ""
-        self._answer(self._stream.codec.encode_stream_error(error.text, request_id), final)
+        request = self.request
+        if request is None:
+            message = self._stream.codec.encode_stream_error(error.text)
+        elif self.is_accepted:
+            message = self._stream.codec.encode_stream_error(error.text, request.id, request.head.model_name, final)
+        else:
+            message = self._stream.codec.encode_stream_error(error.text, request.id)
+        self._answer(message, final)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         self._callback = callback
@@ -221,12 +228,6 @@ class _StreamResponder:
         callback = self._callback
         if callback is not None:
             callback()
-
-    @property
-    def _tells_the_last(self) -> bool:
-        """Whether the client wants to be told which response is the last."""
-        request = self.request
-        return request is not None and request.head.parameters.get("triton_enable_empty_final_response") is True
 
     def _answer(self, message: bytes | None, final: bool = True) -> None:
         if not final and message is not None:

@@ -19,6 +19,7 @@ REMEMBERED_HEADS = 1024
 
 _Key = tuple[str | DataType | tuple[int, ...], ...]
 
+_FINAL_RESPONSE = "triton_final_response"
 _ID = ModelInferResponse.ID_FIELD_NUMBER
 _RAW = ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
 _ID_PREFIXES = tuple(length_prefix(_ID, length) for length in range(128))
@@ -40,6 +41,7 @@ class ResponseEncoder:
     def __init__(self) -> None:
         # Threads may both build a head that is new; the dict's own operations are atomic.
         self._heads: dict[_Key, _EncodedHead] = {}
+        self._finality = {final: _parameters({_FINAL_RESPONSE: final}) for final in (False, True)}
 
     def encode_response(self, response: InferResponse) -> bytes:
         """A serialised ModelInferResponse.
@@ -51,20 +53,31 @@ class ResponseEncoder:
         self._collect(response, parts)
         return b"".join(parts)
 
-    def encode_stream_response(self, response: InferResponse) -> bytes:
-        """A serialised ModelStreamInferResponse; raises as `encode_response` does."""
+    def encode_stream_response(self, response: InferResponse, final: bool) -> bytes:
+        """A serialised ModelStreamInferResponse, which says whether it is the request's last; raises as
+        `encode_response` does."""
         parts: list[Buffer] = [b""]
-        size = self._collect(response, parts)
+        size = self._collect(response, parts, self._finality[final])
         parts[0] = length_prefix(ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER, size)
         return b"".join(parts)
 
-    def encode_stream_error(self, text: str, request_id: str = "") -> bytes:
-        """A serialised ModelStreamInferResponse that says why a request failed; its id tells which one."""
+    def encode_stream_error(
+        self, text: str, request_id: str = "", model_name: str = "", final: bool | None = None
+    ) -> bytes:
+        """A serialised ModelStreamInferResponse that says why a request failed; its id tells which one.
+
+        Args:
+            model_name: of the model that answered so; empty where the request did not come to it.
+            final: whether this is the request's last answer; None: not said.
+        """
         message = ModelStreamInferResponse(error_message=_clean(text))
         message.infer_response.id = _clean(request_id)
+        message.infer_response.model_name = model_name
+        if final is not None:
+            message.infer_response.parameters[_FINAL_RESPONSE].bool_param = final
         return message.SerializeToString()
 
-    def _collect(self, response: InferResponse, parts: list[Buffer]) -> int:
+    def _collect(self, response: InferResponse, parts: list[Buffer], further_parameter: bytes = b"") -> int:
         """Append the pieces of a serialised ModelInferResponse; how many bytes they are."""
         outputs = response.outputs
         key: list[str | DataType | tuple[int, ...]] = [response.model_name, response.model_version]
@@ -85,6 +98,9 @@ class ResponseEncoder:
             encoded = _parameters(response.parameters)
             parts.append(encoded)
             size += len(encoded)
+        if further_parameter:
+            parts.append(further_parameter)
+            size += len(further_parameter)
         parts.append(head.outputs)
         for tensor, (expected, prefix) in zip(outputs, head.raw, strict=True):
             data = tensor.data
