@@ -10,7 +10,7 @@ from rocserve.backends.base import BackendSpec
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.pbtxt import suggest
 from rocserve.config.versions import find_versions
-from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
 _FOREIGN = {
@@ -24,6 +24,10 @@ _FOREIGN = {
 """Platforms of other servers whose models are often met, with the way out."""
 
 
+class UnknownBackend(ServeError):
+    """`backend` names none that there is: the configuration can be read, but no version of the model be loaded."""
+
+
 def choose_backend(message: ModelConfig, registry: BackendRegistry, folder: Path, *, strict: bool) -> BackendSpec:
     """The backend that `platform` and `backend` name; when both are empty, the one whose model file is there.
 
@@ -31,6 +35,7 @@ def choose_backend(message: ModelConfig, registry: BackendRegistry, folder: Path
         strict: never look at the files.
 
     Raises:
+        UnknownBackend: `backend` names none that there is.
         ServeError: INVALID_ARGUMENT when there is none, when the two disagree, or when files of several are there.
     """
     if not message.platform and not message.backend:
@@ -137,9 +142,10 @@ def _visible_names(folder: Path) -> list[str]:
 
 
 def _unknown_backend(message: ModelConfig, registry: BackendRegistry) -> ServeError:
-    return invalid_argument(
+    return UnknownBackend(
+        StatusCode.INVALID_ARGUMENT,
         f"unable to find backend library for backend '{message.backend}', try specifying runtime on the model"
-        f" configuration. Model '{message.name}'{_way_out(message.backend, registry)}"
+        f" configuration. Model '{message.name}'{_way_out(message.backend, registry)}",
     )
 
 

@@ -27,6 +27,16 @@ def check_model_config(message: ModelConfig) -> None:
     Raises:
         ServeError: INVALID_ARGUMENT with the first fault.
     """
+    check_readable(message)
+    check_loadable(message)
+
+
+def check_readable(message: ModelConfig) -> None:
+    """What must be right for the configuration to be taken at all: its scheduling, and that it names what serves it.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT with the first fault.
+    """
     if not message.name:
         raise invalid_argument("model configuration must specify 'name'")
     check_platform(message)
@@ -41,10 +51,18 @@ def check_model_config(message: ModelConfig) -> None:
             f"Response Cache does not currently support model {message.name} with 'decoupled' transaction policy."
             " Please disable the response cache."
         )
-    _check_instance_groups(message)
     _check_model_metrics(message)
-    check_tensors(message)
     _check_version_policy(message)
+
+
+def check_loadable(message: ModelConfig) -> None:
+    """What Triton looks at when it loads a version: tensors and instance groups.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT with the first fault.
+    """
+    check_tensors(message)
+    _check_instance_groups(message)
 
 
 def check_platform(message: ModelConfig) -> None:
@@ -201,11 +219,3 @@ def _check_model_metrics(message: ModelConfig) -> None:
 def _check_version_policy(message: ModelConfig) -> None:
     if not message.HasField("version_policy") or message.version_policy.WhichOneof("policy_choice") is None:
         raise invalid_argument(f"must specify 'version policy' for {message.name}")
-    if message.version_policy.HasField("specific"):
-        versions = message.version_policy.specific.versions
-        if not versions:
-            raise invalid_argument(f"version policy 'specific' must list at least one of 'versions' for {message.name}")
-        if min(versions) < 0:
-            raise invalid_argument(
-                f"version policy 'specific' must list versions >= 0 for {message.name}, got {min(versions)}"
-            )

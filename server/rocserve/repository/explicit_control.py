@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rocserve.core.errors import ServeError, internal, invalid_argument
+from rocserve.core.errors import ServeError, internal
 from rocserve.repository.background import BackgroundTasks
 from rocserve.repository.catalogue import ModelCatalogue
 from rocserve.repository.content import ModelContent
@@ -24,7 +24,6 @@ from rocserve.repository.scan import ModelLook
 ALL_MODELS = "*"
 _ATTEMPTS = 5
 """How often a load begins anew because the model's files change under it."""
-_NO_BACKEND = "unable to find backend library"
 _IN_REPOSITORY = LoadParameters()
 
 
@@ -152,10 +151,6 @@ class ExplicitControl:
             self._catalogue.reject(folder.name, Failure(error, "", 1, None))
             if parameters.files and not parameters.config:
                 raise
-            if error.text.startswith(_NO_BACKEND):
-                version = max(folder.versions, default=1)
-                text = f"version {version} is at UNAVAILABLE state: Invalid argument: {error.text};\n"
-                raise invalid_argument(f"load failed for model '{name}': {text}") from error
             raise _not_polled(name) from error
 
     async def _load_members(

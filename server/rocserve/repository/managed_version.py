@@ -6,8 +6,9 @@ import asyncio
 import enum
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
-from rocserve.core.errors import ServeError, internal, invalid_argument
+from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument
 from rocserve.core.serving import IndexEntry
 from rocserve.repository.content import ModelContent
 from rocserve.repository.context import LifecycleContext
@@ -32,6 +33,21 @@ FILES_CHANGED = "its files changed while it was loading; it is loaded again when
 
 
 WAITS_FOR_OTHERS = "waits until another model has been loaded"
+
+
+_STATUS_NAMES = {
+    StatusCode.INVALID_ARGUMENT: "Invalid argument",
+    StatusCode.NOT_FOUND: "Not found",
+    StatusCode.UNAVAILABLE: "Unavailable",
+    StatusCode.UNIMPLEMENTED: "Unsupported",
+    StatusCode.ALREADY_EXISTS: "Already exists",
+    StatusCode.UNKNOWN: "Unknown",
+}
+
+
+def status_name(error: ServeError) -> str:
+    """As Triton writes a status before the reason of a version's failure."""
+    return _STATUS_NAMES.get(error.code, "Internal")
 
 
 class FilesChanged(Exception):
@@ -131,7 +147,10 @@ class ManagedVersion:
         return served is not None and served.key(self.number) == content.key(self.number)
 
     def entry(self) -> IndexEntry:
-        return IndexEntry(self.name, str(self.number), self.state.value, self.reason)
+        reason, failure = self.reason, self.failure
+        if failure is not None and reason == failure.text:
+            reason = f"{status_name(failure.error)}: {reason}"
+        return IndexEntry(self.name, str(self.number), self.state.value, reason)
 
     def want(self, content: ModelContent) -> None:
         """Serve this content: load it unless it is served, being loaded, or failed and not yet due."""
@@ -201,16 +220,18 @@ class ManagedVersion:
             self._changed_look = content.look
             self._context.files.files_changed(content.look)
         elif isinstance(outcome, ServeError):
-            self._failed(outcome, key)
+            self._failed(outcome, key, can_pass=content.definition.refusal is None)
         else:
             log.error("load of %s:%d failed unexpectedly", self.name, self.number, exc_info=outcome)
-            self._failed(internal(f"{type(outcome).__name__}: {outcome}"), key)
+            self._failed(internal(f"{type(outcome).__name__}: {outcome}"), key, can_pass=True)
         self._on_end()
 
     async def _load_unchanged(self, content: ModelContent) -> LoadedVersion:
         version = content.look.versions[self.number]
         if version.files.refusal:
             raise invalid_argument(version.files.refusal)
+        if content.definition.refusal is not None:
+            raise content.definition.refusal
         if content.definition.config.is_ensemble:
             # No worker is started for it, so it need not wait for those that load.
             loaded = await self._load_now(content)
@@ -261,12 +282,14 @@ class ManagedVersion:
         self.failure = None
         self._context.log.info("successfully loaded '%s' version %d", self.name, self.number)
 
-    def _failed(self, error: ServeError, key: str) -> None:
+    def _failed(self, error: ServeError, key: str, *, can_pass: bool) -> None:
+        """`can_pass`: the same files may load another time."""
         took = time.monotonic() - self._began_at
-        self.failure = next_failure(error, key, self.failure, self._context.retry, took)
+        retry = replace(self._context.retry, enabled=self._context.retry.enabled and can_pass)
+        self.failure = next_failure(error, key, self.failure, retry, took)
         kept = "; what was loaded before goes on serving" if self.served is not None else ""
         self._context.log.error("failed to load '%s' version %d: %s%s", self.name, self.number, self.failure.text, kept)
-        pause = self._context.retry.pause(self.failure.attempts, took)
+        pause = retry.pause(self.failure.attempts, took)
         if pause is not None:
             self._retry = asyncio.get_running_loop().call_later(pause, self._on_end)
 

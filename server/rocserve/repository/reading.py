@@ -77,6 +77,7 @@ class ContentReader:
             override_json=override_json,
             default_instance_kind=self.settings.default_instance_kind,
             repository=repository,
+            keep_refused=True,
         )
         return tuple(make_content(definition, look, private) for definition in definitions)
 

@@ -41,14 +41,6 @@ def _input(fields: str) -> str:
             "ensemble scheduling must be set for ensemble m whose platform is ensemble",
         ),
         (_GOOD + "max_batch_size: -1", "'max_batch_size' must be non-negative value for m"),
-        (
-            _GOOD + "version_policy { specific { } }",
-            "version policy 'specific' must list at least one of 'versions' for m",
-        ),
-        (
-            _GOOD + "version_policy { specific { versions: [1, -2] } }",
-            "version policy 'specific' must list versions >= 0 for m, got -2",
-        ),
     ],
 )
 def test_model(text: str, fault: str) -> None:

@@ -367,3 +367,18 @@ async def test_mode_none_loads_all_once_and_follows_nothing(start: Start, folder
         StatusCode.UNAVAILABLE,
         "explicit model load / unload is not allowed if polling is enabled",
     )
+
+
+async def test_what_can_be_read_but_not_loaded_is_refused_for_each_version_and_not_tried_again(
+    explicit: Start, folders: Folders
+) -> None:
+    served: Served = await explicit()
+    folders.model("shapeless", 1, 2, more='version_policy { all { } } input { name: "x" data_type: TYPE_FP32 }')
+    fault = "Invalid argument: model input 'x' must specify 'dims' for shapeless"
+    assert await error_of(served.repository.load("shapeless", {})) == (
+        StatusCode.INVALID_ARGUMENT,
+        "load failed for model 'shapeless':"
+        f" version 1 is at UNAVAILABLE state: {fault};\nversion 2 is at UNAVAILABLE state: {fault};\n",
+    )
+    assert served.reason("shapeless", "1") == fault, "nothing is said of a next try"
+    assert served.reason("shapeless", "2") == fault
