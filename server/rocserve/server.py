@@ -22,6 +22,7 @@ from rocserve.repository.model_repository import ModelRepository
 from rocserve.repository.settings import RepositorySettings
 from rocserve.repository.version_loader import WorkerVersionLoader
 from rocserve.scheduling.queue import QueueLimits
+from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.response_cache import ResponseCache
 from rocserve.services.client_memory.attachment import ClientMemory
 from rocserve.services.client_memory.regions import ClientRegions
@@ -62,6 +63,11 @@ class Server:
             machine=ThisMachine(settings.engines),
             fallbacks=self._fallbacks,
             cache=ResponseCache(settings.cache.size_bytes) if settings.cache.name else None,
+            limiter=(
+                RateLimiter(settings.rate_limit_resources, self._completion.call_soon)
+                if settings.rate_limit == "execution_count"
+                else None
+            ),
             log=log,
         )
         self._repository = ModelRepository(

@@ -136,6 +136,7 @@ class RequestModels:
             ToldMachine(),
             FallbackCounter(),
             None,
+            None,
             LOG,
         )
         self._loaded: dict[str, LoadedModelVersion | LoadedEnsemble] = {}

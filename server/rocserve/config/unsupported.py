@@ -71,8 +71,6 @@ def _ignored(message: ModelConfig) -> Iterator[str]:
     for field, _ in message.optimization.ListFields():
         if field.name not in _SILENT:
             yield f"optimization.{field.name}"
-    if any(group.HasField("rate_limiter") for group in message.instance_group):
-        yield "instance_group.rate_limiter"
     if any(group.host_policy for group in message.instance_group):
         yield "instance_group.host_policy"
     for setting in ("runtime", "cc_model_filenames", "metric_tags"):

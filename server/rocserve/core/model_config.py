@@ -94,6 +94,9 @@ class InstanceRateLimiter:
     """Instances of lower numbers are given more executions; 0 counts as 1."""
 
 
+NO_LIMITS = InstanceRateLimiter()
+
+
 @dataclass(frozen=True, slots=True)
 class InstanceGroup:
     name: str
@@ -101,7 +104,7 @@ class InstanceGroup:
     count: int
     gpus: tuple[int, ...] = ()
     passive: bool = False
-    rate_limiter: InstanceRateLimiter = InstanceRateLimiter()
+    rate_limiter: InstanceRateLimiter = NO_LIMITS
     host_policy: str = ""
 
 

@@ -57,10 +57,16 @@ def _takes_gpus(engine: EngineSpec, machine: Machine) -> bool:
 def _plans_of_group(group: InstanceGroup, name: str, gpus: Sequence[int], engine: EngineSpec) -> Sequence[WorkerPlan]:
     if gpus:
         places = [(gpu, place) for gpu in gpus for place in range(group.count)]
-        return [WorkerPlan(InstanceKind.GPU, gpu, 1, f"{name}_{instance}") for instance, (gpu, _) in enumerate(places)]
+        return [
+            WorkerPlan(InstanceKind.GPU, gpu, 1, f"{name}_{instance}", group.rate_limiter)
+            for instance, (gpu, _) in enumerate(places)
+        ]
     if engine.thread_safe:
-        return [WorkerPlan(InstanceKind.CPU, None, group.count)]
-    return [WorkerPlan(InstanceKind.CPU, None, 1, f"{name}_{instance}") for instance in range(group.count)]
+        return [WorkerPlan(InstanceKind.CPU, None, group.count, rate_limiter=group.rate_limiter)]
+    return [
+        WorkerPlan(InstanceKind.CPU, None, 1, f"{name}_{instance}", group.rate_limiter)
+        for instance in range(group.count)
+    ]
 
 
 def _no_gpu(config: ModelConfig, choice: EngineChoice, group: str, machine: Machine) -> ServeError:

@@ -24,6 +24,7 @@ from rocserve.scheduling.cached_answers import CachedAnswers
 from rocserve.scheduling.ensemble.version import EnsembleVersion
 from rocserve.scheduling.model_calls import ModelCallDispatcher
 from rocserve.scheduling.queue import QueueLimits
+from rocserve.scheduling.rate_limiter import RateLimiter, needs_of
 from rocserve.scheduling.response_cache import ResponseCache
 from rocserve.scheduling.scheduler import Scheduler
 from rocserve.scheduling.selection import SchedulerParts, create_scheduler
@@ -77,9 +78,14 @@ class WorkerVersionLoader:
         machine: Machine,
         fallbacks: FallbackCounter,
         cache: ResponseCache | None,
+        limiter: RateLimiter | None,
         log: logging.Logger,
     ) -> None:
-        """`cache`: the response cache, where there is one."""
+        """
+        Args:
+            cache: the response cache, where there is one.
+            limiter: says which instances may run; None = each as it is free.
+        """
         self._launcher = launcher
         self._completion = completion
         self._tables = tables
@@ -90,6 +96,7 @@ class WorkerVersionLoader:
         self._machine = machine
         self._fallbacks = fallbacks
         self._cache = cache
+        self._limiter = limiter
         self._log = log
 
     async def load(
@@ -153,6 +160,7 @@ class WorkerVersionLoader:
             start_call=wiring.start_call,
             log=self._log.getChild("workers"),
         )
+        give_back = self._reserve(plan)
         try:
             try:
                 signature = await group.load()
@@ -171,6 +179,7 @@ class WorkerVersionLoader:
                     self._limits,
                     self._log.getChild("scheduler"),
                     definition.backend.answers_requests,
+                    self._limiter,
                 )
             )
             try:
@@ -178,13 +187,27 @@ class WorkerVersionLoader:
             except ServeError as error:
                 raise _EngineFailed(error) from None
         except BaseException:
+            give_back()
             await asyncio.shield(group.stop(0.0))
             raise
         wiring.connect(scheduler, group.channels)
         facts = EngineFacts(plan, replaces)
         seconds = time.monotonic() - started
         answers = self._cached_answers(complete, version, statistics)
-        return LoadedModelVersion(complete, version, statistics, scheduler, group, wiring, facts, seconds, answers)
+        return LoadedModelVersion(
+            complete, version, statistics, scheduler, group, wiring, facts, seconds, answers, give_back
+        )
+
+    def _reserve(self, plan: EnginePlan) -> Callable[[], None]:
+        """See that there can be resources for all instances; gives what to call when they run no more.
+
+        Raises:
+            ServeError: INVALID_ARGUMENT, there cannot.
+        """
+        if self._limiter is None:
+            return _nothing
+        needs = [needs_of(one.rate_limiter, one.device) for one in plan.workers for _ in range(one.instance_count)]
+        return self._limiter.register(needs)
 
     def _cached_answers(
         self, definition: ModelDefinition, version: int, statistics: ModelStatistics
@@ -243,12 +266,15 @@ class LoadedModelVersion(ScheduledVersion):
         facts: EngineFacts,
         load_seconds: float,
         answers: CachedAnswers | None,
+        give_back: Callable[[], None],
     ) -> None:
+        """`give_back` is called when its instances run no more."""
         super().__init__(definition.config, definition.serialized, version, statistics, scheduler, answers)
         self.load_seconds = load_seconds
         self._group = group
         self._wiring = wiring
         self._facts = facts
+        self._give_back = give_back
 
     @property
     def properties(self) -> Mapping[str, str]:
@@ -272,6 +298,7 @@ class LoadedModelVersion(ScheduledVersion):
         self._wiring.stop_waiting()
         await self._group.stop(STOP_SECONDS)
         self._wiring.disconnect()
+        self._give_back()
         if self._answers is not None:
             self._answers.close()
 
@@ -299,6 +326,10 @@ class LoadedEnsemble(EnsembleVersion):
         await _drain(self.close)
         if self.answers is not None:
             self.answers.close()
+
+
+def _nothing() -> None:
+    """To give back, where nothing is limited."""
 
 
 async def _drain(close: Callable[[Callable[[], None]], None]) -> None:

@@ -60,6 +60,9 @@ class InstancePool:
         when it is worth another look."""
         return True
 
+    def return_unused(self) -> None:
+        """Give back what was claimed, and granted, for work that is gone by now."""
+
     def begin(self, channel: Channel, batch: FormedBatch) -> bool:
         """Hand a batch to an instance; whether it waits there behind another."""
         batches = self._in_hand[channel]

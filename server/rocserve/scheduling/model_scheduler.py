@@ -19,10 +19,11 @@ from rocserve.scheduling.batch_policy import batch_policy
 from rocserve.scheduling.client_watch import ClientWatch
 from rocserve.scheduling.deadlines import Deadlines
 from rocserve.scheduling.entry import QueuedRequest
-from rocserve.scheduling.instances import InstancePool
+from rocserve.scheduling.limited_instances import instance_pool
 from rocserve.scheduling.open_requests import RequestBatches
 from rocserve.scheduling.ordering import AnswerOrder, OrderedResponder
 from rocserve.scheduling.queue import QueueLimits, RequestQueue
+from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.workers.channel import BatchOutcome, Channel, WorkerGone
 
 _Work = tuple[Channel, FormedBatch]
@@ -62,8 +63,13 @@ class ModelScheduler:
         limits: QueueLimits,
         log: logging.Logger,
         answers_requests: bool = False,
+        limiter: RateLimiter | None = None,
     ) -> None:
-        """`answers_requests`: the model sees each request for itself, and requests may outlive their batch."""
+        """
+        Args:
+            answers_requests: the model sees each request for itself, and requests may outlive their batch.
+            limiter: says which instances may run; None = each as it is free.
+        """
         self._config = config
         self._statistics = statistics
         self._timers = timers
@@ -81,7 +87,7 @@ class ModelScheduler:
         self._order = AnswerOrder() if batching is not None and batching.preserve_ordering else None
         self._lock = threading.Lock()
         self._queue = RequestQueue(batching, limits)
-        self._instances = InstancePool(sends_ahead=not self._queue.may_be_overtaken)
+        self._instances = instance_pool(limiter, self._granted, sends_ahead=not self._queue.may_be_overtaken)
         self._running = 0
         self._closed = False
         self._outage: ServeError | None = None
@@ -186,6 +192,12 @@ class ModelScheduler:
         for entry in entries:
             self._reject(entry, outage)
         self._report_drained()
+
+    def _granted(self) -> None:
+        """An instance that had to wait for its turn may run."""
+        self._pump()
+        with self._lock:
+            self._instances.return_unused()
 
     # The end
 

@@ -9,6 +9,7 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.statistics import ModelStatistics
 from rocserve.scheduling.model_scheduler import ModelScheduler, Timers
 from rocserve.scheduling.queue import QueueLimits
+from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.scheduler import Scheduler
 
 
@@ -24,6 +25,8 @@ class SchedulerParts:
     log: logging.Logger
     answers_requests: bool = False
     """The model sees each request for itself, and requests may outlive their batch."""
+    limiter: RateLimiter | None = None
+    """Says which instances may run; None = each as it is free."""
 
 
 def create_scheduler(parts: SchedulerParts) -> Scheduler:
@@ -36,4 +39,5 @@ def create_scheduler(parts: SchedulerParts) -> Scheduler:
         parts.limits,
         parts.log,
         parts.answers_requests,
+        parts.limiter,
     )

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.model_config import NO_LIMITS, InstanceRateLimiter
 from rocserve.core.plain import from_json
 from rocserve.core.requests import NO_PARAMETERS, Parameters
 from rocserve.core.tensors import Buffer, Tensor
@@ -140,12 +141,18 @@ class Channel:
         on_broken: Callable[[Channel, str], None],
         log: logging.Logger,
         conversation: Conversation | None = None,
+        device: int | None = None,
+        rate_limiter: InstanceRateLimiter = NO_LIMITS,
     ) -> None:
         """`on_broken` is called on the completion thread, at most once, when the worker's end is gone or talks
         nonsense; its owner then sees to the worker's end and calls `end`.
 
-        `conversation`: of a model that sees each request for itself; the channel opens and ends it."""
+        `conversation`: of a model that sees each request for itself; the channel opens and ends it.
+        `device`: the number of the GPU that the instance is on, None on the CPU."""
         self._model_name = model_name
+        self.device = device
+        self.rate_limiter = rate_limiter
+        """What the instance holds while it runs, for those who limit it."""
         self._completion = completion
         self._on_broken = on_broken
         self._log = log

@@ -97,6 +97,7 @@ class WorkerGroup:
                 policy,
                 log,
                 start_call,
+                plan.rate_limiter,
             )
             for index, plan in enumerate(plans)
         ]

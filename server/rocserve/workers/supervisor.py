@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rocserve.core.errors import ServeError, internal, unavailable
-from rocserve.core.model_config import InstanceKind
+from rocserve.core.model_config import NO_LIMITS, InstanceKind, InstanceRateLimiter
 from rocserve.core.requests import Signature
 from rocserve.workers.channel import Channel
 from rocserve.workers.completion import CompletionThread
@@ -33,6 +33,8 @@ class WorkerPlan:
     """How many channels it has, each with a thread of its own."""
     instance_name: str = ""
     """Triton's: <group>_<instance>; of a worker with one instance."""
+    rate_limiter: InstanceRateLimiter = NO_LIMITS
+    """What each of its instances holds while it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +78,11 @@ class WorkerSupervisor:
         policy: RestartPolicy,
         log: logging.Logger,
         start_call: CallStarter | None,
+        rate_limiter: InstanceRateLimiter = NO_LIMITS,
     ) -> None:
         """`start_call`: runs the calls of a model that sees each request for itself; None for the other kind."""
         self._load = load
+        self._rate_limiter = rate_limiter
         self._start_call = start_call
         self._options = options
         self._launcher = launcher
@@ -140,7 +144,15 @@ class WorkerSupervisor:
         conversation = None
         if self._start_call is not None:
             conversation = Conversation(self._completion, self._start_call, self._log)
-        return Channel(self._load.model_name, self._completion, self._channel_broken, self._log, conversation)
+        return Channel(
+            self._load.model_name,
+            self._completion,
+            self._channel_broken,
+            self._log,
+            conversation,
+            self._load.device,
+            self._rate_limiter,
+        )
 
     async def warm_up(self, message: WarmUp) -> None:
         """Warm the model up; from then on the worker serves, and is restarted when it ends.

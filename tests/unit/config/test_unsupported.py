@@ -49,7 +49,7 @@ def test_hints_are_named_in_one_warning() -> None:
     """
     assert check_supported(parse_model_config(text, "config.pbtxt")) == (
         "model 'm': settings without effect in this version of rocserve: optimization.graph,"
-        " optimization.cuda, response_cache, instance_group.rate_limiter, instance_group.host_policy, runtime,"
+        " optimization.cuda, instance_group.host_policy, runtime,"
         " cc_model_filenames, metric_tags, model_metrics",
     )
 

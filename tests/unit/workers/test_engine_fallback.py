@@ -85,6 +85,7 @@ async def loads(completion: CompletionThread, launcher: WorkerLauncher, tmp_path
         ToldMachine(migraphx=""),
         fallbacks,
         None,
+        None,
         LOG,
     )
     loads = Loads(loader, fallbacks, tmp_path)
