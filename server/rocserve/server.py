@@ -17,6 +17,7 @@ from rocserve.frontends.metrics.collection import ServerMetrics
 from rocserve.frontends.metrics.endpoint import MetricsEndpoint
 from rocserve.frontends.metrics.exposition import exposition
 from rocserve.repository.fallbacks import FallbackCounter
+from rocserve.repository.item_version import ItemVersionLoader
 from rocserve.repository.machine import ThisMachine
 from rocserve.repository.model_repository import ModelRepository
 from rocserve.repository.settings import RepositorySettings
@@ -71,7 +72,11 @@ class Server:
             log=log,
         )
         self._repository = ModelRepository(
-            _repository_settings(settings), registry, loader, self._tables, log.getChild("repository")
+            _repository_settings(settings),
+            registry,
+            ItemVersionLoader(loader),
+            self._tables,
+            log.getChild("repository"),
         )
 
     async def run(self) -> int:

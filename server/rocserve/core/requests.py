@@ -54,6 +54,8 @@ class RequestHead:
     outputs: tuple[RequestedOutput, ...] = ()
     """Empty: all outputs of the model."""
     parameters: Parameters = field(default_factory=dict)
+    is_typed: bool = False
+    """Whether inputs came element by element, in fields of their datatypes."""
     uses_shared_memory: bool = field(init=False)
     """Whether a tensor says that it lies in a client's shared memory."""
 
@@ -92,6 +94,8 @@ class InferResponse:
     in_shared_memory: Collection[str] = ()
     """The outputs that have been left in the client's shared memory: their data are empty, and the client is told their
     names, datatypes and shapes."""
+    is_typed: bool = False
+    """The outputs are to go out element by element, in fields of their datatypes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError
 
 from rocserve.core.errors import invalid_argument
-from rocserve.core.requests import InferRequest, InputHead, RequestedOutput, RequestHead
+from rocserve.core.requests import NO_PARAMETERS, InferRequest, InputHead, Parameters, RequestedOutput, RequestHead
+from rocserve.core.sequences import SEQUENCE_PARAMETERS, SequenceTag
 from rocserve.core.tensors import Buffer
 from rocserve.core.wire_format import LENGTH_DELIMITED, read_varint
 from rocserve.frontends.grpc.typed_contents import raw_contents
 from rocserve.protocol.faults import describe_fault
 from rocserve.protocol.grpc_service_pb2 import ModelInferRequest
 from rocserve.protocol.parameters import read_parameters
+from rocserve.protocol.sequence_parameters import cut_sequence, read_sequence
 
 REMEMBERED_HEADS = 1024
 LONGEST_REMEMBERED_HEAD = 4096
@@ -27,6 +29,8 @@ LONGEST_REMEMBERED_HEAD = 4096
 
 _ID_TAG = ModelInferRequest.ID_FIELD_NUMBER << 3 | LENGTH_DELIMITED
 _RAW_TAG = ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER << 3 | LENGTH_DELIMITED
+_MAY_TELL_OF_A_SEQUENCE = b"sequence_"
+"""A head without these bytes says nothing of one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +41,7 @@ class _ParsedHead:
     entry; None as a whole when all inputs are raw."""
     reusable: bool
     """Whether it holds nothing of this one request."""
+    sequence: SequenceTag | None = None
 
 
 class RequestDecoder:
@@ -97,11 +102,20 @@ class RequestDecoder:
         if len(head_bytes) <= LONGEST_REMEMBERED_HEAD:
             parsed = self._heads.get(head_bytes)
         if parsed is None:
+            if _MAY_TELL_OF_A_SEQUENCE in head_bytes:
+                return self._decode_of_sequence(head_bytes, request_id, raw)
             parsed = self._parse_head(head_bytes, bool(raw))
         head = parsed.head
         if parsed.sources is None and len(raw) == len(head.inputs):
             return InferRequest(head, request_id, raw)
         return InferRequest(head, request_id, _assign(parsed, raw))
+
+    def _decode_of_sequence(self, head_bytes: bytes, request_id: str, raw: list[Buffer]) -> InferRequest:
+        """What it says of its sequence is kept apart, so that its head is that of all others."""
+        stem, sequence = cut_sequence(head_bytes) or (head_bytes, None)
+        parsed = self._heads.get(stem) or self._parse_head(stem, bool(raw))
+        data = _assign(parsed, raw)
+        return InferRequest(parsed.head, request_id, data, sequence=sequence or parsed.sequence)
 
     def _parse_head(self, head_bytes: bytes, has_raw: bool) -> _ParsedHead:
         parsed = _read_head(_parse(head_bytes), has_raw)
@@ -115,7 +129,7 @@ class RequestDecoder:
         message = _parse(data)
         raw: list[Buffer] = list(message.raw_input_contents)
         parsed = _read_head(message, bool(raw))
-        return InferRequest(parsed.head, message.id, _assign(parsed, raw))
+        return InferRequest(parsed.head, message.id, _assign(parsed, raw), sequence=parsed.sequence)
 
 
 def _parse(data: bytes) -> ModelInferRequest:
@@ -147,10 +161,19 @@ def _read_head(message: ModelInferRequest, has_raw: bool) -> _ParsedHead:
         message.model_version,
         tuple(inputs),
         tuple(RequestedOutput(output.name, read_parameters(output.parameters)) for output in message.outputs),
-        read_parameters(message.parameters),
+        _without_sequence(read_parameters(message.parameters)),
+        is_typed=typed,
     )
     all_raw = all(source is None for source in sources)
-    return _ParsedHead(head, None if all_raw else tuple(sources), reusable=not typed)
+    sequence = read_sequence(message.parameters)
+    reusable = not typed and sequence is None
+    return _ParsedHead(head, None if all_raw else tuple(sources), reusable, sequence)
+
+
+def _without_sequence(parameters: Parameters) -> Parameters:
+    if SEQUENCE_PARAMETERS.isdisjoint(parameters):
+        return parameters
+    return {name: value for name, value in parameters.items() if name not in SEQUENCE_PARAMETERS} or NO_PARAMETERS
 
 
 def _refuse_second_source(input_name: str, model_name: str, shared: bool, has_raw: bool) -> None:

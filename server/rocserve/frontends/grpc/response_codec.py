@@ -12,6 +12,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.requests import InferResponse, Parameters
 from rocserve.core.tensors import Buffer, Tensor
 from rocserve.core.wire_format import length_prefix
+from rocserve.frontends.grpc.typed_answers import typed_answer
 from rocserve.protocol.grpc_service_pb2 import ModelInferResponse, ModelStreamInferResponse
 from rocserve.protocol.parameters import write_parameters
 
@@ -49,6 +50,8 @@ class ResponseEncoder:
         Raises:
             ServeError: INTERNAL for a parameter that has no form on the wire.
         """
+        if response.is_typed:
+            return typed_answer(response).SerializeToString()
         parts: list[Buffer] = []
         self._collect(response, parts)
         return b"".join(parts)

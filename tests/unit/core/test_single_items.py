@@ -1,0 +1,123 @@
+"""Items without a batch dimension, as AMD Inference Server's clients send them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError
+from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
+from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
+from rocserve.core.single_items import SingleItems
+from rocserve.core.tensors import encode_bytes_elements, tensor_from_numpy
+
+
+class Answers:
+    """A responder that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.responses: list[InferResponse] = []
+
+    def expect_many(self) -> None: ...
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        self.responses.append(response)
+
+    def end(self) -> None: ...
+
+    def fail(self, error: ServeError, final: bool = True) -> None: ...
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None: ...
+
+
+def config(*dims: tuple[int, ...], max_batch_size: int = 8, datatype: DataType = DataType.FP32) -> ModelConfig:
+    return ModelConfig(
+        name="m",
+        backend="onnx",
+        max_batch_size=max_batch_size,
+        inputs=tuple(InputConfig(f"IN{index}", datatype, each) for index, each in enumerate(dims)),
+        outputs=(OutputConfig("OUT", DataType.FP32, (2,)),),
+    )
+
+
+def request(
+    *inputs: tuple[str, tuple[int, ...]], typed: bool = False, datatype: str = "FP32", data: bytes = b""
+) -> InferRequest:
+    heads = tuple(InputHead(name, datatype, shape) for name, shape in inputs)
+    return InferRequest(RequestHead("m", "", heads, is_typed=typed), "id", [data] * len(inputs))
+
+
+def shapes(taken: InferRequest) -> list[tuple[int, ...]]:
+    return [entry.shape for entry in taken.head.inputs]
+
+
+def answer(items: SingleItems, taken: InferRequest, shape: tuple[int, ...] = (1, 2)) -> InferResponse:
+    answers = Answers()
+    outputs = [tensor_from_numpy("OUT", np.zeros(shape, np.float32))]
+    items.take(taken, answers).send(InferResponse("m", "1", "id", outputs))
+    return answers.responses[0]
+
+
+@pytest.mark.parametrize(
+    ("dims", "max_batch_size", "sent", "seen", "is_item"),
+    [
+        ([(3, 4)], 8, [(3, 4)], [(1, 3, 4)], True),
+        ([(3, 4)], 8, [(2, 3, 4)], [(2, 3, 4)], False),
+        ([(4,), (2, 2)], 8, [(4,), (2, 2)], [(1, 4), (1, 2, 2)], True),
+        ([(4,), (2, 2)], 8, [(4,), (1, 2, 2)], [(4,), (1, 2, 2)], False),
+        ([(1, 3, 4)], 0, [(3, 4)], [(1, 3, 4)], True),
+        ([(1, 3, 4)], 0, [(1, 3, 4)], [(1, 3, 4)], False),
+        ([(5, 3, 4)], 0, [(3, 4)], [(3, 4)], False),
+    ],
+)
+def test_items_become_batches_of_one_and_their_answers_items(
+    dims: list[tuple[int, ...]],
+    max_batch_size: int,
+    sent: list[tuple[int, ...]],
+    seen: list[tuple[int, ...]],
+    is_item: bool,
+) -> None:
+    items = SingleItems(config(*dims, max_batch_size=max_batch_size))
+    taken = request(*((f"IN{index}", shape) for index, shape in enumerate(sent)))
+    response = answer(items, taken)
+    assert shapes(taken) == seen
+    assert response.outputs[0].shape == ((2,) if is_item else (1, 2))
+
+
+def test_an_only_input_may_have_any_name() -> None:
+    taken = request(("input0", (4,)))
+    answer(SingleItems(config((4,))), taken)
+    assert [entry.name for entry in taken.head.inputs] == ["IN0"]
+    several = request(("input0", (4,)), ("IN1", (4,)))
+    answer(SingleItems(config((4,), (4,))), several)
+    assert [entry.name for entry in several.head.inputs] == ["input0", "IN1"]
+
+
+def test_bytes_of_the_length_of_their_element_are_one_element() -> None:
+    data = encode_bytes_elements([b"image"])
+    items = SingleItems(config((1,), datatype=DataType.BYTES))
+    one = request(("IN0", (5,)), datatype="BYTES", data=data)
+    answer(items, one)
+    assert shapes(one) == [(1, 1)]
+    several = request(("IN0", (5, 1)), datatype="BYTES", data=encode_bytes_elements([b"a"] * 5))
+    answer(items, several)
+    assert shapes(several) == [(5, 1)]
+
+
+def test_who_sends_typed_contents_is_answered_so() -> None:
+    items = SingleItems(config((4,)))
+    assert answer(items, request(("IN0", (4,)), typed=True)).is_typed
+    assert answer(items, request(("IN0", (1, 4)), typed=True)).outputs[0].shape == (1, 2)
+    assert not answer(items, request(("IN0", (4,)))).is_typed
+
+
+def test_equal_requests_go_on_having_one_head() -> None:
+    items = SingleItems(config((4,)))
+    first = request(("IN0", (4,)))
+    second = InferRequest(first.head, "other", first.data)
+    answer(items, first)
+    answer(items, second)
+    assert first.head is second.head
