@@ -15,6 +15,7 @@ from rocserve.config.definition import read_model_definitions
 from rocserve.core.dispatch import dispatch
 from rocserve.core.errors import ServeError
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, Parameters, RequestedOutput, RequestHead
+from rocserve.core.sequences import take_sequence
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.repository.fallbacks import FallbackCounter
 from rocserve.repository.version_loader import LoadedEnsemble, LoadedModelVersion, WorkerVersionLoader
@@ -169,15 +170,17 @@ class RequestModels:
         parameters: Parameters | None = None,
     ) -> Answers:
         array = np.asarray(values, np.float32)
+        sequence, others = take_sequence(parameters or {})
         head = RequestHead(
             name,
             "",
             (InputHead("IN", "FP32", array.shape),),
             tuple(RequestedOutput(output) for output in outputs),
-            parameters or {},
+            others,
         )
         answers = Answers()
-        dispatch(self.tables, InferRequest(head, request_id, [memoryview(array).cast("B")]), answers)
+        request = InferRequest(head, request_id, [memoryview(array).cast("B")], sequence=sequence)
+        dispatch(self.tables, request, answers)
         return answers
 
     @property

@@ -112,8 +112,7 @@ class RequestBatches:
             single = _Running(entry, running)
             number = single.number = conversation.open_request(functools.partial(self._said, single))
             running.requests.append(single)
-            request = entry.request
-            requests.append([*tensors, self._details.write(number, request.id, request.head, entry.plan)])
+            requests.append([*tensors, self._details.write(number, entry.request, entry.plan)])
         running.open_count = len(requests)
         self._watch(running)
         return layout, requests

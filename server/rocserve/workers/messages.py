@@ -144,11 +144,9 @@ REQUEST_DETAILS = ""
 
 @dataclass(frozen=True, slots=True)
 class RequestDetails:
-    """What a request says beside its tensors, its id and its number; equal for many."""
+    """What a request says beside its tensors, its id, its sequence and its number; equal for many."""
 
     requested_outputs: tuple[str, ...]
-    correlation_id: int | str = 0
-    flags: int = 0
     priority: int = 0
     timeout_microseconds: int = 0
     parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)

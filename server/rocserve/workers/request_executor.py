@@ -87,17 +87,18 @@ class RequestExecutor:
         inputs = input_tensors(layout, numbers, self._input_arenas[slot])
         written = self._details.read(bytes(inputs.pop(REQUEST_DETAILS).data))
         requests: list[ModelRequest] = []
-        for (number, request_id, details), tensors in zip(written, separate(inputs, layout.request_sizes), strict=True):
-            responder = self._conversation.open_request(number)
+        for said, tensors in zip(written, separate(inputs, layout.request_sizes), strict=True):
+            responder = self._conversation.open_request(said.number)
+            details = said.details
             responders.append(responder)
             requests.append(
                 ModelRequest(
                     tensors,
                     details.requested_outputs,
                     responder,
-                    request_id,
-                    details.correlation_id,
-                    details.flags,
+                    said.request_id,
+                    said.correlation_id,
+                    said.flags,
                     details.priority,
                     details.timeout_microseconds,
                     details.parameters,

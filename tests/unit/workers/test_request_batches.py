@@ -10,7 +10,8 @@ import pytest
 from rocserve.backends.request_model import ModelResponse
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.plain import to_json
-from rocserve.core.requests import InputHead, RequestHead
+from rocserve.core.requests import InferRequest, InputHead, RequestHead
+from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensors import Tensor, encode_bytes_elements, tensor_from_numpy
 from rocserve.core.validation import RequestPlan
 from rocserve.workers.memory import Arena
@@ -54,28 +55,33 @@ def test_damaged_strings_are_refused() -> None:
 
 
 def test_details_travel() -> None:
-    head = RequestHead(
-        "m", "", (InputHead("X", "INT8", (1,)),), parameters={"sequence_id": 7, "sequence_end": True, "mine": "x"}
-    )
+    head = RequestHead("m", "", (InputHead("X", "INT8", (1,)),), parameters={"mine": "x"})
     plan = RequestPlan(1, (), (), ("A",), {}, 3, 4)
-    written = DetailsWriter().write(2**40, "id \N{SNOWMAN}", head, plan)
-    other = DetailsWriter().write(8, "", head, plan)
-    details = RequestDetails(("A",), 7, 2, 3, 4, {"mine": "x"})
-    said = list(DetailsReader().read(written + other))
-    assert said == [(2**40, "id \N{SNOWMAN}", details), (8, "", details)]
+    writer = DetailsWriter()
+    written = [
+        writer.write(2**40, InferRequest(head, "id \N{SNOWMAN}", []), plan),
+        writer.write(8, InferRequest(head, "", [], sequence=SequenceTag(2**64 - 1, ends=True)), plan),
+        writer.write(9, InferRequest(head, "r", [], sequence=SequenceTag("thread \N{SNOWMAN}", starts=True)), plan),
+    ]
+    details = RequestDetails(("A",), 3, 4, {"mine": "x"})
+    assert list(DetailsReader().read(b"".join(written))) == [
+        (2**40, "id \N{SNOWMAN}", 0, 0, details),
+        (8, "", 2**64 - 1, 2, details),
+        (9, "r", "thread \N{SNOWMAN}", 1, details),
+    ]
 
 
 @pytest.mark.parametrize("end", [3, 15, 18, -1])
 def test_damaged_details_are_refused(end: int) -> None:
     head, plan = RequestHead("m", "", ()), RequestPlan(1, (), (), ("A",), {}, 0, 0)
-    written = DetailsWriter().write(1, "identity", head, plan)
+    written = DetailsWriter().write(1, InferRequest(head, "identity", []), plan)
     with pytest.raises(ValueError, match="the details of a request"):
         list(DetailsReader().read(written[:end]))
 
 
 def test_an_id_that_is_longer_than_its_element_is_refused() -> None:
-    element = struct.pack("<QI", 1, 30) + b"identity"
-    with pytest.raises(ValueError, match="its id at 46"):
+    element = struct.pack("<QQBII", 1, 0, 0, 30, 0) + b"identity"
+    with pytest.raises(ValueError, match="its names at 59"):
         list(DetailsReader().read(encode_bytes_elements([element])))
 
 
