@@ -6,6 +6,7 @@ from rocserve.core.dispatch import dispatch
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.requests import InferRequest
 from rocserve.core.serving import Responder, ServingTableHolder
+from rocserve.services.client_memory.attachment import ClientMemory
 from rocserve.services.readiness import Readiness
 
 
@@ -17,13 +18,20 @@ def exiting() -> ServeError:
 class InferenceService:
     """Callable from any thread."""
 
-    def __init__(self, tables: ServingTableHolder, readiness: Readiness) -> None:
+    def __init__(self, tables: ServingTableHolder, readiness: Readiness, client_memory: ClientMemory) -> None:
         self._tables = tables
         self._readiness = readiness
+        self._client_memory = client_memory
 
     def infer(self, request: InferRequest, responder: Responder) -> None:
         """Schedule a request; never blocks, and every error goes to the responder."""
         if self._readiness.is_exiting:
             responder.fail(exiting())
             return
+        if request.head.uses_shared_memory:
+            try:
+                responder = self._client_memory.attach(request, responder)
+            except ServeError as error:
+                responder.fail(error)
+                return
         dispatch(self._tables, request, responder)

@@ -10,8 +10,11 @@ from google.protobuf.message import Message
 
 from rocserve.core.errors import unimplemented
 from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve.services.client_memory.service import ClientMemoryService
+from rocserve.services.log_control import LogControlService
 from rocserve.services.queries import QueryService
 from rocserve.services.repository_control import RepositoryControlService
+from rocserve.services.trace_control import TraceControlService
 
 STREAMED = ("ModelInfer", "ModelStreamInfer")
 """Inference has ways of its own in each front end."""
@@ -42,11 +45,14 @@ class Services:
 
     queries: QueryService
     repository_control: RepositoryControlService
+    client_memory: ClientMemoryService
+    trace_control: TraceControlService
+    log_control: LogControlService
 
 
 def methods(services: Services) -> Mapping[str, Method]:
     """By name; those that are not served yet answer UNIMPLEMENTED."""
-    queries, control = services.queries, services.repository_control
+    queries, control, memory = services.queries, services.repository_control, services.client_memory
     served: dict[str, Method] = {
         "ServerLive": QuickMethod(pb.ServerLiveRequest, queries.server_live),
         "ServerReady": QuickMethod(pb.ServerReadyRequest, queries.server_ready),
@@ -58,6 +64,14 @@ def methods(services: Services) -> Mapping[str, Method]:
         "RepositoryIndex": QuickMethod(pb.RepositoryIndexRequest, queries.repository_index),
         "RepositoryModelLoad": SlowMethod(pb.RepositoryModelLoadRequest, control.load),
         "RepositoryModelUnload": SlowMethod(pb.RepositoryModelUnloadRequest, control.unload),
+        "TraceSetting": QuickMethod(pb.TraceSettingRequest, services.trace_control.trace_setting),
+        "LogSettings": QuickMethod(pb.LogSettingsRequest, services.log_control.log_settings),
+        "SystemSharedMemoryStatus": QuickMethod(pb.SystemSharedMemoryStatusRequest, memory.system_status),
+        "SystemSharedMemoryRegister": QuickMethod(pb.SystemSharedMemoryRegisterRequest, memory.system_register),
+        "SystemSharedMemoryUnregister": QuickMethod(pb.SystemSharedMemoryUnregisterRequest, memory.system_unregister),
+        "CudaSharedMemoryStatus": QuickMethod(pb.CudaSharedMemoryStatusRequest, memory.cuda_status),
+        "CudaSharedMemoryRegister": QuickMethod(pb.CudaSharedMemoryRegisterRequest, memory.cuda_register),
+        "CudaSharedMemoryUnregister": QuickMethod(pb.CudaSharedMemoryUnregisterRequest, memory.cuda_unregister),
     }
     service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
     names = [method.name for method in service.methods if method.name not in STREAMED]

@@ -22,6 +22,8 @@ from rocserve.frontends.grpc.codec import InferCodec
 from rocserve.frontends.grpc.inference import InferenceHandlers
 from rocserve.frontends.grpc.transport import StreamRoute, UnaryRoute
 from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve.services.client_memory.attachment import ClientMemory
+from rocserve.services.client_memory.regions import ClientRegions
 from rocserve.services.inference import InferenceService
 from rocserve.services.readiness import Readiness
 
@@ -96,7 +98,8 @@ def models() -> dict[str, HandModel]:
 def served(serve: Any, models: dict[str, HandModel]) -> Any:
     tables = ServingTableHolder()
     tables.table = ServingTable({name: ServedModel(name, {1: model}, model) for name, model in models.items()})  # type: ignore[dict-item, arg-type]
-    handlers = InferenceHandlers(InferenceService(tables, Readiness(lambda: True)), InferCodec())
+    service = InferenceService(tables, Readiness(lambda: True), ClientMemory(tables, ClientRegions()))
+    handlers = InferenceHandlers(service, InferCodec())
     return serve({INFER: UnaryRoute(handlers.model_infer), STREAM: StreamRoute(handlers.model_stream_infer)})
 
 

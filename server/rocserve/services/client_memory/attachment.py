@@ -1,0 +1,150 @@
+"""A request whose tensors lie in clients' shared memory: its inputs are fetched, its outputs are left there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, internal, invalid_argument
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
+from rocserve.core.serving import Responder, ServingTableHolder
+from rocserve.core.tensors import Buffer, Tensor
+from rocserve.services.client_memory.references import RegionReference, read_reference
+from rocserve.services.client_memory.regions import ClientRegions, RegionPart
+
+_ZERO = np.zeros(1, dtype=np.uint8)
+
+
+class ClientMemory:
+    """Callable from any thread."""
+
+    def __init__(self, tables: ServingTableHolder, regions: ClientRegions) -> None:
+        self._tables = tables
+        self._regions = regions
+
+    def attach(self, request: InferRequest, responder: Responder) -> Responder:
+        """Put the inputs that lie in regions into the request's data.
+
+        Returns:
+            Who is to answer the request; it leaves in regions the outputs that are wanted there.
+
+        Raises:
+            ServeError: there is no such model, region or part of a region; nothing is held then.
+        """
+        head = request.head
+        config = self._tables.table.find(head.model_name, head.model_version).config
+        for index, entry in enumerate(head.inputs):
+            reference = read_reference(entry.name, entry.parameters)
+            if reference is not None:
+                request.data[index] = self._fetch(entry, reference)
+        wanted = _wanted_parts(head)
+        if not wanted:
+            return responder
+        parts: dict[str, RegionPart] = {}
+        try:
+            for name, reference in wanted.items():
+                parts[name] = self._regions.borrow(reference)
+        except ServeError:
+            self._give_back(parts)
+            raise
+        return RegionResponder(responder, parts, self._give_back, config)
+
+    def _fetch(self, entry: InputHead, reference: RegionReference) -> Buffer:
+        if _has_other_size(entry, reference.nbytes):
+            self._regions.checked(reference)
+            # Validation refuses it for its length: as many zeros, which take no memory, spare the reading.
+            return np.broadcast_to(_ZERO, reference.nbytes).data
+        return self._regions.read(reference)
+
+    def _give_back(self, parts: Mapping[str, RegionPart]) -> None:
+        for part in parts.values():
+            self._regions.give_back(part)
+
+
+class RegionResponder:
+    """Leaves outputs in regions on their way to whoever waits for them."""
+
+    def __init__(
+        self,
+        responder: Responder,
+        parts: Mapping[str, RegionPart],
+        give_back: Callable[[Mapping[str, RegionPart]], None],
+        config: ModelConfig,
+    ) -> None:
+        """`parts`: by output; given back when the request has ended."""
+        self._responder = responder
+        self._parts = parts
+        self._give_back = give_back
+        self._where = f"in ensemble '{config.name}', " if config.ensemble_steps else ""
+
+    def expect_many(self) -> None:
+        self._responder.expect_many()
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        try:
+            outputs = [self._left_in_region(tensor) for tensor in response.outputs]
+        except ServeError as error:
+            self.fail(error, final)
+            return
+        # A new one: what was given may be kept, to answer other requests.
+        told = replace(response, outputs=outputs, in_shared_memory=self._parts.keys())
+        if final:
+            self._end()
+        self._responder.send(told, final)
+
+    def end(self) -> None:
+        self._end()
+        self._responder.end()
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        if final:
+            self._end()
+        self._responder.fail(error, final)
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        self._responder.watch_cancellation(callback)
+
+    def _end(self) -> None:
+        # Before the answer: a client that has it may unregister its regions at once. Twice when it cannot be sent.
+        parts, self._parts = self._parts, {}
+        self._give_back(parts)
+
+    def _left_in_region(self, tensor: Tensor) -> Tensor:
+        part = self._parts.get(tensor.name)
+        if part is None:
+            return tensor
+        nbytes = len(tensor.data)
+        if nbytes > part.nbytes:
+            raise internal(
+                f"{self._where}shared memory size specified with the request for output '{tensor.name}'"
+                f" ({part.nbytes} bytes) should be at least {nbytes} bytes to hold the results"
+            )
+        part.write(tensor.data)
+        return Tensor(tensor.name, tensor.datatype, tensor.shape, b"")
+
+
+def _wanted_parts(head: RequestHead) -> Mapping[str, RegionReference]:
+    """Where outputs are wanted, by their names; of an output that is asked for twice the first counts."""
+    wanted: dict[str, RegionReference] = {}
+    for output in head.outputs:
+        reference = read_reference(output.name, output.parameters)
+        if reference is None:
+            continue
+        if "classification" in output.parameters:
+            raise invalid_argument("output can't set both 'shared_memory_region' and 'classification'")
+        wanted.setdefault(output.name, reference)
+    return wanted
+
+
+def _has_other_size(entry: InputHead, nbytes: int) -> bool:
+    """Whether the input's own shape and datatype need another number of bytes; that of BYTES is not known."""
+    try:
+        datatype = DataType(entry.datatype)
+    except ValueError:
+        return True
+    return datatype is not DataType.BYTES and math.prod(entry.shape) * datatype.itemsize != nbytes

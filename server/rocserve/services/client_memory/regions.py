@@ -1,0 +1,109 @@
+"""The regions that clients have registered, by their names."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rocserve.core.errors import ServeError, StatusCode, not_found
+from rocserve.core.tensors import Buffer
+from rocserve.services.client_memory.references import RegionReference
+from rocserve.services.client_memory.region import ClientRegion
+
+
+@dataclass(frozen=True, slots=True)
+class RegionPart:
+    """A part of a region that a request may write to, until it is given back."""
+
+    region: ClientRegion
+    offset: int
+    nbytes: int
+
+    def write(self, data: Buffer) -> None:
+        """Fill it from its beginning; `data` is no longer than it is. Raises as ClientRegion.write does."""
+        self.region.write(self.offset, data)
+
+
+class ClientRegions:
+    """Safe on any thread. Texts and codes are Triton's.
+
+    A region that a request is to write to stays until that has been done, also when it is unregistered meanwhile: its
+    name is taken until then, and requests may still use it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        """Guards the dict and the regions' marks."""
+        self._regions: dict[str, ClientRegion] = {}
+
+    def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
+        """Raises: ServeError: ALREADY_EXISTS, or as ClientRegion does."""
+        with self._lock:
+            if name in self._regions:
+                raise taken(name)
+            self._regions[name] = ClientRegion(name, key, offset, nbytes)
+
+    def unregister(self, name: str) -> None:
+        """An unknown one is passed over."""
+        with self._lock:
+            region = self._regions.get(name)
+            if region is not None:
+                self._leave(region)
+
+    def unregister_all(self) -> None:
+        with self._lock:
+            for region in list(self._regions.values()):
+                self._leave(region)
+
+    def registered(self) -> Sequence[ClientRegion]:
+        """In the order of their names."""
+        with self._lock:
+            return sorted(self._regions.values(), key=lambda region: region.name)
+
+    def find(self, name: str) -> ClientRegion | None:
+        with self._lock:
+            return self._regions.get(name)
+
+    def read(self, reference: RegionReference) -> bytes:
+        """A copy of a part of a region.
+
+        Raises:
+            ServeError: there is no such region, or no such part of it.
+        """
+        return self.checked(reference).read(reference.offset, reference.nbytes)
+
+    def checked(self, reference: RegionReference) -> ClientRegion:
+        """The region that a reference names, which holds the part that it names; raises as `read` does."""
+        with self._lock:
+            return self._checked(reference)
+
+    def borrow(self, reference: RegionReference) -> RegionPart:
+        """A part to write to, which is to be given back; raises as `read` does."""
+        with self._lock:
+            region = self._checked(reference)
+            region.users += 1
+        return RegionPart(region, reference.offset, reference.nbytes)
+
+    def give_back(self, part: RegionPart) -> None:
+        """The part is no longer written to."""
+        with self._lock:
+            part.region.users -= 1
+            if part.region.is_leaving:
+                self._leave(part.region)
+
+    def _checked(self, reference: RegionReference) -> ClientRegion:
+        region = self._regions.get(reference.region)
+        if region is None:
+            raise not_found(f"Unable to find shared memory region: '{reference.region}'")
+        region.check_bounds(reference.offset, reference.nbytes)
+        return region
+
+    def _leave(self, region: ClientRegion) -> None:
+        region.is_leaving = True
+        if not region.users:
+            del self._regions[region.name]
+
+
+def taken(name: str) -> ServeError:
+    return ServeError(StatusCode.ALREADY_EXISTS, f"shared memory region '{name}' already in manager")

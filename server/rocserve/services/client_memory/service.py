@@ -1,0 +1,79 @@
+"""The methods that register, tell and forget the shared memory of clients."""
+
+from __future__ import annotations
+
+from rocserve.core.errors import invalid_argument, not_found, unimplemented
+from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve.services.client_memory.regions import ClientRegions, taken
+
+
+class ClientMemoryService:
+    """Each method takes a request and gives its answer; safe on any thread.
+
+    CUDA's shared memory is that of NVIDIA's GPUs, so there is none to register: what asks after it is answered, and
+    regions of the system are told apart from it.
+
+    Raises:
+        ServeError: with Triton's codes and words.
+    """
+
+    def __init__(self, regions: ClientRegions, allowed: bool) -> None:
+        """`allowed`: whether clients may register any at all."""
+        self._regions = regions
+        self._allowed = allowed
+
+    def system_status(self, request: pb.SystemSharedMemoryStatusRequest) -> pb.SystemSharedMemoryStatusResponse:
+        response = pb.SystemSharedMemoryStatusResponse()
+        shown = self._regions.registered()
+        if request.name:
+            region = self._regions.find(request.name)
+            if region is None:
+                raise not_found(f"Unable to find system shared memory region: '{request.name}'")
+            shown = [region]
+        for region in shown:
+            status = response.regions[region.name]
+            status.name = region.name
+            status.key = region.key
+            status.offset = region.offset
+            status.byte_size = region.nbytes
+        return response
+
+    def system_register(self, request: pb.SystemSharedMemoryRegisterRequest) -> pb.SystemSharedMemoryRegisterResponse:
+        self._check_allowed()
+        self._regions.register(request.name, request.key, request.offset, request.byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    def system_unregister(
+        self, request: pb.SystemSharedMemoryUnregisterRequest
+    ) -> pb.SystemSharedMemoryUnregisterResponse:
+        self._check_allowed()
+        if request.name:
+            self._regions.unregister(request.name)
+        else:
+            self._regions.unregister_all()
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    def cuda_status(self, request: pb.CudaSharedMemoryStatusRequest) -> pb.CudaSharedMemoryStatusResponse:
+        if request.name:
+            if self._regions.find(request.name) is not None:
+                raise not_found(
+                    f"The region named '{request.name}' is registered as system shared memory, not CUDA shared memory"
+                )
+            raise not_found(f"Unable to find cuda shared memory region: '{request.name}'")
+        return pb.CudaSharedMemoryStatusResponse()
+
+    def cuda_register(self, request: pb.CudaSharedMemoryRegisterRequest) -> pb.CudaSharedMemoryRegisterResponse:
+        self._check_allowed()
+        if self._regions.find(request.name) is not None:
+            raise taken(request.name)
+        raise invalid_argument(f"failed to register CUDA shared memory region: '{request.name}', GPUs not supported")
+
+    def cuda_unregister(self, request: pb.CudaSharedMemoryUnregisterRequest) -> pb.CudaSharedMemoryUnregisterResponse:
+        self._check_allowed()
+        return pb.CudaSharedMemoryUnregisterResponse()
+
+    def _check_allowed(self) -> None:
+        if not self._allowed:
+            raise unimplemented(
+                "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+            )

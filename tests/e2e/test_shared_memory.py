@@ -1,0 +1,304 @@
+"""Tensors in clients' shared memory, with tritonclient's own tools, against a real server."""
+
+from __future__ import annotations
+
+import queue
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.utils.shared_memory as shm
+from onnx import TensorProto
+from support.metrics import FLAGS, port_of, scrape
+from support.models import add_sub, drop, identity
+from support.server import RocserveProcess, wait_until
+from support.shared_memory import SharedFile, shared_file
+from tritonclient.utils import InferenceServerException, serialize_byte_tensor
+
+LEFT = np.arange(16, dtype=np.int32).reshape(1, 16)
+RIGHT = np.full((1, 16), 3, np.int32)
+NBYTES = LEFT.nbytes
+LARGE = 3 << 20
+"""Elements of the model that takes many."""
+PYTHON_MODELS = Path(__file__).parents[1] / "data" / "python-models"
+CHAIN = """
+platform: "ensemble"
+max_batch_size: 8
+input [ { name: "A" data_type: TYPE_INT32 dims: [ 16 ] }, { name: "B" data_type: TYPE_INT32 dims: [ 16 ] } ]
+output [ { name: "SUM" data_type: TYPE_INT32 dims: [ 16 ] } ]
+ensemble_scheduling { step {
+  model_name: "add_sub" model_version: -1
+  input_map { key: "INPUT0" value: "A" } input_map { key: "INPUT1" value: "B" }
+  output_map { key: "OUTPUT0" value: "SUM" }
+} }
+"""
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shared_memory") / "repository"
+    batching = (
+        'platform: "onnx_onnxv1"\nmax_batch_size: 8\ndynamic_batching { max_queue_delay_microseconds: 1000000 }\n'
+    )
+    drop(folder, "add_sub", add_sub(), 'platform: "onnx_onnxv1"\nmax_batch_size: 8\n')
+    drop(folder, "patient", add_sub(), batching)
+    drop(folder, "large", identity(TensorProto.FLOAT, [LARGE]))
+    drop(folder, "words", identity(TensorProto.STRING, [3]))
+    shutil.copytree(PYTHON_MODELS / "repeat", folder / "repeat")
+    (folder / "chain" / "1").mkdir(parents=True)
+    (folder / "chain" / "config.pbtxt").write_text(CHAIN)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    log = tmp_path_factory.mktemp("server") / "log"
+    with RocserveProcess([repository], *FLAGS, "--allow-client-shm=true", log=log) as process:
+        process.wait_until_ready()
+        yield process
+
+
+@pytest.fixture
+def client(server: RocserveProcess) -> Iterator[triton.InferenceServerClient]:
+    with server.client() as client:
+        yield client
+        client.unregister_system_shared_memory()
+
+
+@pytest.fixture
+def file() -> Iterator[SharedFile]:
+    with shared_file(4 * NBYTES) as made:
+        made.put(0, LEFT.tobytes() + RIGHT.tobytes())
+        yield made
+
+
+def shared_inputs(names: tuple[str, str] = ("INPUT0", "INPUT1"), region: str = "r") -> list[triton.InferInput]:
+    entries = [triton.InferInput(name, [1, 16], "INT32") for name in names]
+    for index, entry in enumerate(entries):
+        entry.set_shared_memory(region, NBYTES, index * NBYTES)
+    return entries
+
+
+def shared_output(name: str, nbytes: int = NBYTES, offset: int = 2 * NBYTES) -> triton.InferRequestedOutput:
+    output = triton.InferRequestedOutput(name)
+    output.set_shared_memory("r", nbytes, offset)
+    return output
+
+
+def integers(file: SharedFile, offset: int = 2 * NBYTES) -> list[int]:
+    return np.frombuffer(file.get(offset, NBYTES), np.int32).tolist()
+
+
+def waits(server: RocserveProcess) -> bool:
+    """Whether a request is in the queue of the patient model."""
+    return scrape(port_of(server))['nv_inference_pending_request_count{model="patient",version="1"}'] == "1"
+
+
+def refused(call: Callable[[], object]) -> str:
+    with pytest.raises(InferenceServerException) as caught:
+        call()
+    return f"{caught.value.status()}: {caught.value.message()}"
+
+
+def test_tritonclients_own_way(client):
+    left, right = (shm.create_shared_memory_region(f"{name}_data", f"/rocserve_{name}", 128) for name in ("in", "out"))
+    try:
+        shm.set_shared_memory_region(left, [LEFT[0], RIGHT[0]])
+        client.register_system_shared_memory("in_data", "/rocserve_in", 128)
+        client.register_system_shared_memory("out_data", "/rocserve_out", 128)
+        status = client.get_system_shared_memory_status(as_json=True)["regions"]
+        assert status["in_data"] == {"name": "in_data", "key": "/rocserve_in", "byte_size": "128"}
+        assert set(status) == {"in_data", "out_data"}
+        outputs = []
+        for index in (0, 1):
+            outputs.append(triton.InferRequestedOutput(f"OUTPUT{index}"))
+            outputs[-1].set_shared_memory("out_data", NBYTES, index * NBYTES)
+        result = client.infer("add_sub", shared_inputs(region="in_data"), outputs=outputs)
+        assert [output.name for output in result.get_response().outputs] == ["OUTPUT0", "OUTPUT1"]
+        assert list(result.get_response().raw_output_contents) == [b"", b""]
+        assert shm.get_contents_as_numpy(right, np.int32, [1, 16]).tolist() == (LEFT + RIGHT).tolist()
+        assert shm.get_contents_as_numpy(right, np.int32, [1, 16], NBYTES).tolist() == (LEFT - RIGHT).tolist()
+        client.unregister_system_shared_memory("in_data")
+        assert set(client.get_system_shared_memory_status().regions) == {"out_data"}
+        client.unregister_system_shared_memory()
+        assert not client.get_system_shared_memory_status().regions
+    finally:
+        shm.destroy_shared_memory_region(left)
+        shm.destroy_shared_memory_region(right)
+
+
+def test_one_input_in_the_region_and_one_in_the_request(client, file):
+    client.register_system_shared_memory("r", file.key, 4 * NBYTES)
+    shared, _ = shared_inputs()
+    sent = triton.InferInput("INPUT1", [1, 16], "INT32")
+    sent.set_data_from_numpy(RIGHT)
+    for order in ([shared, sent], [sent, shared]):
+        result = client.infer(
+            "add_sub", order, outputs=[shared_output("OUTPUT0"), triton.InferRequestedOutput("OUTPUT1")]
+        )
+        assert result.as_numpy("OUTPUT1").tolist() == (LEFT - RIGHT).tolist()
+        assert integers(file) == (LEFT + RIGHT)[0].tolist()
+
+
+def test_an_ensemble_reads_and_writes_regions(client, file):
+    client.register_system_shared_memory("r", file.key, 4 * NBYTES)
+    client.infer("chain", shared_inputs(("A", "B")), outputs=[shared_output("SUM")])
+    assert integers(file) == (LEFT + RIGHT)[0].tolist()
+    assert refused(lambda: client.infer("chain", shared_inputs(("A", "B")), outputs=[shared_output("SUM", 60)])) == (
+        "StatusCode.INTERNAL: in ensemble 'chain', shared memory size specified with the request for output 'SUM'"
+        " (60 bytes) should be at least 64 bytes to hold the results"
+    )
+
+
+def test_strings(client, file):
+    words = serialize_byte_tensor(np.array([b"one", b"", b"three"], dtype=np.object_)).item()
+    file.put(0, words)
+    client.register_system_shared_memory("r", file.key, 4 * NBYTES)
+    entry = triton.InferInput("INPUT0", [3], "BYTES")
+    entry.set_shared_memory("r", len(words))
+    client.infer("words", [entry], outputs=[shared_output("OUTPUT0", 100, 128)])
+    assert file.get(128, len(words) + 1) == words + b"\0"
+    entry.set_shared_memory("r", len(words) - 1)
+    assert "incomplete string data for inference input 'INPUT0'" in refused(lambda: client.infer("words", [entry]))
+
+
+def test_large_tensors(client):
+    values = np.random.default_rng(1).random(LARGE, dtype=np.float32)
+    with shared_file(2 * values.nbytes) as file:
+        file.put(0, values.tobytes())
+        client.register_system_shared_memory("r", file.key, 2 * values.nbytes)
+        entry = triton.InferInput("INPUT0", values.shape, "FP32")
+        entry.set_shared_memory("r", values.nbytes)
+        client.infer("large", [entry], outputs=[shared_output("OUTPUT0", values.nbytes, values.nbytes)])
+        assert file.get(values.nbytes, values.nbytes) == values.tobytes()
+
+
+def test_each_response_of_a_stream_is_left_in_the_region(client, file):
+    file.put(0, np.array([7, 8], np.int32).tobytes())
+    client.register_system_shared_memory("r", file.key, 4 * NBYTES)
+    answers: queue.Queue[tuple[triton.InferResult | None, InferenceServerException | None]] = queue.Queue()
+    client.start_stream(lambda result, error: answers.put((result, error)))
+    entry = triton.InferInput("IN", [2], "INT32")
+    entry.set_shared_memory("r", 8)
+    client.async_stream_infer("repeat", [entry], outputs=[shared_output("OUT", 4)])
+    for _ in range(2):
+        result, error = answers.get(timeout=10)
+        assert error is None
+        response = result.get_response()
+        assert [(output.name, list(output.shape)) for output in response.outputs] == [("OUT", [1])]
+        assert list(response.raw_output_contents) == [b""]
+    assert integers(file)[:2] == [8, 0]
+    client.async_stream_infer("repeat", [entry], outputs=[shared_output("OUT", 3)])
+    for _ in range(2):
+        assert "for output 'OUT' (3 bytes) should be at least 4 bytes" in str(answers.get(timeout=10)[1])
+    client.stop_stream()
+
+
+class Answers:
+    """What asynchronous requests were answered, in their order."""
+
+    def __init__(self) -> None:
+        self._queue: queue.Queue[InferenceServerException | None] = queue.Queue()
+
+    def __call__(self, result: triton.InferResult | None, error: InferenceServerException | None) -> None:
+        self._queue.put(error)
+
+    def next(self) -> InferenceServerException | None:
+        return self._queue.get(timeout=10)
+
+
+def test_a_file_that_is_cut_fails_its_own_requests_and_harms_nobody(client, server, file):
+    client.register_system_shared_memory("r", file.key, 4 * NBYTES)
+    answers = Answers()
+    # It waits in the queue for others to join it, while its file is cut.
+    client.async_infer("patient", shared_inputs(), callback=answers, outputs=[shared_output("OUTPUT0")])
+    wait_until(lambda: waits(server))
+    file.cut(NBYTES)
+    entries = [triton.InferInput(name, [1, 16], "INT32") for name in ("INPUT0", "INPUT1")]
+    for entry in entries:
+        entry.set_data_from_numpy(LEFT)
+    assert client.infer("patient", entries).as_numpy("OUTPUT0").tolist() == (LEFT + LEFT).tolist()
+    error = answers.next()
+    assert error is not None
+    assert f"shared memory region 'r' has been cut: byte 192 of '{file.key}' is needed, which has 64 now" in str(error)
+    assert "byte 128 of" in refused(lambda: client.infer("add_sub", shared_inputs()))
+
+
+def test_a_region_stays_while_a_request_is_to_write_to_it(client, server, file):
+    client.register_system_shared_memory("r", file.key, 4 * NBYTES)
+    answers = Answers()
+    client.async_infer("patient", shared_inputs(), callback=answers, outputs=[shared_output("OUTPUT0")])
+    wait_until(lambda: waits(server))
+    client.unregister_system_shared_memory("r")
+    assert set(client.get_system_shared_memory_status().regions) == {"r"}
+    assert answers.next() is None
+    assert not client.get_system_shared_memory_status().regions
+    assert integers(file) == (LEFT + RIGHT)[0].tolist()
+
+
+def test_refusals(client, file):
+    assert refused(lambda: client.register_system_shared_memory("r", "/rocserve_nothing", 64)) == (
+        "StatusCode.INTERNAL: Unable to open shared memory region: '/rocserve_nothing'"
+    )
+    client.register_system_shared_memory("r", file.key, 4 * NBYTES)
+    assert refused(lambda: client.register_system_shared_memory("r", file.key, 64)) == (
+        "StatusCode.ALREADY_EXISTS: shared memory region 'r' already in manager"
+    )
+    assert refused(lambda: client.register_system_shared_memory("s", file.key, 4 * NBYTES + 1)) == (
+        "StatusCode.INVALID_ARGUMENT: failed to register shared memory region 's': invalid args"
+    )
+    assert refused(lambda: client.get_system_shared_memory_status("nothing")) == (
+        "StatusCode.NOT_FOUND: Unable to find system shared memory region: 'nothing'"
+    )
+    client.unregister_system_shared_memory("nothing")
+    entries = shared_inputs()
+    entries[1].set_shared_memory("r", 60)
+    assert refused(lambda: client.infer("add_sub", entries)) == (
+        "StatusCode.INVALID_ARGUMENT: [request id: <id_unknown>] input byte size mismatch for input 'INPUT1' for model"
+        " 'add_sub'. Expected 64, got 60"
+    )
+    both = shared_output("OUTPUT0")
+    both._output.parameters["classification"].int64_param = 1
+    assert refused(lambda: client.infer("add_sub", shared_inputs(), outputs=[both])) == (
+        "StatusCode.INVALID_ARGUMENT: output can't set both 'shared_memory_region' and 'classification'"
+    )
+    assert refused(lambda: client.infer("add_sub", shared_inputs(region="q"))) == (
+        "StatusCode.NOT_FOUND: Unable to find shared memory region: 'q'"
+    )
+
+
+def test_cudas_shared_memory_is_told_apart(client, file):
+    client.register_system_shared_memory("r", file.key, 64)
+    assert not client.get_cuda_shared_memory_status().regions
+    assert refused(lambda: client.get_cuda_shared_memory_status("r")) == (
+        "StatusCode.NOT_FOUND: The region named 'r' is registered as system shared memory, not CUDA shared memory"
+    )
+    assert refused(lambda: client.get_cuda_shared_memory_status("q")) == (
+        "StatusCode.NOT_FOUND: Unable to find cuda shared memory region: 'q'"
+    )
+    assert refused(lambda: client.register_cuda_shared_memory("r", b"", 0, 64)) == (
+        "StatusCode.ALREADY_EXISTS: shared memory region 'r' already in manager"
+    )
+    assert refused(lambda: client.register_cuda_shared_memory("q", b"", 0, 64)) == (
+        "StatusCode.INVALID_ARGUMENT: failed to register CUDA shared memory region: 'q', GPUs not supported"
+    )
+    client.unregister_cuda_shared_memory("r")
+    client.unregister_cuda_shared_memory()
+    assert set(client.get_system_shared_memory_status().regions) == {"r"}
+
+
+def test_it_is_off_unless_allowed(serve, repository, file):
+    with serve(repository).client() as client:
+        disabled = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+        for call in (
+            lambda: client.register_system_shared_memory("r", file.key, 64),
+            client.unregister_system_shared_memory,
+            lambda: client.register_cuda_shared_memory("r", b"", 0, 64),
+            lambda: client.unregister_cuda_shared_memory("r"),
+        ):
+            assert refused(call) == f"StatusCode.UNIMPLEMENTED: {disabled}"
+        assert not client.get_system_shared_memory_status().regions
+        assert not client.get_cuda_shared_memory_status().regions

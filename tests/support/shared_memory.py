@@ -1,0 +1,43 @@
+"""Files of POSIX shared memory, as clients make them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFile:
+    key: str
+    """As clients name it: with a slash before it."""
+
+    @property
+    def path(self) -> Path:
+        return FOLDER / self.key.removeprefix("/")
+
+    def put(self, offset: int, data: bytes) -> None:
+        with self.path.open("r+b") as file:
+            file.seek(offset)
+            file.write(data)
+
+    def get(self, offset: int, nbytes: int) -> bytes:
+        return self.path.read_bytes()[offset : offset + nbytes]
+
+    def cut(self, nbytes: int) -> None:
+        os.truncate(self.path, nbytes)
+
+
+@contextmanager
+def shared_file(nbytes: int, name: str = "") -> Iterator[SharedFile]:
+    """A file of zeros, gone after the block."""
+    file = SharedFile(f"/rocserve_test_{os.getpid()}_{name or nbytes}")
+    file.path.write_bytes(bytes(nbytes))
+    try:
+        yield file
+    finally:
+        file.path.unlink(missing_ok=True)

@@ -1,0 +1,311 @@
+"""Requests with tensors in shared memory: what is fetched, what is left there, and for how long a region stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from support.shared_memory import SharedFile, shared_file
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.model_config import EnsembleStep, ModelConfig
+from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestedOutput, RequestHead
+from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
+from rocserve.core.tensors import Tensor
+from rocserve.services.client_memory.attachment import ClientMemory
+from rocserve.services.client_memory.regions import ClientRegions
+
+MOST = (1 << 64) - 1
+
+
+@dataclass
+class Version:
+    """What of a served version is looked at."""
+
+    config: ModelConfig
+
+
+@dataclass
+class Heard:
+    """Notes what it is told, and which regions were registered then."""
+
+    regions: ClientRegions
+    told: list[Any] = field(default_factory=list)
+    registered: list[list[str]] = field(default_factory=list)
+
+    def expect_many(self) -> None:
+        pass
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        self._note(response)
+
+    def end(self) -> None:
+        self._note(None)
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        self._note(error)
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        self._note(callback)
+
+    def _note(self, what: Any) -> None:
+        self.told.append(what)
+        self.registered.append([region.name for region in self.regions.registered()])
+
+
+@pytest.fixture
+def file() -> Iterator[SharedFile]:
+    with shared_file(8192) as made:
+        yield made
+
+
+@pytest.fixture
+def regions(file: SharedFile) -> ClientRegions:
+    regions = ClientRegions()
+    regions.register("r", file.key, 0, 4096)
+    return regions
+
+
+@pytest.fixture
+def memory(regions: ClientRegions) -> ClientMemory:
+    tables = ServingTableHolder()
+    configs = [ModelConfig(name="m"), ModelConfig(name="e", ensemble_steps=(EnsembleStep("m", -1, {}, {}),))]
+    versions = {config.name: Version(config) for config in configs}
+    tables.table = ServingTable({name: ServedModel(name, {1: version}, version) for name, version in versions.items()})  # type: ignore[dict-item, arg-type]
+    return ClientMemory(tables, regions)
+
+
+def part(nbytes: int | None = 16, offset: int | None = None, region: Any = "r", **more: Any) -> dict[str, Any]:
+    given = {"shared_memory_region": region, "shared_memory_offset": offset, "shared_memory_byte_size": nbytes}
+    return {name: value for name, value in given.items() if value is not None} | more
+
+
+def request(
+    *inputs: InputHead, outputs: dict[str, dict[str, Any]] | None = None, model: str = "m", data: Any = None
+) -> InferRequest:
+    wanted = tuple(RequestedOutput(name, parameters) for name, parameters in (outputs or {}).items())
+    return InferRequest(RequestHead(model, "", inputs, wanted), "", data or [b""] * len(inputs))
+
+
+def four(name: str = "IN", **parameters: Any) -> InputHead:
+    """An input of four 32-bit integers."""
+    return InputHead(name, "INT32", (1, 4), parameters)
+
+
+def answer(data: bytes, name: str = "OUT") -> InferResponse:
+    return InferResponse("m", "1", "", [Tensor(name, DataType.INT32, (len(data) // 4,), data)])
+
+
+def error_of(memory: ClientMemory, asked: InferRequest, regions: ClientRegions) -> str:
+    with pytest.raises(ServeError) as caught:
+        memory.attach(asked, Heard(regions))
+    return f"{caught.value.code.name}: {caught.value.text}"
+
+
+def test_a_head_knows_whether_it_is_concerned() -> None:
+    assert not request(four()).head.uses_shared_memory
+    assert not request(four(other=1), outputs={"OUT": {"classification": 1}}).head.uses_shared_memory
+    assert request(four(**part())).head.uses_shared_memory
+    assert request(four(shared_memory_offset=1)).head.uses_shared_memory
+    assert request(four(), outputs={"OUT": part()}).head.uses_shared_memory
+
+
+def test_inputs_are_fetched_beside_those_that_came_with_the_request(
+    memory: ClientMemory, regions: ClientRegions, file: SharedFile
+) -> None:
+    file.put(32, bytes(range(16)))
+    asked = request(four("A"), four("B", **part(16, 32)), data=[b"x" * 16, b""])
+    heard = Heard(regions)
+    assert memory.attach(asked, heard) is heard
+    assert asked.data == [b"x" * 16, bytes(range(16))]
+
+
+def test_what_a_client_changes_afterwards_does_not_reach_the_request(
+    memory: ClientMemory, regions: ClientRegions, file: SharedFile
+) -> None:
+    asked = request(four(**part()))
+    memory.attach(asked, Heard(regions))
+    file.put(0, b"changed")
+    assert asked.data == [bytes(16)]
+
+
+def test_an_input_of_strings_is_fetched_whatever_its_size(
+    memory: ClientMemory, regions: ClientRegions, file: SharedFile
+) -> None:
+    file.put(0, b"\3\0\0\0abc")
+    asked = request(InputHead("IN", "BYTES", (1,), part(7)))
+    memory.attach(asked, Heard(regions))
+    assert asked.data == [b"\3\0\0\0abc"]
+
+
+def test_an_input_of_the_wrong_size_keeps_its_size_for_validation_to_refuse(
+    memory: ClientMemory, regions: ClientRegions
+) -> None:
+    asked = request(four(**part(12)), InputHead("IN", "NONSENSE", (1,), part(5)), four(**part(0)))
+    memory.attach(asked, Heard(regions))
+    assert [len(data) for data in asked.data] == [12, 5, 0]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        (part(region="q"), "NOT_FOUND: Unable to find shared memory region: 'q'"),
+        (part(16, 4096), "INVALID_ARGUMENT: Invalid offset for shared memory region: 'r'"),
+        (part(16, -1), "INVALID_ARGUMENT: Invalid offset for shared memory region: 'r'"),
+        (part(16, 4081), "INVALID_ARGUMENT: Invalid offset + byte size for shared memory region: 'r'"),
+        (part(-1), "INVALID_ARGUMENT: Invalid offset + byte size for shared memory region: 'r'"),
+        (
+            part(-5, 10),
+            f"INVALID_ARGUMENT: Integer overflow detected: byte_size ({MOST - 4}) + offset (10) exceeds maximum value"
+            f" ({MOST}) for region 'r'",
+        ),
+        (
+            part(None),
+            "INVALID_ARGUMENT: 'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter"
+            " for tensor 'IN'",
+        ),
+        (
+            part(16, region=None),
+            "INVALID_ARGUMENT: 'shared_memory_byte_size' can not be specified without 'shared_memory_region' parameter"
+            " for tensor 'IN'",
+        ),
+        (
+            part(None, 4, None),
+            "INVALID_ARGUMENT: 'shared_memory_offset' can not be specified without 'shared_memory_region' parameter"
+            " for tensor 'IN'",
+        ),
+        (
+            part(region=3),
+            "INVALID_ARGUMENT: invalid value type for 'shared_memory_region' parameter for tensor 'IN', expected"
+            " string_param.",
+        ),
+        (
+            part("16"),  # type: ignore[arg-type]
+            "INVALID_ARGUMENT: invalid value type for 'shared_memory_byte_size' parameter for tensor 'IN', expected"
+            " int64_param.",
+        ),
+        (
+            part(16, True),
+            "INVALID_ARGUMENT: invalid value type for 'shared_memory_offset' parameter for tensor 'IN', expected"
+            " int64_param.",
+        ),
+    ],
+)
+def test_references_that_are_refused(
+    memory: ClientMemory, regions: ClientRegions, parameters: dict[str, Any], text: str
+) -> None:
+    assert error_of(memory, request(four(**parameters)), regions) == text
+    at_output = request(four(), outputs={"IN": parameters})
+    assert error_of(memory, at_output, regions) == text
+
+
+def test_an_unknown_model_is_told_before_an_unknown_region(memory: ClientMemory, regions: ClientRegions) -> None:
+    asked = request(four(**part(region="q")), model="nothing")
+    assert error_of(memory, asked, regions) == "NOT_FOUND: Request for unknown model: 'nothing' is not found"
+
+
+def test_a_region_holds_no_classes(memory: ClientMemory, regions: ClientRegions) -> None:
+    asked = request(four(), outputs={"OUT": part(classification=2)})
+    assert error_of(memory, asked, regions) == (
+        "INVALID_ARGUMENT: output can't set both 'shared_memory_region' and 'classification'"
+    )
+
+
+def test_outputs_are_left_in_their_regions(memory: ClientMemory, regions: ClientRegions, file: SharedFile) -> None:
+    heard = Heard(regions)
+    responder = memory.attach(request(four(), outputs={"A": part(32, 64), "B": {}}), heard)
+    given = InferResponse(
+        "m",
+        "1",
+        "7",
+        [Tensor("A", DataType.INT32, (4,), memoryview(b"a" * 16)), Tensor("B", DataType.INT32, (1,), b"bbbb")],
+        {"key": 1},
+    )
+    responder.send(given)
+    (told,) = heard.told
+    assert [(tensor.name, tensor.shape, bytes(tensor.data)) for tensor in told.outputs] == [
+        ("A", (4,), b""),
+        ("B", (1,), b"bbbb"),
+    ]
+    assert set(told.in_shared_memory) == {"A"}
+    assert (told.id, told.parameters) == ("7", {"key": 1})
+    assert bytes(given.outputs[0].data) == b"a" * 16
+    assert file.get(63, 18) == b"\0" + b"a" * 16 + b"\0"
+
+
+@pytest.mark.parametrize(("model", "where"), [("m", ""), ("e", "in ensemble 'e', ")])
+def test_an_output_that_is_larger_than_its_part_fails(
+    memory: ClientMemory, regions: ClientRegions, file: SharedFile, model: str, where: str
+) -> None:
+    heard = Heard(regions)
+    responder = memory.attach(request(four(), outputs={"OUT": part(15)}, model=model), heard)
+    responder.send(answer(b"a" * 16))
+    (error,) = heard.told
+    assert error.code is StatusCode.INTERNAL
+    assert error.text == (
+        f"{where}shared memory size specified with the request for output 'OUT' (15 bytes) should be at least 16 bytes"
+        " to hold the results"
+    )
+    assert file.get(0, 16) == bytes(16)
+
+
+def test_an_output_whose_file_was_cut_fails(memory: ClientMemory, regions: ClientRegions, file: SharedFile) -> None:
+    heard = Heard(regions)
+    responder = memory.attach(request(four(), outputs={"OUT": part()}), heard)
+    file.cut(8)
+    responder.send(answer(b"a" * 16))
+    assert heard.told[0].text.startswith("shared memory region 'r' has been cut: byte 16 of")
+
+
+def test_each_response_of_many_is_left_there(memory: ClientMemory, regions: ClientRegions, file: SharedFile) -> None:
+    heard = Heard(regions)
+    responder = memory.attach(request(four(), outputs={"OUT": part(4)}), heard)
+    regions.unregister("r")
+    for text in (b"aaaa", b"too long", b"bbbb"):
+        responder.send(answer(text), False)
+    responder.end()
+    kinds = [type(told).__name__ for told in heard.told]
+    assert kinds == ["InferResponse", "ServeError", "InferResponse", "NoneType"]
+    assert heard.registered == [["r"], ["r"], ["r"], []]
+    assert file.get(0, 8) == b"bbbb\0\0\0\0"
+
+
+def test_a_region_in_use_goes_when_its_last_user_has(memory: ClientMemory, regions: ClientRegions) -> None:
+    def ask() -> tuple[Heard, Any]:
+        heard = Heard(regions)
+        return heard, memory.attach(request(four(), outputs={"OUT": part(), "OTHER": part(16, 64)}), heard)
+
+    first, first_responder = ask()
+    regions.unregister_all()
+    with pytest.raises(ServeError, match="shared memory region 'r' already in manager"):
+        regions.register("r", "/anything", 0, 1)
+    second, second_responder = ask()
+    first_responder.send(answer(bytes(16)))
+    second_responder.fail(ServeError(StatusCode.UNAVAILABLE, "the worker died"))
+    # Told after the regions were let go: whoever has the answer finds them gone.
+    assert (first.registered, second.registered) == ([["r"]], [[]])
+
+
+def test_a_refused_request_holds_no_region(memory: ClientMemory, regions: ClientRegions) -> None:
+    error_of(memory, request(four(), outputs={"OUT": part(), "OTHER": part(region="q")}), regions)
+    regions.unregister("r")
+    assert not regions.registered()
+
+
+def test_an_input_holds_no_region_once_it_is_fetched(memory: ClientMemory, regions: ClientRegions) -> None:
+    memory.attach(request(four(**part())), Heard(regions))
+    regions.unregister("r")
+    assert not regions.registered()
+
+
+def test_several_regions_may_lie_in_one_file(regions: ClientRegions, file: SharedFile) -> None:
+    regions.register("second", file.key, 4096, 4096)
+    regions.register("inner", file.key, 10, 20)
+    found = [(region.name, region.offset, region.nbytes) for region in regions.registered()]
+    assert found == [("inner", 10, 20), ("r", 0, 4096), ("second", 4096, 4096)]
+    regions.unregister("nothing")
+    regions.unregister("r")
+    assert [region.name for region in regions.registered()] == ["inner", "second"]
