@@ -11,10 +11,8 @@ from google.protobuf.message import Message
 from rocserve.core.errors import unimplemented
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.services.client_memory.service import ClientMemoryService
-from rocserve.services.log_control import LogControlService
 from rocserve.services.queries import QueryService
 from rocserve.services.repository_control import RepositoryControlService
-from rocserve.services.trace_control import TraceControlService
 
 STREAMED = ("ModelInfer", "ModelStreamInfer")
 """Inference has ways of its own in each front end."""
@@ -46,8 +44,6 @@ class Services:
     queries: QueryService
     repository_control: RepositoryControlService
     client_memory: ClientMemoryService
-    trace_control: TraceControlService
-    log_control: LogControlService
 
 
 def methods(services: Services) -> Mapping[str, Method]:
@@ -64,8 +60,6 @@ def methods(services: Services) -> Mapping[str, Method]:
         "RepositoryIndex": QuickMethod(pb.RepositoryIndexRequest, queries.repository_index),
         "RepositoryModelLoad": SlowMethod(pb.RepositoryModelLoadRequest, control.load),
         "RepositoryModelUnload": SlowMethod(pb.RepositoryModelUnloadRequest, control.unload),
-        "TraceSetting": QuickMethod(pb.TraceSettingRequest, services.trace_control.trace_setting),
-        "LogSettings": QuickMethod(pb.LogSettingsRequest, services.log_control.log_settings),
         "SystemSharedMemoryStatus": QuickMethod(pb.SystemSharedMemoryStatusRequest, memory.system_status),
         "SystemSharedMemoryRegister": QuickMethod(pb.SystemSharedMemoryRegisterRequest, memory.system_register),
         "SystemSharedMemoryUnregister": QuickMethod(pb.SystemSharedMemoryUnregisterRequest, memory.system_unregister),
