@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.errors import ServeError, invalid_argument, unimplemented
 
 SequenceId = int | str
 """A number (unsigned, 64 bits) or a text; 0 and "" are of no sequence. 1 and "1" are two sequences."""
 
 SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END = "sequence_id", "sequence_start", "sequence_end"
 SEQUENCE_PARAMETERS = frozenset({SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END})
+
+_LONGEST_ID = 128
 
 START_FLAG, END_FLAG = 1, 2
 """As Triton's models see them."""
@@ -50,8 +52,16 @@ def take_sequence(
 
 
 def sequence_id(value: int | str) -> SequenceId:
-    """A number below 0 is the unsigned one of the same bits, as in Triton."""
-    return value & 0xFFFF_FFFF_FFFF_FFFF if isinstance(value, int) else value
+    """A number below 0 is the unsigned one of the same bits, as in Triton.
+
+    Raises:
+        ServeError: UNIMPLEMENTED for a text that is too long.
+    """
+    if isinstance(value, int):
+        return value & 0xFFFF_FFFF_FFFF_FFFF
+    if len(value.encode(errors="replace")) > _LONGEST_ID:
+        raise unimplemented(f"string correlation ID cannot be longer than {_LONGEST_ID} characters")
+    return value
 
 
 def wrong_type(parameter: str) -> ServeError:

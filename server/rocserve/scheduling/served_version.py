@@ -49,7 +49,13 @@ class ScheduledVersion:
     def infer(self, request: InferRequest, responder: Responder) -> None:
         """See core.serving.ServedVersion."""
         try:
-            self._submit(request, self._validator.validate(request), responder)
+            plan = self._validator.validate(request)
+        except ServeError as error:
+            # As in Triton, what does not fit the model has never been one of its requests.
+            responder.fail(error)
+            return
+        try:
+            self._submit(request, plan, responder)
         except ServeError as error:
             now = time.monotonic_ns()
             self.statistics.record_failure(now, now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocserve.core.errors import unimplemented
+from rocserve.core.errors import invalid_argument, unimplemented
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.repository.model_repository import ModelRepository
 
@@ -25,8 +25,7 @@ class RepositoryControlService:
 
     async def unload(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
         _refuse_repository_name(request.repository_name)
-        unload_dependents = request.parameters["unload_dependents"].bool_param
-        await self._repository.unload(request.model_name, unload_dependents)
+        await self._repository.unload(request.model_name, _unloads_dependents(request))
         return pb.RepositoryModelUnloadResponse()
 
 
@@ -34,6 +33,15 @@ def _value(parameter: pb.ModelRepositoryParameter) -> bool | int | str | bytes:
     choice = parameter.WhichOneof("parameter_choice")
     value: bool | int | str | bytes = getattr(parameter, choice) if choice else ""
     return value
+
+
+def _unloads_dependents(request: pb.RepositoryModelUnloadRequest) -> bool:
+    if "unload_dependents" not in request.parameters:
+        return False
+    parameter = request.parameters["unload_dependents"]
+    if parameter.WhichOneof("parameter_choice") != "bool_param":
+        raise invalid_argument("invalid value type for 'unload_dependents' parameter, expected bool_param.")
+    return parameter.bool_param
 
 
 def _refuse_repository_name(name: str) -> None:

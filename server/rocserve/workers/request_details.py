@@ -25,7 +25,7 @@ _ELEMENT = struct.Struct("<IQQBII")
 
 _NO_SEQUENCE = SequenceTag()
 
-RESERVED = frozenset({"priority", "timeout", "binary_data_output"})
+RESERVED = frozenset({"priority", "timeout"})
 """Parameters that the protocol reads; so are those that begin with "triton_"."""
 
 

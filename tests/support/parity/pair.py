@@ -21,7 +21,7 @@ TRITON_FLAGS = (
     "--http-address=127.0.0.1",
     "--allow-metrics=false",
 )
-ROCSERVE_FLAGS = ("--model-control-mode=explicit",)
+ROCSERVE_FLAGS = ("--model-control-mode=explicit", "--allow-client-shm=true")
 
 
 class Pair:
