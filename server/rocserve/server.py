@@ -25,6 +25,7 @@ from rocserve.repository.version_loader import WorkerVersionLoader
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.response_cache import ResponseCache
+from rocserve.services.amd_inference_server import AmdInferenceServerService
 from rocserve.services.client_memory.attachment import ClientMemory
 from rocserve.services.client_memory.regions import ClientRegions
 from rocserve.services.client_memory.service import ClientMemoryService
@@ -130,6 +131,7 @@ class Server:
             queries=QueryService(self._tables, self._repository, self._settings.server_id, readiness.is_ready),
             repository_control=RepositoryControlService(self._repository),
             client_memory=ClientMemoryService(self._client_regions, self._settings.allow_client_shared_memory),
+            amd=AmdInferenceServerService(self._tables, self._repository, ThisMachine(self._settings.engines)),
         )
 
     def _metrics_endpoint(self) -> MetricsEndpoint | None:
@@ -205,6 +207,7 @@ def _repository_settings(settings: ServerSettings) -> RepositorySettings:
         control_mode=settings.control_mode,
         poll_seconds=settings.poll_seconds,
         settle_seconds=settings.settle_seconds,
+        worker_load_folders=settings.worker_load_folders,
         load_models=settings.load_models,
         concurrent_loads=settings.load_thread_count,
         strict_model_config=settings.strict_model_config,

@@ -92,8 +92,9 @@ def adopt(message: ModelConfig, signature: Signature) -> tuple[str, ...]:
         message.max_batch_size = 0
         message.ClearField("dynamic_batching")
     required = {spec.name for spec in signature.inputs} - signature.optional_inputs
-    if not required <= {tensor.name for tensor in message.input} or not _all_fit(
-        message.input, signature.inputs, message
+    if message.input and (
+        not required <= {tensor.name for tensor in message.input}
+        or not _all_fit(message.input, signature.inputs, message)
     ):
         warnings.append(_replaced(message, "inputs", signature.inputs))
         message.ClearField("input")

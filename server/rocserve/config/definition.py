@@ -99,15 +99,14 @@ def read_model_definitions(
     written = read_written_config(
         folder, name, config_name=config_name, strict=strict, override_json=override_json, roots=reading.roots
     )
-    first, *others = written.models
-    definitions = (
-        reading.define(first, written, written.warnings),
-        *(reading.define(model, written, ()) for model in others),
-    )
-    for definition in definitions:
-        if definition.refusal is not None and not keep_refused:
-            raise definition.refusal
-    return definitions
+    return reading.define_all(written, keep_refused=keep_refused)
+
+
+def define_models(
+    written: WrittenConfig, folder: Path, name: str, registry: BackendRegistry, kind: InstanceKind, repository: Path
+) -> tuple[ModelDefinition, ...]:
+    """The models of a configuration that no file of the folder says; arguments and errors as above."""
+    return _Reading(folder, name, registry, False, kind, repository).define_all(written, keep_refused=False)
 
 
 def complete_definition(
@@ -191,6 +190,17 @@ class _Reading:
     @property
     def roots(self) -> tuple[Path, ...]:
         return _roots(self.folder, self.repository)
+
+    def define_all(self, written: WrittenConfig, *, keep_refused: bool) -> tuple[ModelDefinition, ...]:
+        first, *others = written.models
+        definitions = (
+            self.define(first, written, written.warnings),
+            *(self.define(model, written, ()) for model in others),
+        )
+        for definition in definitions:
+            if definition.refusal is not None and not keep_refused:
+                raise definition.refusal
+        return definitions
 
     def define(self, model: WrittenModel, written: WrittenConfig, warnings: tuple[str, ...]) -> ModelDefinition:
         message = self._named(model, written.dialect)

@@ -56,7 +56,8 @@ class RepositoryScanner:
         """The same model's folder now; None when it is gone."""
         if not look.folder.is_dir():
             return None
-        allowed = tuple(root.resolve() for root in self._roots)
+        # A model that a client named the file of may lie elsewhere.
+        allowed = tuple(root.resolve() for root in (*self._roots, look.root))
         flat = look.is_root and self._is_flat(look.folder)
         return look_at_model(look.name, look.folder, look.root, allowed, is_root=look.is_root, flat=flat)
 

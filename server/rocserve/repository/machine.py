@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rocserve.backends.base import EngineSpec
-from rocserve.backends.gpus import visible_gpus
+from rocserve.backends.gpus import find_gpu, visible_gpus
 from rocserve.backends.installed import has_file, is_installed
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.core.errors import ServeError
@@ -22,6 +22,12 @@ class ThisMachine:
     @property
     def gpus(self) -> Sequence[int]:
         return visible_gpus()
+
+    @property
+    def architectures(self) -> Sequence[str]:
+        """Of each of the GPUs, e.g. "gfx90a"; "" where it is not known."""
+        found = (find_gpu(number) for number in visible_gpus())
+        return tuple("" if gpu is None else gpu.architecture for gpu in found)
 
     @property
     def migraphx(self) -> str:

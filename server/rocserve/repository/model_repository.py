@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from rocserve.backends.registry import BackendRegistry
 from rocserve.core.errors import ServeError, StatusCode, unavailable
+from rocserve.core.requests import ParameterValue
 from rocserve.core.serving import IndexEntry, ServingTableHolder
 from rocserve.repository.background import BackgroundTasks
 from rocserve.repository.catalogue import ModelCatalogue
@@ -29,6 +30,8 @@ from rocserve.repository.retry import RetryPolicy
 from rocserve.repository.scan import ModelLook
 from rocserve.repository.settings import ControlMode, RepositorySettings
 from rocserve.repository.watch import RepositoryWatch
+from rocserve.repository.worker_endpoints import WorkerEndpoints
+from rocserve.repository.worker_files import WorkerFiles
 
 _TIMER_SLACK_SECONDS = 0.01
 """Timers may fire a moment early."""
@@ -77,6 +80,8 @@ class ModelRepository:
             settings.settle_seconds,
             log,
         )
+        files = WorkerFiles(settings.roots, settings.worker_load_folders)
+        self._endpoints = WorkerEndpoints(files, reader, self._catalogue, self._publication.models, table, self._looks)
         self._watch = RepositoryWatch(scanner.roots, settings.poll_seconds, log)
         self._loop = LookLoop(self._looks, self._watch, self._poll.on_look if is_polling else _only_look, log)
         self._looking: asyncio.Task[None] | None = None
@@ -151,8 +156,33 @@ class ModelRepository:
         Raises:
             ServeError: UNAVAILABLE in another mode.
         """
+        if self._endpoints.has(name):
+            await self._endpoints.unload(name)
+            return
         self._check_explicit()
         self._explicit.unload(name, unload_dependents)
+
+    async def load_worker(self, worker: str, parameters: Mapping[str, ParameterValue]) -> str:
+        """Have a file served as an endpoint, whose name is returned; see worker_endpoints. In any mode; goes on even if
+        the caller is cancelled.
+
+        Raises:
+            ServeError: there is no such worker, its file must not be served, or the load failed.
+        """
+        if self._is_stopping:
+            raise unavailable("Server exiting")
+        work = self._endpoints.load(worker, parameters)
+        return await asyncio.shield(self._background.start(work, f"load of worker {worker}"))
+
+    async def unload_worker(self, endpoint: str) -> None:
+        """Take an endpoint of `load_worker` away. Unknown names are fine."""
+        await self._endpoints.unload(endpoint)
+
+    def endpoints(self) -> list[str]:
+        """The models that answer requests, by their names; of an endpoint that is a chain, not its parts. On the
+        loop."""
+        stages = self._endpoints.stages
+        return sorted(name for name, model in self._table.table.models.items() if model.latest and name not in stages)
 
     def is_ready(self) -> bool:
         """Whether the server as a whole may be sent requests."""

@@ -52,5 +52,21 @@ def link_as_version(name: str, folder: Path) -> PrivateFolder:
     return private
 
 
+def link_file(name: str, file: Path | None) -> PrivateFolder:
+    """A model's folder whose version 1 holds a link to one file, or nothing for an ensemble.
+
+    Raises: ServeError INTERNAL when it cannot be made.
+    """
+    try:
+        private = PrivateFolder(name)
+        version = private.folder / "1"
+        version.mkdir()
+        if file is not None:
+            (version / file.name).symlink_to(file)
+    except OSError as error:
+        raise _failed(name, error) from error
+    return private
+
+
 def _failed(name: str, error: OSError) -> ServeError:
     return internal(f"failed to load '{name}', its files cannot be put into a temporary folder: {error}")

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rocserve.backends.registry import BackendRegistry
-from rocserve.config.definition import read_model_definitions
-from rocserve.config.sources import read_written_config
+from rocserve.config.definition import define_models, read_model_definitions
+from rocserve.config.sources import WrittenConfig, read_written_config
 from rocserve.core.errors import invalid_argument
 from rocserve.repository.content import ModelContent, make_content
 from rocserve.repository.load_parameters import LoadParameters
-from rocserve.repository.private_folder import PrivateFolder, link_as_version, write_files
+from rocserve.repository.private_folder import PrivateFolder, link_as_version, link_file, write_files
 from rocserve.repository.scan import ModelLook, look_at_model
 from rocserve.repository.settings import RepositorySettings
 
@@ -35,6 +35,23 @@ class ContentReader:
             ServeError: the folder must not be read, or what it says is wrong.
         """
         return await asyncio.to_thread(self._read, look, parameters, name)
+
+    async def read_given(
+        self, written: WrittenConfig, name: str, file: Path | None, root: Path
+    ) -> tuple[ModelContent, ...]:
+        """A model that no folder of a repository defines: its configuration, and its file, which is in `root`.
+
+        Raises:
+            ServeError: the configuration is wrong.
+        """
+        return await asyncio.to_thread(self._read_given, written, name, file, root)
+
+    def _read_given(self, written: WrittenConfig, name: str, file: Path | None, root: Path) -> tuple[ModelContent, ...]:
+        private = link_file(name, file)
+        look = look_at_model(name, private.folder, root, (root,))
+        kind = self.settings.default_instance_kind
+        definitions = define_models(written, private.folder, name, self.registry, kind, root)
+        return tuple(make_content(definition, look, private) for definition in definitions)
 
     def _read(self, look: ModelLook, parameters: LoadParameters, name: str | None) -> tuple[ModelContent, ...]:
         if look.refusal:

@@ -19,6 +19,8 @@ class RepositorySettings:
     """How often the folders are looked at when no notification comes."""
     settle_seconds: float = 0.5
     """How long a model's files must have stayed as they are before a change counts."""
+    worker_load_folders: tuple[Path, ...] = ()
+    """Folders beside the repositories whose files clients may have served."""
     load_models: tuple[str, ...] = ()
     """What is loaded at the start in explicit mode; "*" = all."""
     strict_model_config: bool = False

@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 
 from rocserve.core.errors import unimplemented
 from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve.services.amd_inference_server import AmdInferenceServerService
 from rocserve.services.client_memory.service import ClientMemoryService
 from rocserve.services.queries import QueryService
 from rocserve.services.repository_control import RepositoryControlService
@@ -44,11 +45,13 @@ class Services:
     queries: QueryService
     repository_control: RepositoryControlService
     client_memory: ClientMemoryService
+    amd: AmdInferenceServerService
 
 
 def methods(services: Services) -> Mapping[str, Method]:
     """By name; those that are not served yet answer UNIMPLEMENTED."""
     queries, control, memory = services.queries, services.repository_control, services.client_memory
+    amd = services.amd
     served: dict[str, Method] = {
         "ServerLive": QuickMethod(pb.ServerLiveRequest, queries.server_live),
         "ServerReady": QuickMethod(pb.ServerReadyRequest, queries.server_ready),
@@ -60,6 +63,12 @@ def methods(services: Services) -> Mapping[str, Method]:
         "RepositoryIndex": QuickMethod(pb.RepositoryIndexRequest, queries.repository_index),
         "RepositoryModelLoad": SlowMethod(pb.RepositoryModelLoadRequest, control.load),
         "RepositoryModelUnload": SlowMethod(pb.RepositoryModelUnloadRequest, control.unload),
+        "ModelLoad": SlowMethod(pb.ModelLoadRequest, amd.model_load),
+        "ModelUnload": SlowMethod(pb.ModelUnloadRequest, amd.model_unload),
+        "WorkerLoad": SlowMethod(pb.WorkerLoadRequest, amd.worker_load),
+        "WorkerUnload": SlowMethod(pb.WorkerUnloadRequest, amd.worker_unload),
+        "ModelList": SlowMethod(pb.ModelListRequest, amd.model_list),
+        "HasHardware": QuickMethod(pb.HasHardwareRequest, amd.has_hardware),
         "SystemSharedMemoryStatus": QuickMethod(pb.SystemSharedMemoryStatusRequest, memory.system_status),
         "SystemSharedMemoryRegister": QuickMethod(pb.SystemSharedMemoryRegisterRequest, memory.system_register),
         "SystemSharedMemoryUnregister": QuickMethod(pb.SystemSharedMemoryUnregisterRequest, memory.system_unregister),

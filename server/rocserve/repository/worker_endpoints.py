@@ -1,0 +1,169 @@
+"""AMD Inference Server's workers: a client names a file, and it is served as an endpoint until it is unloaded.
+
+An endpoint is a model like those of the repositories, but that no folder there defines it. One that has a `next` is an
+ensemble of the worker's own model and of the endpoint that comes next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from rocserve.config.worker_models import Worker, chain_config, read_worker, worker_config
+from rocserve.core.errors import invalid_argument, not_found
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.requests import ParameterValue
+from rocserve.core.serving import ServingTableHolder
+from rocserve.repository.catalogue import ModelCatalogue
+from rocserve.repository.content import ModelContent
+from rocserve.repository.looks import Looks
+from rocserve.repository.managed_model import ManagedModel, wait_for_loads
+from rocserve.repository.reading import ContentReader
+from rocserve.repository.worker_files import WorkerFiles
+from rocserve.repository.worker_names import WorkerNames
+
+_STAGE = "_stage"
+"""Behind the name of an endpoint in a chain: the worker's own model."""
+
+_Parameters = tuple[tuple[str, ParameterValue], ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Endpoint:
+    name: str
+    worker: str
+    parameters: _Parameters
+    next: str
+    """The endpoint that gets what this one gives; "" = it is answered."""
+    copies: int = 0
+    """How often it was loaded for its own (`share` was false), and is to be unloaded."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while it is being loaded or unloaded."""
+
+    @property
+    def folder(self) -> str:
+        """In the catalogue; no folder of a repository has such a name."""
+        return f"/{self.name}"
+
+    @property
+    def model(self) -> str:
+        """The worker's own model."""
+        return self.name + _STAGE if self.next else self.name
+
+
+class WorkerEndpoints:
+    """All calls are made on the loop's thread."""
+
+    def __init__(
+        self,
+        files: WorkerFiles,
+        reader: ContentReader,
+        catalogue: ModelCatalogue,
+        models: Mapping[str, ManagedModel],
+        tables: ServingTableHolder,
+        looks: Looks,
+    ) -> None:
+        """`looks`: at the repositories, whose models' names no endpoint takes."""
+        self._files = files
+        self._reader = reader
+        self._catalogue = catalogue
+        self._models = models
+        self._tables = tables
+        self._looks = looks
+        self._names = WorkerNames(self._is_taken)
+        self._endpoints: dict[str, _Endpoint] = {}
+
+    def has(self, name: str) -> bool:
+        return name in self._endpoints
+
+    @property
+    def stages(self) -> frozenset[str]:
+        """The models that are parts of endpoints, and none themselves."""
+        return frozenset(endpoint.model for endpoint in self._endpoints.values() if endpoint.next)
+
+    async def load(self, name: str, parameters: Mapping[str, ParameterValue]) -> str:
+        """The endpoint of a worker with these parameters, loaded where there is none yet.
+
+        Raises:
+            ServeError: there is no such worker, its file must not be served, or the load failed.
+        """
+        given = dict(parameters)
+        share = given.pop("share", True)
+        following = given.pop("next", "")
+        if not isinstance(following, str):
+            raise invalid_argument(f"parameter 'next' must be the name of an endpoint, got {following!r}")
+        worker = read_worker(name, given)
+        if following and not self.has(following) and following not in self._tables.table.models:
+            raise not_found(f"No next endpoint found at: {following}")
+        told = tuple(sorted((key, value) for key, value in parameters.items() if key != "share"))
+        while True:
+            endpoint = self._endpoint(name, told, following)
+            async with endpoint.lock:
+                # It may have been dropped while this one waited.
+                if self._endpoints.get(endpoint.name) is endpoint:
+                    if not (endpoint.copies and share):
+                        await self._add(endpoint, worker)
+                    return endpoint.name
+
+    async def unload(self, name: str) -> None:
+        """Take an endpoint away; one that was loaded for several keeps the others. Unknown names are fine."""
+        endpoint = self._endpoints.get(name)
+        if endpoint is None:
+            return
+        async with endpoint.lock:
+            if endpoint.copies > 1:
+                given = dict(endpoint.parameters)
+                given.pop("next", None)
+                await self._serve(endpoint, read_worker(endpoint.worker, given), endpoint.copies - 1)
+                endpoint.copies -= 1
+            elif self._endpoints.get(name) is endpoint:
+                endpoint.copies = 0
+                self._drop(endpoint)
+
+    def _endpoint(self, worker: str, parameters: _Parameters, following: str) -> _Endpoint:
+        name = self._names.name(worker, parameters)
+        return self._endpoints.setdefault(name, _Endpoint(name, worker, parameters, following))
+
+    async def _add(self, endpoint: _Endpoint, worker: Worker) -> None:
+        """Raises: ServeError."""
+        try:
+            await self._serve(endpoint, worker, endpoint.copies + 1)
+        except BaseException:
+            if not endpoint.copies:
+                self._drop(endpoint)
+            raise
+        endpoint.copies += 1
+
+    async def _serve(self, endpoint: _Endpoint, worker: Worker, copies: int) -> None:
+        """Raises: ServeError."""
+        file = await asyncio.to_thread(self._files.find, worker.candidates())
+        config = worker_config(endpoint.model, worker, file.path, copies)
+        own = await self._reader.read_given(config, endpoint.model, file.path, file.root)
+        await self._apply(endpoint, own)
+        if endpoint.next:
+            chain = chain_config(endpoint.name, self._served(endpoint.model), self._served(endpoint.next))
+            await self._apply(endpoint, (*await self._reader.read_given(chain, endpoint.name, None, file.root), *own))
+
+    async def _apply(self, endpoint: _Endpoint, contents: Iterable[ModelContent]) -> None:
+        """Raises: ServeError: one of the models cannot be served."""
+        contents = tuple(contents)
+        self._catalogue.take(endpoint.folder, contents, at_once=True)
+        models = [self._models[content.definition.name] for content in contents]
+        await wait_for_loads(models)
+        for model in models:
+            if (error := model.load_error()) is not None:
+                raise error
+
+    def _served(self, name: str) -> ModelConfig:
+        """Raises: ServeError."""
+        return self._tables.table.find(name, "").config
+
+    def _drop(self, endpoint: _Endpoint) -> None:
+        self._catalogue.drop(endpoint.folder)
+        if self._endpoints.pop(endpoint.name, None) is not None:
+            self._names.forget(endpoint.worker, endpoint.parameters)
+
+    def _is_taken(self, name: str) -> bool:
+        taken = {*self._looks.latest.models, *self._tables.table.models}
+        return name in taken or name + _STAGE in taken

@@ -1,0 +1,87 @@
+"""What AMD Inference Server's clients ask for beside KServe's methods: models, workers and hardware by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.serving import ServingTableHolder
+from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve.protocol.parameters import read_parameters
+from rocserve.repository.model_repository import ModelRepository
+
+
+class Hardware(Protocol):
+    """What the machine has."""
+
+    @property
+    def architectures(self) -> Sequence[str]:
+        """Of each GPU that may be used, e.g. "gfx90a"; "" where it is not known."""
+
+
+class AmdInferenceServerService:
+    """Each method takes a request and gives its answer; the loads and unloads are called on the loop.
+
+    Raises:
+        ServeError: as a load by Triton's methods does.
+    """
+
+    def __init__(self, tables: ServingTableHolder, repository: ModelRepository, hardware: Hardware) -> None:
+        self._tables = tables
+        self._repository = repository
+        self._hardware = hardware
+
+    async def model_load(self, request: pb.ModelLoadRequest) -> pb.ModelLoadResponse:
+        """A model that is served already is loaded, whoever says what is: that server knows no modes."""
+        name = self._known_name(request.name)
+        if request.parameters:
+            raise invalid_argument(
+                f"failed to load '{name}', a model of the repository takes no parameters from a client, got"
+                f" {', '.join(sorted(request.parameters))}; write them into its configuration"
+            )
+        if not self._is_served(name, request.version):
+            await self._repository.load(name, {})
+            self._tables.table.find(name, request.version)
+        return pb.ModelLoadResponse()
+
+    async def model_unload(self, request: pb.ModelUnloadRequest) -> pb.ModelUnloadResponse:
+        """Endpoints of workers too: that server makes no difference."""
+        name = self._known_name(request.name)
+        if name in self._tables.table.models:
+            await self._repository.unload(name, unload_dependents=False)
+        return pb.ModelUnloadResponse()
+
+    async def worker_load(self, request: pb.WorkerLoadRequest) -> pb.WorkerLoadResponse:
+        endpoint = await self._repository.load_worker(request.name.lower(), read_parameters(request.parameters))
+        return pb.WorkerLoadResponse(endpoint=endpoint)
+
+    async def worker_unload(self, request: pb.WorkerUnloadRequest) -> pb.WorkerUnloadResponse:
+        await self._repository.unload_worker(request.name.lower())
+        return pb.WorkerUnloadResponse()
+
+    async def model_list(self, request: pb.ModelListRequest) -> pb.ModelListResponse:
+        return pb.ModelListResponse(models=self._repository.endpoints())
+
+    def has_hardware(self, request: pb.HasHardwareRequest) -> pb.HasHardwareResponse:
+        """Of "GPU", of an architecture such as "gfx90a", and of "CPU"; there are none of what is unknown here."""
+        name = request.name.lower()
+        gpus = self._hardware.architectures
+        if name == "cpu":
+            count = len(os.sched_getaffinity(0))
+        else:
+            count = len(gpus) if name == "gpu" else sum(name == each for each in gpus)
+        return pb.HasHardwareResponse(found=0 < count >= request.num)
+
+    def _known_name(self, name: str) -> str:
+        """That server writes all names in small letters; so a name that is nobody's is tried so too."""
+        known = {entry.name for entry in self._repository.index(ready_only=False)}
+        return name if name in known else name.lower()
+
+    def _is_served(self, name: str, version: str) -> bool:
+        try:
+            self._tables.table.find(name, version)
+        except ServeError:
+            return False
+        return True

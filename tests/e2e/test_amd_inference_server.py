@@ -1,0 +1,264 @@
+"""AMD Inference Server's methods and requests, in the way its clients make them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+from support.models import add_constant, drop, graph
+from support.server import RocserveProcess, wait_until
+
+from rocserve.protocol import grpc_service_pb2 as pb
+
+AMD_CONFIG = """
+name = "told"
+platform = "onnx_onnxv1"
+
+[[inputs]]
+name = "X"
+datatype = "FP32"
+shape = [2]
+
+[[outputs]]
+name = "Y"
+datatype = "FP32"
+shape = [2]
+"""
+
+Value = bool | int | float | str
+
+
+class AmdClient:
+    """Calls and requests as those of that server's client library."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.insecure_channel(address)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _call(self, method: str, request: object, answer: type) -> object:
+        send = self._channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+        return answer.FromString(send(request.SerializeToString(), timeout=60))
+
+    def worker_load(self, worker: str, parameters: dict[str, Value]) -> str:
+        request = pb.WorkerLoadRequest(name=worker)
+        for name, value in parameters.items():
+            field = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}[type(value)]
+            setattr(request.parameters[name], field, value)
+        return self._call("WorkerLoad", request, pb.WorkerLoadResponse).endpoint
+
+    def worker_unload(self, name: str) -> None:
+        self._call("WorkerUnload", pb.WorkerUnloadRequest(name=name), pb.WorkerUnloadResponse)
+
+    def model_load(self, name: str, version: str = "") -> None:
+        self._call("ModelLoad", pb.ModelLoadRequest(name=name, version=version), pb.ModelLoadResponse)
+
+    def model_unload(self, name: str, version: str = "") -> None:
+        self._call("ModelUnload", pb.ModelUnloadRequest(name=name, version=version), pb.ModelUnloadResponse)
+
+    def model_list(self) -> list[str]:
+        return list(self._call("ModelList", pb.ModelListRequest(), pb.ModelListResponse).models)
+
+    def model_ready(self, name: str, version: str = "") -> bool:
+        return self._call("ModelReady", pb.ModelReadyRequest(name=name, version=version), pb.ModelReadyResponse).ready
+
+    def has_hardware(self, name: str, count: int) -> bool:
+        return self._call("HasHardware", pb.HasHardwareRequest(name=name, num=count), pb.HasHardwareResponse).found
+
+    def infer(self, model: str, values: np.ndarray, name: str = "input0") -> pb.ModelInferResponse:
+        """One item: without a batch dimension, its values in the contents."""
+        request = pb.ModelInferRequest(model_name=model)
+        tensor = request.inputs.add(name=name, datatype="FP32", shape=values.shape)
+        tensor.contents.fp32_contents.extend(values.ravel().tolist())
+        return self._call("ModelInfer", request, pb.ModelInferResponse)
+
+    def load_ensemble(self, workers: list[str], parameters: list[dict[str, Value]]) -> list[str]:
+        endpoints: list[str] = []
+        following = ""
+        for worker, given in reversed(list(zip(workers, parameters, strict=True))):
+            following = self.worker_load(worker, {**given, "next": following} if following else given)
+            assert self.model_ready(following)
+            endpoints.insert(0, following)
+        return endpoints
+
+
+def values_of(response: pb.ModelInferResponse) -> list[float]:
+    assert not response.raw_output_contents
+    return list(response.outputs[0].contents.fp32_contents)
+
+
+def double() -> bytes:
+    """Z = 2 W, FP32 [batch, 2]: another name than what comes before gives."""
+    spec = (TensorProto.FLOAT, ["batch", 2])
+    return graph([helper.make_node("Add", ["W", "W"], ["Z"])], {"W": spec}, {"Z": spec})
+
+
+ITEM = np.array([1, 2], np.float32)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    folder = tmp_path / "repository"
+    drop(folder, "plain", add_constant(1))
+    told = folder / "told"
+    (told / "1").mkdir(parents=True)
+    (told / "1" / "any name.onnx").write_bytes(add_constant(3))
+    (told / "config.toml").write_text(AMD_CONFIG)
+    return folder
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[RocserveProcess], AmdClient]]:
+    clients = []
+
+    def open_client(server: RocserveProcess) -> AmdClient:
+        clients.append(AmdClient(server.address))
+        return clients[-1]
+
+    yield open_client
+    for client in clients:
+        client.close()
+
+
+def refusal(call: Callable[[], object]) -> tuple[str, str]:
+    with pytest.raises(grpc.RpcError) as raised:
+        call()
+    return raised.value.code().name, raised.value.details()
+
+
+def test_workers(serve, connect, repository: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "model.onnx").write_bytes(add_constant(10))
+    (outside / "double.onnx").write_bytes(double())
+    server = serve(repository, flags=("--model-control-mode=explicit", f"--allow-worker-load={outside}"))
+    client = connect(server)
+    assert client.model_list() == []
+    plain = {"model": str(repository / "plain" / "1" / "model.onnx"), "batch": 64}
+
+    # The same worker with the same parameters is one endpoint; other parameters make another.
+    assert client.worker_load("migraphx", plain) == "migraphx"
+    assert client.worker_load("MIGraphX", plain) == "migraphx"
+    other = {"model": str(outside / "model.mxr"), "batch": 4, "max_buffer_num": 100}
+    assert client.worker_load("migraphx", other) == "migraphx-0"
+    assert client.worker_load("migraphx", {**other, "share": False}) == "migraphx-0"
+    assert client.model_list() == ["migraphx", "migraphx-0"]
+    response = client.infer("migraphx", ITEM)
+    assert (response.model_name, list(response.outputs[0].shape)) == ("migraphx", [2])
+    assert values_of(response) == [2, 3]
+    assert values_of(client.infer("migraphx-0", ITEM)) == [11, 12]
+
+    # Each load is to be unloaded; who asks once more is answered all the same.
+    client.worker_unload("migraphx")
+    client.worker_unload("migraphx")
+    client.model_unload("migraphx-0")
+    assert client.model_list() == ["migraphx-0"]
+    assert values_of(client.infer("migraphx-0", ITEM)) == [11, 12]
+    client.model_unload("migraphx-0")
+    assert client.model_list() == []
+    assert not client.model_ready("migraphx-0")
+    assert client.worker_load("migraphx", other) == "migraphx"
+
+    # A chain, whose stages are joined by the order of their tensors.
+    chain = client.load_ensemble(
+        ["onnx", "migraphx"], [{"model": plain["model"]}, {"model": str(outside / "double.onnx"), "batch": 8}]
+    )
+    assert chain == ["onnx", "migraphx-0"]
+    response = client.infer("onnx", ITEM)
+    assert (values_of(response), list(response.outputs[0].shape)) == ([4, 6], [2])
+    assert client.model_list() == ["migraphx", "migraphx-0", "onnx"]
+    for endpoint in chain:
+        client.model_unload(endpoint)
+    assert client.model_list() == ["migraphx"]
+
+
+def test_workers_that_cannot_be_had(serve, connect, repository: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.onnx"
+    secret.write_bytes(add_constant(1))
+    (repository / "way out").symlink_to(tmp_path)
+    server = serve(repository, flags=("--model-control-mode=explicit",))
+    client = connect(server)
+    for path in (secret, repository / ".." / "secret.onnx", repository / "way out" / "secret.onnx", tmp_path / "none"):
+        code, text = refusal(lambda path=path: client.worker_load("migraphx", {"model": str(path)}))
+        assert code == "PERMISSION_DENIED", text
+        assert f"'{path}' is not in a model repository; put it there, or start the server with" in text
+    missing = repository / "plain" / "none.onnx"
+    code, text = refusal(lambda: client.worker_load("onnx", {"model": str(missing)}))
+    assert (code, text) == (
+        "INVALID_ARGUMENT",
+        f"model file {missing} not found or can't be opened; looked for {missing}",
+    )
+    (repository / "broken.onnx").write_bytes(b"this is no model")
+    code, text = refusal(lambda: client.worker_load("migraphx", {"model": "broken.onnx"}))
+    assert code == "INVALID_ARGUMENT"
+    assert text.startswith("load failed for model 'migraphx': version 1 is at UNAVAILABLE state: ")
+    for worker, code, text in (
+        ("nothing", "NOT_FOUND", "there is no worker 'nothing'; expected one of migraphx, onnx, "),
+        ("ptzendnn", "UNIMPLEMENTED", "the worker 'ptzendnn' cannot be loaded: export the model to ONNX and load it"),
+        ("migraphx", "INVALID_ARGUMENT", "the worker 'migraphx' needs the parameter 'model', the path of the model's"),
+    ):
+        refused = refusal(lambda worker=worker: client.worker_load(worker, {}))
+        assert (refused[0], refused[1][: len(text)]) == (code, text)
+    model = str(repository / "plain" / "1" / "model.onnx")
+    for more, code, text in (
+        ({"batch": 0}, "INVALID_ARGUMENT", "parameter 'batch' must be a positive integer, got 0"),
+        ({"next": "none"}, "NOT_FOUND", "No next endpoint found at: none"),
+    ):
+        assert refusal(lambda more=more: client.worker_load("migraphx", {"model": model, **more})) == (code, text)
+    # What failed left nothing behind.
+    assert client.model_list() == []
+    assert client.worker_load("migraphx", {"model": model}) == "migraphx"
+
+
+def test_models_of_the_repository(serve, connect, repository: Path) -> None:
+    server = serve(repository, flags=("--model-control-mode=explicit",))
+    client = connect(server)
+    client.model_load("TOLD")
+    client.model_load("told", "1")
+    assert client.model_ready("told", "1")
+    response = client.infer("told", ITEM)
+    assert (values_of(response), list(response.outputs[0].shape)) == ([4, 5], [2])
+    batch = client.infer("told", np.stack([ITEM, ITEM]), "X")
+    assert (values_of(batch), list(batch.outputs[0].shape)) == ([4, 5, 4, 5], [2, 2])
+    assert refusal(lambda: client.model_load("told", "2"))[0] == "NOT_FOUND"
+    assert refusal(lambda: client.model_load("none")) == (
+        "INTERNAL",
+        "failed to load 'none', failed to poll from model repository",
+    )
+    client.model_unload("none")
+    client.model_unload("told", "1")
+    wait_until(lambda: not client.model_ready("told"))
+
+
+def test_models_that_the_server_itself_follows(serve, connect, repository: Path) -> None:
+    server = serve(repository)
+    server.wait_until_ready()
+    client = connect(server)
+    assert client.model_list() == ["plain", "told"]
+    client.model_load("told")
+    assert refusal(lambda: client.model_unload("told")) == (
+        "UNAVAILABLE",
+        "explicit model load / unload is not allowed if polling is enabled",
+    )
+    # A name of the repository is not taken by an endpoint.
+    drop(repository, "onnx", add_constant(5))
+    wait_until(lambda: client.model_ready("onnx"))
+    model = str(repository / "plain" / "1" / "model.onnx")
+    assert client.worker_load("onnx", {"model": model}) == "onnx-0"
+    assert values_of(client.infer("onnx-0", ITEM)) == [2, 3]
+    client.model_unload("onnx-0")
+    assert client.model_list() == ["onnx", "plain", "told"]
+
+
+def test_hardware(serve, connect, tmp_path: Path) -> None:
+    client = connect(serve(tmp_path))
+    assert client.has_hardware("CPU", 1)
+    assert client.has_hardware("cpu", len(os.sched_getaffinity(0)))
+    assert not client.has_hardware("cpu", 100_000)
+    assert not client.has_hardware("DPUCADF8H", 0)
