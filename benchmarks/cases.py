@@ -13,6 +13,7 @@ from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
 from benchmarks.models import ADD_SUB_LENGTH, IDENTITY_LENGTH
 from benchmarks.probe import Outputs
+from benchmarks.shared_region import SharedRegion
 
 SEED = 20_24
 
@@ -56,6 +57,8 @@ class Case:
     check: Callable[[Outputs], None]
     """Raises AssertionError or KeyError when the outputs are not those of the message."""
     targets: tuple[Target, ...] = ()
+    region: SharedRegion | None = None
+    """What the message names; there while the case is measured, and registered by each contender."""
 
 
 def infer_request(model: str, inputs: Mapping[str, NDArray[numpy.generic]]) -> bytes:
@@ -125,4 +128,31 @@ def identity_cases() -> list[Case]:
             targets=(Target(Quantity.RATE, "triton", 2.0),),
         )
         for connections in (1, 4)
+    ]
+
+
+def shared_memory_cases() -> list[Case]:
+    """The same tensor through shared memory: only its name travels."""
+    region = SharedRegion("identity", numpy.random.default_rng(SEED).random(IDENTITY_LENGTH, dtype=numpy.float32))
+
+    def check(outputs: Outputs) -> None:
+        if outputs["OUTPUT0"].size:
+            raise AssertionError("the output came in the answer")
+        numpy.testing.assert_array_equal(region.take_output(), region.tensor)
+
+    return [
+        Case(
+            group="shared_memory",
+            title=f"identity of 4 MiB FP32 through shared memory, concurrency {streams}",
+            model="shared_identity",
+            dynamic_batching=False,
+            unit="MB/s each way",
+            units_per_request=region.tensor.nbytes / 1e6,
+            connections=1,
+            streams=streams,
+            message=region.request("shared_identity", "INPUT0", "OUTPUT0"),
+            check=check,
+            region=region,
+        )
+        for streams in (1, 4)
     ]

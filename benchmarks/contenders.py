@@ -53,6 +53,8 @@ class ServedContender:
             raise WrongAnswer(
                 f"{self.name}: model {case.model} must have dynamic batching {'on' if expected else 'off'}"
             )
+        if case.region is not None:
+            self._probe.register(case.region)
         self.measure(case, seconds=0.5)
 
     def measure(self, case: Case, seconds: float) -> Measurement:

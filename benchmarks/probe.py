@@ -18,6 +18,7 @@ from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 
 from benchmarks.load_generator import FRAME_HEADER, INFER_PATH, Load, LoadResult
 from benchmarks.server_process import MESSAGE_BYTES
+from benchmarks.shared_region import SharedRegion
 
 STATISTICS_SECONDS = 2.0
 """How long a server may take to count an answer that it has sent."""
@@ -63,10 +64,20 @@ class Probe:
             raise WrongAnswer(f"{self._name}: {error.code().name}: {error.details()}") from error
         result = InferResult(service_pb2.ModelInferResponse.FromString(raw))
         try:
-            check({output.name: result.as_numpy(output.name) for output in result.get_response().outputs})
+            check(_outputs(result))
         except (AssertionError, KeyError) as error:
             raise WrongAnswer(f"{self._name} answered wrongly: {error}") from error
         return FRAME_HEADER.size + len(raw)
+
+    def register(self, region: SharedRegion) -> None:
+        """Let the server use a region of shared memory; once more does nothing."""
+        self._service.SystemSharedMemoryUnregister(
+            service_pb2.SystemSharedMemoryUnregisterRequest(name=region.name), timeout=CALL_SECONDS
+        )
+        request = service_pb2.SystemSharedMemoryRegisterRequest(
+            name=region.name, key=region.key, byte_size=region.nbytes
+        )
+        self._service.SystemSharedMemoryRegister(request, timeout=CALL_SECONDS)
 
     def has_dynamic_batching(self, model: str) -> bool:
         """Whether the effective configuration of a model batches."""
@@ -102,6 +113,15 @@ class Probe:
         )
         if problem:
             raise WrongAnswer(f"{self._name}, model {model}: {problem}")
+
+
+def _outputs(result: InferResult) -> Outputs:
+    """By name; those that lie in shared memory are empty."""
+    response = result.get_response()
+    return {
+        output.name: result.as_numpy(output.name) if raw else numpy.empty(0)
+        for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
+    }
 
 
 def run_problem(succeeded: int, failed: int, body_bytes: int, done: int, in_flight: int, answer_bytes: int) -> str:

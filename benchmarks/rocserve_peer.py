@@ -33,6 +33,7 @@ def rocserve_server(repository: Path, port: int, log_file: Path, *flags: str) ->
         f"--grpc-port={port}",
         "--allow-http=false",
         "--allow-metrics=false",
+        "--allow-client-shm=true",
         *flags,
     ]
     return ServerProcess("rocserve", command, port, log_file)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.bare_contender import BareContender
-from benchmarks.cases import Case, add_sub_cases, identity_cases
+from benchmarks.cases import Case, add_sub_cases, identity_cases, shared_memory_cases
 from benchmarks.comparison import Comparison, compare
 from benchmarks.contenders import Contender, ServedContender
 from benchmarks.digits import load_digits
@@ -30,7 +30,7 @@ from benchmarks.table import render
 from benchmarks.triton_peer import TritonPeer, TritonUnavailable, default_cache_folder, provision
 from rocserve.core.errors import ServeError
 
-GROUPS = ("add_sub", "python", "identity", "digits", "resnet50", ROCAL_GROUP, MIGRAPHX_GROUP)
+GROUPS = ("add_sub", "python", "identity", "shared_memory", "digits", "resnet50", ROCAL_GROUP, MIGRAPHX_GROUP)
 ENSEMBLE_GROUPS = frozenset({"digits", "resnet50"})
 GROUPS_WITHOUT_TRITON = frozenset({ROCAL_GROUP, MIGRAPHX_GROUP})
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -145,6 +145,8 @@ def measure(options: argparse.Namespace, triton: TritonPeer | None, folder: Path
     if options.noise:
         cases = [replace(case, targets=()) for case in cases]
     with ExitStack() as stack:
+        for region in {case.region.name: case.region for case in cases if case.region is not None}.values():
+            stack.enter_context(region.created())
         contenders: list[Contender] = []
         for server in build_servers(options, triton, models, folder):
             served = ServedContender(stack.enter_context(server), folder)
@@ -183,6 +185,9 @@ def choose(groups: Sequence[str], folder: Path) -> tuple[list[Model], list[Case]
     if "identity" in groups:
         models.append(identity("identity"))
         cases += identity_cases()
+    if "shared_memory" in groups:
+        models.append(identity("shared_identity"))
+        cases += shared_memory_cases()
     if "digits" in groups:
         digits = load_digits()
         models.append(digits)

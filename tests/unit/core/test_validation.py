@@ -170,13 +170,6 @@ def test_bytes_that_end_within_an_element():
     assert "incomplete string length indicator" in error_of(TEXTS, request(("TEXT", "BYTES", (1,), b"\x05\0")))
 
 
-def test_shared_memory_regions_are_unknown():
-    head = RequestHead("m", "", (InputHead("TEXT", "BYTES", (1,), {"shared_memory_region": "r"}),))
-    with pytest.raises(ServeError, match="Unable to find shared memory region: 'r'") as caught:
-        RequestValidator(TEXTS).validate(InferRequest(head, "", [b""]))
-    assert caught.value.code is StatusCode.NOT_FOUND
-
-
 def test_optional_inputs_and_reshape():
     config = ModelConfig(
         name="m",

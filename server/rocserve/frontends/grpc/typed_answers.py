@@ -34,7 +34,8 @@ def typed_answer(response: InferResponse) -> ModelInferResponse:
     write_parameters(response.parameters, message.parameters)
     for tensor in response.outputs:
         output = message.outputs.add(name=tensor.name, datatype=tensor.datatype.value, shape=tensor.shape)
-        _fill(output.contents, tensor)
+        if tensor.name not in response.in_shared_memory:
+            _fill(output.contents, tensor)
     return message
 
 
