@@ -181,10 +181,10 @@ def _serve(options: argparse.Namespace) -> int:
         print(f"rocserve serve: {error}", file=sys.stderr)
         return 2
 
-    from rocserve.observability.logs import set_up_logging
+    from rocserve.observability.logs import ServerLog
 
     try:
-        log = set_up_logging(settings.log)
+        log = ServerLog(settings.log)
     except OSError as error:
         print(f"rocserve serve: the log file cannot be opened: {error}", file=sys.stderr)
         return 2
@@ -193,7 +193,7 @@ def _serve(options: argparse.Namespace) -> int:
     from rocserve.workers.launcher import WorkerLauncher
 
     registry = discover_backends()
-    launcher = WorkerLauncher(preload=registry.preload, log=log.getChild("workers"))
+    launcher = WorkerLauncher(preload=registry.preload, log=log.logger.getChild("workers"))
     launcher.start()
 
     # Only now: this imports gRPC.

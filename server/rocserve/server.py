@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import resource
 import signal
 import time
@@ -16,6 +15,9 @@ from rocserve.frontends.grpc.transport import Transport, TransportOptions
 from rocserve.frontends.metrics.collection import ServerMetrics
 from rocserve.frontends.metrics.endpoint import MetricsEndpoint
 from rocserve.frontends.metrics.exposition import exposition
+from rocserve.observability.logs import ServerLog
+from rocserve.observability.tracing.creation import create_tracing
+from rocserve.observability.tracing.tracing import Tracing
 from rocserve.repository.fallbacks import FallbackCounter
 from rocserve.repository.item_version import ItemVersionLoader
 from rocserve.repository.machine import ThisMachine
@@ -30,26 +32,42 @@ from rocserve.services.client_memory.attachment import ClientMemory
 from rocserve.services.client_memory.regions import ClientRegions
 from rocserve.services.client_memory.service import ClientMemoryService
 from rocserve.services.inference import InferenceService
+from rocserve.services.log_control import LogControlService
 from rocserve.services.methods import Services, methods
+from rocserve.services.observation import RequestObserver
 from rocserve.services.queries import QueryService
 from rocserve.services.readiness import Readiness
 from rocserve.services.repository_control import RepositoryControlService
+from rocserve.services.trace_control import TraceControlService
 from rocserve.settings import GrpcSettings, ServerSettings
 from rocserve.workers.completion import CompletionThread
 from rocserve.workers.launcher import WorkerLauncher
 
 
-def run_server(settings: ServerSettings, launcher: WorkerLauncher, log: logging.Logger) -> int:
+def run_server(settings: ServerSettings, launcher: WorkerLauncher, log: ServerLog) -> int:
     """Serve until a signal ends it; the result is the process's exit status."""
     _allow_many_descriptors()
-    return asyncio.run(Server(settings, launcher, log).run())
+    try:
+        tracing = create_tracing(settings.trace.values, settings.server_id, log.logger.getChild("tracing"))
+    except ValueError as error:
+        log.logger.error("%s", error)
+        asyncio.run(launcher.close())
+        return 1
+    try:
+        return asyncio.run(Server(settings, launcher, log, tracing).run())
+    finally:
+        tracing.close()
 
 
 class Server:
-    def __init__(self, settings: ServerSettings, launcher: WorkerLauncher, log: logging.Logger) -> None:
+    def __init__(
+        self, settings: ServerSettings, launcher: WorkerLauncher, server_log: ServerLog, tracing: Tracing
+    ) -> None:
         self._settings = settings
         self._launcher = launcher
-        self._log = log
+        self._server_log = server_log
+        self._tracing = tracing
+        self._log = log = server_log.logger
         self._completion = CompletionThread(log.getChild("completion"))
         self._tables = ServingTableHolder()
         self._client_regions = ClientRegions()
@@ -89,7 +107,7 @@ class Server:
         self._completion.start()
         readiness = Readiness(self._repository.is_ready)
         service = GrpcService(
-            InferenceService(self._tables, readiness, ClientMemory(self._tables, self._client_regions)),
+            self._inference_service(readiness),
             methods(self._services(readiness)),
             self._tables,
             readiness,
@@ -126,11 +144,18 @@ class Server:
             metrics.stop()
         return status
 
+    def _inference_service(self, readiness: Readiness) -> InferenceService:
+        observer = RequestObserver(self._tracing, self._tables, self._log.getChild("requests"))
+        self._server_log.on_change = observer.switch
+        return InferenceService(self._tables, readiness, ClientMemory(self._tables, self._client_regions), observer)
+
     def _services(self, readiness: Readiness) -> Services:
         return Services(
             queries=QueryService(self._tables, self._repository, self._settings.server_id, readiness.is_ready),
             repository_control=RepositoryControlService(self._repository),
             client_memory=ClientMemoryService(self._client_regions, self._settings.allow_client_shared_memory),
+            trace_control=TraceControlService(self._tracing, self._tables),
+            log_control=LogControlService(self._server_log),
             amd=AmdInferenceServerService(self._tables, self._repository, ThisMachine(self._settings.engines)),
         )
 

@@ -68,6 +68,8 @@ class RocserveProcess:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
+            # Messages as they are, not in quotes with the quotes within them escaped.
+            env={"TRITON_SERVER_ESCAPE_LOG_MESSAGES": "0", **os.environ},
             # A process group of its own, which a test may signal as a whole.
             start_new_session=True,
         )

@@ -65,6 +65,10 @@ class ModelRequest:
     """0 = none."""
     parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
     """The client's own; what the protocol reads (priority, timeout, sequence_id, ...) is not among them."""
+    number: int = 0
+    """Which of the open requests it is."""
+    trace_context: str = ""
+    """The W3C trace context that goes on with what the model asks of others, in JSON; empty: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,8 @@ class ModelCall:
     priority: int = 0
     timeout_microseconds: int = 0
     parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
+    trace_number: int = 0
+    """The `number` of the request that it belongs to, as far as traces go; 0 = none."""
 
 
 class ModelCalls(Protocol):

@@ -14,6 +14,7 @@ from rocserve.flags.observing import LOG, METRICS, TRACE
 from rocserve.flags.serving import ENGINES, REPOSITORY, SERVER
 from rocserve.flags.unserved import UNSERVED, WITHOUT_EFFECT, refuse_unserved
 from rocserve.flags.values import boolean
+from rocserve.observability.tracing.options import trace_options
 from rocserve.settings import (
     CacheSettings,
     ControlMode,
@@ -136,6 +137,10 @@ def _check(settings: ServerSettings) -> None:
     _check_restricted("--grpc-restricted-protocol", "protocol", settings.grpc.restricted)
     if settings.grpc.allow:
         _check_certificates(settings.grpc)
+    try:
+        trace_options(settings.trace.values)
+    except ValueError as error:
+        raise FlagError(f"--trace-config: {error}") from None
 
 
 def _check_repositories(folders: Sequence[Path]) -> None:

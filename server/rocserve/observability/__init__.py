@@ -1,1 +1,1 @@
-"""What operators see: logs (and, later, traces)."""
+"""What operators see: the log and traces."""

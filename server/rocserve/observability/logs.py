@@ -2,62 +2,104 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from logging.handlers import WatchedFileHandler
+from typing import Any
 
 from rocserve.core.printable import printable
 from rocserve.settings import LogSettings
 
 ROOT = "rocserve"
+ESCAPE_VARIABLE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
+
+
+class ServerLog:
+    """The log and its settings, which may be changed from any thread while the server runs.
+
+    All parts' loggers hang under `logger`; other libraries' loggers are left alone.
+    """
+
+    def __init__(self, settings: LogSettings, environment: Mapping[str, str] = os.environ) -> None:
+        """
+        Args:
+            environment: TRITON_SERVER_ESCAPE_LOG_MESSAGES=0 in it has messages written as they are, not in quotes.
+
+        Raises:
+            OSError: the log file cannot be opened.
+        """
+        # A file that was moved away, by logrotate say, is opened again under its name.
+        handler = WatchedFileHandler(settings.file) if settings.file else logging.StreamHandler()
+        handler.addFilter(self._is_wanted)
+        self._formatter = _LineFormatter(escapes=environment.get(ESCAPE_VARIABLE) != "0")
+        handler.setFormatter(self._formatter)
+        self.logger = logging.getLogger(ROOT)
+        self.logger.handlers = [handler]
+        self.logger.propagate = False
+        self.on_change: Callable[[], None] | None = None
+        """Called when settings have changed."""
+        self.settings = settings
+        self._apply(settings)
+
+    def change(self, **changes: Any) -> None:
+        """New values by the names of LogSettings, from the next line on; `file` stays as it is."""
+        self._apply(replace(self.settings, **changes))
+        if self.on_change is not None:
+            self.on_change()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        for handler in self.logger.handlers:
+            handler.close()
+        self.logger.handlers = []
+
+    def _apply(self, settings: LogSettings) -> None:
+        self.settings = settings
+        self._formatter.is_iso8601 = settings.format == "ISO8601"
+        self.logger.setLevel(logging.DEBUG if settings.verbose else logging.INFO)
+
+    def _is_wanted(self, record: logging.LogRecord) -> bool:
+        settings = self.settings
+        if record.levelno >= logging.ERROR:
+            return settings.error
+        if record.levelno >= logging.WARNING:
+            return settings.warning
+        if record.levelno >= logging.INFO:
+            return settings.info
+        return settings.verbose > 0
 
 
 class _LineFormatter(logging.Formatter):
-    """`I1121 14:03:05.123456 4711 repository] text`, or with an ISO 8601 time in UTC first."""
+    """`I1121 14:03:05.123456 4711 look_loop.py:48] "text"`, or with an ISO 8601 time in UTC first."""
 
-    def __init__(self, iso8601: bool) -> None:
+    def __init__(self, escapes: bool) -> None:
         super().__init__()
-        self._iso8601 = iso8601
+        self._escapes = escapes
+        self.is_iso8601 = False
 
     def format(self, record: logging.LogRecord) -> str:
-        level = record.levelname[0]
+        # tritonserver has three letters; details are information to it.
+        level = "E" if record.levelno >= logging.ERROR else "W" if record.levelno >= logging.WARNING else "I"
         moment = time.gmtime(record.created)
-        if self._iso8601:
+        if self.is_iso8601:
             head = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', moment)} {level}"
         else:
             micros = int(record.created % 1 * 1e6)
             head = f"{level}{time.strftime('%m%d %H:%M:%S', moment)}.{micros:06d}"
-        text = printable(record.getMessage())
-        if record.exc_info:
-            text = f"{text}\n{self.formatException(record.exc_info)}"
-        return f"{head} {record.process} {record.name.removeprefix(ROOT + '.')}] {text}"
+        return f"{head} {record.process} {record.filename}:{record.lineno}] {self._text(record)}"
+
+    def _text(self, record: logging.LogRecord) -> str:
+        text = record.getMessage()
+        trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
+        if not self._escapes:
+            return printable(text) + trace
+        return _without_controls(json.dumps(text + trace, ensure_ascii=False))
 
 
-class _WantedLevels(logging.Filter):
-    def __init__(self, settings: LogSettings) -> None:
-        super().__init__()
-        self._settings = settings
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno >= logging.ERROR:
-            return self._settings.error
-        if record.levelno >= logging.WARNING:
-            return self._settings.warning
-        if record.levelno >= logging.INFO:
-            return self._settings.info
-        return self._settings.verbose > 0
-
-
-def set_up_logging(settings: LogSettings) -> logging.Logger:
-    """The logger that all parts' loggers hang under; other libraries' loggers are left alone.
-
-    Raises:
-        OSError: the log file cannot be opened.
-    """
-    handler = logging.FileHandler(settings.file) if settings.file else logging.StreamHandler()
-    handler.setFormatter(_LineFormatter(settings.format == "ISO8601"))
-    handler.addFilter(_WantedLevels(settings))
-    log = logging.getLogger(ROOT)
-    log.handlers = [handler]
-    log.propagate = False
-    log.setLevel(logging.DEBUG if settings.verbose else logging.INFO)
-    return log
+def _without_controls(text: str) -> str:
+    """What JSON lets stand but a terminal would obey, and what has no form in UTF-8."""
+    return printable(text.encode(errors="backslashreplace").decode())

@@ -13,6 +13,7 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.serving import Responder
 from rocserve.core.statistics import ModelStatistics
+from rocserve.core.trace import QUEUE_START
 from rocserve.core.validation import RequestPlan
 from rocserve.scheduling.response_cache import CachedResponse, ResponseCache, copied_response
 
@@ -31,6 +32,8 @@ class CachedAnswers:
         self._version = str(version)
         self._statistics = statistics
         self._log = log
+        self._is_ensemble = bool(config.ensemble_steps)
+        """It has said itself that the request has come."""
         self._owner = object()
         """Answers of a version that was replaced are not those of its successor, which may have the same number."""
         self._said_too_large = False
@@ -48,6 +51,8 @@ class CachedAnswers:
         if cached is None:
             return _Keeper(self, key, responder, now_ns - started_ns)
         self._statistics.record_cache_hit(started_ns, now_ns)
+        if request.trace is not None and not self._is_ensemble:
+            request.trace.note(QUEUE_START, started_ns)
         outputs = list(cached.outputs)
         responder.send(InferResponse(self._name, self._version, request.id, outputs, dict(cached.parameters)))
         return None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rocserve.core.requests import InferRequest
 from rocserve.core.serving import Responder
+from rocserve.core.trace import QUEUE_START
 from rocserve.core.validation import RequestPlan
 
 
@@ -28,3 +29,9 @@ class QueuedRequest:
     """It stands in the queue."""
     watched: bool = False
     """Its responder has been asked to say when the client leaves."""
+
+    def note_unrun(self) -> None:
+        """In the request's trace: it has waited, and no more."""
+        trace = self.request.trace
+        if trace is not None:
+            trace.note(QUEUE_START, self.queue_start_ns)

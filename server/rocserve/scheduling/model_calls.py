@@ -14,6 +14,7 @@ from rocserve.core.errors import ServeError
 from rocserve.core.requests import InferRequest, InferResponse, ParameterValue
 from rocserve.core.sequences import END_FLAG, START_FLAG, SequenceTag, sequence_id
 from rocserve.core.serving import ServingTableHolder
+from rocserve.core.traced_dispatch import dispatch_traced
 from rocserve.scheduling.ensemble.graph import StepHeads
 from rocserve.workers.conversation import OpenCall
 
@@ -35,7 +36,11 @@ class ModelCallDispatcher:
             _parameters(call),
         )
         request = InferRequest(head, call.id, [tensor.data for tensor in call.inputs], sequence=_sequence(call))
-        dispatch(self._tables, request, _CallResponder(opened))
+        trace = opened.trace_of(call.trace_number) if call.trace_number else None
+        if trace is None:
+            dispatch(self._tables, request, _CallResponder(opened))
+        else:
+            dispatch_traced(self._tables, request, _CallResponder(opened), trace)
 
 
 class _CallResponder:

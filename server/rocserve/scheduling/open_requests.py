@@ -17,6 +17,7 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferResponse, Parameters
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import Buffer
+from rocserve.core.trace import Trace
 from rocserve.scheduling.batch import BatchLayouts, FormedBatch, Outcome, convoy_shares
 from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.responses import ResponseMaker
@@ -53,6 +54,8 @@ class _Running:
     ended_ns: int = 0
     """0 while it is open."""
     failed: bool = False
+    trace: Trace | None = None
+    """Until the batch has come back."""
     dropped: bool = False
     """The scheduler has answered it, and counted it."""
 
@@ -113,6 +116,8 @@ class RequestBatches:
             number = single.number = conversation.open_request(functools.partial(self._said, single))
             running.requests.append(single)
             requests.append([*tensors, self._details.write(number, entry.request, entry.plan)])
+            if entry.request.trace is not None:
+                self._begin_trace(single, entry.request.trace)
         running.open_count = len(requests)
         self._watch(running)
         return layout, requests
@@ -124,6 +129,7 @@ class RequestBatches:
             for single in running.requests:
                 if not single.ended_ns:
                     self._mark_ended(single, True, time.monotonic_ns())
+                self._end_trace(single, None)
             running.requests = []
 
     # On its way out, on the completion thread
@@ -144,9 +150,11 @@ class RequestBatches:
         """Answer the requests whose answers have come with the batch; whether none is left open."""
         running = self._batches[batch]
         running.times = (outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)
+        times = (batch.compute_start_ns, *running.times)
         now_ns = time.monotonic_ns()
         answers: list[tuple[QueuedRequest, InferResponse | ServeError]] = []
         for index, single in enumerate(running.requests):
+            self._end_trace(single, times)
             if single.ended_ns:
                 continue
             answer = self._answer(index, single.entry, outcome)
@@ -246,6 +254,23 @@ class RequestBatches:
             queue_starts = [single.entry.queue_start_ns for single in good]
             self._statistics.record_batch(start, *times, queue_starts, ended_ns, rows)
         return True
+
+    # Traces
+
+    def _begin_trace(self, single: _Running, trace: Trace) -> None:
+        """Its requests may be answered before the batch comes back, with which the times come."""
+        trace.keep_open()
+        single.trace = trace
+        single.batch.conversation.traces[single.number] = trace
+
+    def _end_trace(self, single: _Running, times: tuple[int, int, int, int] | None) -> None:
+        """None: it has not run."""
+        trace, single.trace = single.trace, None
+        if trace is None:
+            return
+        if times is not None:
+            trace.note_run(single.entry.queue_start_ns, times)
+        trace.end()
 
     # Clients that leave
 

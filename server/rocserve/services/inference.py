@@ -7,6 +7,7 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.requests import InferRequest
 from rocserve.core.serving import Responder, ServingTableHolder
 from rocserve.services.client_memory.attachment import ClientMemory
+from rocserve.services.observation import ClientResponder, RequestObserver
 from rocserve.services.readiness import Readiness
 
 
@@ -18,13 +19,24 @@ def exiting() -> ServeError:
 class InferenceService:
     """Callable from any thread."""
 
-    def __init__(self, tables: ServingTableHolder, readiness: Readiness, client_memory: ClientMemory) -> None:
+    def __init__(
+        self,
+        tables: ServingTableHolder,
+        readiness: Readiness,
+        client_memory: ClientMemory,
+        observer: RequestObserver,
+    ) -> None:
         self._tables = tables
         self._readiness = readiness
         self._client_memory = client_memory
+        self._observer = observer
 
-    def infer(self, request: InferRequest, responder: Responder) -> None:
+    def infer(self, request: InferRequest, client: ClientResponder) -> None:
         """Schedule a request; never blocks, and every error goes to the responder."""
+        responder: Responder = client
+        is_observed = self._observer.is_on
+        if is_observed:
+            responder = self._observer.begin(request, client)
         if self._readiness.is_exiting:
             responder.fail(exiting())
             return
@@ -34,4 +46,6 @@ class InferenceService:
             except ServeError as error:
                 responder.fail(error)
                 return
+        if is_observed:
+            self._observer.note_inputs(request)
         dispatch(self._tables, request, responder)

@@ -12,8 +12,10 @@ from rocserve.core.errors import unimplemented
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.services.amd_inference_server import AmdInferenceServerService
 from rocserve.services.client_memory.service import ClientMemoryService
+from rocserve.services.log_control import LogControlService
 from rocserve.services.queries import QueryService
 from rocserve.services.repository_control import RepositoryControlService
+from rocserve.services.trace_control import TraceControlService
 
 STREAMED = ("ModelInfer", "ModelStreamInfer")
 """Inference has ways of its own in each front end."""
@@ -45,6 +47,8 @@ class Services:
     queries: QueryService
     repository_control: RepositoryControlService
     client_memory: ClientMemoryService
+    trace_control: TraceControlService
+    log_control: LogControlService
     amd: AmdInferenceServerService
 
 
@@ -69,6 +73,8 @@ def methods(services: Services) -> Mapping[str, Method]:
         "WorkerUnload": SlowMethod(pb.WorkerUnloadRequest, amd.worker_unload),
         "ModelList": SlowMethod(pb.ModelListRequest, amd.model_list),
         "HasHardware": QuickMethod(pb.HasHardwareRequest, amd.has_hardware),
+        "TraceSetting": QuickMethod(pb.TraceSettingRequest, services.trace_control.trace_setting),
+        "LogSettings": QuickMethod(pb.LogSettingsRequest, services.log_control.log_settings),
         "SystemSharedMemoryStatus": QuickMethod(pb.SystemSharedMemoryStatusRequest, memory.system_status),
         "SystemSharedMemoryRegister": QuickMethod(pb.SystemSharedMemoryRegisterRequest, memory.system_register),
         "SystemSharedMemoryUnregister": QuickMethod(pb.SystemSharedMemoryUnregisterRequest, memory.system_unregister),

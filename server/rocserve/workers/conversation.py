@@ -17,6 +17,7 @@ from typing import Protocol
 
 from rocserve.backends.request_model import Answer, ModelCall
 from rocserve.core.errors import ServeError, internal
+from rocserve.core.trace import Trace
 from rocserve.workers.completion import CompletionThread, TimerHandle
 from rocserve.workers.conversation_wire import (
     ANSWER,
@@ -80,6 +81,8 @@ class Conversation:
         self._numbers = itertools.count(1)
         self._requests: dict[int, OnAnswer] = {}
         self._calls: dict[int, OpenCall] = {}
+        self.traces: dict[int, Trace] = {}
+        """Of the open requests that are traced, by their numbers: calls that a model makes for them belong to them."""
 
     def listen(self, on_broken: Callable[[str], None]) -> None:
         """Begin to read. `on_broken` is called once when the worker's end is closed or talks nonsense."""
@@ -100,6 +103,8 @@ class Conversation:
     def close_request(self, number: int) -> None:
         """The request has been answered."""
         self._requests.pop(number, None)
+        if self.traces:
+            self.traces.pop(number, None)
         self._await_no_longer()
 
     def cancel(self, number: int) -> None:
@@ -267,6 +272,10 @@ class OpenCall:
     def answer(self, answer: Answer | None, final: bool) -> None:
         """From any thread. Tensors are copied before it returns; after the worker's end it is dropped."""
         self._conversation.answer_call(self._number, answer, final)
+
+    def trace_of(self, request_number: int) -> Trace | None:
+        """The trace of the open request of this number, which the model says that the call belongs to."""
+        return self._conversation.traces.get(request_number)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         """Call back, once, when the worker has ended and nobody waits for the call any more."""

@@ -103,6 +103,7 @@ def pack_call(number: int, call: ModelCall) -> Parcel:
         priority=call.priority,
         timeout_microseconds=call.timeout_microseconds,
         parameters=call.parameters,
+        trace_number=call.trace_number,
     )
     return _pack(HEADER.pack(CALL, True, number), to_json(layout), call.inputs)
 
@@ -280,4 +281,5 @@ def _call(layout: CallLayout, contents: Sequence[Buffer]) -> ModelCall:
         priority=layout.priority,
         timeout_microseconds=layout.timeout_microseconds,
         parameters=layout.parameters,
+        trace_number=layout.trace_number,
     )

@@ -150,6 +150,8 @@ class RequestDetails:
     priority: int = 0
     timeout_microseconds: int = 0
     parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
+    trace_context: str = ""
+    """W3C's, in JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,7 @@ class CallLayout:
     priority: int
     timeout_microseconds: int
     parameters: Parameters
+    trace_number: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from rocserve.core.plain import to_json
@@ -38,7 +39,9 @@ class DetailsWriter:
     def write(self, number: int, request: InferRequest, plan: RequestPlan) -> bytes:
         """The element of one request, behind its length. `plan` is that of its head."""
         text = self._written.get(plan)
-        if text is None:
+        if request.trace is not None and request.trace.context:
+            text = to_json(replace(details_of(request.head, plan), trace_context=request.trace.context))
+        elif text is None:
             text = to_json(details_of(request.head, plan))
             if len(self._written) >= REMEMBERED:
                 self._written.clear()

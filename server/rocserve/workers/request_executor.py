@@ -102,6 +102,8 @@ class RequestExecutor:
                     details.priority,
                     details.timeout_microseconds,
                     details.parameters,
+                    said.number,
+                    details.trace_context,
                 )
             )
         return layout, requests

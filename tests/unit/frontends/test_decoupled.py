@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from support.observation import no_observer
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, not_found
@@ -98,7 +99,8 @@ def models() -> dict[str, HandModel]:
 def served(serve: Any, models: dict[str, HandModel]) -> Any:
     tables = ServingTableHolder()
     tables.table = ServingTable({name: ServedModel(name, {1: model}, model) for name, model in models.items()})  # type: ignore[dict-item, arg-type]
-    service = InferenceService(tables, Readiness(lambda: True), ClientMemory(tables, ClientRegions()))
+    memory = ClientMemory(tables, ClientRegions())
+    service = InferenceService(tables, Readiness(lambda: True), memory, no_observer(tables))
     handlers = InferenceHandlers(service, InferCodec())
     return serve({INFER: UnaryRoute(handlers.model_infer), STREAM: StreamRoute(handlers.model_stream_infer)})
 
@@ -128,11 +130,11 @@ def test_responses_come_as_they_are_made(stream: Stream, models: dict[str, HandM
         stream.ask("many", request_id)
     first, second = models["many"].next(), models["many"].next()
     second.send(response("b", 1), False)
-    assert stream.told() == ("b", 1, None)
+    assert stream.told() == ("b", 1, False)
     first.send(response("a", 2), False)
-    assert stream.told() == ("a", 2, None)
+    assert stream.told() == ("a", 2, False)
     second.send(response("b", 3))
-    assert stream.told() == ("b", 3, None)
+    assert stream.told() == ("b", 3, True)
     first.end()
     stream.close_sending()
     with pytest.raises(StopIteration):
@@ -151,10 +153,10 @@ def test_an_open_request_holds_up_no_answer_behind_it(stream: Stream, models: di
     # Those of the other model keep their order.
     assert [stream.told()[0] for _ in range(2)] == ["x", "y"]
     open_request.send(response("open", 3))
-    assert stream.told() == ("open", 3, None)
+    assert stream.told() == ("open", 3, True)
 
 
-def test_the_last_response_is_marked_when_asked_for(stream: Stream, models: dict[str, HandModel]) -> None:
+def test_the_end_alone_is_told_when_asked_for(stream: Stream, models: dict[str, HandModel]) -> None:
     stream.ask("many", "a", marked=True)
     stream.ask("many", "b", marked=True)
     first, second = models["many"].next(), models["many"].next()
@@ -184,8 +186,9 @@ def test_an_error_may_stand_between_responses(stream: Stream, models: dict[str, 
     responder.fail(not_found("a gap"), False)
     responder.send(response("a", 1))
     error = stream.receive()
-    assert (error.error_message, error.infer_response.id) == ("a gap", "a")
-    assert stream.told() == ("a", 1, None)
+    assert (error.error_message, error.infer_response.id, error.infer_response.model_name) == ("a gap", "a", "many")
+    assert error.infer_response.parameters["triton_final_response"].bool_param is False
+    assert stream.told() == ("a", 1, True)
 
 
 def test_who_leaves_is_told_of_for_each_open_request(

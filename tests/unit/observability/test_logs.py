@@ -1,39 +1,139 @@
-"""The log's lines: one a message, whatever the message is made of."""
+"""The log's lines: one a message, whatever the message is made of, in tritonserver's two forms."""
 
 from __future__ import annotations
 
+import logging
+import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
-from rocserve.observability.logs import set_up_logging
+import pytest
+
+from rocserve.observability.logs import ESCAPE_VARIABLE, ROOT, ServerLog
 from rocserve.settings import LogSettings
 
 
-def test_what_files_and_engines_say_stays_in_its_line(tmp_path: Path) -> None:
-    file = tmp_path / "log"
-    log = set_up_logging(LogSettings(file=file))
-    try:
-        log.getChild("repository").info("tensor '%s' is damaged", "x\nE1121 00:00:00.000000 1 core] \x1b[2Jall is lost")
-        log.info("Grüße, 世界")
-    finally:
-        log.handlers[0].close()
-        log.handlers = []
-    first, second = file.read_text().splitlines()
-    assert first.endswith(r"repository] tensor 'x\nE1121 00:00:00.000000 1 core] \x1b[2Jall is lost' is damaged")
-    assert second.endswith("Grüße, 世界")
+class WrittenLog:
+    """A log in a file, and its lines."""
+
+    def __init__(self, file: Path, escapes: bool = True, **settings: object) -> None:
+        self._file = file
+        environment = {} if escapes else {ESCAPE_VARIABLE: "0"}
+        self.server_log = ServerLog(LogSettings(file=file, **settings), environment)  # type: ignore[arg-type]
+        self.log = self.server_log.logger
+
+    @property
+    def lines(self) -> list[str]:
+        return self._file.read_text().splitlines()
 
 
-def test_a_traceback_keeps_its_lines(tmp_path: Path) -> None:
-    file = tmp_path / "log"
-    log = set_up_logging(LogSettings(file=file))
+@pytest.fixture(autouse=True)
+def _logger_as_it_was() -> Iterator[None]:
+    logger = logging.getLogger(ROOT)
+    before = (logger.level, logger.propagate, logger.handlers)
+    yield
+    logger.setLevel(before[0])
+    logger.propagate, logger.handlers = before[1:]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[WrittenLog]:
+    log = WrittenLog(tmp_path / "log")
+    yield log
+    log.server_log.close()
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Iterator[WrittenLog]:
+    log = WrittenLog(tmp_path / "log", escapes=False)
+    yield log
+    log.server_log.close()
+
+
+def test_a_line_in_the_default_form(written: WrittenLog) -> None:
+    written.log.getChild("repository").warning("model 'm' says \"no\"\nand\tgoes")
+    (line,) = written.lines
+    head = rf"W\d{{4}} \d\d:\d\d:\d\d\.\d{{6}} {os.getpid()} test_logs\.py:\d+\] "
+    assert re.fullmatch(head + re.escape(r'''"model 'm' says \"no\"\nand\tgoes"'''), line)
+
+
+def test_a_line_in_the_iso_form(tmp_path: Path) -> None:
+    log = WrittenLog(tmp_path / "log", format="ISO8601")
+    log.log.error("no")
+    log.server_log.close()
+    (line,) = log.lines
+    assert re.fullmatch(rf'\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\dZ E {os.getpid()} test_logs\.py:\d+\] "no"', line)
+
+
+@pytest.mark.parametrize(
+    ("escapes", "shown"),
+    [
+        (True, '"' + r"tensor 'x\nE1121 00:00:00.000000 1 core] \u001b[2Jall is lost \x9b \ud800' is damaged" + '"'),
+        (False, r"tensor 'x\nE1121 00:00:00.000000 1 core] \x1b[2Jall is lost \x9b \ud800' is damaged"),
+    ],
+)
+def test_what_files_and_engines_say_stays_in_its_line(tmp_path: Path, escapes: bool, shown: str) -> None:
+    written = WrittenLog(tmp_path / "log", escapes)
+    written.log.info("tensor '%s' is damaged", "x\nE1121 00:00:00.000000 1 core] \x1b[2Jall is lost \x9b \ud800")
+    written.log.info("Grüße, 世界")
+    written.server_log.close()
+    first, second = written.lines
+    assert first.endswith(f"] {shown}")
+    assert second.rstrip('"').endswith("Grüße, 世界")
+
+
+def test_a_traceback_is_part_of_its_line(written: WrittenLog) -> None:
     try:
-        try:
-            raise ValueError("no")
-        except ValueError:
-            log.exception("it failed")
-    finally:
-        log.handlers[0].close()
-        log.handlers = []
-    lines = file.read_text().splitlines()
-    assert lines[0].endswith("it failed")
-    assert lines[-1] == "ValueError: no"
-    assert len(lines) > 3
+        raise ValueError("no")
+    except ValueError:
+        written.log.exception("it failed")
+    (line,) = written.lines
+    assert '"it failed\\nTraceback (most recent call last):\\n' in line
+    assert line.endswith('\\nValueError: no"')
+
+
+def test_a_traceback_keeps_its_lines_where_nothing_is_escaped(plain: WrittenLog) -> None:
+    try:
+        raise ValueError("no")
+    except ValueError:
+        plain.log.exception("it failed")
+    assert plain.lines[0].endswith("it failed")
+    assert plain.lines[-1] == "ValueError: no"
+    assert len(plain.lines) > 3
+
+
+def test_levels_are_switched_while_it_is_written(written: WrittenLog) -> None:
+    def say_all() -> str:
+        before = len(written.lines)
+        written.log.debug("detail")
+        written.log.getChild("part").info("information")
+        written.log.warning("warning")
+        written.log.error("error")
+        return "".join(line[0] for line in written.lines[before:])
+
+    changes = 0
+
+    def count() -> None:
+        nonlocal changes
+        changes += 1
+
+    written.server_log.on_change = count
+    assert say_all() == "IWE"
+    written.server_log.change(info=False)
+    assert say_all() == "WE"
+    written.server_log.change(warning=False, error=False, verbose=1)
+    # Details are information to tritonserver, but have a switch of their own.
+    assert say_all() == "I"
+    written.server_log.change(info=True, warning=True, error=True, format="ISO8601")
+    assert say_all() == "2222"
+    assert changes == 3
+    assert written.server_log.settings.format == "ISO8601"
+
+
+def test_a_file_that_was_moved_away_is_opened_again(written: WrittenLog, tmp_path: Path) -> None:
+    written.log.info("before")
+    (tmp_path / "log").rename(tmp_path / "log.1")
+    written.log.info("after")
+    assert (tmp_path / "log.1").read_text().endswith('"before"\n')
+    assert written.lines[0].endswith('"after"')

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from rocserve.core.errors import ServeError, StatusCode, unimplemented
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.frontends.grpc.codec import InferCodec
-from rocserve.frontends.grpc.transport import StreamCall, UnaryCall
+from rocserve.frontends.grpc.transport import Metadata, StreamCall, UnaryCall
 from rocserve.scheduling.ordering import AnswerOrder, Turn, nothing
 from rocserve.services.forwarded_headers import HeaderForwarding
 from rocserve.services.inference import InferenceService, exiting
+from rocserve.services.observation import RequestOrigin
 
 
 class InferenceHandlers:
@@ -57,6 +59,9 @@ class _UnaryResponder:
     def __init__(self, call: UnaryCall, codec: InferCodec) -> None:
         self._call = call
         self._codec = codec
+
+    def origin(self) -> RequestOrigin:
+        return _origin(self._call.metadata)
 
     def expect_many(self) -> None:
         raise unimplemented("ModelInfer RPC doesn't support models with decoupled transaction policy")
@@ -136,6 +141,11 @@ class InferenceStream:
 
     # From the responders
 
+    @property
+    def metadata(self) -> Metadata:
+        """What the client sent before the first message."""
+        return self._call.metadata
+
     def send(self, message: bytes) -> None:
         """One more response to a request that stays open."""
         self._call.send(message)
@@ -193,6 +203,9 @@ class _StreamResponder:
         self.is_accepted = False
         """An error before is the request's own, one after is an answer of the model."""
 
+    def origin(self) -> RequestOrigin:
+        return _origin(self._stream.metadata)
+
     def expect_many(self) -> None:
         """Its responses come when they come, and nobody waits for them."""
         self._turn_left = True
@@ -240,3 +253,9 @@ class _StreamResponder:
             self._stream.send_last(message)
         else:
             self._turn.give(lambda: self._stream.send_last(message))
+
+
+def _origin(metadata: Metadata) -> RequestOrigin:
+    """gRPC does not tell how long a message took to come, so that it is taken to be there at once."""
+    now_ns = time.monotonic_ns()
+    return RequestOrigin("GRPC", (now_ns, now_ns), {key: value for key, value in metadata if isinstance(value, str)})

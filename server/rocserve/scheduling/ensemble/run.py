@@ -20,7 +20,7 @@ from rocserve.core.classification import classify
 from rocserve.core.dispatch import dispatch
 from rocserve.core.errors import ServeError, StatusCode, internal, unimplemented
 from rocserve.core.model_config import EnsembleStep, ModelConfig
-from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.requests import NO_PARAMETERS, InferRequest, InferResponse
 from rocserve.core.sequences import (
     SEQUENCE_END,
     SEQUENCE_ID,
@@ -29,8 +29,9 @@ from rocserve.core.sequences import (
     SequenceTag,
     take_sequence,
 )
-from rocserve.core.serving import Responder, ServingTableHolder
+from rocserve.core.serving import Responder
 from rocserve.core.tensors import Tensor
+from rocserve.core.traced_dispatch import dispatch_traced
 from rocserve.core.validation import RequestPlan
 from rocserve.scheduling.ensemble.graph import EnsemblePlan
 from rocserve.scheduling.ensemble.inflight import InflightLimit
@@ -105,9 +106,12 @@ class EnsembleRun:
     def limits(self) -> Sequence[InflightLimit]:
         return self._ensemble.limits
 
-    @property
-    def tables(self) -> ServingTableHolder:
-        return self._ensemble.tables
+    def dispatch(self, request: StepRequest) -> None:
+        trace = self._request.trace
+        if trace is None:
+            dispatch(self._ensemble.tables, request.request, request)
+        else:
+            dispatch_traced(self._ensemble.tables, request.request, request, trace)
 
     def step_sent(self, request: StepRequest, response: InferResponse, is_last: bool) -> None:
         """A member's answer; its tensors are copied, for their memory is the worker's."""
@@ -233,7 +237,7 @@ class EnsembleRun:
     def _start(self, request: StepRequest) -> None:
         limits = self._ensemble.limits
         if not limits:
-            dispatch(self._ensemble.tables, request.request, request)
+            self.dispatch(request)
         elif not limits[request.index].begin(request.begin):
             self.watch_cancellation(self._cancelled_while_waiting)
 
@@ -255,8 +259,8 @@ class EnsembleRun:
         except ServeError as error:
             return error
         sequence = next(iter(held.values())).sequence or _NO_SEQUENCE
-        version = str(self._ensemble.version)
-        return InferResponse(self._config.name, version, self._request.id, outputs, _told(sequence))
+        parameters = _told(sequence) if outputs else NO_PARAMETERS
+        return InferResponse(self._config.name, str(self._ensemble.version), self._request.id, outputs, parameters)
 
     def _output(self, name: str, tensor: Tensor) -> Tensor:
         config = self._ensemble.outputs[name]
@@ -314,7 +318,7 @@ class StepRequest:
         if self._run.is_over:
             self._leave()
             return
-        dispatch(self._run.tables, self.request, self)
+        self._run.dispatch(self)
 
     def expect_many(self) -> None:
         if not self._run.may_be_decoupled:

@@ -11,6 +11,7 @@ from rocserve.core.model_config import ModelConfig, OutputConfig
 from rocserve.core.requests import InferRequest
 from rocserve.core.serving import Responder, ServingTableHolder, VersionEnding
 from rocserve.core.statistics import ModelStatistics
+from rocserve.core.trace import QUEUE_START
 from rocserve.core.validation import RequestValidator
 from rocserve.scheduling.cached_answers import CachedAnswers
 from rocserve.scheduling.ensemble.graph import EnsembleGraph, StepHeads
@@ -59,13 +60,14 @@ class EnsembleVersion:
             if self.config.decoupled:
                 responder.expect_many()
         except ServeError as error:
-            self.statistics.record_failure(started_ns, time.monotonic_ns())
             responder.fail(error)
             return
         with self._lock:
             if self._closed:
                 raise VersionEnding
             self._running += 1
+        if request.trace is not None:
+            request.trace.note(QUEUE_START, started_ns)
         if self.answers is not None and not self.config.decoupled:
             keeper = self.answers.look_up(request, plan, responder)
             if keeper is None:

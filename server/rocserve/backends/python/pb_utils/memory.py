@@ -1,4 +1,4 @@
-"""Where tensors lie, and the trace of a request: what models may name, and what has no effect on the CPU."""
+"""Where tensors lie, which has no effect on the CPU, and the trace of a request: what models may name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ class PreferredMemory:
 
 
 class InferenceTrace:
-    """The trace of a request; this version has none, so its context is always None."""
+    """The trace of a request, for the requests to other models that it leads to."""
+
+    def __init__(self, number: int = 0, context: str = "") -> None:
+        self.number = number
+        """Of the request; 0 = none that the model received."""
+        self._context = context
 
     def get_context(self) -> str | None:
-        return None
+        """The W3C trace context in JSON, to hand on to other services; None where there is none."""
+        return self._context or None

@@ -183,6 +183,7 @@ class InferenceRequest:
             said.priority,
             said.timeout_microseconds,
             said.parameters,
+            self._trace.number if self._trace is not None else 0,
         )
 
 
@@ -202,6 +203,6 @@ def received_request(
     received._model_version = model_version
     received._said = request
     received._flags = request.flags
-    received._trace = None
+    received._trace = InferenceTrace(request.number, request.trace_context)
     received._answers = answers
     return received

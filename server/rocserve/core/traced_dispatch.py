@@ -1,0 +1,76 @@
+"""Requests that a traced request makes: the steps of an ensemble, calls of other models by a model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.dispatch import dispatch
+from rocserve.core.errors import ServeError
+from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.serving import Responder, ServingTableHolder
+from rocserve.core.tensors import Tensor
+from rocserve.core.trace import REQUEST_END, TENSOR_BACKEND_OUTPUT, TENSOR_QUEUE_INPUT, Trace
+
+
+def dispatch_traced(tables: ServingTableHolder, request: InferRequest, responder: Responder, parent: Trace) -> None:
+    """As `dispatch`, with a trace of its own below that of the request that made it."""
+    head = request.head
+    try:
+        version = tables.table.find(head.model_name, head.model_version)
+    except ServeError as error:
+        responder.fail(error)
+        return
+    trace = request.trace = parent.child(version.name, str(version.version), request.id)
+    note_inputs(trace, request)
+    dispatch(tables, request, TracedResponder(responder, trace))
+
+
+def note_inputs(trace: Trace, request: InferRequest) -> None:
+    """The tensors that come with a request, where they are wanted. They need not have been checked: what says to be of
+    a datatype that there is not is left out."""
+    if trace.wants_tensors:
+        known = {datatype.value: datatype for datatype in DataType}
+        tensors = [
+            Tensor(head.name, known[head.datatype], head.shape, data)
+            for head, data in zip(request.head.inputs, request.data, strict=False)
+            if head.datatype in known
+        ]
+        trace.note_tensors(TENSOR_QUEUE_INPUT, tensors)
+
+
+class TracedResponder:
+    """Stands before the responder of a request that another one made, and ends its trace."""
+
+    __slots__ = ("_responder", "_trace")
+
+    def __init__(self, responder: Responder, trace: Trace) -> None:
+        self._responder = responder
+        self._trace = trace
+
+    def expect_many(self) -> None:
+        self._responder.expect_many()
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        if self._trace.wants_tensors:
+            self._trace.note_tensors(TENSOR_BACKEND_OUTPUT, response.outputs)
+        self._note_end(final)
+        self._responder.send(response, final)
+
+    def end(self) -> None:
+        self._note_end(True)
+        self._responder.end()
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        self._note_end(final)
+        self._responder.fail(error, final)
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        self._responder.watch_cancellation(callback)
+
+    def _note_end(self, final: bool) -> None:
+        # Before the answer goes on: it may end the whole, and this trace is part of it.
+        if final:
+            self._trace.note(REQUEST_END, time.monotonic_ns())
+            self._trace.end()

@@ -1,0 +1,166 @@
+"""Finished traces as OpenTelemetry's spans, sent over OTLP/HTTP. Needs the extra `tracing`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    Span,
+    SpanKind,
+    TraceFlags,
+    TraceState,
+    set_span_in_context,
+)
+from opentelemetry.trace import SpanContext as SdkContext
+
+from rocserve.core.trace import COMPUTE_END, COMPUTE_INPUT_END, COMPUTE_OUTPUT_START, COMPUTE_START
+from rocserve.observability.tracing.options import SpanOptions
+from rocserve.observability.tracing.record import Moment, TraceGroup, TraceRecord, random_id
+from rocserve.observability.tracing.sampling import TraceSetting
+from rocserve.observability.tracing.writer_thread import WriterThread
+
+_TRACER = "rocserve"
+_COMPUTE = (COMPUTE_START, COMPUTE_INPUT_END, COMPUTE_OUTPUT_START, COMPUTE_END)
+_CLOSE_MS = 5000
+
+
+class SpanSink:
+    """Implements rocserve.observability.tracing.tracing.TraceSink.
+
+    A request is a span InferRequest, with what the front end did as events; within it a span for each model that it
+    came to, within that one for the time in the engine.
+    """
+
+    def __init__(self, options: SpanOptions, service_name: str, log: logging.Logger) -> None:
+        """`service_name`: what the spans' resource is called where neither the options nor the environment say so."""
+        self._log = log
+        self._ids = _GivenIds()
+        provider = TracerProvider(ALWAYS_ON, _resource(options, service_name), id_generator=self._ids)
+        self._processor = BatchSpanProcessor(
+            OTLPSpanExporter(endpoint=options.url),
+            max_queue_size=options.max_queue_size,
+            schedule_delay_millis=options.schedule_delay_ms,
+            max_export_batch_size=options.max_export_batch_size,
+        )
+        provider.add_span_processor(self._processor)
+        self._provider = provider
+        self._tracer = provider.get_tracer(_TRACER)
+        # Making spans takes some time as well; sending them has a thread of the processor's.
+        self._writer: WriterThread[TraceGroup] = WriterThread(self._handle, log)
+
+    def take(self, setting: TraceSetting, group: TraceGroup) -> None:
+        """See TraceSink."""
+        self._writer.put(group, group.nbytes)
+
+    def retire(self, setting: TraceSetting) -> None:
+        """See TraceSink: nothing waits for a setting's end."""
+
+    def close(self) -> None:
+        """See TraceSink."""
+        self._writer.close()
+        self._processor.force_flush(_CLOSE_MS)
+        self._provider.shutdown()
+
+    # On the writer's thread
+
+    def _handle(self, groups: list[TraceGroup]) -> None:
+        for group in groups:
+            self._send(group)
+
+    def _send(self, group: TraceGroup) -> None:
+        moments = [moment for record in group.records for moment in record.moments] + group.front_end
+        if not moments:
+            return
+        parent = group.parent
+        above = None
+        if parent is not None:
+            state = TraceState.from_header([parent.state]) if parent.state else None
+            above = SdkContext(parent.trace_id, parent.span_id, True, TraceFlags(TraceFlags.SAMPLED), state)
+        root = self._begin(group, "InferRequest", above, group.span_id, moments, {})
+        _add_events(root, group, group.front_end)
+        by_number: dict[int, Span] = {}
+        for record in group.records:
+            outer = by_number.get(record.parent_id, root)
+            by_number[record.number] = self._send_record(group, record, outer)
+        _end(root, group, moments)
+
+    def _send_record(self, group: TraceGroup, record: TraceRecord, outer: Span) -> Span:
+        if not record.moments:
+            return outer
+        attributes: dict[str, str | int] = {
+            "triton.model_name": record.model_name,
+            "triton.model_version": int(record.model_version),
+            "triton.trace_id": record.number,
+            "triton.trace_parent_id": record.parent_id,
+        }
+        if record.request_id:
+            attributes["triton.request_id"] = record.request_id
+        span = self._begin(
+            group, record.model_name, outer.get_span_context(), record.span_id, record.moments, attributes
+        )
+        computing = [moment for moment in record.moments if moment.activity in _COMPUTE]
+        _add_events(span, group, [moment for moment in record.moments if moment.activity not in _COMPUTE])
+        if computing:
+            inner = self._begin(group, "compute", span.get_span_context(), 0, computing, {})
+            _add_events(inner, group, computing)
+            _end(inner, group, computing)
+        _end(span, group, record.moments)
+        return span
+
+    def _begin(
+        self,
+        group: TraceGroup,
+        name: str,
+        above: SdkContext | None,
+        span_id: int,
+        moments: list[Moment],
+        attributes: Mapping[str, str | int],
+    ) -> Span:
+        self._ids.give(group.trace_id, span_id)
+        context = set_span_in_context(NonRecordingSpan(above)) if above is not None else None
+        first = min(moment.ns for moment in moments)
+        return self._tracer.start_span(
+            name, context, SpanKind.SERVER, attributes, start_time=group.wall_offset_ns + first
+        )
+
+
+def _add_events(span: Span, group: TraceGroup, moments: list[Moment]) -> None:
+    for moment in sorted(moments, key=lambda moment: moment.ns):
+        span.add_event(moment.activity, timestamp=group.wall_offset_ns + moment.ns)
+
+
+def _end(span: Span, group: TraceGroup, moments: list[Moment]) -> None:
+    span.end(group.wall_offset_ns + max(moment.ns for moment in moments))
+
+
+def _resource(options: SpanOptions, service_name: str) -> Resource:
+    found = Resource.create(dict(options.resource))
+    if SERVICE_NAME in options.resource or not str(found.attributes[SERVICE_NAME]).startswith("unknown_service"):
+        return found
+    return found.merge(Resource({SERVICE_NAME: service_name}))
+
+
+class _GivenIds(IdGenerator):
+    """The numbers that the next span takes: they are known before it is made, for models may hand them on."""
+
+    def __init__(self) -> None:
+        self._trace_id = 0
+        self._span_id = 0
+
+    def give(self, trace_id: int, span_id: int) -> None:
+        """`span_id`: 0 = any."""
+        self._trace_id, self._span_id = trace_id, span_id
+
+    def generate_trace_id(self) -> int:
+        return self._trace_id
+
+    def generate_span_id(self) -> int:
+        return self._span_id or random_id(64)

@@ -1,0 +1,74 @@
+"""The file of traces: one JSON array, whole at any moment, however many pieces it was written in."""
+
+from __future__ import annotations
+
+import logging
+from io import FileIO
+from pathlib import Path
+
+
+class TraceFile:
+    """Used by one thread. A disk that is full, or a path that leads nowhere, is said in the log and does no more."""
+
+    def __init__(self, path: str, log: logging.Logger) -> None:
+        self._path = path
+        self._log = log
+        self._file: FileIO | None = None
+        self._end = 0
+        """Where the array's last bracket stands; 0 = nothing has been written."""
+        self._next_index = 0
+        self._is_failing = False
+
+    def append(self, entries: str) -> None:
+        """Add to the array. `entries`: JSON values with commas between them."""
+        try:
+            if self._file is None:
+                # Unbuffered: a byte that cannot be written is told now, not at the end.
+                self._file = FileIO(self._path, "w")
+            self._file.seek(self._end)
+            data = (("," if self._end else "[") + entries + "]").encode()
+            _write_all(self._file, data)
+            self._end += len(data) - 1
+            self._is_failing = False
+        except OSError as error:
+            self._fail(self._path, error)
+            self._mend()
+
+    def write_indexed(self, entries: str) -> None:
+        """An array of its own in a file of its own: the path with .0, .1, ... behind it."""
+        path = f"{self._path}.{self._next_index}"
+        self._next_index += 1
+        try:
+            Path(path).write_bytes(f"[{entries}]".encode())
+            self._is_failing = False
+        except OSError as error:
+            self._fail(path, error)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _mend(self) -> None:
+        """Leave behind what could be written before."""
+        if self._file is None:
+            return
+        try:
+            self._file.seek(self._end)
+            self._file.truncate()
+            if self._end:
+                _write_all(self._file, b"]")
+        except OSError as error:
+            self._log.debug("trace file %s could not be mended: %s", self._path, error)
+
+    def _fail(self, path: str, error: OSError) -> None:
+        # Once, not for each trace that follows.
+        if not self._is_failing:
+            self._log.error("failed creating trace file %s: %s; traces are lost", path, error.strerror or error)
+        self._is_failing = True
+
+
+def _write_all(file: FileIO, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]

@@ -1,0 +1,150 @@
+"""The settings of all models, as they are changed while the server runs, and the start of a trace."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+from rocserve.core.errors import invalid_argument
+from rocserve.observability.tracing.options import TraceLevel, TraceOptions, TraceValues
+from rocserve.observability.tracing.record import TraceGroup, client_context
+from rocserve.observability.tracing.sampling import TraceSetting
+
+TraceChange = Mapping[str, int | None]
+"""New values by the fields of TraceValues; None = that of the setting above again."""
+
+
+class TraceSink(Protocol):
+    """Where finished traces go. Called from any thread; nothing is written in the caller's time."""
+
+    def take(self, setting: TraceSetting, group: TraceGroup) -> None: ...
+
+    def retire(self, setting: TraceSetting) -> None:
+        """The setting has been replaced; of its traces only those come that have begun."""
+
+    def close(self) -> None:
+        """Write what is there, and end. Blocks."""
+
+
+class Tracing:
+    """Callable from any thread."""
+
+    def __init__(self, options: TraceOptions, sink: TraceSink) -> None:
+        self.options = options
+        self.is_on = False
+        """Whether any request may be traced."""
+        self.on_switched: Callable[[], None] | None = None
+        """Called when `is_on` has changed."""
+        self._sink = sink
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._default = TraceSetting(options.values)
+        self._global = TraceSetting(options.values, fault=self._fault(options.values))
+        self._models: dict[str, TraceSetting] = {}
+        self._switch()
+
+    def values_of(self, model_name: str) -> TraceValues:
+        """What holds for a model; "" = for all that have nothing of their own."""
+        return self._setting(model_name).values
+
+    def change(self, model_name: str, change: TraceChange) -> None:
+        """Change what holds for one model, or ("") for all.
+
+        A model follows the changes for all in what was not asked for it by name.
+
+        Raises:
+            ServeError: INVALID_ARGUMENT, the result would not make sense.
+        """
+        with self._lock:
+            try:
+                self._change_one(model_name, change)
+                if not model_name:
+                    for name in list(self._models):
+                        self._change_one(name, {})
+            finally:
+                self._switch()
+
+    def begin(self, model_name: str, headers: Mapping[str, str]) -> TraceGroup | None:
+        """The trace of a request that has come, or None where it is not chosen.
+
+        Args:
+            headers: what came beside the request, names in lower case.
+        """
+        setting = self._setting(model_name)
+        if not setting.is_on:
+            return None
+        makes_spans = self.options.mode == "opentelemetry"
+        parent = client_context(headers) if makes_spans else None
+        if not setting.choose(parent is not None):
+            return None
+        return TraceGroup(setting.level, self._numbers, partial(self._sink.take, setting), parent, makes_spans)
+
+    def close(self) -> None:
+        """Write what is there. Blocks."""
+        self.is_on = False
+        for setting in (self._global, *self._models.values()):
+            self._retire(setting)
+        self._sink.close()
+
+    def _setting(self, model_name: str) -> TraceSetting:
+        return self._models.get(model_name, self._global)
+
+    def _change_one(self, model_name: str, change: TraceChange) -> None:
+        """Under the lock."""
+        if model_name:
+            current, above = self._models.get(model_name), self._global
+        else:
+            current, above = self._global, self._default
+        before = current.specified if current is not None else frozenset()
+        cleared = {name for name, value in change.items() if value is None}
+        specified = (before | change.keys()) - cleared
+        if model_name and not specified:
+            if self._models.pop(model_name, None) is not None and current is not None:
+                self._retire(current)
+            return
+        values = above.values
+        if current is not None:
+            now = current.values
+            values = _changed(values, {name: getattr(now, name) for name in specified})
+        values = _changed(values, change)
+        fault = self._fault(values)
+        if fault and values.level is not TraceLevel.OFF:
+            raise invalid_argument(f"Attempting to set invalid trace setting :{fault}")
+        setting = TraceSetting(values, specified, fault)
+        if model_name:
+            self._models[model_name] = setting
+        else:
+            self._global = setting
+        if current is not None:
+            self._retire(current)
+
+    def _retire(self, setting: TraceSetting) -> None:
+        setting.is_retired = True
+        self._sink.retire(setting)
+
+    def _fault(self, values: TraceValues) -> str:
+        """Why nothing can be traced; in Triton's words."""
+        if values.level is TraceLevel.OFF:
+            return "tracing is disabled"
+        if values.rate == 0:
+            return "sample rate must be non-zero"
+        if self.options.mode == "triton" and not self.options.file:
+            return "trace file name is not given"
+        return ""
+
+    def _switch(self) -> None:
+        is_on = any(setting.is_on for setting in (self._global, *self._models.values()))
+        changed, self.is_on = is_on != self.is_on, is_on
+        if changed and self.on_switched is not None:
+            self.on_switched()
+
+
+def _changed(values: TraceValues, change: TraceChange) -> TraceValues:
+    given: dict[str, Any] = {name: value for name, value in change.items() if value is not None}
+    if "level" in given:
+        given["level"] = TraceLevel(given["level"])
+    return replace(values, **given)

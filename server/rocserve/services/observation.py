@@ -1,0 +1,135 @@
+"""What is written down of single requests, where anybody wants it: traces, and details in the log."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from rocserve.core.errors import ServeError
+from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.serving import Responder, ServingTableHolder
+from rocserve.core.trace import REQUEST_END, TENSOR_BACKEND_OUTPUT
+from rocserve.core.traced_dispatch import note_inputs
+from rocserve.observability.tracing.record import TraceRecord
+from rocserve.observability.tracing.tracing import Tracing
+from rocserve.services.request_log import LoggedResponder
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOrigin:
+    """Where a request of a client comes from."""
+
+    protocol: str
+    """GRPC or HTTP."""
+    received_ns: tuple[int, int]
+    """time.monotonic_ns() when its bytes began to come and when they were all there."""
+    headers: Mapping[str, str]
+    """What came beside it, names in lower case; of those that came twice one."""
+
+
+class ClientResponder(Responder, Protocol):
+    """A front end's responder."""
+
+    def origin(self) -> RequestOrigin:
+        """Asked once, as soon as the request has come, and only of those that are looked at."""
+
+
+_RECEIVED = {"GRPC": ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END"), "HTTP": ("HTTP_RECV_START", "HTTP_RECV_END")}
+
+
+class RequestObserver:
+    """Looks at requests while a trace or the log wants it. Callable from any thread."""
+
+    def __init__(self, tracing: Tracing, tables: ServingTableHolder, log: logging.Logger) -> None:
+        self.is_on = False
+        """The one thing that is looked at for every request."""
+        self._tracing = tracing
+        self._tables = tables
+        self._log = log
+        tracing.on_switched = self.switch
+        self.switch()
+
+    def switch(self) -> None:
+        """Tracing or the log's level may have changed."""
+        self.is_on = self._tracing.is_on or self._log.isEnabledFor(logging.DEBUG)
+
+    def begin(self, request: InferRequest, client: ClientResponder) -> Responder:
+        """A request has come: the responder that it is to be answered by."""
+        origin = client.origin()
+        now_ns = time.monotonic_ns()
+        responder: Responder = client
+        if self._log.isEnabledFor(logging.DEBUG):
+            responder = LoggedResponder(responder, request, now_ns, self._log)
+        if self._tracing.is_on:
+            responder = self._begin_trace(request, responder, origin, now_ns)
+        return responder
+
+    def note_inputs(self, request: InferRequest) -> None:
+        """The request's data are there."""
+        if request.trace is not None:
+            note_inputs(request.trace, request)
+
+    def _begin_trace(
+        self, request: InferRequest, responder: Responder, origin: RequestOrigin, now_ns: int
+    ) -> Responder:
+        head = request.head
+        try:
+            version = self._tables.table.find(head.model_name, head.model_version)
+        except ServeError:
+            # As with Triton: nothing comes of it, and it is not counted.
+            return responder
+        group = self._tracing.begin(version.name, origin.headers)
+        if group is None:
+            return responder
+        trace = group.begin(version.name, str(version.version), request.id, 0, now_ns)
+        for name, ns in zip(_RECEIVED[origin.protocol], origin.received_ns, strict=True):
+            trace.note_front_end(name, ns)
+        request.trace = trace
+        return _ClientTracedResponder(responder, trace, origin.protocol)
+
+
+class _ClientTracedResponder:
+    """Writes down how the request of a client is answered, and ends its trace."""
+
+    __slots__ = ("_is_complete", "_protocol", "_responder", "_trace")
+
+    def __init__(self, responder: Responder, trace: TraceRecord, protocol: str) -> None:
+        self._responder = responder
+        self._trace = trace
+        self._protocol = protocol
+        self._is_complete = False
+
+    def expect_many(self) -> None:
+        self._responder.expect_many()
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        if self._trace.wants_tensors:
+            self._trace.note_tensors(TENSOR_BACKEND_OUTPUT, response.outputs)
+        self._tell(lambda: self._responder.send(response, final), final)
+
+    def end(self) -> None:
+        self._tell(self._responder.end, True)
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        self._tell(lambda: self._responder.fail(error, final), final)
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        self._responder.watch_cancellation(callback)
+
+    def _tell(self, tell: Callable[[], None], final: bool) -> None:
+        trace = self._trace
+        if final:
+            trace.note(REQUEST_END, time.monotonic_ns())
+        if not self._is_complete:
+            self._is_complete = True
+            trace.note_front_end("INFER_RESPONSE_COMPLETE", time.monotonic_ns())
+        trace.note_front_end(f"{self._protocol}_SEND_START", time.monotonic_ns())
+        try:
+            tell()
+        finally:
+            trace.note_front_end(f"{self._protocol}_SEND_END", time.monotonic_ns())
+            if final:
+                trace.end()

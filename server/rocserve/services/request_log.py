@@ -1,0 +1,84 @@
+"""What the log says of single requests, where it is verbose."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from rocserve.core.errors import ServeError
+from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.serving import Responder
+
+_UNKNOWN_ID = "<id_unknown>"
+
+
+class LoggedResponder:
+    """Says in the log what became of a request; never what its tensors hold."""
+
+    __slots__ = ("_log", "_request", "_responder", "_sent", "_started_ns")
+
+    def __init__(self, responder: Responder, request: InferRequest, started_ns: int, log: logging.Logger) -> None:
+        self._responder = responder
+        self._request = request
+        self._started_ns = started_ns
+        self._log = log
+        self._sent = 0
+        inputs = ", ".join(f"{entry.name} {entry.datatype} {list(entry.shape)}" for entry in request.head.inputs)
+        self._say("inference of model '%s'%s begins: %s", self._model, self._asked_version, inputs)
+
+    def expect_many(self) -> None:
+        self._responder.expect_many()
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        self._sent += 1
+        if final:
+            self._say(
+                "inference of model '%s' version %s ends: OK after %.3f ms",
+                response.model_name,
+                response.model_version,
+                self._milliseconds,
+            )
+        self._responder.send(response, final)
+
+    def end(self) -> None:
+        self._say(
+            "inference of model '%s' ends: OK, %d responses in %.3f ms", self._model, self._sent, self._milliseconds
+        )
+        self._responder.end()
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        self._say(
+            "inference of model '%s'%s %s: %s after %.3f ms: %s",
+            self._model,
+            self._asked_version,
+            "ends" if final else "goes on",
+            error.code.name,
+            self._milliseconds,
+            error.text.removeprefix(self._prefix),
+        )
+        self._responder.fail(error, final)
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        self._responder.watch_cancellation(callback)
+
+    def _say(self, text: str, *values: object) -> None:
+        self._log.debug(f"%s{text}", self._prefix, *values, stacklevel=2)
+
+    @property
+    def _prefix(self) -> str:
+        """Triton's, which many errors' texts begin with already."""
+        return f"[request id: {self._request.id or _UNKNOWN_ID}] "
+
+    @property
+    def _model(self) -> str:
+        return self._request.head.model_name
+
+    @property
+    def _asked_version(self) -> str:
+        version = self._request.head.model_version
+        return f" version {version}" if version else ""
+
+    @property
+    def _milliseconds(self) -> float:
+        return (time.monotonic_ns() - self._started_ns) / 1e6

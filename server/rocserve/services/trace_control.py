@@ -1,0 +1,124 @@
+"""TraceSetting: which requests are traced, asked and changed while the server runs, for all models and for one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from rocserve.core.errors import ServeError, invalid_argument, unimplemented
+from rocserve.core.serving import ServingTableHolder
+from rocserve.observability.tracing.options import TraceLevel
+from rocserve.observability.tracing.tracing import Tracing
+from rocserve.protocol import grpc_service_pb2 as pb
+
+_NUMBER = re.compile(r"\s*([+-]?[0-9]+)")
+"""What C++ takes for one: whatever follows it."""
+_INT_RANGE = range(-(1 << 31), 1 << 31)
+_UINT_BOUNDS = (0, (1 << 32) - 1)
+_COUNT_BOUNDS = (-1, (1 << 31) - 1)
+_LEVELS = {"TIMESTAMPS": TraceLevel.TIMESTAMPS, "TENSORS": TraceLevel.TENSORS}
+
+
+class TraceControlService:
+    """Safe on any thread."""
+
+    def __init__(self, tracing: Tracing, tables: ServingTableHolder) -> None:
+        self._tracing = tracing
+        self._tables = tables
+
+    def trace_setting(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
+        """Change what is named, then say what holds. A setting without a value goes back to that of all models, and
+        that of all to what the server was started with.
+
+        Raises:
+            ServeError: INVALID_ARGUMENT for a model that is not ready or a value that cannot be; UNIMPLEMENTED for the
+                trace file.
+        """
+        name = request.model_name
+        if name:
+            self._check_ready(name)
+        if request.settings:
+            self._tracing.change(name, _change({key: list(value.value) for key, value in request.settings.items()}))
+        return self._answer(name)
+
+    def _check_ready(self, name: str) -> None:
+        try:
+            self._tables.table.find(name, "")
+        except ServeError:
+            raise invalid_argument(f"Request for unknown model : {name}") from None
+
+    def _answer(self, name: str) -> pb.TraceSettingResponse:
+        options, values = self._tracing.options, self._tracing.values_of(name)
+        answer = pb.TraceSettingResponse()
+        answer.settings["trace_level"].value.extend(_level_names(values.level))
+        answer.settings["trace_rate"].value.append(str(values.rate))
+        answer.settings["trace_count"].value.append(str(values.count))
+        if options.mode == "triton":
+            answer.settings["log_frequency"].value.append(str(values.log_frequency))
+            answer.settings["trace_file"].value.append(options.file)
+        answer.settings["trace_mode"].value.append(options.mode)
+        for key, value in options.shown:
+            answer.settings[key].value.append(value)
+        return answer
+
+
+def _level_names(level: TraceLevel) -> Sequence[str]:
+    return [name for name, part in _LEVELS.items() if level & part] or ["OFF"]
+
+
+def _change(settings: Mapping[str, Sequence[str]]) -> dict[str, int | None]:
+    """The new values by field; names that are none are passed over, as by Triton.
+
+    Raises:
+        ServeError: see TraceControlService.trace_setting.
+    """
+    if "trace_file" in settings:
+        raise unimplemented("trace file location can not be updated through network protocol")
+    change: dict[str, int | None] = {}
+    if "trace_level" in settings:
+        change |= _level(settings["trace_level"])
+    for name, field, bounds in (
+        ("trace_rate", "rate", _UINT_BOUNDS),
+        ("trace_count", "count", _COUNT_BOUNDS),
+        ("log_frequency", "log_frequency", _UINT_BOUNDS),
+    ):
+        if name in settings:
+            number = _number(name, settings[name], bounds)
+            if number is not None and field == "count" and number < _COUNT_BOUNDS[0]:
+                raise invalid_argument(
+                    f"Unable to parse '{name}'. Expecting value >= {_COUNT_BOUNDS[0]}, got: {settings[name][0]}"
+                )
+            # A negative rate or frequency is a very large one to Triton.
+            change[field] = number if number is None or field == "count" else number % (_UINT_BOUNDS[1] + 1)
+    return change
+
+
+def _level(names: Sequence[str]) -> dict[str, int | None]:
+    if not names:
+        return {"level": None}
+    if "OFF" in names:
+        if len(names) > 1:
+            raise invalid_argument("Expect only one trace level 'OFF' is specified")
+        return {"level": TraceLevel.OFF}
+    known = [_LEVELS[name] for name in names if name in _LEVELS]
+    level = TraceLevel.OFF
+    for part in known:
+        level |= part
+    return {"level": level} if known else {}
+
+
+def _number(name: str, values: Sequence[str], bounds: tuple[int, int]) -> int | None:
+    """None = no value: the setting is to be cleared."""
+    if not values:
+        return None
+    if len(values) > 1:
+        raise invalid_argument(f"expect only 1 value for '{name}'")
+    found = _NUMBER.match(values[0])
+    if found is None:
+        raise invalid_argument(f"Unable to parse '{name}', got: {values[0]}")
+    number = int(found[1])
+    if number not in _INT_RANGE:
+        raise invalid_argument(
+            f"Unable to parse '{name}', value is out of range [ {bounds[0]}, {bounds[1]} ], got: {values[0]}"
+        )
+    return number
