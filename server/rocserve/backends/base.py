@@ -91,6 +91,8 @@ class BackendSpec:
     """What max_batch_size becomes when the config leaves it out and the model can batch (Triton's default)."""
     answers_requests: bool = False
     """Whether its models see each request for itself (see `request_model.py`), not batches of tensors."""
+    takes_ragged_batches: bool = False
+    """Whether requests of different shapes may share a batch (allow_ragged_batch, batch_input, batch_output)."""
     choose_engine: Callable[[ModelConfig, Machine], EngineChoice] | None = None
     """Raises: ServeError: the engine that the configuration asks for cannot be had here."""
 
@@ -140,6 +142,8 @@ class Batch:
     """Only these are wanted."""
     request_sizes: tuple[int, ...]
     """How many rows of the first dimension belong to each request; (1,) without batching."""
+    cuts: Mapping[str, Sequence[tuple[int, ...]]] = field(default_factory=dict)
+    """By output, the shapes of the requests' parts, for outputs that hold these one behind the other and not rows."""
     room: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict, repr=False, compare=False)
     """By output, where one may be put; empty = nowhere. An engine that gives such an array itself for an output of its
     datatype and shape saves a copy. As it is written, it is nobody's input; it is not to be kept beyond `execute`."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from rocserve.backends.base import BackendSpec
 from rocserve.backends.registry import ENSEMBLE_PLATFORM
 from rocserve.config.datatypes import type_number
+from rocserve.config.ragged_checks import batch_input_targets
 from rocserve.config.signature_checks import tensor_fits
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InstanceKind
@@ -128,8 +129,11 @@ def _enable_batching(message: ModelConfig) -> None:
 
 def _fill_tensors(message: ModelConfig, signature: Signature) -> None:
     batches = message.max_batch_size > 0
+    given = batch_input_targets(message)
     if not message.input:
         for spec in signature.inputs:
+            if spec.name in given:
+                continue
             tensor = message.input.add(optional=spec.name in signature.optional_inputs)
             _fill_tensor(tensor, spec, batches)
     if not message.output:

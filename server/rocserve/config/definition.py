@@ -135,7 +135,7 @@ def complete_definition(
         check_model_config(message)
         if answers_requests:
             # What the model says of itself is its configuration; there is nothing to compare.
-            check_supported(message, may_be_decoupled=True)
+            check_supported(message, may_be_decoupled=True, may_be_ragged=True)
         else:
             warnings += check_signature(message, signature)
     if not message.input or not message.output:
@@ -236,7 +236,9 @@ class _Reading:
         """The definition with its whole configuration. Raises: ServeError: no version of it can be loaded."""
         message, backend = definition.message, definition.backend
         check_loadable(message)
-        warnings = check_supported(message, backend is None or backend.answers_requests)
+        warnings = check_supported(
+            message, backend is None or backend.answers_requests, backend is None or backend.takes_ragged_batches
+        )
         check_warmup(message, self.folder, self.roots)
         name = backend.name if backend else ENSEMBLE_PLATFORM
         return replace(

@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rocserve.config.datatypes import datatype_of_number, format_shape, type_name
+from rocserve.config.ragged_checks import (
+    batch_input_targets,
+    check_batch_inputs_fit,
+    check_ragged_input,
+    has_own_shape,
+)
 from rocserve.core.errors import invalid_argument
 from rocserve.core.requests import Signature, TensorSpec
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
@@ -25,6 +31,7 @@ def check_signature(message: ModelConfig, signature: Signature) -> tuple[str, ..
         _check_tensor(tensor, "input", inputs, message)
     for output in message.output:
         _check_tensor(output, "output", outputs, message)
+    check_batch_inputs_fit(message, inputs)
     if not message.output:
         raise invalid_argument(
             f"unable to load model '{message.name}', configuration must specify at least one 'output'; the model"
@@ -44,14 +51,14 @@ def tensor_fits(tensor: ModelInput | ModelOutput, spec: TensorSpec, message: Mod
 
 
 def _check_inputs_complete(message: ModelConfig, signature: Signature) -> None:
-    given = {tensor.name for tensor in message.input}
+    given = {tensor.name for tensor in message.input} | batch_input_targets(message)
     required = {spec.name for spec in signature.inputs} - signature.optional_inputs
     # Equal counts with a name that is not the model's get the clearer text about that name.
-    if len(message.input) < len(required) or len(message.input) > len(signature.inputs):
+    if len(given) < len(required) or len(given) > len(signature.inputs):
         missing = sorted(required - given)
         detail = f"; missing: {', '.join(missing)}" if missing else ""
         raise invalid_argument(
-            f"unable to load model '{message.name}', configuration expects {len(message.input)} inputs, model provides"
+            f"unable to load model '{message.name}', configuration expects {len(given)} inputs, model provides"
             f" {len(signature.inputs)}{detail}"
         )
 
@@ -71,6 +78,10 @@ def _check_tensor(
             f"unable to load model '{message.name}', configuration expects datatype {type_name(datatype)} for {what}"
             f" '{tensor.name}', model provides {type_name(spec.datatype)}"
         )
+    if has_own_shape(tensor, message):
+        if isinstance(tensor, ModelInput):
+            check_ragged_input(tensor, spec, message)
+        return
     fault = _shape_fault(tensor, spec, message)
     if fault:
         raise invalid_argument(fault)

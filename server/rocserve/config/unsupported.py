@@ -12,17 +12,28 @@ _SILENT = {"input_pinned_memory", "output_pinned_memory", "execution_accelerator
 last the engines say themselves what they cannot have."""
 
 
-def check_supported(message: ModelConfig, may_be_decoupled: bool = False) -> tuple[str, ...]:
+def check_supported(
+    message: ModelConfig, may_be_decoupled: bool = False, may_be_ragged: bool = False
+) -> tuple[str, ...]:
     """One warning that names the settings without effect, or none.
 
     Args:
         may_be_decoupled: the backend's models answer each request for itself, with any number of responses.
+        may_be_ragged: requests of different shapes may share a batch of the backend's models.
 
     Raises:
         ServeError: UNIMPLEMENTED for a setting without which the model would answer differently.
     """
     for setting, advice in _refused(message, may_be_decoupled):
         raise _not_supported(message.name, setting, advice)
+    if not may_be_ragged:
+        for setting in _ragged(message):
+            raise _not_supported(
+                message.name,
+                setting,
+                "requests of different shapes can share a batch only on the"
+                " backends 'onnx' (ONNX Runtime) and 'python'",
+            )
     ignored = tuple(_ignored(message))
     if not ignored:
         return ()
@@ -43,18 +54,6 @@ def _refused(message: ModelConfig, may_be_decoupled: bool) -> Iterator[tuple[str
                 "model_transaction_policy.decoupled",
                 "only models of the backend 'python' answer with any number of responses",
             )
-        if message.dynamic_batching.preserve_ordering:
-            yield (
-                "preserve_ordering of a decoupled model",
-                "remove it; each request's responses are sent as the model makes them",
-            )
-    if message.batch_input:
-        yield "batch_input", "give the model these tensors as inputs of the request"
-    if message.batch_output:
-        yield "batch_output", "remove it, and let the model return one row for each row of the request"
-    for tensor in message.input:
-        if tensor.allow_ragged_batch:
-            yield f"allow_ragged_batch of input '{tensor.name}'", "remove it; only requests of equal shape are batched"
     if message.model_operations.op_library_filename:
         yield "model_operations.op_library_filename", "custom operators cannot be loaded"
     if message.model_repository_agents.agents:
@@ -65,6 +64,15 @@ def _refused(message: ModelConfig, may_be_decoupled: bool) -> Iterator[tuple[str
     for group in message.instance_group:
         if group.secondary_devices:
             yield f"secondary_devices of instance group '{group.name}'", "remove it"
+
+
+def _ragged(message: ModelConfig) -> Iterator[str]:
+    for setting in ("batch_input", "batch_output"):
+        if getattr(message, setting):
+            yield setting
+    for tensor in message.input:
+        if tensor.allow_ragged_batch:
+            yield f"allow_ragged_batch of input '{tensor.name}'"
 
 
 def _ignored(message: ModelConfig) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from rocserve.backends.registry import ENSEMBLE_PLATFORM
 from rocserve.config.ensemble_validation import check_ensemble_scheduling
+from rocserve.config.ragged_checks import check_batch_tensors
 from rocserve.core.errors import invalid_argument
 from rocserve.protocol import model_config_pb2
 from rocserve.protocol.model_config_pb2 import (
@@ -62,6 +63,7 @@ def check_loadable(message: ModelConfig) -> None:
         ServeError: INVALID_ARGUMENT with the first fault.
     """
     check_tensors(message)
+    check_batch_tensors(message)
     _check_instance_groups(message)
 
 

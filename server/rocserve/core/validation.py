@@ -44,7 +44,8 @@ class RequestPlan:
     inputs: tuple[InputPlan, ...]
     """In the order of the request's data."""
     batch_key: tuple[tuple[str, DataType, tuple[int, ...]], ...]
-    """Equal for requests that may share a batch: names, datatypes and shapes without the batch dimension."""
+    """Equal for requests that may share a batch: names, datatypes and shapes without the batch dimension, nor shapes at
+    all of inputs of which each request may have its own."""
     outputs: tuple[str, ...]
     """The wanted outputs, each once."""
     classifications: Mapping[str, int]
@@ -53,6 +54,10 @@ class RequestPlan:
     """0 = the model's default level."""
     timeout_microseconds: int
     """0 = none."""
+
+    def input_shape(self, name: str) -> tuple[int, ...]:
+        """Of an input that the request has."""
+        return next(entry.shape for entry in self.inputs if entry.name == name)
 
 
 class RequestValidator:
@@ -102,13 +107,12 @@ class RequestValidator:
         self._check_input_names(head, prefix)
         batch_size = self._batch_size(head, prefix)
         inputs = tuple(self._plan_input(entry, prefix) for entry in reversed(head.inputs))[::-1]
-        batching = self._config.max_batch_size > 0
         return RequestPlan(
             batch_size=batch_size,
             inputs=inputs,
             batch_key=tuple(
                 sorted(
-                    ((entry.name, entry.datatype, entry.shape[1:] if batching else entry.shape) for entry in inputs),
+                    ((entry.name, entry.datatype, self._shape_to_share(entry)) for entry in inputs),
                     key=lambda key: key[0],
                 )
             ),
@@ -117,6 +121,12 @@ class RequestValidator:
             priority=int(head.parameters.get("priority", 0)),
             timeout_microseconds=int(head.parameters.get("timeout", 0)),
         )
+
+    def _shape_to_share(self, entry: InputPlan) -> tuple[int, ...]:
+        """What must be equal for requests to share a batch."""
+        if self._inputs[entry.name].allow_ragged_batch:
+            return ()
+        return entry.shape[1:] if self._config.max_batch_size > 0 else entry.shape
 
     def _plan_outputs(self, head: RequestHead) -> tuple[tuple[str, ...], dict[str, int]]:
         if not head.outputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,15 +10,16 @@ from typing import Protocol
 
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
+from rocserve.core.ragged import Shape, ragged_batching
 from rocserve.core.requests import InferResponse
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import Buffer, Tensor
-from rocserve.core.validation import RequestPlan
+from rocserve.core.validation import InputPlan, RequestPlan
 from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.responses import ResponseMaker
 from rocserve.workers.batch_inputs import InputLayout
 from rocserve.workers.channel import Channel
-from rocserve.workers.messages import BatchLayout, TensorHead
+from rocserve.workers.messages import BatchLayout, RaggedShapes, TensorHead
 
 _REMEMBERED_LAYOUTS = 1024
 
@@ -64,7 +66,9 @@ class BatchLayouts:
     def __init__(self, config: ModelConfig) -> None:
         self._batching = config.max_batch_size > 0
         self._output_order = tuple(output.name for output in config.outputs)
+        self._ragged = ragged_batching(config)
         self._layouts: dict[tuple[RequestPlan, int], InputLayout] = {}
+        self._mixed_layouts: dict[tuple[RequestPlan, ...], InputLayout] = {}
 
     def of(self, batch: FormedBatch, channel: Channel) -> tuple[InputLayout, Sequence[Sequence[Buffer]]]:
         """The layout of a batch, and each request's data in its order; the same on any channel."""
@@ -74,7 +78,7 @@ class BatchLayouts:
         for entry in entries:
             if entry.plan is not plan:
                 # Clients may order the same inputs differently, or want different outputs.
-                return self._make(batch), [_in_order(entry, plan) for entry in entries]
+                return self._of_mixed(batch), [_in_order(entry, plan) for entry in entries]
         key = (plan, len(entries))
         layout = self._layouts.get(key)
         if layout is None:
@@ -89,11 +93,26 @@ class BatchLayouts:
 
     def heads(self, batch: FormedBatch) -> tuple[TensorHead, ...]:
         """The inputs of the whole batch."""
-        rows = sum(entry.plan.batch_size for entry in batch.entries)
         return tuple(
-            TensorHead(spec.name, spec.datatype, (rows, *spec.shape[1:]) if self._batching else spec.shape)
-            for spec in batch.entries[0].plan.inputs
+            TensorHead(spec.name, spec.datatype, self._shape(spec, batch)) for spec in batch.entries[0].plan.inputs
         )
+
+    def _shape(self, spec: InputPlan, batch: FormedBatch) -> Shape:
+        if spec.name in self._ragged.inputs:
+            return (sum(math.prod(entry.plan.input_shape(spec.name)) for entry in batch.entries),)
+        if self._batching:
+            return (sum(entry.plan.batch_size for entry in batch.entries), *spec.shape[1:])
+        return spec.shape
+
+    def _of_mixed(self, batch: FormedBatch) -> InputLayout:
+        plans = tuple([entry.plan for entry in batch.entries])
+        layout = self._mixed_layouts.get(plans)
+        if layout is None:
+            layout = self._make(batch)
+            if len(self._mixed_layouts) >= _REMEMBERED_LAYOUTS:
+                self._mixed_layouts.clear()
+            self._mixed_layouts[plans] = layout
+        return layout
 
     def _make(self, batch: FormedBatch) -> InputLayout:
         entries = batch.entries
@@ -104,7 +123,21 @@ class BatchLayouts:
             requested = plan.outputs
         else:
             requested = tuple(name for name in self._output_order if name in wanted)
-        return InputLayout(BatchLayout(self.heads(batch), requested, sizes, batch.one_by_one))
+        return InputLayout(
+            BatchLayout(self.heads(batch), requested, sizes, batch.one_by_one, self._ragged_shapes(entries))
+        )
+
+    def _ragged_shapes(self, entries: Sequence[QueuedRequest]) -> RaggedShapes | None:
+        ragged = self._ragged
+        if not ragged.inputs and not ragged.scattered:
+            return None
+        return RaggedShapes(
+            {name: tuple(entry.plan.input_shape(name) for entry in entries) for name in sorted(ragged.inputs)},
+            {
+                name: tuple(scatter.shape_of(entry.plan.input_shape(scatter.source)) for entry in entries)
+                for name, scatter in ragged.scattered.items()
+            },
+        )
 
 
 def _in_order(entry: QueuedRequest, plan: RequestPlan) -> Sequence[Buffer]:
@@ -160,15 +193,13 @@ class BatchAnswerer:
         """`entries`: those that `answers` are for."""
         queue_starts: list[int] = []
         rows = 0
-        times = (batch.compute_start_ns, outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)
         for entry, answer in zip(entries, answers, strict=True):
             rows += entry.plan.batch_size
-            if entry.request.trace is not None:
-                entry.request.trace.note_run(entry.queue_start_ns, times)
             if isinstance(answer, ServeError):
                 self._statistics.record_failure(entry.queue_start_ns, now)
             else:
                 queue_starts.append(entry.queue_start_ns)
+        times = (batch.compute_start_ns, outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)
         if batch.one_by_one:
             self._record_convoy(times, queue_starts, now, batch.entries[0].plan.batch_size)
         elif queue_starts:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import ModelConfig
+from rocserve.core.ragged import ragged_batching
 from rocserve.scheduling.queue import RequestQueue
 
 
@@ -149,6 +150,7 @@ def _may_convoy(config: ModelConfig) -> bool:
     """Whether all of a model's tensors have rows of one size."""
     return (
         config.max_batch_size > 0
+        and not ragged_batching(config)
         and all(entry.datatype is not DataType.BYTES for entry in config.inputs)
         and all(size >= 0 for entry in config.outputs for size in entry.dims)
     )

@@ -23,6 +23,7 @@ from rocserve.scheduling.limited_instances import instance_pool
 from rocserve.scheduling.open_requests import RequestBatches
 from rocserve.scheduling.ordering import AnswerOrder, OrderedResponder
 from rocserve.scheduling.queue import QueueLimits, RequestQueue
+from rocserve.scheduling.ragged_layouts import batch_layouts
 from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.workers.channel import BatchOutcome, Channel, WorkerGone
 
@@ -82,7 +83,7 @@ class ModelScheduler:
                 config, version, statistics, timers, self._batch_ended, self._client_left
             )
         else:
-            self._layouts, self._answerer = BatchLayouts(config), BatchAnswerer(config, version, statistics)
+            self._layouts, self._answerer = batch_layouts(config), BatchAnswerer(config, version, statistics)
         batching = config.dynamic_batching
         self._order = AnswerOrder() if batching is not None and batching.preserve_ordering else None
         self._lock = threading.Lock()
@@ -155,7 +156,6 @@ class ModelScheduler:
 
     def _tell_cancelled(self, entry: QueuedRequest) -> None:
         self._statistics.record_cancellation(entry.queue_start_ns, time.monotonic_ns())
-        entry.note_unrun()
         _out_of_turn(entry).fail(ServeError(StatusCode.CANCELLED, "the request was cancelled before it ran"))
 
     def _drop_ahead(self, entry: QueuedRequest) -> bool:
@@ -341,7 +341,6 @@ class ModelScheduler:
 
     def _reject(self, entry: QueuedRequest, error: ServeError) -> None:
         self._statistics.record_rejection(entry.queue_start_ns, time.monotonic_ns())
-        entry.note_unrun()
         _out_of_turn(entry).fail(error)
 
     # Timers

@@ -20,12 +20,14 @@ _JOINED_AT_ONCE = 64 * 1024
 class InputLayout:
     """How batches of one layout are written to shared memory; worked out once for all of them, on any channel."""
 
-    __slots__ = ("_body", "_end", "_offsets", "_sizes", "_tail", "heads", "one_by_one", "request_sizes")
+    __slots__ = ("_body", "_end", "_offsets", "_sizes", "_tail", "cuts", "heads", "one_by_one", "request_sizes")
 
     def __init__(self, layout: BatchLayout) -> None:
         """Raises: ServeError: INTERNAL, the layout takes more than a message can hold."""
         self.request_sizes = layout.request_sizes
         self.one_by_one = layout.one_by_one
+        self.cuts = layout.ragged.outputs if layout.ragged is not None and layout.ragged.outputs else None
+        """The shape of each request's part of the outputs that are not cut by rows; None where all are."""
         self.heads = layout.inputs
         self._body = to_json(layout)
         if len(self._body) > MAXIMUM_DATAGRAM // 2:

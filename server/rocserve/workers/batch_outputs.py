@@ -15,9 +15,13 @@ from rocserve.workers.wire import LayoutReader, status_code, unpack_tail
 OutputSlice = tuple[str, DataType, tuple[int, ...], int, int]
 """Name, datatype, shape, first byte and end of one request's part of an output."""
 
+OutputCuts = Mapping[str, Sequence[tuple[int, ...]]]
+"""By output, the shape of each request's part, where that is not the request's rows."""
+
 _REMEMBERED_SLICES = 8192
 """A few hundred bytes each."""
 
+NO_CUTS: OutputCuts = {}
 NO_FAILURES: Mapping[int, ServeError] = {}
 NONE_OPEN: frozenset[int] = frozenset()
 NO_RESPONSE_PARAMETERS: Mapping[int, Parameters] = {}
@@ -56,12 +60,14 @@ class OutputLayouts:
         self._remembered = 0
         """Slices of all of them."""
 
-    def of(self, tail: bytes, request_sizes: tuple[int, ...]) -> OutputLayout:
+    def of(self, tail: bytes, request_sizes: tuple[int, ...], cuts: OutputCuts | None = None) -> OutputLayout:
         """The layout that a tail tells, for a batch of these requests.
 
         Raises:
             ValueError: the tail does not make sense.
         """
+        if cuts is not None:
+            return self._cut(tail, request_sizes, cuts)
         key = (tail, request_sizes)
         layout = self._layouts.get(key)
         if layout is None:
@@ -76,8 +82,14 @@ class OutputLayouts:
                 self._layouts[key] = layout
         return layout
 
+    def _cut(self, tail: bytes, request_sizes: tuple[int, ...], cuts: OutputCuts) -> OutputLayout:
+        numbers, body = unpack_tail(tail)
+        return _layout(self._reader.read(body), numbers, request_sizes, cuts)
 
-def _layout(result: ResultLayout, numbers: Sequence[int], request_sizes: tuple[int, ...]) -> OutputLayout:
+
+def _layout(
+    result: ResultLayout, numbers: Sequence[int], request_sizes: tuple[int, ...], cuts: OutputCuts = NO_CUTS
+) -> OutputLayout:
     slices: list[list[OutputSlice]] = [[] for _ in request_sizes]
     position, end = 2 * len(result.outputs), 0
     if position > len(numbers):
@@ -85,6 +97,12 @@ def _layout(result: ResultLayout, numbers: Sequence[int], request_sizes: tuple[i
     for index, head in enumerate(result.outputs):
         offset, nbytes = numbers[2 * index : 2 * index + 2]
         end = max(end, offset + nbytes)
+        if head.name in cuts:
+            check_size(head, nbytes)
+            shapes = cuts[head.name]
+            for part, shape, (begin, finish) in zip(slices, shapes, _part_bounds(head, shapes, nbytes), strict=True):
+                part.append((head.name, head.datatype, shape, offset + begin, offset + finish))
+            continue
         if len(request_sizes) == 1:
             check_size(head, nbytes)
             slices[0].append((head.name, head.datatype, head.shape, offset, offset + nbytes))
@@ -105,6 +123,14 @@ def _layout(result: ResultLayout, numbers: Sequence[int], request_sizes: tuple[i
     if any(not 0 <= index < len(request_sizes) for index in failures):
         raise ValueError(f"a failure of request {max(failures)} of {len(request_sizes)}")
     return OutputLayout(slices, end, failures)
+
+
+def _part_bounds(head: TensorHead, shapes: Sequence[tuple[int, ...]], nbytes: int) -> Sequence[tuple[int, int]]:
+    """Where parts of these shapes lie, one behind the other."""
+    ends = [count * head.datatype.itemsize for count in itertools.accumulate(map(math.prod, shapes))]
+    if ends[-1] != nbytes:
+        raise ValueError(f"output '{head.name}' of {nbytes} bytes is to be cut into {ends[-1]}")
+    return list(itertools.pairwise((0, *ends)))
 
 
 def _row_bounds(head: TensorHead, request_sizes: tuple[int, ...]) -> list[int]:

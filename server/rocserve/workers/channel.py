@@ -14,7 +14,7 @@ from rocserve.core.plain import from_json
 from rocserve.core.requests import NO_PARAMETERS, Parameters
 from rocserve.core.tensors import Buffer, Tensor
 from rocserve.workers.batch_inputs import InputLayout
-from rocserve.workers.batch_outputs import OutputLayout, OutputLayouts
+from rocserve.workers.batch_outputs import OutputCuts, OutputLayout, OutputLayouts
 from rocserve.workers.completion import CompletionThread, TimerHandle
 from rocserve.workers.conversation import Conversation
 from rocserve.workers.memory import Arena
@@ -52,7 +52,7 @@ _NO_OUTPUTS = OutputLayout((), 0)
 class _Slot:
     """A batch's place: its memory and who waits for it."""
 
-    __slots__ = ("batch_id", "index", "input_arena", "on_outcome", "output_arena", "request_sizes")
+    __slots__ = ("batch_id", "cuts", "index", "input_arena", "on_outcome", "output_arena", "request_sizes")
 
     def __init__(self, index: int, name: str) -> None:
         self.index = index
@@ -60,6 +60,7 @@ class _Slot:
         self.output_arena = Arena.create(f"{name} out")
         self.batch_id = 0
         self.request_sizes: tuple[int, ...] = ()
+        self.cuts: OutputCuts | None = None
         self.on_outcome: Callable[[BatchOutcome], None] | None = None
 
     def close(self) -> None:
@@ -222,6 +223,7 @@ class Channel:
             self._put_back(slot)
             raise
         slot.request_sizes = layout.request_sizes
+        slot.cuts = layout.cuts
         self._send(slot, tail, on_outcome)
         if slot.input_arena.peak > _KEPT_BYTES and self._trim_timer is None:
             self._trim_later()
@@ -284,7 +286,7 @@ class Channel:
         tail = bytes(self._received[HEADER.size : size])
         times = (input_end, output_start, compute_end)
         if kind == EXECUTED:
-            layout = self._outputs.of(tail, slot.request_sizes)
+            layout = self._outputs.of(tail, slot.request_sizes, slot.cuts)
             arena = slot.output_arena
             if layout.end > arena.peak:
                 self._cover(arena, layout.end)

@@ -18,7 +18,7 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.tensors import Tensor
 from rocserve.workers.batch_loop import attach, error_text, failure_tail, input_tensors, serve_batches, stop_serving
 from rocserve.workers.messages import BatchLayout
-from rocserve.workers.result_writer import ResultWriter
+from rocserve.workers.result_writer import NO_CUTS, ResultWriter
 from rocserve.workers.wire import (
     EXECUTE_FAILED,
     EXECUTED,
@@ -84,7 +84,8 @@ class Executor:
         layout = self._reader.read(body)
         arena = self._input_arenas[slot]
         inputs = input_tensors(layout, numbers, arena)
-        whole = Batch(inputs, layout.requested_outputs, layout.request_sizes)
+        cuts = layout.ragged.outputs if layout.ragged is not None else NO_CUTS
+        whole = Batch(inputs, layout.requested_outputs, layout.request_sizes, cuts)
         batch = _ReceivedBatch(whole, _split(whole) if layout.one_by_one else ())
         if all(head.datatype is not DataType.BYTES for head in layout.inputs):
             batches = self._batches[slot]

@@ -101,6 +101,16 @@ class TensorHead:
 
 
 @dataclass(frozen=True, slots=True)
+class RaggedShapes:
+    """The shapes of each request of a batch, where requests of different shapes share one."""
+
+    inputs: Mapping[str, tuple[tuple[int, ...], ...]]
+    """Of the inputs whose elements lie one behind the other in the batch."""
+    outputs: Mapping[str, tuple[tuple[int, ...], ...]]
+    """Of the outputs that are cut by the elements of these shapes, not by rows."""
+
+
+@dataclass(frozen=True, slots=True)
 class BatchLayout:
     """What the inputs of a batch are and what is wanted of it; equal for every batch of the same shapes."""
 
@@ -110,6 +120,7 @@ class BatchLayout:
     request_sizes: tuple[int, ...]
     one_by_one: bool = False
     """A convoy: the requests only travel together, the engine runs them one after the other."""
+    ragged: RaggedShapes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +161,6 @@ class RequestDetails:
     priority: int = 0
     timeout_microseconds: int = 0
     parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
-    trace_context: str = ""
-    """W3C's, in JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +206,6 @@ class CallLayout:
     priority: int
     timeout_microseconds: int
     parameters: Parameters
-    trace_number: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from rocserve.backends.base import LoadedModel, ModelSource, model_properties
 from rocserve.core.requests import Signature
 from rocserve.workers.executor import Executor
 from rocserve.workers.messages import Load, WarmUp
-from rocserve.workers.warmup import warm_up_batches
+from rocserve.workers.warmup import warm_up_batches, with_ragged_shapes
 
 
 class ModelService(Protocol):
@@ -64,7 +64,8 @@ class TensorService:
 
     def warm_up(self, message: WarmUp) -> None:
         """See ModelService."""
-        self._model.warm_up(warm_up_batches(message.config, self._model_folder))
+        samples = warm_up_batches(message.config, self._model_folder)
+        self._model.warm_up([with_ragged_shapes(sample, message.config) for sample in samples])
         self._batching = message.config.max_batch_size > 0
 
     def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], object]) -> None:

@@ -14,7 +14,7 @@ from rocserve.workers.memory import Arena
 from rocserve.workers.messages import REQUEST_DETAILS, BatchLayout
 from rocserve.workers.model_conversation import ConversationResponder, ModelConversation
 from rocserve.workers.request_details import DetailsReader
-from rocserve.workers.request_inputs import separate
+from rocserve.workers.request_inputs import NOT_RAGGED, separate
 from rocserve.workers.request_results import RequestResultWriter
 from rocserve.workers.wire import (
     EXECUTE_FAILED,
@@ -86,8 +86,9 @@ class RequestExecutor:
         layout = self._reader.read(body)
         inputs = input_tensors(layout, numbers, self._input_arenas[slot])
         written = self._details.read(bytes(inputs.pop(REQUEST_DETAILS).data))
+        ragged = NOT_RAGGED if layout.ragged is None else layout.ragged.inputs
         requests: list[ModelRequest] = []
-        for said, tensors in zip(written, separate(inputs, layout.request_sizes), strict=True):
+        for said, tensors in zip(written, separate(inputs, layout.request_sizes, ragged), strict=True):
             responder = self._conversation.open_request(said.number)
             details = said.details
             responders.append(responder)
@@ -102,8 +103,6 @@ class RequestExecutor:
                     details.priority,
                     details.timeout_microseconds,
                     details.parameters,
-                    said.number,
-                    details.trace_context,
                 )
             )
         return layout, requests

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rocserve.core.errors import ServeError
 from rocserve.core.requests import Parameters
-from rocserve.workers.batch_outputs import OutputLayout, OutputSlice, check_size
+from rocserve.workers.batch_outputs import OutputCuts, OutputLayout, OutputSlice, check_size
 from rocserve.workers.messages import RequestResults
 from rocserve.workers.wire import REMEMBERED, LayoutReader, status_code, unpack_tail
 
@@ -18,8 +18,8 @@ class RequestOutputLayouts:
         self._reader = LayoutReader(RequestResults)
         self._layouts: dict[bytes, OutputLayout] = {}
 
-    def of(self, tail: bytes, request_sizes: tuple[int, ...]) -> OutputLayout:
-        """The layout that a tail tells, for a batch of these requests.
+    def of(self, tail: bytes, request_sizes: tuple[int, ...], cuts: OutputCuts | None = None) -> OutputLayout:
+        """The layout that a tail tells, for a batch of these requests; such a model cuts its outputs itself.
 
         Raises:
             ValueError: the tail does not make sense.

@@ -22,6 +22,7 @@ from rocserve.workers.wire import REMEMBERED, pack_tail
 
 Array = np.ndarray[Any, Any]
 
+NO_CUTS: Mapping[str, Sequence[tuple[int, ...]]] = {}
 NO_ROOM: Mapping[str, Array] = {}
 _FAILURE_TEXTS = 64 * 1024
 """Characters that the texts of one batch's failures share."""
@@ -75,6 +76,8 @@ class ResultWriter:
             values: Sequence[Array | Tensor] = [outputs[name] for name in names]
         except KeyError as missing:
             raise internal(f"the engine gave no output {missing}, only {sorted(outputs)}") from None
+        if batch.cuts:
+            _check_cuts(batch.cuts, names, values)
         key = None
         if not result.failures:
             try:
@@ -105,7 +108,7 @@ class ResultWriter:
         sizes = batch.request_sizes
         entries = [self._output(name, value, sizes) for name, value in zip(names, values, strict=True)]
         if self._batching:
-            _check_rows(entries, sum(sizes))
+            _check_rows([entry for entry in entries if entry.head.name not in batch.cuts], sum(sizes))
         offsets: list[int] = []
         end = 0
         for entry in entries:
@@ -187,6 +190,20 @@ def _check_rows(entries: Sequence[_Output], rows: int) -> None:
             raise internal(
                 f"output '{entry.head.name}' has the shape {list(entry.head.shape)}, expected the batch's {rows} rows"
             )
+
+
+def _check_cuts(
+    cuts: Mapping[str, Sequence[tuple[int, ...]]], names: Sequence[str], values: Sequence[Array | Tensor]
+) -> None:
+    for name, value in zip(names, values, strict=True):
+        if name in cuts:
+            count = math.prod(value.shape)
+            wanted = sum(math.prod(shape) for shape in cuts[name])
+            if count != wanted:
+                raise internal(
+                    f"output '{name}' has {count} elements, expected the {wanted} of the requests' shapes"
+                    f" {[list(shape) for shape in cuts[name]]}"
+                )
 
 
 def _told(failures: Mapping[int, ServeError]) -> tuple[RequestFailure, ...]:

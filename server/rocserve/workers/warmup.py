@@ -13,6 +13,7 @@ from rocserve.backends.base import Batch
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import ModelConfig, WarmupInput, WarmupSample
+from rocserve.core.ragged import made_data, made_shape, ragged_batching
 from rocserve.core.tensors import Tensor, encode_bytes_elements, tensor_from_numpy
 
 _FOLDER = "warmup"
@@ -26,6 +27,32 @@ def warm_up_batches(config: ModelConfig, model_folder: Path) -> list[Batch]:
         ServeError: INVALID_ARGUMENT, a sample's file is missing, outside the folder `warmup`, or of the wrong size.
     """
     return [batch for sample in config.model_warmup for batch in _batches(sample, config, model_folder)]
+
+
+def with_ragged_shapes(batch: Batch, config: ModelConfig) -> Batch:
+    """A sample as a batch of requests of different shapes, for engines that are given such batches."""
+    ragged = ragged_batching(config)
+    if not ragged:
+        return batch
+    batching = config.max_batch_size > 0
+    shapes = {
+        name: [(1, *tensor.shape[1:])] * len(batch.request_sizes) if batching else [tensor.shape]
+        for name, tensor in batch.inputs.items()
+    }
+    inputs = {name: _flat(tensor) if name in ragged.inputs else tensor for name, tensor in batch.inputs.items()}
+    for entry in ragged.made:
+        sources = shapes[entry.source_inputs[0]]
+        for name in entry.target_names:
+            inputs[name] = Tensor(name, entry.datatype, made_shape(entry, sources), made_data(entry, sources))
+    cuts = {
+        name: tuple(scatter.shape_of(shape) for shape in shapes[scatter.source])
+        for name, scatter in ragged.scattered.items()
+    }
+    return Batch(inputs, batch.requested_outputs, batch.request_sizes, cuts)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return Tensor(tensor.name, tensor.datatype, (tensor.element_count,), tensor.data)
 
 
 def _batches(sample: WarmupSample, config: ModelConfig, model_folder: Path) -> Iterator[Batch]:

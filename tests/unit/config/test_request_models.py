@@ -88,12 +88,11 @@ def test_tensors_must_come_from_somewhere(read: Read) -> None:
         complete_definition(read(""), EMPTY)
 
 
-def test_a_decoupled_model_keeps_no_order(read: Read) -> None:
+def test_a_decoupled_model_may_keep_the_order(read: Read) -> None:
     text = TENSORS + "max_batch_size: 2 dynamic_batching { preserve_ordering: true }"
-    with pytest.raises(ServeError) as raised:
-        complete_definition(read(text), replace(EMPTY, decoupled=True))
-    assert raised.value.code is StatusCode.UNIMPLEMENTED
-    assert raised.value.text.startswith("model 'm': preserve_ordering of a decoupled model is not supported")
+    config = complete_definition(read(text), replace(EMPTY, max_batch_size=2, decoupled=True)).config
+    assert config.decoupled
+    assert config.dynamic_batching is not None and config.dynamic_batching.preserve_ordering
 
 
 def test_the_policy_is_read(read: Read) -> None:

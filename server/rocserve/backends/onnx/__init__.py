@@ -11,5 +11,7 @@ BACKEND = BackendSpec(
     platforms=("onnx_onnxv1", "onnxruntime_onnx", "onnxruntime"),
     engines=(ONNXRUNTIME, MIGRAPHX),
     model_filenames=("model.onnx",),
+    takes_ragged_batches=True,
+    takes_operators=True,
     choose_engine=choose_engine,
 )

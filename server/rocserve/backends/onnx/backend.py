@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from rocserve.backends.onnx.signature import session_signature
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.core.model_config import ModelConfig
+from rocserve.core.ragged import made_data, made_shape, ragged_batching
 from rocserve.core.requests import Signature, TensorSpec
 from rocserve.core.tensors import Tensor, octets, tensor_from_numpy
 
@@ -62,6 +64,12 @@ def _load(model: ModelSource, plan: ProviderPlan) -> LoadedModel:
 
         plan = with_caches(model, plan)
     opener = SessionOpener(model, plan, weights)
+    if plan.compiling is not None and ragged_batching(model.config):
+        raise invalid_argument(
+            f"model '{model.name}': {plan.compiling.kind.provider} compiles each shape, so requests of different shapes"
+            " cannot share a batch there; make its instances KIND_CPU, or remove allow_ragged_batch, batch_input and"
+            " batch_output"
+        )
     if plan.compiling is not None:
         return load_fixed_shapes(model, opener, plan.compiling)
     session = opener.open()
@@ -171,13 +179,26 @@ class OnnxModel:
         return Tensor(name, DataType.BF16, array.shape, octets(np.ascontiguousarray(array)))
 
     def _zeros(self, rows: int) -> Batch:
-        inputs = {}
+        inputs = self._made_inputs(rows)
         for spec in self._signature.inputs:
+            if spec.name in inputs:
+                continue
             zeros = np.zeros(self._warm_up_shape(spec, rows), dtype=spec.datatype.numpy_dtype)
             if spec.datatype is DataType.BYTES:
                 zeros.fill(b"")
             inputs[spec.name] = tensor_from_numpy(spec.name, zeros, spec.datatype)
         return Batch(inputs, tuple(spec.name for spec in self._signature.outputs), (rows,))
+
+    def _made_inputs(self, rows: int) -> dict[str, Tensor]:
+        """What the server makes for one request of zeros."""
+        declared = {entry.name: entry for entry in self._config.inputs}
+        made: dict[str, Tensor] = {}
+        for entry in self._config.batch_inputs:
+            source = declared[entry.source_inputs[0]]
+            shape = (rows, *(abs(size) for size in source.reshape or source.dims))
+            for name in entry.target_names:
+                made[name] = Tensor(name, entry.datatype, made_shape(entry, [shape]), made_data(entry, [shape]))
+        return made
 
     def _warm_up_shape(self, spec: TensorSpec, rows: int) -> tuple[int, ...]:
         """The model's shape, with what the configuration says of the dimensions that vary, else 1."""
@@ -186,6 +207,8 @@ class OnnxModel:
             if declared.name == spec.name:
                 dims = declared.dims if declared.reshape is None else declared.reshape
                 shape = (rows, *dims) if self._config.max_batch_size > 0 else dims
+                if declared.allow_ragged_batch:
+                    shape = (math.prod(abs(size) for size in shape),)
         if self._sizes:
             shape = (rows, *shape[1:])
         return tuple(1 if dim == -1 else dim for dim in shape)

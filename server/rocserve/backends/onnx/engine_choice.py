@@ -7,8 +7,9 @@ from rocserve.backends.migraphx.configuration.parameters import check_parameters
 from rocserve.backends.migraphx.engine_choice import aims_at_gpus, has_gpu_for, migraphx_choice
 from rocserve.backends.migraphx.spec import MIGRAPHX
 from rocserve.backends.parameters import read_choice
-from rocserve.core.errors import unavailable
+from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.model_config import InstanceKind, ModelConfig
+from rocserve.core.ragged import ragged_batching
 
 ONNXRUNTIME = EngineSpec(
     name="onnxruntime",
@@ -37,6 +38,14 @@ def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
             it is not here, or target "gpu" and it cannot be had.
     """
     wanted = read_choice(config, "engine", "", _NAMES)
+    if ragged_batching(config) and wanted not in ("cpu", ONNXRUNTIME.name):
+        if wanted == MIGRAPHX.name:
+            raise invalid_argument(
+                f"model '{config.name}': MIGraphX compiles each shape, so requests of different shapes cannot share a"
+                " batch there; remove allow_ragged_batch, batch_input and batch_output, or set parameter 'engine' to"
+                ' "onnxruntime"'
+            )
+        return EngineChoice(ONNXRUNTIME, "requests of different shapes share a batch, which MIGraphX cannot run")
     if wanted == MIGRAPHX.name:
         remedy = 'set the parameter to "auto" or "onnxruntime" to have ONNX Runtime serve the model'
         return migraphx_choice(config, machine, "parameter 'engine' says so", remedy)

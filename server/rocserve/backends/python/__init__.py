@@ -21,4 +21,5 @@ BACKEND = BackendSpec(
     model_filenames=("model.py",),
     default_max_batch_size=0,
     answers_requests=True,
+    takes_ragged_batches=True,
 )

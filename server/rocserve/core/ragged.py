@@ -1,0 +1,98 @@
+"""Batches of requests of different shapes: what their tensors become, and what is made for and cut out of them.
+
+The arithmetic is that of Triton's backend library. Shapes are as the model sees them, with the batch dimension.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.model_config import BatchInput, BatchInputKind, ModelConfig
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """An output of which each request gets as many elements as its own shape has."""
+
+    source: str
+    """The input whose shape counts."""
+    dims: Shape
+    """-1 where the size is that of the same dimension of the input."""
+
+    def shape_of(self, source_shape: Shape) -> Shape:
+        """One request's."""
+        return tuple(source_shape[place] if size == -1 else size for place, size in enumerate(self.dims))
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedBatching:
+    """What of a model's configuration concerns batches of different shapes."""
+
+    inputs: frozenset[str]
+    """Their elements are laid one behind the other: [all of the batch]."""
+    made: tuple[BatchInput, ...]
+    """Inputs that the server makes for each batch."""
+    scattered: Mapping[str, Scatter]
+    """By output."""
+
+    def __bool__(self) -> bool:
+        return bool(self.inputs or self.made or self.scattered)
+
+
+def ragged_batching(config: ModelConfig) -> RaggedBatching:
+    """False where the model has nothing of it."""
+    lead = (-1,) if config.max_batch_size > 0 else ()
+    dims = {output.name: (*lead, *(output.reshape or output.dims)) for output in config.outputs}
+    return RaggedBatching(
+        frozenset(tensor.name for tensor in config.inputs if tensor.allow_ragged_batch),
+        config.batch_inputs,
+        {
+            name: Scatter(entry.source_inputs[0], dims[name])
+            for entry in config.batch_outputs
+            for name in entry.target_names
+        },
+    )
+
+
+def made_shape(entry: BatchInput, shapes: Sequence[Shape]) -> Shape:
+    """The shape of a batch input. `shapes`: those of its source in each request."""
+    match entry.kind:
+        case BatchInputKind.ACCUMULATED_ELEMENT_COUNT_WITH_ZERO:
+            return (len(shapes) + 1,)
+        case BatchInputKind.MAX_ELEMENT_COUNT_AS_SHAPE:
+            return (max(map(math.prod, shapes)),)
+        case BatchInputKind.ITEM_SHAPE:
+            return (sum(shape[0] for shape in shapes), len(shapes[0]) - 1)
+        case BatchInputKind.ITEM_SHAPE_FLATTEN:
+            return (sum(shape[0] * (len(shape) - 1) for shape in shapes),)
+        case _:
+            return (len(shapes),)
+
+
+def made_data(entry: BatchInput, shapes: Sequence[Shape]) -> bytes:
+    """Its bytes, which are INT32 or FP32."""
+    numbers = _numbers(entry.kind, shapes)
+    return struct.pack(f"<{len(numbers)}{'f' if entry.datatype is DataType.FP32 else 'i'}", *numbers)
+
+
+def _numbers(kind: BatchInputKind, shapes: Sequence[Shape]) -> Sequence[int]:
+    counts = [math.prod(shape) for shape in shapes]
+    match kind:
+        case BatchInputKind.ELEMENT_COUNT:
+            return counts
+        case BatchInputKind.ACCUMULATED_ELEMENT_COUNT:
+            return list(accumulate(counts))
+        case BatchInputKind.ACCUMULATED_ELEMENT_COUNT_WITH_ZERO:
+            return [0, *accumulate(counts)]
+        case BatchInputKind.MAX_ELEMENT_COUNT_AS_SHAPE:
+            # Its shape is all that it tells.
+            return [0] * max(counts)
+        case _:
+            return [size for shape in shapes for _ in range(shape[0]) for size in shape[1:]]

@@ -1,0 +1,171 @@
+"""Requests of different shapes in one batch: their tensors, what is made for them, and their parts of the outputs."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from onnx import TensorProto, helper
+from support.models import drop, graph, identity
+from support.ragged_models import RAGGED_CONFIG, ragged_model
+from support.server import RocserveProcess, wait_until
+
+TEXTS_CONFIG = """
+max_batch_size: 8
+dynamic_batching { preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 5000000 }
+input { name: "X" data_type: TYPE_STRING dims: [ -1 ] allow_ragged_batch: true }
+batch_input { kind: BATCH_ELEMENT_COUNT target_name: "COUNT" data_type: TYPE_INT32 source_input: "X" }
+output { name: "COUNTS" data_type: TYPE_INT32 dims: [ 1 ] reshape { shape: [ ] } }
+"""
+
+PYTHON_CONFIG = """
+backend: "python"
+max_batch_size: 8
+dynamic_batching { preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 5000000 }
+input { name: "X" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true }
+output { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "TOGETHER" data_type: TYPE_INT32 dims: [ 1 ] }
+"""
+
+PYTHON_MODEL = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        count = np.array([[len(requests)]], np.int32)
+        return [
+            pb_utils.InferenceResponse([
+                pb_utils.Tensor("Y", 3 * pb_utils.get_input_tensor_by_name(request, "X").as_numpy()),
+                pb_utils.Tensor("TOGETHER", count),
+            ])
+            for request in requests
+        ]
+"""
+
+
+def counted_texts() -> bytes:
+    return graph(
+        [helper.make_node("Identity", ["COUNT"], ["COUNTS"]), helper.make_node("Identity", ["X"], ["unused"])],
+        {"X": (TensorProto.STRING, ["n"]), "COUNT": (TensorProto.INT32, ["r"])},
+        {"COUNTS": (TensorProto.INT32, ["r"]), "unused": (TensorProto.STRING, ["n"])},
+    )
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder: Path = tmp_path_factory.mktemp("ragged")
+    repository = folder / "repository"
+    drop(repository, "ragged", ragged_model(), RAGGED_CONFIG)
+    warm_up = (
+        'model_warmup { name: "w" batch_size: 2'
+        ' inputs { key: "X" value { data_type: TYPE_FP32 dims: [ 2, 3 ] zero_data: true } } }'
+    )
+    drop(repository, "warmed", ragged_model(), RAGGED_CONFIG + warm_up)
+    drop(repository, "texts", counted_texts(), TEXTS_CONFIG)
+    drop(
+        repository,
+        "whole",
+        identity(TensorProto.FLOAT, ["n"]),
+        """input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1, -1 ] allow_ragged_batch: true }
+        output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1, -1 ] }
+        batch_output { target_name: "OUTPUT0" kind: BATCH_SCATTER_WITH_INPUT_SHAPE source_input: "INPUT0" }""",
+    )
+    version = repository / "python" / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(PYTHON_MODEL)
+    (repository / "python" / "config.pbtxt").write_text(PYTHON_CONFIG)
+    with RocserveProcess([repository], log=folder / "log") as process:
+        process.wait_until_ready(60)
+        yield process
+
+
+def ask_all(server: RocserveProcess, model: str, arrays: list[np.ndarray], datatype: str, name: str = "X") -> list:
+    """Their answers; they are sent at once, each on a connection of its own."""
+
+    def ask(array: np.ndarray) -> triton.InferResult:
+        entry = triton.InferInput(name, list(array.shape), datatype)
+        entry.set_data_from_numpy(array)
+        return server.client().infer(model, [entry], client_timeout=30)
+
+    with ThreadPoolExecutor(len(arrays)) as pool:
+        return list(pool.map(ask, arrays))
+
+
+@pytest.mark.parametrize("model", ["ragged", "warmed"])
+def test_each_request_gets_its_part_and_the_model_what_tells_them_apart(server: RocserveProcess, model: str) -> None:
+    arrays = [
+        np.random.default_rng(seed).random((1, *shape), np.float32)
+        for seed, shape in enumerate([(2, 3), (1, 1), (5, 2)])
+    ]
+    answers = ask_all(server, model, arrays, "FP32")
+    bounds = []
+    for array, answer in zip(arrays, answers, strict=True):
+        np.testing.assert_array_equal(answer.as_numpy("DOUBLED"), array * 2)
+        assert answer.as_numpy("COUNTS").tolist() == [[array.size]]
+        assert answer.as_numpy("LONGESTS").tolist() == [[10]]
+        assert answer.as_numpy("ITEM_SHAPES").tolist() == [list(array.shape[1:])]
+        assert answer.as_numpy("ITEM_SIZES").tolist() == [list(array.shape[1:])]
+        bounds.append((int(answer.as_numpy("STARTS")[0, 0]), int(answer.as_numpy("ENDS")[0, 0])))
+    # In whichever order they came, one begins where another ends.
+    assert sorted(end - start for start, end in bounds) == [1, 6, 10]
+    ordered = sorted(bounds)
+    assert ordered[0][0] == 0
+    assert [end for _, end in ordered[:-1]] == [start for start, _ in ordered[1:]]
+    (statistics,) = server.client().get_inference_statistics(model).model_stats
+    assert [batch.batch_size for batch in statistics.batch_stats] == [3]
+
+
+def test_texts_too(server: RocserveProcess) -> None:
+    arrays = [np.array([[b"a", b"", b"ccc"]], np.object_), np.array([[b"dd"]], np.object_)]
+    answers = ask_all(server, "texts", arrays, "BYTES")
+    assert [answer.as_numpy("COUNTS").tolist() for answer in answers] == [[[3]], [[1]]]
+
+
+def test_a_model_without_a_batch_dimension_gets_one_line_of_elements(server: RocserveProcess) -> None:
+    array = np.arange(12, dtype=np.float32).reshape(3, 4)
+    (answer,) = ask_all(server, "whole", [array], "FP32", "INPUT0")
+    np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), array)
+
+
+def test_a_python_model_sees_each_request_with_its_own_shape(server: RocserveProcess) -> None:
+    arrays = [np.ones((1, 3), np.float32), np.ones((1, 5), np.float32)]
+    for array, answer in zip(arrays, ask_all(server, "python", arrays, "FP32"), strict=True):
+        np.testing.assert_array_equal(answer.as_numpy("Y"), 3 * array)
+        assert answer.as_numpy("TOGETHER").tolist() == [[2]]
+
+
+def test_a_configuration_that_is_not_the_models_is_refused(server: RocserveProcess, serve, tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    drop(
+        repository,
+        "square",
+        identity(TensorProto.FLOAT, ["n", 4]),
+        """max_batch_size: 4
+        input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 4 ] allow_ragged_batch: true }
+        output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 4 ] }""",
+    )
+    drop(
+        repository,
+        "other",
+        ragged_model(),
+        RAGGED_CONFIG.replace(
+            'target_name: "COUNT" data_type: TYPE_FP32', 'target_name: "COUNT" data_type: TYPE_INT32'
+        ),
+    )
+    other = serve(repository)
+    wait_until(
+        lambda: [entry.state for entry in other.client().get_model_repository_index().models] == ["UNAVAILABLE"] * 2
+    )
+    reasons = {entry.name: entry.reason for entry in other.client().get_model_repository_index().models}
+    assert (
+        "unable to load model 'square', configuration expects model provides input with shape [-1]  for ragged input"
+        " 'INPUT0', model provides [-1,4]" in reasons["square"]
+    )
+    assert (
+        "unable to load model 'other', batch input 'COUNT' is TYPE_INT32 in the configuration, TYPE_FP32 in the model"
+        in reasons["other"]
+    )
