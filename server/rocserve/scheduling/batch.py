@@ -193,13 +193,15 @@ class BatchAnswerer:
         """`entries`: those that `answers` are for."""
         queue_starts: list[int] = []
         rows = 0
+        times = (batch.compute_start_ns, outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)
         for entry, answer in zip(entries, answers, strict=True):
             rows += entry.plan.batch_size
+            if entry.request.trace is not None:
+                entry.request.trace.note_run(entry.queue_start_ns, times)
             if isinstance(answer, ServeError):
                 self._statistics.record_failure(entry.queue_start_ns, now)
             else:
                 queue_starts.append(entry.queue_start_ns)
-        times = (batch.compute_start_ns, outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)
         if batch.one_by_one:
             self._record_convoy(times, queue_starts, now, batch.entries[0].plan.batch_size)
         elif queue_starts:

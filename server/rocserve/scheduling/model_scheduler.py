@@ -156,6 +156,7 @@ class ModelScheduler:
 
     def _tell_cancelled(self, entry: QueuedRequest) -> None:
         self._statistics.record_cancellation(entry.queue_start_ns, time.monotonic_ns())
+        entry.note_unrun()
         _out_of_turn(entry).fail(ServeError(StatusCode.CANCELLED, "the request was cancelled before it ran"))
 
     def _drop_ahead(self, entry: QueuedRequest) -> bool:
@@ -341,6 +342,7 @@ class ModelScheduler:
 
     def _reject(self, entry: QueuedRequest, error: ServeError) -> None:
         self._statistics.record_rejection(entry.queue_start_ns, time.monotonic_ns())
+        entry.note_unrun()
         _out_of_turn(entry).fail(error)
 
     # Timers

@@ -39,6 +39,8 @@ class Load:
     instance_name: str = ""
     """Triton's: <group>_<instance>."""
     settings: EngineSettings = field(default_factory=EngineSettings)
+    cores: tuple[int, ...] = ()
+    """The CPU cores to keep to; empty = any."""
     verbose: bool = False
     """Whether the server's log takes what is only for the curious."""
 
@@ -161,6 +163,8 @@ class RequestDetails:
     priority: int = 0
     timeout_microseconds: int = 0
     parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
+    trace_context: str = ""
+    """W3C's, in JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +210,7 @@ class CallLayout:
     priority: int
     timeout_microseconds: int
     parameters: Parameters
+    trace_number: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,8 @@ class RequestExecutor:
                     details.priority,
                     details.timeout_microseconds,
                     details.parameters,
+                    said.number,
+                    details.trace_context,
                 )
             )
         return layout, requests
