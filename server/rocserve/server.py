@@ -7,14 +7,12 @@ import resource
 import signal
 import time
 
+from rocserve.backends.backend_config import with_backend_config
 from rocserve.backends.registry import discover_backends
 from rocserve.core.serving import ServingTableHolder
-from rocserve.frontends.grpc.select import create_transport
-from rocserve.frontends.grpc.service import GrpcService
-from rocserve.frontends.grpc.transport import Transport, TransportOptions
 from rocserve.frontends.metrics.collection import ServerMetrics
-from rocserve.frontends.metrics.endpoint import MetricsEndpoint
 from rocserve.frontends.metrics.exposition import exposition
+from rocserve.frontends.running import FrontEnds, Served
 from rocserve.observability.logs import ServerLog
 from rocserve.observability.tracing.creation import create_tracing
 from rocserve.observability.tracing.tracing import Tracing
@@ -39,7 +37,7 @@ from rocserve.services.queries import QueryService
 from rocserve.services.readiness import Readiness
 from rocserve.services.repository_control import RepositoryControlService
 from rocserve.services.trace_control import TraceControlService
-from rocserve.settings import GrpcSettings, ServerSettings
+from rocserve.settings import ServerSettings
 from rocserve.workers.completion import CompletionThread
 from rocserve.workers.launcher import WorkerLauncher
 
@@ -72,7 +70,9 @@ class Server:
         self._tables = ServingTableHolder()
         self._client_regions = ClientRegions()
         self._fallbacks = FallbackCounter()
-        registry = discover_backends()
+        registry, remarks = with_backend_config(discover_backends(), settings.backend_config)
+        for remark in remarks:
+            log.warning("%s", remark)
         loader = WorkerVersionLoader(
             launcher=launcher,
             completion=self._completion,
@@ -106,43 +106,30 @@ class Server:
             loop.add_signal_handler(number, self._on_signal, number, ending)
         self._completion.start()
         readiness = Readiness(self._repository.is_ready)
-        service = GrpcService(
-            self._inference_service(readiness),
-            methods(self._services(readiness)),
-            self._tables,
-            readiness,
-            self._repository.subscribe,
-            loop,
-            self._log.getChild("grpc"),
-            self._settings.grpc,
-        )
-        metrics = self._metrics_endpoint()
+        front_ends = FrontEnds(self._settings, self._served(readiness), self._completion, self._log)
         try:
-            if metrics is not None:
-                port = await metrics.start()
-                self._log.info("Started Metrics Service at %s:%d", self._settings.metrics.address, port)
-            transport = create_transport(
-                self._settings.grpc.transport,
-                _transport_options(self._settings.grpc),
-                service.routes(),
-                self._log.getChild("grpc"),
-                self._completion,
-            )
-            port = transport.start()
+            await front_ends.start()
         except (OSError, RuntimeError, ValueError) as error:
             # An errno says nothing to people; a file that cannot be read is told by name.
             self._log.error("%s", error.strerror if isinstance(error, OSError) and not error.filename else error)
-            if metrics is not None:
-                metrics.stop()
             await self._stop_workers()
             return 1
-        self._log.info("Started GRPCInferenceService at %s:%d", self._settings.grpc.address, port)
         status = await self._serve(ending)
         readiness.begin_exit()
-        await self._drain(service, transport)
-        if metrics is not None:
-            metrics.stop()
+        await self._drain(front_ends)
+        await front_ends.stop_metrics()
         return status
+
+    def _served(self, readiness: Readiness) -> Served:
+        metrics = ServerMetrics(self._tables, self._fallbacks.snapshot)
+        return Served(
+            inference=self._inference_service(readiness),
+            methods=methods(self._services(readiness)),
+            tables=self._tables,
+            readiness=readiness,
+            subscribe=self._repository.subscribe,
+            write_metrics=lambda: exposition(metrics.families()),
+        )
 
     def _inference_service(self, readiness: Readiness) -> InferenceService:
         observer = RequestObserver(self._tracing, self._tables, self._log.getChild("requests"))
@@ -157,17 +144,6 @@ class Server:
             trace_control=TraceControlService(self._tracing, self._tables),
             log_control=LogControlService(self._server_log),
             amd=AmdInferenceServerService(self._tables, self._repository, ThisMachine(self._settings.engines)),
-        )
-
-    def _metrics_endpoint(self) -> MetricsEndpoint | None:
-        if not self._settings.metrics.allow:
-            return None
-        metrics = ServerMetrics(self._tables, self._fallbacks.snapshot)
-        return MetricsEndpoint(
-            self._settings.metrics.address,
-            self._settings.metrics.port,
-            lambda: exposition(metrics.families()),
-            self._log.getChild("metrics"),
         )
 
     def _on_signal(self, number: int, ending: asyncio.Event) -> None:
@@ -198,13 +174,13 @@ class Server:
         await stopped
         return 0
 
-    async def _drain(self, service: GrpcService, transport: Transport) -> None:
+    async def _drain(self, front_ends: FrontEnds) -> None:
         """Not ready first, and no more loads; then the work in hand finishes; then the workers end. Within the exit
         time-out."""
         deadline = time.monotonic() + self._settings.exit_timeout_seconds
-        service.begin_exit()
+        front_ends.begin_exit()
         self._repository.begin_stop()
-        await asyncio.to_thread(transport.stop, max(0.0, deadline - time.monotonic()))
+        await front_ends.drain(deadline)
         try:
             async with asyncio.timeout(max(0.5, deadline - time.monotonic())):
                 await self._repository.stop()
@@ -233,33 +209,10 @@ def _repository_settings(settings: ServerSettings) -> RepositorySettings:
         poll_seconds=settings.poll_seconds,
         settle_seconds=settings.settle_seconds,
         worker_load_folders=settings.worker_load_folders,
+        model_namespacing=settings.model_namespacing,
         load_models=settings.load_models,
         concurrent_loads=settings.load_thread_count,
         strict_model_config=settings.strict_model_config,
         model_config_name=settings.model_config_name,
         strict_readiness=settings.strict_readiness,
-    )
-
-
-def _transport_options(grpc: GrpcSettings) -> TransportOptions:
-    return TransportOptions(
-        address=grpc.address,
-        port=grpc.port,
-        reuse_port=grpc.reuse_port,
-        use_ssl=grpc.use_ssl,
-        use_ssl_mutual=grpc.use_ssl_mutual,
-        server_cert=grpc.server_cert,
-        server_key=grpc.server_key,
-        root_cert=grpc.root_cert,
-        max_receive_message_bytes=grpc.max_message_bytes,
-        max_send_message_bytes=grpc.max_message_bytes,
-        response_compression_level=grpc.response_compression_level,
-        keepalive_time_ms=grpc.keepalive_time_ms,
-        keepalive_timeout_ms=grpc.keepalive_timeout_ms,
-        keepalive_permit_without_calls=grpc.keepalive_permit_without_calls,
-        http2_max_pings_without_data=grpc.http2_max_pings_without_data,
-        http2_min_recv_ping_interval_without_data_ms=grpc.http2_min_recv_ping_interval_without_data_ms,
-        http2_max_ping_strikes=grpc.http2_max_ping_strikes,
-        max_connection_age_ms=grpc.max_connection_age_ms,
-        max_connection_age_grace_ms=grpc.max_connection_age_grace_ms,
     )

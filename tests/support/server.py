@@ -17,7 +17,7 @@ from typing import Self
 import psutil
 import tritonclient.grpc as triton
 
-_STARTED = re.compile(r"Started GRPCInferenceService at \S+:(\d+)")
+_STARTED = re.compile(r"Started (GRPCInference|HTTP)Service at \S+?:(\d+)")
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 20.0, what: str = "the condition") -> None:
@@ -49,7 +49,9 @@ class RocserveProcess:
         self._log = log
         self._lines: list[str] = []
         self._port_known = threading.Event()
+        self._last_started = "HTTP" if "--allow-grpc=false" in flags else "GRPCInference"
         self.port = 0
+        self.http_port = 0
         self.process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
@@ -87,10 +89,21 @@ class RocserveProcess:
                 file.flush()
                 self._lines.append(line)
                 if found := _STARTED.search(line):
-                    self.port = int(found[1])
-                    self._port_known.set()
+                    self._note_port(found[1], int(found[2]))
         # An end before the start must not make anyone wait.
         self._port_known.set()
+
+    def _note_port(self, service: str, port: int) -> None:
+        if service == "HTTP":
+            self.http_port = port
+        else:
+            self.port = port
+        if service == self._last_started:
+            self._port_known.set()
+
+    @property
+    def http_address(self) -> str:
+        return f"127.0.0.1:{self.http_port}"
 
     @property
     def address(self) -> str:

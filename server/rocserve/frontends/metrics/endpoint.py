@@ -1,21 +1,19 @@
-"""GET /metrics over HTTP/1.1. One answer a connection: monitoring asks a few times a minute."""
+"""GET /metrics, on a port of its own."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import os
 from collections.abc import Callable
-from http import HTTPStatus
 
+from aiohttp import web
+
+from rocserve.frontends.http.listener import ConnectionLimits, HttpListener, binding_refusal
 from rocserve.frontends.metrics.exposition import CONTENT_TYPE
 
 _PATH = "/metrics"
-_HEAD_SECONDS = 10.0
-_WRITE_SECONDS = 30.0
-_LONGEST_HEAD = 16 * 1024
-_MOST_CONNECTIONS = 64
+_LIMITS = ConnectionLimits(idle_seconds=300.0, most=64)
+"""Monitoring asks a few times a minute."""
 
 
 class MetricsEndpoint:
@@ -26,8 +24,7 @@ class MetricsEndpoint:
         self._port = port
         self._write_metrics = write_metrics
         self._log = log
-        self._server: asyncio.Server | None = None
-        self._connections = 0
+        self._listener = HttpListener(self._answer, log, _LIMITS)
 
     async def start(self) -> int:
         """Listen; returns the port.
@@ -36,68 +33,26 @@ class MetricsEndpoint:
             OSError: it cannot be listened on; the error's text says where and what to do.
         """
         try:
-            self._server = await asyncio.start_server(
-                self._serve, self._address, self._port, limit=_LONGEST_HEAD, reuse_address=True
-            )
+            return await self._listener.start(self._address, self._port)
         except OSError as error:
-            raise OSError(error.errno, _refusal(self._address, self._port, error)) from None
-        return int(self._server.sockets[0].getsockname()[1])
+            raise binding_refusal("metrics", self._address, self._port, error, "metrics") from None
 
-    def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+    async def stop(self) -> None:
+        await self._listener.stop()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._connections += 1
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
+        if request.rel_url.raw_path.rstrip("/") != _PATH:
+            return _text(404, f"there is only {_PATH}\n")
+        if request.method not in ("GET", "HEAD"):
+            response = _text(405, "only GET and HEAD\n")
+            response.headers["Allow"] = "GET, HEAD"
+            return response
         try:
-            if self._connections <= _MOST_CONNECTIONS:
-                await self._answer(reader, writer)
-        except (TimeoutError, ConnectionError, asyncio.IncompleteReadError):
-            pass  # Whoever asked has gone, or never did.
-        except asyncio.LimitOverrunError:
-            writer.write(_response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, ""))
-        finally:
-            self._connections -= 1
-            writer.close()
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with asyncio.timeout(_HEAD_SECONDS):
-            head = await reader.readuntil(b"\r\n\r\n")
-        response = await self._response_to(head.split(b"\r\n", 1)[0].decode("latin-1"))
-        writer.write(response)
-        async with asyncio.timeout(_WRITE_SECONDS):
-            await writer.drain()
-
-    async def _response_to(self, request_line: str) -> bytes:
-        words = request_line.split(" ")
-        if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            return _response(HTTPStatus.BAD_REQUEST, "this is HTTP/1.1\n")
-        method, target, _ = words
-        if target.partition("?")[0] != _PATH:
-            return _response(HTTPStatus.NOT_FOUND, f"there is only {_PATH}\n")
-        if method not in ("GET", "HEAD"):
-            return _response(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD\n", "Allow: GET, HEAD\r\n")
-        try:
-            text = await asyncio.to_thread(self._write_metrics)
+            return _text(200, await asyncio.to_thread(self._write_metrics))
         except Exception:
             self._log.exception("the metrics could not be written")
-            return _response(HTTPStatus.INTERNAL_SERVER_ERROR, "the server's log says why\n")
-        return _response(HTTPStatus.OK, text, with_body=method == "GET")
+            return _text(500, "the server's log says why\n")
 
 
-def _response(status: HTTPStatus, text: str, more: str = "", with_body: bool = True) -> bytes:
-    body = text.encode()
-    head = (
-        f"HTTP/1.1 {status.value} {status.phrase}\r\n"
-        f"Content-Type: {CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\n{more}Connection: close\r\n\r\n"
-    )
-    return head.encode() + (body if with_body else b"")
-
-
-def _refusal(address: str, port: int, error: OSError) -> str:
-    why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-    remedy = "name another with --metrics-port, or switch metrics off with --allow-metrics=false"
-    if error.errno in (errno.EADDRNOTAVAIL, None) or (error.errno and error.errno < 0):
-        remedy = "name an address of this machine with --metrics-address"
-    return f"cannot serve metrics at {address}:{port}: {why}; {remedy}"
+def _text(status: int, text: str) -> web.Response:
+    return web.Response(status=status, body=text.encode(), headers={"Content-Type": CONTENT_TYPE})

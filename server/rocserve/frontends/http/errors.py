@@ -1,0 +1,74 @@
+"""Errors as HTTP tells them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from aiohttp import web
+
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.frontends.http.json_text import json_bytes
+
+JSON = "application/json"
+PLAIN = "text/plain"
+"""Triton calls the JSON of some of its errors so."""
+
+_STATUSES: Mapping[StatusCode, int] = MappingProxyType(
+    {
+        StatusCode.INTERNAL: 500,
+        StatusCode.NOT_FOUND: 404,
+        StatusCode.UNAVAILABLE: 503,
+        StatusCode.UNIMPLEMENTED: 501,
+        StatusCode.DEADLINE_EXCEEDED: 504,
+        StatusCode.RESOURCE_EXHAUSTED: 429,
+        StatusCode.PERMISSION_DENIED: 403,
+        StatusCode.UNAUTHENTICATED: 401,
+    }
+)
+
+
+def status_of(code: StatusCode) -> int:
+    """The HTTP status of an error; 400 where no other says it better, as in Triton."""
+    return _STATUSES.get(code, 400)
+
+
+class HttpError(Exception):
+    """An error that only HTTP knows; without a text it has no body."""
+
+    def __init__(
+        self, status: int, text: str, content_type: str = PLAIN, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+        self.content_type = content_type
+        self.headers = headers
+
+
+def error_body(text: str) -> bytes:
+    return json_bytes({"error": text})
+
+
+def error_response(error: ServeError | HttpError, content_type: str = JSON) -> web.Response:
+    """The answer that tells an error.
+
+    Args:
+        content_type: of a ServeError; an HttpError has its own.
+    """
+    if isinstance(error, HttpError):
+        return web.Response(
+            status=error.status,
+            body=error_body(error.text) if error.text else b"",
+            content_type=error.content_type,
+            headers=error.headers,
+        )
+    return web.Response(status=status_of(error.code), body=error_body(error.text), content_type=content_type)
+
+
+def not_allowed(content_type: str = PLAIN) -> HttpError:
+    return HttpError(405, "Method Not Allowed", content_type)
+
+
+def not_found() -> HttpError:
+    return HttpError(404, "Not Found")

@@ -1,0 +1,99 @@
+"""Generate and generate_stream: one JSON object in, one or a stream of them out."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from rocserve.core.errors import ServeError, internal, invalid_argument
+from rocserve.core.serving import ServingTableHolder
+from rocserve.frontends.http.body import BodyReader
+from rocserve.frontends.http.errors import JSON, error_body, error_response, not_allowed, status_of
+from rocserve.frontends.http.generate import NOT_ONE_RESPONSE, GenerateRequest, event, generate_body
+from rocserve.frontends.http.origin import Arrival
+from rocserve.frontends.http.places import Place
+from rocserve.frontends.http.responders import AnswerStream, Outcome
+from rocserve.services.inference import InferenceService
+
+_EVENTS = "text/event-stream; charset=utf-8"
+
+
+class GenerateHandler:
+    """On the event loop."""
+
+    def __init__(self, service: InferenceService, tables: ServingTableHolder, bodies: BodyReader) -> None:
+        self._service = service
+        self._tables = tables
+        self._bodies = bodies
+
+    async def answer(self, request: web.BaseRequest, place: Place, streams: bool) -> web.StreamResponse:
+        """The answer to one request; a stream has been sent.
+
+        Raises:
+            ServeError: the request is refused.
+            HttpError: what only HTTP knows is wrong.
+        """
+        if request.method != "POST":
+            raise not_allowed(JSON)
+        arrival = Arrival(request)
+        version = self._tables.table.find(place.model, place.version)
+        if request.headers.get("Content-Encoding", "identity") not in ("", "identity"):
+            raise invalid_argument("Unsupported content-encoding, only 'identity' is supported.")
+        body = await self._bodies.json_body(request)
+        generate_request = GenerateRequest(version.config, place.version).read(body)
+        responder = AnswerStream(asyncio.get_running_loop(), arrival.completed())
+        self._service.infer(generate_request, responder)
+        responder.handed_over()
+        is_complete = False
+        try:
+            first = await responder.next()
+            if responder.is_refused and isinstance(first, ServeError):
+                response: web.StreamResponse = error_response(first)
+            elif streams:
+                response = await _send_events(request, first, responder)
+            else:
+                response = await _only_response(first, responder)
+            is_complete = True
+            return response
+        finally:
+            if not is_complete:
+                responder.cancel()
+
+
+async def _only_response(first: Outcome | None, responder: AnswerStream) -> web.Response:
+    count = 0
+    outcome = first
+    while outcome is not None:
+        count += 1
+        outcome = await responder.next()
+    if count != 1 or first is None:
+        return error_response(internal(NOT_ONE_RESPONSE))
+    status, body = _told(first)
+    return web.Response(status=status, body=body, content_type=JSON)
+
+
+async def _send_events(request: web.BaseRequest, first: Outcome | None, responder: AnswerStream) -> web.StreamResponse:
+    """The first one decides about the status; what fails later is an event of the stream."""
+    status, body = (200, b"") if first is None else _told(first)
+    response = web.StreamResponse(status=status, headers={"Content-Type": _EVENTS, "Cache-Control": "no-cache"})
+    response.enable_chunked_encoding()
+    await response.prepare(request)
+    outcome = first
+    while outcome is not None:
+        await response.write(event(body))
+        outcome = await responder.next()
+        if outcome is not None:
+            _, body = _told(outcome)
+    await response.write_eof()
+    return response
+
+
+def _told(outcome: Outcome) -> tuple[int, bytes]:
+    """Status and body of one response or error."""
+    if not isinstance(outcome, ServeError):
+        try:
+            return 200, generate_body(outcome)
+        except ServeError as error:
+            outcome = error
+    return status_of(outcome.code), error_body(outcome.text)

@@ -1,0 +1,133 @@
+"""Infer: from a client's body to a scheduled request, and its answer back."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+from aiohttp import web
+
+from rocserve.core.errors import ServeError, StatusCode, unimplemented
+from rocserve.core.requests import InferRequest
+from rocserve.core.serving import ServingTableHolder
+from rocserve.frontends.http.answer_form import BINARY_ONLY, AnswerForm
+from rocserve.frontends.http.body import BodyReader
+from rocserve.frontends.http.encodings import IDENTITY, compressed, request_encoding, response_encoding
+from rocserve.frontends.http.errors import JSON, PLAIN, HttpError, error_response, not_allowed
+from rocserve.frontends.http.infer_request import InferRequestReader
+from rocserve.frontends.http.infer_response import InferBody, infer_body, takes_long
+from rocserve.frontends.http.origin import Arrival
+from rocserve.frontends.http.places import Place
+from rocserve.frontends.http.raw_request import raw_request
+from rocserve.frontends.http.request_heads import RequestHeads
+from rocserve.frontends.http.responders import NOT_FOR_DECOUPLED, SingleAnswer
+from rocserve.services.forwarded_headers import HeaderForwarding
+from rocserve.services.inference import InferenceService
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+_BINARY = "application/octet-stream"
+_INTEGER = re.compile(r"\s*([+-]?\d{1,18})")
+_ONE_PIECE = 128 << 10
+"""Bytes up to which a body is put together, rather than sent part by part."""
+
+
+class InferHandler:
+    """On the event loop."""
+
+    def __init__(
+        self,
+        service: InferenceService,
+        tables: ServingTableHolder,
+        bodies: BodyReader,
+        forwarding: HeaderForwarding | None,
+    ) -> None:
+        self._service = service
+        self._tables = tables
+        self._bodies = bodies
+        self._forwarding = forwarding
+        self._heads = RequestHeads()
+        self._reader = InferRequestReader(self._heads)
+
+    async def answer(self, request: web.BaseRequest, place: Place) -> web.StreamResponse:
+        """The answer to one infer request; one that is sent in parts has been sent.
+
+        Raises:
+            HttpError: what only HTTP knows is wrong.
+        """
+        if request.method != "POST":
+            raise not_allowed()
+        content_type = PLAIN
+        try:
+            arrival = Arrival(request)
+            version = self._tables.table.find(place.model, place.version)
+            if version.config.decoupled:
+                raise unimplemented(NOT_FOR_DECOUPLED)
+            encoding = request_encoding(request.headers.get("Content-Encoding"))
+            header = request.headers.get(HEADER_LENGTH)
+            body = await self._bodies.tensor_body(request, encoding, is_json=header is None)
+            header_length = len(body) if header is None else _header_length(header, len(body))
+            self._bodies.check_json_size(header_length or len(body))
+            content_type = JSON
+            if header_length:
+                infer_request, form = self._reader.read(body, header_length, place.model, place.version)
+            else:
+                infer_request = raw_request(body, version.config, place.version, self._heads)
+                form = BINARY_ONLY
+            if self._forwarding is not None:
+                infer_request.head = self._forwarding.forward(infer_request.head, request.headers.items())
+        except ServeError as error:
+            return error_response(error, content_type)
+        return await self._run(request, infer_request, form, arrival)
+
+    async def _run(
+        self, request: web.BaseRequest, infer_request: InferRequest, form: AnswerForm, arrival: Arrival
+    ) -> web.StreamResponse:
+        responder = SingleAnswer(asyncio.get_running_loop(), arrival.completed())
+        self._service.infer(infer_request, responder)
+        responder.handed_over()
+        outcome = await responder.outcome()
+        if isinstance(outcome, ServeError):
+            return error_response(outcome, JSON if responder.is_refused else PLAIN)
+        try:
+            if takes_long(outcome, form):
+                body = await asyncio.to_thread(infer_body, outcome, form)
+            else:
+                body = infer_body(outcome, form)
+        except ServeError as error:
+            return error_response(error, PLAIN)
+        return await _response(request, body, response_encoding(request.headers.get("Accept-Encoding")))
+
+
+async def _response(request: web.BaseRequest, body: InferBody, encoding: str) -> web.StreamResponse:
+    headers = {"Content-Type": JSON}
+    if body.tensors:
+        headers = {"Content-Type": _BINARY, HEADER_LENGTH: str(len(body.json))}
+    size = sum(len(part) for part in body.parts)
+    if encoding != IDENTITY:
+        headers["Content-Encoding"] = encoding
+        if size <= _ONE_PIECE:
+            return web.Response(body=compressed(body.parts, encoding), headers=headers)
+        return web.Response(body=await asyncio.to_thread(compressed, body.parts, encoding), headers=headers)
+    if size <= _ONE_PIECE:
+        return web.Response(body=b"".join(body.parts) if body.tensors else body.json, headers=headers)
+    response = web.StreamResponse(headers=headers)
+    response.content_length = size
+    await response.prepare(request)
+    for part in body.parts:
+        await response.write(part)
+    await response.write_eof()
+    return response
+
+
+def _header_length(header: str, body_length: int) -> int:
+    """How many bytes of a body are its JSON, as its client says."""
+    found = _INTEGER.match(header)
+    if found is None:
+        raise HttpError(400, f"Unable to parse {HEADER_LENGTH}, got: {header}")
+    length = int(found[1])
+    if not 0 <= length <= body_length:
+        raise ServeError(
+            StatusCode.INVALID_ARGUMENT,
+            f"inference header size should be in range (0, {body_length}), got: {header}",
+        )
+    return length

@@ -1,0 +1,111 @@
+"""Bytes to JSON values and back. Bytes that are no UTF-8 pass through both ways, as they do in Triton."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from rocserve.core.errors import ServeError, internal, invalid_argument
+from rocserve.core.tensors import Buffer
+
+DEEPEST_NESTING = 100
+
+_BEGUN_VALUE = re.compile(r"n(ul?)?|t(ru?)?|f(a(ls?)?)?|-")
+_BARE_FRACTION = re.compile(r"-?\d+\.")
+
+_FAULTS = {
+    "Expecting property name enclosed in double quotes": "Missing a name for object member.",
+    "Illegal trailing comma before end of object": "Missing a name for object member.",
+    "Expecting ':' delimiter": "Missing a colon after a name of object member.",
+    "Extra data": "The document root must not be followed by other values.",
+    "Unterminated string starting at": "Missing a closing quotation mark in string.",
+    "Invalid \\escape": "Invalid escape character in string.",
+    "Invalid control character at": "Invalid escape character in string.",
+    "Invalid \\uXXXX escape": "Incorrect hex digit after \\u escape in string.",
+}
+"""What Python's parser finds, in the words of the one in Triton."""
+
+
+def parse_json(data: Buffer) -> Any:
+    """The value that the bytes tell.
+
+    Raises:
+        ServeError: INTERNAL, as Triton answers what is no JSON; INVALID_ARGUMENT when it is nested too deeply.
+    """
+    source = str(data, "utf-8", "surrogateescape")
+    try:
+        return json.loads(source)
+    except json.JSONDecodeError as error:
+        fault, position = _fault(source, error)
+        offset = len(source[:position].encode("utf-8", "surrogateescape"))
+        raise internal(f"failed to parse the request JSON buffer: {fault} at {offset}") from None
+    except ValueError:
+        # Python refuses to read integers of thousands of digits.
+        raise internal("failed to parse the request JSON buffer: Number too big to be stored in double. at 0") from None
+    except RecursionError:
+        raise nested_too_deeply() from None
+
+
+def json_bytes(value: Any) -> bytes:
+    """The value as JSON without spaces."""
+    source = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        return source.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        # Half of a pair of surrogates, which no encoding has.
+        return source.encode("utf-8", "replace")
+
+
+def nested_too_deeply() -> ServeError:
+    return invalid_argument(f"JSON nesting depth exceeds maximum allowed limit ({DEEPEST_NESTING})")
+
+
+def _fault(source: str, error: json.JSONDecodeError) -> tuple[str, int]:
+    """What is wrong, and where."""
+    position = error.pos
+    if not source.strip(" \t\r\n"):
+        return "The document is empty.", len(source)
+    message = error.msg
+    if message == "Unterminated string starting at":
+        position = len(source)
+    elif message.startswith("Expecting ',' delimiter"):
+        if _BARE_FRACTION.match(source, _number_start(source, position)) and source[position] == ".":
+            return "Miss fraction part in number.", position + 1
+        return f"Missing a comma or {_after_element(source[:position])}", position
+    elif message.startswith("Illegal trailing comma before end of object"):
+        position = source.index("}", position)
+    elif message.startswith("Invalid \\uXXXX"):
+        position = source.rindex("\\", 0, position + 1)
+    elif message in ("Expecting value", "Illegal trailing comma before end of array", "Unexpected UTF-8 BOM"):
+        word = _BEGUN_VALUE.match(source, position)
+        return "Invalid value.", word.end() if word else _after_comma(source, position)
+    known = next((told for found, told in _FAULTS.items() if message.startswith(found)), "Invalid value.")
+    return known, position
+
+
+def _number_start(source: str, end: int) -> int:
+    start = end
+    while start and source[start - 1] in "-0123456789":
+        start -= 1
+    return start
+
+
+def _after_comma(source: str, position: int) -> int:
+    """Where the value should have stood: some versions of Python name the comma before it."""
+    if source[position : position + 1] != ",":
+        return position
+    rest = source[position + 1 :]
+    return position + 1 + len(rest) - len(rest.lstrip(" \t\r\n"))
+
+
+def _after_element(before: str) -> str:
+    """What else may follow an element of what `before` leaves open."""
+    open_brackets: list[str] = []
+    for found in re.finditer(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', before):
+        bracket = found[0]
+        if bracket in "[{":
+            open_brackets.append(bracket)
+        elif bracket in "]}":
+            open_brackets.pop()
+    return "']' after an array element." if open_brackets[-1:] == ["["] else "'}' after an object member."

@@ -1,0 +1,146 @@
+"""From whatever thread has a request's answer to the task of the event loop that waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from rocserve.core.errors import ServeError, StatusCode, internal, unimplemented
+from rocserve.core.requests import InferResponse
+from rocserve.frontends.http.infer_response import detached
+from rocserve.services.observation import RequestOrigin
+
+NOT_FOR_DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
+BACKLOG_LIMIT_BYTES = 256 << 20
+"""Of responses that a client does not fetch."""
+
+Outcome = InferResponse | ServeError
+
+
+class HttpResponder:
+    """What the responders below have in common: where the request comes from, and whether its client is still there."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, origin: Callable[[], RequestOrigin]) -> None:
+        self._loop = loop
+        self._callbacks: deque[Callable[[], None]] = deque()
+        self._is_gone = False
+        self._is_handed_over = False
+        self.origin = origin
+        self.is_refused = False
+        """Whether it failed before it was scheduled."""
+
+    def handed_over(self) -> None:
+        """What fails from now on was scheduled."""
+        self._is_handed_over = True
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        self._callbacks.append(callback)
+        if self._is_gone:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._is_gone = True
+        while True:
+            try:
+                # Atomic: of two threads that are here one gets it.
+                callback = self._callbacks.popleft()
+            except IndexError:
+                return
+            callback()
+
+    def _note_failure(self) -> None:
+        if not self._is_handed_over:
+            self.is_refused = True
+
+
+class SingleAnswer(HttpResponder):
+    """The responder of a request that has one response."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, origin: Callable[[], RequestOrigin]) -> None:
+        super().__init__(loop, origin)
+        self._future: asyncio.Future[Outcome] = loop.create_future()
+
+    async def outcome(self) -> Outcome:
+        """The response, on memory of its own, or the error."""
+        try:
+            return await self._future
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+
+    def expect_many(self) -> None:
+        raise unimplemented(NOT_FOR_DECOUPLED)
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        self._loop.call_soon_threadsafe(self._set, detached(response))
+
+    def end(self) -> None:
+        self.fail(internal("expected a single response, got 0"))
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        self._note_failure()
+        self._loop.call_soon_threadsafe(self._set, error)
+
+    def _set(self, outcome: Outcome) -> None:
+        # It is done already where the client has gone.
+        if not self._future.done():
+            self._future.set_result(outcome)
+
+
+class AnswerStream(HttpResponder):
+    """The responder of a request that has any number of responses."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, origin: Callable[[], RequestOrigin]) -> None:
+        super().__init__(loop, origin)
+        self._queue: asyncio.Queue[Outcome | None] = asyncio.Queue()
+        self._backlog_bytes = 0
+        self._is_closed = False
+
+    async def next(self) -> Outcome | None:
+        """The next response or error; None when no further one comes."""
+        outcome = await self._queue.get()
+        self._backlog_bytes -= _size(outcome)
+        return outcome
+
+    def expect_many(self) -> None: ...
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        self._loop.call_soon_threadsafe(self._put, detached(response), final)
+
+    def end(self) -> None:
+        self._loop.call_soon_threadsafe(self._put, None, True)
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        self._note_failure()
+        self._loop.call_soon_threadsafe(self._put, error, final)
+
+    def _put(self, outcome: Outcome | None, final: bool) -> None:
+        if self._is_closed:
+            return
+        self._backlog_bytes += _size(outcome)
+        if self._backlog_bytes > BACKLOG_LIMIT_BYTES:
+            self._drop_all()
+            outcome, final = _does_not_read(), True
+        if outcome is not None:
+            self._queue.put_nowait(outcome)
+        if final:
+            self._is_closed = True
+            self._queue.put_nowait(None)
+
+    def _drop_all(self) -> None:
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self.cancel()
+
+
+def _size(outcome: Outcome | None) -> int:
+    return sum(len(tensor.data) for tensor in outcome.outputs) if isinstance(outcome, InferResponse) else 0
+
+
+def _does_not_read() -> ServeError:
+    return ServeError(
+        StatusCode.RESOURCE_EXHAUSTED,
+        "the client does not read: too many bytes wait to be sent in answer to this request",
+    )

@@ -1,0 +1,95 @@
+"""Everything behind the listener: what is asked, whether the client may, and the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from aiohttp import web
+
+from rocserve.core.errors import ServeError, internal
+from rocserve.core.serving import ServingTableHolder
+from rocserve.frontends.http.body import BodyReader
+from rocserve.frontends.http.errors import PLAIN, HttpError, error_response, not_allowed, not_found
+from rocserve.frontends.http.generating import GenerateHandler
+from rocserve.frontends.http.inference import InferHandler
+from rocserve.frontends.http.json_text import json_bytes
+from rocserve.frontends.http.management import ManagementRoute
+from rocserve.frontends.http.places import Place
+from rocserve.frontends.http.routes import Inference, find_destination
+from rocserve.services.forwarded_headers import header_forwarding
+from rocserve.services.inference import InferenceService
+from rocserve.services.methods import Method, SlowMethod
+from rocserve.services.restrictions import Restriction, restrictions
+from rocserve.settings import HttpSettings
+
+
+class HttpService:
+    """Answers requests, on the event loop."""
+
+    def __init__(
+        self,
+        inference: InferenceService,
+        methods: Mapping[str, Method],
+        tables: ServingTableHolder,
+        settings: HttpSettings,
+        log: logging.Logger,
+    ) -> None:
+        self._methods = methods
+        self._log = log
+        self._restrictions = restrictions(settings.restricted)
+        self._bodies = BodyReader(settings.max_input_size)
+        forwarding = header_forwarding(settings.header_forward_pattern)
+        self._infer = InferHandler(inference, tables, self._bodies, forwarding)
+        self._generate = GenerateHandler(inference, tables, self._bodies)
+        self._tasks: set[asyncio.Task[object]] = set()
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """The answer to a request; a stream has been sent when this returns."""
+        try:
+            return await self._answer(request)
+        except (ServeError, HttpError) as error:
+            return error_response(error)
+        except Exception as error:
+            self._log.exception("%s %s failed", request.method, request.rel_url.raw_path)
+            return error_response(internal(f"{type(error).__name__}: {error}"))
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        destination = find_destination(request.method, request.rel_url.raw_path)
+        if destination is None:
+            raise not_found()
+        to, place = destination.to, destination.place
+        if isinstance(to, ManagementRoute):
+            self._admit(request, to.method)
+            return await self._manage(request, to, place)
+        self._admit(request, "ModelInfer")
+        if to is Inference.INFER:
+            return await self._infer.answer(request, place)
+        return await self._generate.answer(request, place, streams=to is Inference.GENERATE_STREAM)
+
+    def _admit(self, request: web.BaseRequest, method: str) -> None:
+        restriction: Restriction | None = self._restrictions.get(method)
+        if restriction is not None and not restriction.admits(request.headers.get(restriction.header)):
+            raise HttpError(403, f"This API is restricted, expecting header '{restriction.header}'", PLAIN)
+
+    async def _manage(self, request: web.BaseRequest, route: ManagementRoute, place: Place) -> web.Response:
+        if request.method not in route.verbs:
+            raise not_allowed(route.content_type)
+        try:
+            body = await self._bodies.json_body(request) if request.method == "POST" else b""
+            response = await self._call(self._methods[route.method], route.request(place, body))
+            told = route.answer(response)
+        except ServeError as error:
+            return error_response(error, route.content_type)
+        text = b"" if told is None else json_bytes(told)
+        return web.Response(body=text, content_type=route.content_type)
+
+    async def _call(self, method: Method, message: object) -> object:
+        if not isinstance(method, SlowMethod):
+            return method.answer(message)
+        # It goes on when the client does not wait for it.
+        task: asyncio.Task[object] = asyncio.ensure_future(method.answer(message))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)

@@ -1,0 +1,145 @@
+"""Tensors between JSON arrays and raw contents; what Triton takes, refuses and says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument
+from rocserve.core.tensors import Tensor, bytes_elements, encode_bytes_elements
+from rocserve.frontends.http.json_text import DEEPEST_NESTING, nested_too_deeply
+
+_WHERE = "Unable to parse 'data'"
+_WRONG_COUNT = f"{_WHERE}: Shape does not match true shape of 'data' field"
+_NOT_A_BOOLEAN = f"{_WHERE}: attempt to access JSON non-boolean as boolean"
+_NOT_SIGNED = f"{_WHERE}: attempt to access JSON non-signed-integer as signed-integer"
+_NOT_UNSIGNED = f"{_WHERE}: attempt to access JSON non-unsigned-integer as unsigned-integer"
+_NOT_A_NUMBER = f"{_WHERE}: attempt to access JSON non-number as double"
+
+_UNSIGNED = frozenset({DataType.UINT8, DataType.UINT16, DataType.UINT32, DataType.UINT64})
+_FLOATING = frozenset({DataType.FP32, DataType.FP64})
+_BINARY_ONLY = frozenset({DataType.FP16, DataType.BF16})
+SLICE = 4096
+"""Elements whose JSON is written at a time: nothing else runs meanwhile."""
+
+DATATYPES = {datatype.value: datatype for datatype in DataType}
+
+
+def raw_contents(data: Any, datatype: str, element_count: int, input_name: str) -> bytes:
+    """The elements of an array, however it is nested, as raw contents; integers that are too wide keep their low bytes.
+
+    Args:
+        data: an array, or one element.
+        element_count: how many there must be. Elements of BYTES are not counted here.
+
+    Raises:
+        ServeError: INTERNAL for elements of another type or number, INVALID_ARGUMENT for a datatype that has no JSON.
+    """
+    elements = _flat(data) if type(data) is list else [data]
+    if datatype == "BYTES":
+        return _bytes_contents(elements)
+    known = DATATYPES.get(datatype)
+    if known is None:
+        raise invalid_argument(f"invalid datatype for input {input_name}")
+    if known in _BINARY_ONLY:
+        raise invalid_argument(
+            f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input"
+            f" {input_name}"
+        )
+    # Only those that fit are looked at, and then their number is told.
+    raw = _numbers(elements[:element_count], known)
+    if len(elements) != element_count:
+        raise internal(_WRONG_COUNT)
+    return raw
+
+
+def element_slices(tensor: Tensor) -> Iterator[list[Any]]:
+    """The elements of a tensor, one after the other, as JSON has them; so many at a time that it takes little.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT for a datatype that has no JSON, INTERNAL when the data does not fit the shape.
+    """
+    datatype = tensor.datatype
+    if datatype in _BINARY_ONLY:
+        raise invalid_argument(
+            f"sending {datatype.value} data via JSON is not supported. Please use the binary data format for output"
+        )
+    count = math.prod(tensor.shape)
+    if datatype is DataType.BYTES:
+        try:
+            elements = bytes_elements(tensor.data, count, tensor.name)
+        except ServeError:
+            raise _wrong_size(tensor.name) from None
+        for start in range(0, count, SLICE):
+            yield [str(element, "utf-8", "surrogateescape") for element in elements[start : start + SLICE]]
+        return
+    if len(tensor.data) != count * datatype.itemsize:
+        raise _wrong_size(tensor.name)
+    array = np.frombuffer(tensor.data, dtype=datatype.numpy_dtype)
+    for start in range(0, count, SLICE):
+        yield array[start : start + SLICE].tolist()
+
+
+def json_elements(tensor: Tensor) -> list[Any]:
+    """All elements at once; raises as `element_slices` does."""
+    return list(chain.from_iterable(element_slices(tensor)))
+
+
+def _wrong_size(output_name: str) -> ServeError:
+    return internal(f"output tensor shape does not match size of output for '{output_name}'")
+
+
+def _flat(data: list[Any]) -> list[Any]:
+    for _ in range(DEEPEST_NESTING):
+        kinds = set(map(type, data))
+        if list not in kinds:
+            return data
+        if len(kinds) > 1:
+            data = [entry if type(entry) is list else [entry] for entry in data]
+        data = list(chain.from_iterable(data))
+    raise nested_too_deeply()
+
+
+def _numbers(elements: list[Any], datatype: DataType) -> bytes:
+    kinds = set(map(type, elements))
+    if datatype is DataType.BOOL:
+        _check(kinds <= {bool}, _NOT_A_BOOLEAN)
+        return np.array(elements, dtype=np.bool_).tobytes()
+    if datatype in _FLOATING:
+        _check(kinds <= {int, float}, _NOT_A_NUMBER)
+        return _converted(elements, np.dtype(np.float64), datatype, _NOT_A_NUMBER)
+    if datatype in _UNSIGNED:
+        _check(kinds <= {int} and min(elements, default=0) >= 0, _NOT_UNSIGNED)
+        return _converted(elements, np.dtype(np.uint64), datatype, _NOT_UNSIGNED)
+    _check(kinds <= {int}, _NOT_SIGNED)
+    return _converted(elements, np.dtype(np.int64), datatype, _NOT_SIGNED)
+
+
+def _converted(elements: list[Any], wide: np.dtype[Any], datatype: DataType, fault: str) -> bytes:
+    try:
+        array = np.array(elements, dtype=wide)
+    except OverflowError:
+        raise ServeError(StatusCode.INTERNAL, fault) from None
+    with np.errstate(over="ignore"):
+        return array.astype(datatype.numpy_dtype, copy=False).tobytes()
+
+
+def _bytes_contents(elements: list[Any]) -> bytes:
+    if not set(map(type, elements)) <= {str}:
+        raise internal("Unable to parse JSON bytes array: attempt to access JSON non-string as string")
+    try:
+        return encode_bytes_elements([element.encode("utf-8", "surrogateescape") for element in elements])
+    except UnicodeEncodeError:
+        raise internal(
+            "failed to parse the request JSON buffer: The surrogate pair in string is invalid. at 0"
+        ) from None
+
+
+def _check(holds: bool, fault: str) -> None:
+    if not holds:
+        raise ServeError(StatusCode.INTERNAL, fault)

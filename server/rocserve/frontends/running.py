@@ -1,0 +1,153 @@
+"""The front ends that the settings ask for: started together, drained together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from rocserve.core.serving import ServingTableHolder
+from rocserve.frontends.grpc.dense_traffic import Companion
+from rocserve.frontends.grpc.select import create_transport
+from rocserve.frontends.grpc.service import GrpcService
+from rocserve.frontends.grpc.transport import Transport, TransportOptions
+from rocserve.frontends.http.endpoint import HttpEndpoint
+from rocserve.frontends.http.service import HttpService
+from rocserve.frontends.metrics.endpoint import MetricsEndpoint
+from rocserve.services.inference import InferenceService
+from rocserve.services.methods import Method
+from rocserve.services.readiness import Readiness
+from rocserve.settings import GrpcSettings, ServerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What is served, whatever it is asked by."""
+
+    inference: InferenceService
+    methods: Mapping[str, Method]
+    tables: ServingTableHolder
+    readiness: Readiness
+    subscribe: Callable[[Callable[[], None]], object]
+    """Has its argument called, on the loop, whenever readiness may have changed."""
+    write_metrics: Callable[[], str]
+
+
+class FrontEnds:
+    """All calls are made on the loop."""
+
+    def __init__(self, settings: ServerSettings, served: Served, companion: Companion, log: logging.Logger) -> None:
+        """`companion`: the thread whose work the gRPC transport's may do as well."""
+        self._settings = settings
+        self._served = served
+        self._companion = companion
+        self._log = log
+        self._metrics: MetricsEndpoint | None = None
+        self._http: HttpEndpoint | None = None
+        self._grpc: GrpcService | None = None
+        self._transport: Transport | None = None
+
+    async def start(self) -> None:
+        """Listen on all ports.
+
+        Raises:
+            OSError, RuntimeError, ValueError: one of them cannot be served; what had been started is stopped.
+        """
+        try:
+            await self._start_metrics()
+            await self._start_http()
+            self._start_grpc()
+        except (OSError, RuntimeError, ValueError):
+            await self.drain(time.monotonic())
+            await self.stop_metrics()
+            raise
+
+    def begin_exit(self) -> None:
+        """The server has begun to end: tell who watches, and end streams that wait for nothing."""
+        if self._grpc is not None:
+            self._grpc.begin_exit()
+
+    async def drain(self, deadline: float) -> None:
+        """Refuse what is new, let what is open finish until the deadline (time.monotonic()), close all but metrics."""
+        grace = max(0.0, deadline - time.monotonic())
+        transport, http = self._transport, self._http
+        self._transport = self._http = None
+        await asyncio.gather(
+            *([asyncio.to_thread(transport.stop, grace)] if transport is not None else []),
+            *([http.stop(grace)] if http is not None else []),
+        )
+
+    async def stop_metrics(self) -> None:
+        if self._metrics is not None:
+            await self._metrics.stop()
+            self._metrics = None
+
+    async def _start_metrics(self) -> None:
+        settings = self._settings.metrics
+        if not settings.allow:
+            return
+        endpoint = MetricsEndpoint(
+            settings.address, settings.port, self._served.write_metrics, self._log.getChild("metrics")
+        )
+        port = await endpoint.start()
+        self._metrics = endpoint
+        self._log.info("Started Metrics Service at %s:%d", settings.address, port)
+
+    async def _start_http(self) -> None:
+        settings = self._settings.http
+        if not settings.allow:
+            return
+        served, log = self._served, self._log.getChild("http")
+        service = HttpService(served.inference, served.methods, served.tables, settings, log)
+        endpoint = HttpEndpoint(service, settings, log)
+        port = await endpoint.start()
+        self._http = endpoint
+        self._log.info("Started HTTPService at %s:%d", settings.address, port)
+
+    def _start_grpc(self) -> None:
+        settings = self._settings.grpc
+        if not settings.allow:
+            return
+        served, log = self._served, self._log.getChild("grpc")
+        service = GrpcService(
+            served.inference,
+            served.methods,
+            served.tables,
+            served.readiness,
+            served.subscribe,
+            asyncio.get_running_loop(),
+            log,
+            settings,
+        )
+        transport = create_transport(
+            settings.transport, _transport_options(settings), service.routes(), log, self._companion
+        )
+        port = transport.start()
+        self._grpc, self._transport = service, transport
+        self._log.info("Started GRPCInferenceService at %s:%d", settings.address, port)
+
+
+def _transport_options(grpc: GrpcSettings) -> TransportOptions:
+    return TransportOptions(
+        address=grpc.address,
+        port=grpc.port,
+        reuse_port=grpc.reuse_port,
+        use_ssl=grpc.use_ssl,
+        use_ssl_mutual=grpc.use_ssl_mutual,
+        server_cert=grpc.server_cert,
+        server_key=grpc.server_key,
+        root_cert=grpc.root_cert,
+        max_receive_message_bytes=grpc.max_message_bytes,
+        max_send_message_bytes=grpc.max_message_bytes,
+        response_compression_level=grpc.response_compression_level,
+        keepalive_time_ms=grpc.keepalive_time_ms,
+        keepalive_timeout_ms=grpc.keepalive_timeout_ms,
+        keepalive_permit_without_calls=grpc.keepalive_permit_without_calls,
+        http2_max_pings_without_data=grpc.http2_max_pings_without_data,
+        http2_min_recv_ping_interval_without_data_ms=grpc.http2_min_recv_ping_interval_without_data_ms,
+        http2_max_ping_strikes=grpc.http2_max_ping_strikes,
+        max_connection_age_ms=grpc.max_connection_age_ms,
+        max_connection_age_grace_ms=grpc.max_connection_age_grace_ms,
+    )

@@ -1,0 +1,43 @@
+"""Messages as plain values for JSON, in Triton's style.
+
+The fields have their names in the .proto; those that are not set stand there with their defaults, except messages;
+64-bit integers are numbers, where protobuf's own JSON has strings.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import MutableSequence
+from typing import Any
+
+from google.protobuf.message import Message
+
+
+def plain_values(message: Message) -> dict[str, Any]:
+    """All of a message."""
+    field: Any  # protobuf has several classes for it.
+    entries: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if _is_map(field):
+            element = field.message_type.fields_by_name["value"]
+            entries[field.name] = {str(key): _value(element, value[key]) for key in sorted(value)}
+        elif isinstance(value, MutableSequence):
+            entries[field.name] = [_value(field, element) for element in value]
+        elif not field.has_presence or message.HasField(field.name):
+            entries[field.name] = _value(field, value)
+    return entries
+
+
+def _is_map(field: Any) -> bool:
+    return bool(field.message_type is not None and field.message_type.GetOptions().map_entry)
+
+
+def _value(field: Any, value: Any) -> Any:
+    if field.message_type is not None:
+        return plain_values(value)
+    if field.enum_type is not None:
+        return field.enum_type.values_by_number[value].name
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value

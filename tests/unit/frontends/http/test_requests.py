@@ -1,0 +1,295 @@
+"""Bodies of infer and generate requests, and the bodies of their answers."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.model_config import InputConfig, ModelConfig
+from rocserve.core.requests import InferResponse
+from rocserve.core.sequences import SequenceTag
+from rocserve.core.tensors import Tensor
+from rocserve.frontends.http.answer_form import AnswerForm
+from rocserve.frontends.http.generate import GenerateRequest, generate_body
+from rocserve.frontends.http.infer_request import InferRequestReader
+from rocserve.frontends.http.infer_response import infer_body
+from rocserve.frontends.http.raw_request import raw_request
+from rocserve.frontends.http.request_heads import MOST_ENTRIES, RequestHeads
+
+INPUT = {"name": "X", "shape": [2], "datatype": "INT8"}
+
+
+def read(body: dict[str, Any] | bytes, binary: bytes = b"", reader: InferRequestReader | None = None) -> Any:
+    head = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return (reader or InferRequestReader(RequestHeads())).read(head + binary, len(head), "m", "")
+
+
+def test_a_request() -> None:
+    body = {
+        "id": "i",
+        "parameters": {"a": 1, "b": 1.5, "c": True, "d": "x", "e": 2**63, "priority": 2, "timeout": 3},
+        "inputs": [
+            {**INPUT, "parameters": {"binary_data_size": 2}},
+            {**INPUT, "name": "Y", "data": [3, 4]},
+            {**INPUT, "name": "Z", "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 2}},
+            {**INPUT, "name": "W", "shape": [0], "data": []},
+        ],
+        "outputs": [
+            {"name": "A", "parameters": {"binary_data": True, "classification": 2}},
+            {"name": "B", "parameters": {"shared_memory_region": "r", "shared_memory_offset": 4}},
+            {"name": "C"},
+        ],
+    }
+    request, form = read(body, b"\1\2")
+    assert request.id == "i"
+    assert [bytes(data) for data in request.data] == [b"\1\2", b"\3\4", b"", b""]
+    assert [(entry.name, entry.datatype, entry.shape) for entry in request.head.inputs] == [
+        ("X", "INT8", (2,)),
+        ("Y", "INT8", (2,)),
+        ("Z", "INT8", (2,)),
+        ("W", "INT8", (0,)),
+    ]
+    where = {"shared_memory_region": "r", "shared_memory_offset": 0, "shared_memory_byte_size": 2}
+    assert request.head.inputs[2].parameters == where
+    assert request.head.parameters == {**body["parameters"], "e": float(2**63)}
+    assert [entry.parameters.get("classification") for entry in request.head.outputs] == [2, None, None]
+    assert request.sequence is None
+    assert [form.is_binary(name) for name in ("A", "B", "C", "D")] == [True, False, False, False]
+    assert form.shared == {"B"}
+
+
+def test_sequences_and_the_default_form() -> None:
+    parameters = {"sequence_id": "s", "sequence_start": True, "binary_data_output": True}
+    request, form = read({"inputs": [], "parameters": parameters})
+    assert request.sequence == SequenceTag("s", True, False)
+    assert request.head.parameters == {}
+    assert form.is_binary("anything")
+
+
+def test_equal_requests_have_one_head() -> None:
+    reader = InferRequestReader(RequestHeads())
+    body = {"inputs": [{**INPUT, "data": [1, 2]}]}
+    first = read(body, reader=reader)[0]
+    assert read({**body, "id": "other"}, reader=reader)[0].head is first.head
+    assert read({**body, "parameters": {"a": 1}}, reader=reader)[0].head is not first.head
+    one = read({**body, "parameters": {"a": 1}}, reader=reader)[0].head
+    assert read({**body, "parameters": {"a": True}}, reader=reader)[0].head is not one
+    long = {**body, "parameters": {str(number): number for number in range(MOST_ENTRIES)}}
+    assert read(long, reader=reader)[0].head is not read(long, reader=reader)[0].head
+
+
+_ONE_SOURCE = (
+    "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters',"
+    " 'shared_memory_region' in 'parameters'. But "
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "text"),
+    [
+        ({"inputs": {}}, "INTERNAL", "Unable to parse 'inputs': attempt to access JSON non-array as array"),
+        ({"inputs": [5]}, "INVALID_ARGUMENT", f"{_ONE_SOURCE}no field is set"),
+        (
+            {"inputs": [{**INPUT, "data": [1], "parameters": {"binary_data_size": 1}}]},
+            "INVALID_ARGUMENT",
+            f"{_ONE_SOURCE}set 'data' 'binary_data_size'",
+        ),
+        (
+            {"inputs": [{"shape": [1], "datatype": "INT8", "data": [1]}]},
+            "INTERNAL",
+            "Unable to parse 'name': attempt to access non-existing object member 'name'",
+        ),
+        (
+            {"inputs": [{**INPUT, "shape": [-1], "data": [1]}]},
+            "INTERNAL",
+            "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer",
+        ),
+        (
+            {"inputs": [{**INPUT, "data": 5}]},
+            "INTERNAL",
+            "Unable to parse 'data': attempt to access JSON non-array as array",
+        ),
+        (
+            {"inputs": [{**INPUT, "parameters": {"binary_data_size": 9}}]},
+            "INVALID_ARGUMENT",
+            "unexpected size for input 'X', expecting 6 additional bytes for model 'm'",
+        ),
+        ({"inputs": []}, "INVALID_ARGUMENT", "unexpected additional input data for model 'm'"),
+        ({"id": 5}, "INTERNAL", "Unable to parse 'id': attempt to access JSON non-string as string"),
+        ({"parameters": 5}, "INTERNAL", "failed to get request params.: attempt to get members for non-object"),
+        (
+            {"parameters": {"a": None}},
+            "INVALID_ARGUMENT",
+            "parameter 'a' has invalid type. It should be either 'int', 'bool', or 'string'.",
+        ),
+        (
+            {"parameters": {"triton_x": 1}},
+            "INVALID_ARGUMENT",
+            "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified.",
+        ),
+        (
+            {"parameters": {"sequence_id": -1}},
+            "INTERNAL",
+            "Unable to parse 'sequence_id': attempt to access JSON non-string as string",
+        ),
+        (
+            {"parameters": {"a": "\ud800"}},
+            "INTERNAL",
+            "failed to parse the request JSON buffer: Invalid encoding in string. at 0",
+        ),
+    ],
+)
+def test_bad_requests(body: dict[str, Any], code: str, text: str) -> None:
+    with pytest.raises(ServeError) as caught:
+        read(body, b"123")
+    assert (caught.value.code.name, caught.value.text) == (code, text)
+
+
+@pytest.mark.parametrize(
+    ("output", "text"),
+    [
+        (
+            {"name": "A", "parameters": {"shared_memory_region": "r", "classification": 1}},
+            "Output can't set both 'shared_memory_region' and 'classification'",
+        ),
+        (
+            {"name": "A", "parameters": {"shared_memory_region": "r", "binary_data": True}},
+            "Output can't set both 'shared_memory_region' and 'binary_data'",
+        ),
+        ({}, "Unable to parse 'name': attempt to access non-existing object member 'name'"),
+        (
+            {"name": "A", "parameters": {"classification": -1}},
+            "Unable to set 'classification': attempt to access JSON non-unsigned-integer as unsigned-integer",
+        ),
+    ],
+)
+def test_bad_outputs(output: dict[str, Any], text: str) -> None:
+    with pytest.raises(ServeError) as caught:
+        read({"inputs": [], "outputs": [output]})
+    assert caught.value.text == text
+
+
+CONFIG = ModelConfig(name="m", max_batch_size=4, inputs=(InputConfig("X", DataType.INT16, (2, -1)),), outputs=())
+
+
+def raw(config: ModelConfig, body: bytes) -> Any:
+    return raw_request(body, config, "", RequestHeads())
+
+
+def test_a_body_without_json() -> None:
+    request = raw(CONFIG, bytes(12))
+    assert (request.head.inputs[0].name, request.head.inputs[0].shape, request.data) == ("X", (1, 2, 3), [bytes(12)])
+    text = replace(CONFIG, max_batch_size=0, inputs=(InputConfig("X", DataType.BYTES, (1,)),))
+    assert raw(text, b"abc").data == [b"\3\0\0\0abc"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "text"),
+    [
+        ((), "Raw request must only have 1 input (found 1) to be deduced but got 0 inputs in 'm' model configuration"),
+        (
+            (InputConfig("X", DataType.INT8, (-1, -1)),),
+            "The shape of the raw input 'X' can not be deduced because there are more than one variable-sized"
+            " dimension",
+        ),
+        (
+            (InputConfig("X", DataType.BYTES, (2,)),),
+            "For BYTE datatype raw input 'X', the model must have input shape [1]",
+        ),
+    ],
+)
+def test_bodies_that_need_json(inputs: tuple[InputConfig, ...], text: str) -> None:
+    with pytest.raises(ServeError) as caught:
+        raw(replace(CONFIG, inputs=inputs), b"")
+    assert caught.value.text == f"[request id: <id_unknown>] {text}"
+
+
+RESPONSE = InferResponse(
+    "m",
+    "1",
+    "i",
+    [Tensor("A", DataType.INT8, (1, 2), b"\1\2"), Tensor("B", DataType.BYTES, (1,), b"\1\0\0\0b")],
+    {"p": True},
+)
+
+
+def test_an_answer() -> None:
+    body = infer_body(RESPONSE, AnswerForm({"B": True}))
+    assert json.loads(body.json) == {
+        "id": "i",
+        "model_name": "m",
+        "model_version": "1",
+        "parameters": {"p": True},
+        "outputs": [
+            {"name": "A", "datatype": "INT8", "shape": [1, 2], "data": [1, 2]},
+            {"name": "B", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 5}},
+        ],
+    }
+    assert body.parts[1:] == [b"\1\0\0\0b"]
+    shared = infer_body(replace(RESPONSE, id="", parameters={}), AnswerForm(shared={"A"}))
+    assert shared.json == (
+        b'{"model_name":"m","model_version":"1","outputs":[{"name":"A","datatype":"INT8","shape":[1,2]},'
+        b'{"name":"B","datatype":"BYTES","shape":[1],"data":["b"]}]}'
+    )
+    assert shared.tensors == []
+
+
+def generate(body: Any, config: ModelConfig = CONFIG) -> Any:
+    return GenerateRequest(config, "").read(json.dumps(body).encode())
+
+
+def test_generate_requests() -> None:
+    request = generate({"X": [1, 2, 3, 4], "id": "i", "parameters": {"a": 1}, "sequence_id": 3})
+    assert request.id == "i"
+    assert request.head.inputs[0].shape == (1, 2, 2)
+    assert request.data == [struct.pack("<4h", 1, 2, 3, 4)]
+    assert request.head.parameters == {"id": "i", "a": 1, "sequence_id": 3}
+    assert request.sequence is None
+    one = replace(CONFIG, max_batch_size=0, inputs=(InputConfig("X", DataType.BYTES, (-1,)),))
+    assert generate({"parameters": {"X": "hello"}}, one).head.inputs[0].shape == (1,)
+    assert generate({"X": []}, one).head.inputs[0].shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "text"),
+    [
+        ([], StatusCode.INTERNAL, "attempt to get members for non-object"),
+        (
+            {"X": [1, 2, 3]},
+            StatusCode.INVALID_ARGUMENT,
+            "The schema can not convert input 'X' to tensor with proper shape",
+        ),
+        (
+            {"X": ["a", "b"]},
+            StatusCode.INTERNAL,
+            "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer",
+        ),
+        (
+            {"parameters": 5},
+            StatusCode.INTERNAL,
+            "Expected JSON object for keyword: 'parameters': attempt to access JSON non-object as object",
+        ),
+        (
+            {"parameters": {"a": {}}},
+            StatusCode.INVALID_ARGUMENT,
+            "Converting keyword: 'parameters': parameter 'a' has invalid type. It should be either 'int', 'bool', or"
+            " 'string'.",
+        ),
+    ],
+)
+def test_bad_generate_requests(body: Any, code: StatusCode, text: str) -> None:
+    with pytest.raises(ServeError) as caught:
+        generate(body)
+    assert (caught.value.code, caught.value.text) == (code, text)
+
+
+def test_generate_answers() -> None:
+    assert generate_body(replace(RESPONSE, parameters={"p": True, "id": "other"})) == (
+        b'{"A":[1,2],"B":"b","id":"i","model_name":"m","model_version":"1","p":true}'
+    )

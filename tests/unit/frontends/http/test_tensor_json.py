@@ -1,0 +1,125 @@
+"""Tensors between JSON and raw contents."""
+
+from __future__ import annotations
+
+import struct
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.tensors import Tensor
+from rocserve.frontends.http.tensor_json import SLICE, element_slices, json_elements, raw_contents
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data", "raw"),
+    [
+        ("BOOL", [True, False], b"\1\0"),
+        ("UINT8", [0, 255], b"\0\xff"),
+        ("UINT8", [256, 257], b"\0\1"),
+        ("INT8", [128, -129], b"\x80\x7f"),
+        ("INT32", [2**31, 2**32 + 5], struct.pack("<iI", -(2**31), 5)),
+        ("UINT64", [2**64 - 1, 0], b"\xff" * 8 + b"\0" * 8),
+        ("INT64", [-(2**63), 2**63 - 1], struct.pack("<qq", -(2**63), 2**63 - 1)),
+        ("FP32", [1, 2.5], struct.pack("<ff", 1, 2.5)),
+        ("FP32", [1e39, float("nan")], np.array([np.inf, np.nan], np.float32).tobytes()),
+        ("FP64", [0.1, 2], struct.pack("<dd", 0.1, 2)),
+        ("BYTES", ["ab", "é"], b"\2\0\0\0ab\2\0\0\0\xc3\xa9"),
+        ("BYTES", ["\udcff", ""], b"\1\0\0\0\xff\0\0\0\0"),
+        ("INT8", [[1], [[2]]], b"\1\2"),
+        ("INT8", [[[1, 2]]], b"\1\2"),
+        ("INT8", [1, [2]], b"\1\2"),
+    ],
+)
+def test_from_json(datatype: str, data: Any, raw: bytes) -> None:
+    assert raw_contents(data, datatype, 2, "X") == raw
+
+
+_WRONG_COUNT = "Unable to parse 'data': Shape does not match true shape of 'data' field"
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data", "text"),
+    [
+        ("INT8", [1], _WRONG_COUNT),
+        ("INT8", [1, 2, 3], _WRONG_COUNT),
+        ("INT8", [1, 2, "x"], _WRONG_COUNT),
+        ("INT8", [1.0, 2], "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer"),
+        ("INT8", [True, 2], "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer"),
+        ("INT64", [2**63, 2], "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer"),
+        ("UINT8", [-1, 2], "Unable to parse 'data': attempt to access JSON non-unsigned-integer as unsigned-integer"),
+        (
+            "UINT64",
+            [2**64, 2],
+            "Unable to parse 'data': attempt to access JSON non-unsigned-integer as unsigned-integer",
+        ),
+        ("BOOL", [1, 0], "Unable to parse 'data': attempt to access JSON non-boolean as boolean"),
+        ("FP32", ["1", 2], "Unable to parse 'data': attempt to access JSON non-number as double"),
+        ("FP64", [10**400, 2], "Unable to parse 'data': attempt to access JSON non-number as double"),
+        ("BYTES", ["a", 2], "Unable to parse JSON bytes array: attempt to access JSON non-string as string"),
+    ],
+)
+def test_what_does_not_fit(datatype: str, data: Any, text: str) -> None:
+    with pytest.raises(ServeError) as caught:
+        raw_contents(data, datatype, 2, "X")
+    assert (caught.value.code, caught.value.text) == (StatusCode.INTERNAL, text)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "text"),
+    [
+        ("FP16", "receiving FP16 data via JSON is not supported. Please use the binary data format for input X"),
+        ("NONE", "invalid datatype for input X"),
+    ],
+)
+def test_datatypes_without_json(datatype: str, text: str) -> None:
+    with pytest.raises(ServeError) as caught:
+        raw_contents([1], datatype, 1, "X")
+    assert (caught.value.code, caught.value.text) == (StatusCode.INVALID_ARGUMENT, text)
+
+
+def test_data_that_are_nested_too_deeply() -> None:
+    data: list[Any] = [1]
+    for _ in range(150):
+        data = [data]
+    with pytest.raises(ServeError, match="nesting depth"):
+        raw_contents(data, "INT8", 1, "X")
+
+
+def tensor(datatype: DataType, shape: tuple[int, ...], data: bytes) -> Tensor:
+    return Tensor("X", datatype, shape, data)
+
+
+def test_to_json() -> None:
+    assert json_elements(tensor(DataType.BOOL, (2,), b"\1\0")) == [True, False]
+    assert json_elements(tensor(DataType.FP32, (1, 2), struct.pack("<ff", 0.1, 2))) == [0.10000000149011612, 2.0]
+    assert json_elements(tensor(DataType.BYTES, (2,), b"\1\0\0\0\xff\0\0\0\0")) == ["\udcff", ""]
+    assert json_elements(tensor(DataType.INT8, (0,), b"")) == []
+
+
+def test_many_elements_come_in_slices() -> None:
+    array = np.arange(2 * SLICE + 1, dtype=np.int32)
+    slices = list(element_slices(tensor(DataType.INT32, array.shape, array.tobytes())))
+    assert [len(part) for part in slices] == [SLICE, SLICE, 1]
+    assert list(chain.from_iterable(slices)) == array.tolist()
+
+
+@pytest.mark.parametrize(
+    ("faulty", "text"),
+    [
+        (
+            tensor(DataType.BF16, (1,), b"\0\0"),
+            "sending BF16 data via JSON is not supported. Please use the binary data format for output",
+        ),
+        (tensor(DataType.INT32, (2,), b"\0\0"), "output tensor shape does not match size of output for 'X'"),
+        (tensor(DataType.BYTES, (2,), b"\1\0\0\0a"), "output tensor shape does not match size of output for 'X'"),
+    ],
+)
+def test_outputs_without_json(faulty: Tensor, text: str) -> None:
+    with pytest.raises(ServeError) as caught:
+        json_elements(faulty)
+    assert caught.value.text == text
