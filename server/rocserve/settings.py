@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 
+DEFAULT_MAX_BATCH_SIZE = "default-max-batch-size"
+"""--backend-config's setting that says what max_batch_size becomes where a model can batch and nothing is said."""
+
+
 class ControlMode(enum.Enum):
     """Who says which models are loaded (--model-control-mode)."""
 

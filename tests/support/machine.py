@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from rocserve.backends.base import EngineSpec
 from rocserve.backends.installed import has_file, is_installed
@@ -17,6 +17,15 @@ class ToldMachine:
     migraphx: str = "it is not installed"
     words: tuple[str, ...] = ()
     """Before the interpreter of workers that load MIGraphX."""
+
+    architectures: Mapping[int, str] = field(default_factory=dict)
+    policies: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    def architecture(self, gpu: int) -> str:
+        return self.architectures.get(gpu, "")
+
+    def cores(self, policy: str) -> Sequence[int]:
+        return self.policies.get(policy, ())
 
     def is_installed(self, module: str, files: tuple[str, ...] = ()) -> bool:
         return has_file(module, files) if files else is_installed(module)

@@ -1,0 +1,100 @@
+"""Model configurations that are dropped into both servers: what is written, and the steps that ask for it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tritonclient.grpc import service_pb2 as pb
+
+from support.parity.exchange import Asked, Call, Exchange, Local, Outcome, Step, serialised
+from support.parity.models import SCRIPTS
+
+SCRIPT = "identity"
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A model's folder by what stands in it."""
+
+    name: str
+    text: str | None
+    """Of config.pbtxt; None: there is none."""
+    versions: Sequence[str] = ("1",)
+    script: str = SCRIPT
+    """The stem of a file of tests/data/parity-models, put into each version; empty: the versions are empty."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """Further files by their path in the folder."""
+    override: str | None = None
+    """The `config` parameter of the load."""
+
+    def write(self, repository: Path) -> None:
+        folder = repository / self.name
+        folder.mkdir()
+        if self.text is not None:
+            (folder / "config.pbtxt").write_text(self.text)
+        for version in self.versions:
+            (folder / version).mkdir()
+            if self.script:
+                shutil.copy(SCRIPTS / f"{self.script}.py", folder / version / "model.py")
+        for path, data in self.files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(data)
+
+    def remove(self, repository: Path) -> None:
+        shutil.rmtree(repository / self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexRows:
+    """What the repository index says of one model."""
+
+    model: str
+
+    def digest(self) -> str:
+        return ""
+
+    def ask(self, server: Asked) -> Outcome:
+        outcome = server.unary(Call("RepositoryIndex").path, serialised(pb.RepositoryIndexRequest()))
+        rows = [row for row in outcome.answer.get("models", []) if row["name"] == self.model]
+        return Outcome(outcome.status, outcome.text, rows)
+
+
+def load(configuration: Configuration) -> Call:
+    request = pb.RepositoryModelLoadRequest(model_name=configuration.name)
+    if configuration.override is not None:
+        request.parameters["config"].string_param = configuration.override
+    return Call("RepositoryModelLoad", request)
+
+
+def unload(name: str) -> Call:
+    return Call("RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name=name))
+
+
+def described(name: str) -> list[Step]:
+    """What is asked of a model that has been loaded."""
+    return [
+        Call("ModelConfig", pb.ModelConfigRequest(name=name)),
+        Call("ModelMetadata", pb.ModelMetadataRequest(name=name)),
+    ]
+
+
+def dropped(configuration: Configuration, repository: Path, asked: Sequence[Step]) -> Exchange:
+    """The folder is there while the model is loaded and asked about."""
+
+    def write(server: Asked) -> None:
+        configuration.write(repository)
+
+    def remove(server: Asked) -> None:
+        configuration.remove(repository)
+
+    steps = [Local(write), load(configuration), *asked, unload(configuration.name), Local(remove)]
+    return Exchange(configuration.name, steps)
+
+
+def numbered(prefix: str, entries: Iterator[Configuration]) -> tuple[Configuration, ...]:
+    found = tuple(entries)
+    assert len({entry.name for entry in found}) == len(found), f"{prefix}: a name stands twice"
+    return found
