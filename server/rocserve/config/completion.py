@@ -11,6 +11,7 @@ from rocserve.backends.base import BackendSpec
 from rocserve.backends.registry import ENSEMBLE_PLATFORM
 from rocserve.config.datatypes import type_number
 from rocserve.config.ragged_checks import batch_input_targets
+from rocserve.config.sequence_validation import sequence_tensor_names
 from rocserve.config.signature_checks import tensor_fits
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InstanceKind
@@ -20,27 +21,42 @@ from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelIns
 _CPU_INSTANCES = 2
 """Triton's count for KIND_CPU without one, for backends whose instances share the machine well."""
 
+_SEQUENCE_IDLE_MICROSECONDS = 1_000_000
+
 
 def normalise(
     message: ModelConfig, backend: BackendSpec | None, default_kind: InstanceKind = InstanceKind.AUTO
 ) -> None:
     """Write the defaults that need no model into the message; running it again changes nothing more."""
-    if message.version_policy.WhichOneof("policy_choice") is None or (
-        message.version_policy.HasField("latest") and message.version_policy.latest.num_versions == 0
-    ):
+    if not message.HasField("version_policy"):
         message.version_policy.latest.num_versions = 1
     if message.HasField("ensemble_scheduling"):
         message.platform = message.platform or ENSEMBLE_PLATFORM
+        message.model_transaction_policy.SetInParent()
         return
+    for field in ("input_pinned_memory", "output_pinned_memory"):
+        # Without effect here; clients know it from Triton's answers.
+        if not message.optimization.HasField(field):
+            getattr(message.optimization, field).enable = True
     if message.HasField("dynamic_batching") and message.max_batch_size > 0:
         sizes = message.dynamic_batching.preferred_batch_size
         sizes.extend([] if sizes else [message.max_batch_size])
+    if message.HasField("sequence_batching"):
+        _normalise_sequences(message)
     if not message.instance_group:
         message.instance_group.add(name=message.name, kind=ModelInstanceGroup.Kind.Value(default_kind.value))
     for index, group in enumerate(message.instance_group):
         group.name = group.name or f"{message.name}_{index}"
         if group.count < 1:
             group.count = _default_count(message, group, backend)
+
+
+def _normalise_sequences(message: ModelConfig) -> None:
+    batching = message.sequence_batching
+    batching.max_sequence_idle_microseconds = batching.max_sequence_idle_microseconds or _SEQUENCE_IDLE_MICROSECONDS
+    if batching.HasField("oldest") and message.max_batch_size > 0:
+        sizes = batching.oldest.preferred_batch_size
+        sizes.extend([] if sizes else [message.max_batch_size])
 
 
 def autofill(message: ModelConfig, signature: Signature, default_max_batch_size: int) -> tuple[str, ...]:
@@ -129,7 +145,8 @@ def _enable_batching(message: ModelConfig) -> None:
 
 def _fill_tensors(message: ModelConfig, signature: Signature) -> None:
     batches = message.max_batch_size > 0
-    given = batch_input_targets(message)
+    given, kept = sequence_tensor_names(message)
+    given |= batch_input_targets(message)
     if not message.input:
         for spec in signature.inputs:
             if spec.name in given:
@@ -138,14 +155,18 @@ def _fill_tensors(message: ModelConfig, signature: Signature) -> None:
             _fill_tensor(tensor, spec, batches)
     if not message.output:
         for spec in signature.outputs:
-            _fill_tensor(message.output.add(), spec, batches)
+            if spec.name not in kept:
+                _fill_tensor(message.output.add(), spec, batches)
 
 
 def _fill_missing_tensors(message: ModelConfig, signature: Signature) -> None:
     """Add those that the configuration does not name, and complete those of which it says only a part."""
     batches = message.max_batch_size > 0
+    given, _ = sequence_tensor_names(message)
     inputs = {tensor.name: tensor for tensor in message.input}
     for spec in signature.inputs:
+        if spec.name in given:
+            continue
         entry = inputs.get(spec.name) or message.input.add(optional=spec.name in signature.optional_inputs)
         _complete_tensor(entry, spec, batches)
     outputs = {tensor.name: tensor for tensor in message.output}

@@ -53,7 +53,7 @@ def _control(message: ModelSequenceBatching.Control) -> SequenceControl:
         return SequenceControl(kind, DataType.FP32, no, yes)
     if message.bool_false_true:
         no, yes = message.bool_false_true
-        return SequenceControl(kind, DataType.BOOL, no, yes)
+        return SequenceControl(kind, DataType.BOOL, float(no), float(yes))
     no, yes = message.int32_false_true
     return SequenceControl(kind, DataType.INT32, no, yes)
 

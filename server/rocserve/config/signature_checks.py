@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rocserve.config.datatypes import datatype_of_number, format_shape, type_name
+from rocserve.config.plain_sequences import sequence_batching
 from rocserve.config.ragged_checks import (
     batch_input_targets,
     check_batch_inputs_fit,
     check_ragged_input,
     has_own_shape,
 )
-from rocserve.core.errors import invalid_argument
+from rocserve.config.sequence_validation import sequence_tensor_names
+from rocserve.core.errors import internal, invalid_argument
 from rocserve.core.requests import Signature, TensorSpec
+from rocserve.core.sequence_tensors import control_inputs
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 
 _VARIABLE = -1
@@ -32,6 +35,8 @@ def check_signature(message: ModelConfig, signature: Signature) -> tuple[str, ..
     for output in message.output:
         _check_tensor(output, "output", outputs, message)
     check_batch_inputs_fit(message, inputs)
+    if message.HasField("sequence_batching"):
+        _check_sequence_tensors(message, inputs, outputs)
     if not message.output:
         raise invalid_argument(
             f"unable to load model '{message.name}', configuration must specify at least one 'output'; the model"
@@ -51,7 +56,7 @@ def tensor_fits(tensor: ModelInput | ModelOutput, spec: TensorSpec, message: Mod
 
 
 def _check_inputs_complete(message: ModelConfig, signature: Signature) -> None:
-    given = {tensor.name for tensor in message.input} | batch_input_targets(message)
+    given = {tensor.name for tensor in message.input} | sequence_tensor_names(message)[0] | batch_input_targets(message)
     required = {spec.name for spec in signature.inputs} - signature.optional_inputs
     # Equal counts with a name that is not the model's get the clearer text about that name.
     if len(given) < len(required) or len(given) > len(signature.inputs):
@@ -61,6 +66,33 @@ def _check_inputs_complete(message: ModelConfig, signature: Signature) -> None:
             f"unable to load model '{message.name}', configuration expects {len(given)} inputs, model provides"
             f" {len(signature.inputs)}{detail}"
         )
+
+
+def _check_sequence_tensors(
+    message: ModelConfig, inputs: dict[str, TensorSpec], outputs: dict[str, TensorSpec]
+) -> None:
+    """The controls and states are the model's, too."""
+    batching = sequence_batching(message.sequence_batching)
+    for control in control_inputs(batching):
+        spec = inputs.get(control.name)
+        if spec is None:
+            raise internal(
+                f"configuration specified sequence control '{control.name}', but model does not provide that input"
+            )
+        dims = spec.shape[1:] if message.max_batch_size > 0 else spec.shape
+        prefix = f"unable to load model '{message.name}', sequence control '{control.name}'"
+        if dims not in ((1,), (_VARIABLE,)):
+            raise invalid_argument(f"{prefix} in model has dims {format_shape(dims)} but dims [1] is expected")
+        if spec.datatype is not control.datatype:
+            raise invalid_argument(
+                f"{prefix}, the model expects data-type {spec.datatype.value} but the model configuration specifies"
+                f" data-type {type_name(control.datatype)}"
+            )
+    for state in message.sequence_batching.state:
+        given = ModelInput(name=state.input_name, data_type=state.data_type, dims=state.dims)
+        kept = ModelOutput(name=state.output_name, data_type=state.data_type, dims=state.dims)
+        _check_tensor(given, "input", inputs, message)
+        _check_tensor(kept, "output", outputs, message)
 
 
 def _check_tensor(

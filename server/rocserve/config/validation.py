@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from rocserve.backends.registry import ENSEMBLE_PLATFORM
 from rocserve.config.ensemble_validation import check_ensemble_scheduling
 from rocserve.config.ragged_checks import check_batch_tensors
+from rocserve.config.sequence_validation import check_sequence_batching
 from rocserve.core.errors import invalid_argument
 from rocserve.protocol import model_config_pb2
 from rocserve.protocol.model_config_pb2 import (
@@ -45,6 +46,8 @@ def check_readable(message: ModelConfig) -> None:
         raise invalid_argument(f"'max_batch_size' must be non-negative value for {message.name}")
     if message.HasField("dynamic_batching"):
         _check_dynamic_batching(message.dynamic_batching, message)
+    if message.HasField("sequence_batching"):
+        check_sequence_batching(message)
     if message.HasField("ensemble_scheduling"):
         check_ensemble_scheduling(message)
     if message.model_transaction_policy.decoupled and message.response_cache.enable:
@@ -53,7 +56,6 @@ def check_readable(message: ModelConfig) -> None:
             " Please disable the response cache."
         )
     _check_model_metrics(message)
-    _check_version_policy(message)
 
 
 def check_loadable(message: ModelConfig) -> None:
@@ -190,19 +192,17 @@ def _check_instance_groups(message: ModelConfig) -> None:
     if not message.instance_group:
         raise invalid_argument(f"must specify one or more 'instance group's for {message.name}")
     for group in message.instance_group:
-        fault = _instance_group_fault(group, message.platform)
+        fault = _instance_group_fault(group)
         if fault:
             raise invalid_argument(f"instance group {group.name} of model {message.name} {fault}")
 
 
-def _instance_group_fault(group: ModelInstanceGroup, platform: str) -> str:
+def _instance_group_fault(group: ModelInstanceGroup) -> str:
     kind = ModelInstanceGroup.Kind.Name(group.kind)
     if kind in ("KIND_MODEL", "KIND_CPU") and group.gpus:
         return f"has kind {kind} but specifies one or more GPUs"
     if any(gpu < 0 for gpu in group.gpus):
         return f"specifies invalid or unsupported gpu id {min(group.gpus)}; expected the numbers of GPUs, from 0"
-    if group.profile:
-        return f"and platform {platform} specifies profile field which is only supported for TensorRT models"
     return ""
 
 
@@ -216,8 +216,3 @@ def _check_model_metrics(message: ModelConfig) -> None:
             raise invalid_argument("metric control must specify 'histogram_options'")
         if not control.histogram_options.buckets:
             raise invalid_argument("histogram options must specify non-empty 'buckets'")
-
-
-def _check_version_policy(message: ModelConfig) -> None:
-    if not message.HasField("version_policy") or message.version_policy.WhichOneof("policy_choice") is None:
-        raise invalid_argument(f"must specify 'version policy' for {message.name}")

@@ -32,6 +32,9 @@ class SequenceTag:
         return START_FLAG * self.starts + END_FLAG * self.ends
 
 
+NO_SEQUENCE = SequenceTag()
+
+
 def take_sequence(
     parameters: Mapping[str, bool | int | float | str],
 ) -> tuple[SequenceTag | None, Mapping[str, bool | int | float | str]]:

@@ -10,12 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rocserve.backends.base import Machine
-from rocserve.config.definition import ModelDefinition, complete_definition
+from rocserve.config.definition import ModelDefinition, complete_definition, with_places
+from rocserve.config.initial_states import read_initial_states
 from rocserve.core.errors import ServeError
+from rocserve.core.sequence_tensors import with_sequence_tensors
 from rocserve.core.serving import ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.protocol import model_config_pb2 as messages
 from rocserve.repository.engine_plan import EngineFailure, EnginePlan, plan_engine
+from rocserve.repository.ensemble_warmup import warm_up_ensemble
 from rocserve.repository.fallbacks import Fallback, FallbackCounter
 from rocserve.repository.loader import LoadedVersion
 from rocserve.repository.version_wiring import VersionWiring
@@ -28,6 +31,7 @@ from rocserve.scheduling.rate_limiter import RateLimiter, needs_of
 from rocserve.scheduling.response_cache import ResponseCache
 from rocserve.scheduling.scheduler import Scheduler
 from rocserve.scheduling.selection import SchedulerParts, create_scheduler
+from rocserve.scheduling.sequence.homes import SequenceHomes
 from rocserve.scheduling.served_version import ScheduledVersion
 from rocserve.settings import EngineSettings
 from rocserve.workers.completion import CompletionThread
@@ -97,6 +101,7 @@ class WorkerVersionLoader:
         self._fallbacks = fallbacks
         self._cache = cache
         self._limiter = limiter
+        self._homes = SequenceHomes()
         self._log = log
 
     async def load(
@@ -112,7 +117,9 @@ class WorkerVersionLoader:
             complete = complete_definition(definition, None, strict=self._strict)
             statistics = ModelStatistics()
             answers = self._cached_answers(complete, version, statistics)
-            return LoadedEnsemble(complete.config, complete.serialized, version, statistics, self._tables, answers)
+            ensemble = LoadedEnsemble(complete.config, complete.serialized, version, statistics, self._tables, answers)
+            await warm_up_ensemble(ensemble, definition.folder)
+            return ensemble
         order = _Order(definition, version, version_folder, on_change, on_progress)
         plan = plan_engine(definition, self._machine)
         if definition.backend.choose_engine is not None:
@@ -151,7 +158,9 @@ class WorkerVersionLoader:
         wiring = VersionWiring(definition.name, order.on_change, order.on_progress, self._calls.start)
         verbose = self._log.isEnabledFor(logging.DEBUG)
         group = worker_group(
-            load_message(definition, version, order.folder, plan.engine, self._engines, verbose),
+            load_message(
+                definition, version, order.folder, plan.engine, self._engines, verbose, plan.workers[0].architecture
+            ),
             definition,
             plan,
             launcher=self._launcher,
@@ -166,7 +175,7 @@ class WorkerVersionLoader:
                 signature = await group.load()
             except ServeError as error:
                 raise _EngineFailed(error) from None
-            complete = complete_definition(definition, signature, strict=self._strict)
+            complete = with_places(complete_definition(definition, signature, strict=self._strict), plan.places)
             for warning in complete.warnings[len(definition.warnings) :]:
                 self._log.getChild("config").warning("model '%s': %s", definition.name, warning)
             statistics = ModelStatistics()
@@ -180,10 +189,12 @@ class WorkerVersionLoader:
                     self._log.getChild("scheduler"),
                     definition.backend.answers_requests,
                     self._limiter,
+                    self._homes,
+                    _initial_states(complete),
                 )
             )
             try:
-                await group.warm_up(complete.config, config_text(complete))
+                await group.warm_up(with_sequence_tensors(complete.config), config_text(complete))
             except ServeError as error:
                 raise _EngineFailed(error) from None
         except BaseException:
@@ -342,3 +353,9 @@ async def _drain(close: Callable[[Callable[[], None]], None]) -> None:
 
     close(on_drained)
     await drained.wait()
+
+
+def _initial_states(definition: ModelDefinition) -> Mapping[str, bytes]:
+    """Raises: ServeError: INVALID_ARGUMENT, a file that a state of sequences begins with cannot be had."""
+    roots = (definition.folder,) if definition.repository is None else (definition.folder, definition.repository)
+    return read_initial_states(definition.config, definition.folder, roots)

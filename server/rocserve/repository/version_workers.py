@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 from rocserve.backends.base import EngineSpec
 from rocserve.config.definition import ModelDefinition, find_model_file
 from rocserve.config.json_text import config_json
+from rocserve.core.sequence_tensors import with_sequence_tensors
 from rocserve.repository.engine_plan import EnginePlan
 from rocserve.repository.model_interpreter import model_interpreter
 from rocserve.settings import EngineSettings
 from rocserve.workers.completion import CompletionThread
 from rocserve.workers.conversation import CallStarter
-from rocserve.workers.group import WorkerGroup, WorkerGroupEvents
+from rocserve.workers.group import WorkerGroup, WorkerGroupEvents, WorkerPlan
 from rocserve.workers.launcher import WorkerLauncher
 from rocserve.workers.messages import Load
 
@@ -25,8 +27,12 @@ def load_message(
     engine: EngineSpec,
     settings: EngineSettings,
     verbose: bool = False,
+    architecture: str = "",
 ) -> Load:
     """What a worker is told of a version; `kind`, `device` and `count` are each worker's own.
+
+    Args:
+        architecture: of its GPU; "" where it is not known.
 
     Raises:
         ServeError: INVALID_ARGUMENT, the model's file is missing.
@@ -38,9 +44,9 @@ def load_message(
         version=version,
         model_folder=str(definition.folder),
         version_folder=str(version_folder),
-        model_file=str(find_model_file(definition, version_folder)),
+        model_file=str(find_model_file(definition, version_folder, architecture)),
         engine=engine.module,
-        config=definition.config,
+        config=with_sequence_tensors(definition.config),
         instance_kind=definition.config.instance_groups[0].kind,
         device=None,
         instance_count=1,
@@ -77,7 +83,7 @@ def worker_group(
     assert backend is not None, "an ensemble has no workers"
     return WorkerGroup(
         load=load,
-        plans=plan.workers,
+        plans=[_with_file(worker, definition, Path(load.version_folder)) for worker in plan.workers],
         launcher=launcher,
         completion=completion,
         events=events,
@@ -87,3 +93,11 @@ def worker_group(
         loader=plan.loader,
         start_call=start_call if backend.answers_requests else None,
     )
+
+
+def _with_file(worker: WorkerPlan, definition: ModelDefinition, version_folder: Path) -> WorkerPlan:
+    """With the file that is meant for its GPU, where the configuration has one for each architecture."""
+    if not definition.config.cc_model_filenames:
+        return worker
+    file = find_model_file(definition, version_folder, worker.architecture)
+    return replace(worker, model_file=str(file))

@@ -44,6 +44,11 @@ class InstancePool:
                 return channel
         return None
 
+    def is_idle(self, channel: Channel) -> bool:
+        """Whether an instance is there and has nothing to do."""
+        batches = self._in_hand.get(channel)
+        return batches is not None and not batches
+
     def ahead(self) -> Channel | None:
         """A busy instance that may be sent one more batch, the one with the fewest."""
         if self._engine_ns >= SHORT_NS or not self._in_hand or not self._sends_ahead:
@@ -61,7 +66,7 @@ class InstancePool:
         return True
 
     def return_unused(self) -> None:
-        """Give back what was claimed, and granted, for work that is gone by now."""
+        """Give back what instances that do not run hold: after each `end`, once it has been tried to begin the next."""
 
     def begin(self, channel: Channel, batch: FormedBatch) -> bool:
         """Hand a batch to an instance; whether it waits there behind another."""

@@ -119,8 +119,17 @@ class RequestBatches:
             if entry.request.trace is not None:
                 self._begin_trace(single, entry.request.trace)
         running.open_count = len(requests)
+        if batch.dropped:
+            self._end_absent(running, batch.dropped)
         self._watch(running)
         return layout, requests
+
+    def _end_absent(self, running: _RunningBatch, absent: set[QueuedRequest]) -> None:
+        """Rows that are of no request: whatever the model says to them, nobody hears it."""
+        for single in running.requests:
+            if single.entry in absent:
+                single.dropped = True
+                self._mark_ended(single, True, time.monotonic_ns())
 
     def forget(self, batch: FormedBatch) -> None:
         """Nothing of the batch ran, and nothing of it is open."""

@@ -14,6 +14,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import ModelConfig, WarmupInput, WarmupSample
 from rocserve.core.ragged import made_data, made_shape, ragged_batching
+from rocserve.core.sequence_tensors import control_inputs, state_inputs
 from rocserve.core.tensors import Tensor, encode_bytes_elements, tensor_from_numpy
 
 _FOLDER = "warmup"
@@ -26,7 +27,14 @@ def warm_up_batches(config: ModelConfig, model_folder: Path) -> list[Batch]:
     Raises:
         ServeError: INVALID_ARGUMENT, a sample's file is missing, outside the folder `warmup`, or of the wrong size.
     """
-    return [batch for sample in config.model_warmup for batch in _batches(sample, config, model_folder)]
+    return [batch for _, batch in warm_up_samples(config, model_folder)]
+
+
+def warm_up_samples(config: ModelConfig, model_folder: Path) -> Iterator[tuple[str, Batch]]:
+    """The same with the names of the samples. Raises: ServeError, as above."""
+    for sample in config.model_warmup:
+        for batch in _batches(sample, config, model_folder):
+            yield sample.name, batch
 
 
 def with_ragged_shapes(batch: Batch, config: ModelConfig) -> Batch:
@@ -57,10 +65,22 @@ def _flat(tensor: Tensor) -> Tensor:
 
 def _batches(sample: WarmupSample, config: ModelConfig, model_folder: Path) -> Iterator[Batch]:
     rows = max(sample.batch_size, 1) if config.max_batch_size > 0 else 0
-    inputs = {name: _tensor(name, entry, rows, model_folder) for name, entry in sample.inputs.items()}
+    samples = {**_sequence_tensors(config), **sample.inputs}
+    inputs = {name: _tensor(name, entry, rows, model_folder) for name, entry in samples.items()}
     batch = Batch(inputs, tuple(output.name for output in config.outputs), (1,) * max(rows, 1))
     for _ in range(max(sample.count, 1)):
         yield batch
+
+
+def _sequence_tensors(config: ModelConfig) -> dict[str, WarmupInput]:
+    """What the server gives a sequence model beside its requests' inputs, as zeros where a sample does not have it."""
+    batching = config.sequence_batching
+    if batching is None:
+        return {}
+    return {
+        tensor.name: WarmupInput(tensor.datatype, tuple(1 if size == -1 else size for size in tensor.dims), "zero")
+        for tensor in (*control_inputs(batching), *state_inputs(batching))
+    }
 
 
 def _tensor(name: str, entry: WarmupInput, rows: int, model_folder: Path) -> Tensor:
@@ -106,9 +126,11 @@ def _file_content(filename: str, name: str, entry: WarmupInput, model_folder: Pa
             f"warm-up file '{filename}' of input '{name}' cannot be read: {error.strerror}"
         ) from None
     expected = math.prod(entry.dims) * entry.datatype.itemsize
-    if entry.datatype is not DataType.BYTES and len(content) != expected:
+    if entry.datatype is DataType.BYTES:
+        return content
+    if len(content) < expected:
         raise invalid_argument(
-            f"warm-up file '{filename}' of input '{name}' has {len(content)} bytes, expected {expected} for"
-            f" {entry.datatype.value}{list(entry.dims)}"
+            f"warmup setting expects {expected} bytes, but the data provided from {filename} only has"
+            f" {len(content)} bytes (input '{name}')"
         )
-    return content
+    return content[:expected]

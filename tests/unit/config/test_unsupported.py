@@ -2,31 +2,27 @@ from __future__ import annotations
 
 import pytest
 
+from rocserve.backends.registry import discover_backends
 from rocserve.config.pbtxt import parse_model_config
 from rocserve.config.unsupported import check_supported
 from rocserve.core.errors import ServeError, StatusCode
 
+_REGISTRY = discover_backends()
+
 
 @pytest.mark.parametrize(
-    ("fields", "setting"),
+    ("backend", "fields", "setting"),
     [
-        ("sequence_batching { }", "sequence_batching"),
-        ("model_transaction_policy { decoupled: true }", "model_transaction_policy.decoupled"),
-        ("batch_input { }", "batch_input"),
-        ("batch_output { }", "batch_output"),
-        ('input { name: "x" allow_ragged_batch: true }', "allow_ragged_batch of input 'x'"),
-        ('model_operations { op_library_filename: "a.so" }', "model_operations.op_library_filename"),
-        ('model_repository_agents { agents { name: "checksum" } }', "model_repository_agents"),
-        (
-            'ensemble_scheduling { step { model_name: "a" model_namespace: "n" } }',
-            "model_namespace of the step 'a'",
-        ),
-        ('instance_group { name: "g" secondary_devices { } }', "secondary_devices of instance group 'g'"),
+        ("onnx", "model_transaction_policy { decoupled: true }", "model_transaction_policy.decoupled"),
+        ("rocal", "batch_input { }", "batch_input"),
+        ("rocal", "batch_output { }", "batch_output"),
+        ("migraphx", 'input { name: "x" allow_ragged_batch: true }', "allow_ragged_batch of input 'x'"),
+        ("migraphx", 'model_operations { op_library_filename: "a.so" }', "model_operations.op_library_filename"),
     ],
 )
-def test_what_would_change_answers_is_refused(fields: str, setting: str) -> None:
+def test_what_would_change_answers_is_refused(backend: str, fields: str, setting: str) -> None:
     with pytest.raises(ServeError) as raised:
-        check_supported(parse_model_config(f'name: "m" {fields}', "config.pbtxt"))
+        check_supported(parse_model_config(f'name: "m" {fields}', "config.pbtxt"), _REGISTRY.find("", backend))
     assert raised.value.code is StatusCode.UNIMPLEMENTED
     assert raised.value.text.startswith(f"model 'm': {setting} is not supported by this version of rocserve; ")
 
@@ -42,15 +38,17 @@ def test_hints_are_named_in_one_warning() -> None:
       execution_accelerators { gpu_execution_accelerator { name: "migraphx" } }
     }
     response_cache { enable: true }
-    cc_model_filenames { key: "7.5" value: "a" }
-    metric_tags { key: "a" value: "b" }
-    instance_group { host_policy: "p" rate_limiter { priority: 1 } }
-    model_metrics { }
+    cc_model_filenames { key: "gfx90a" value: "a" }
+    instance_group { host_policy: "p" rate_limiter { priority: 1 } profile: "0" secondary_devices { } }
     """
-    assert check_supported(parse_model_config(text, "config.pbtxt")) == (
-        "model 'm': settings without effect in this version of rocserve: optimization.graph,"
-        " optimization.cuda, instance_group.host_policy, runtime,"
-        " cc_model_filenames, metric_tags, model_metrics",
+    message = parse_model_config(text, "config.pbtxt")
+    start = "model 'm': settings without effect in this version of rocserve:"
+    assert check_supported(message, _REGISTRY.find("", "migraphx")) == (
+        f"{start} optimization.graph, optimization.cuda, instance_group.secondary_devices, instance_group.profile,"
+        " runtime",
+    )
+    assert check_supported(message, _REGISTRY.find("", "onnx")) == (
+        f"{start} optimization.cuda, instance_group.secondary_devices, instance_group.profile, runtime",
     )
 
 
@@ -59,4 +57,4 @@ def test_nothing_to_say() -> None:
     name: "m" response_cache { } model_transaction_policy { decoupled: false }
     optimization { input_pinned_memory { enable: true } output_pinned_memory { enable: true } }
     """
-    assert check_supported(parse_model_config(text, "config.pbtxt")) == ()
+    assert check_supported(parse_model_config(text, "config.pbtxt"), _REGISTRY.find("", "onnx")) == ()

@@ -1,0 +1,260 @@
+"""Which sequence is where, and since when: the book of one model version's sequences."""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+
+from rocserve.core.errors import ServeError, StatusCode, unavailable
+from rocserve.core.sequences import SequenceId
+from rocserve.scheduling.queue import QueueLimits
+from rocserve.scheduling.sequence.places import Backlog, Place, SequenceInstance, SequenceRequest, Slot
+
+_REMEMBERED_LOSSES = 10_000
+
+Refused = tuple[SequenceRequest, ServeError]
+"""A request that is not to run, and why."""
+
+
+class SequenceBook:
+    """Not thread-safe: the scheduler that owns it calls it under its lock."""
+
+    def __init__(self, limits: QueueLimits) -> None:
+        self._limits = limits
+        self.instances: list[SequenceInstance] = []
+        self._places: dict[SequenceId, Place] = {}
+        """Of the sequences that go on; one whose last request has come is no longer looked for."""
+        self._ready: list[tuple[int, int, Slot]] = []
+        """Free slots, those of the lowest index first, which keeps batches short."""
+        self._backlog: deque[Backlog] = deque()
+        self._last_used: OrderedDict[SequenceId, float] = OrderedDict()
+        """Of the sequences in slots, the one that was not used for the longest time first."""
+        self._lost: OrderedDict[SequenceId, str] = OrderedDict()
+        self.refused: list[Refused] = []
+        """For the scheduler to answer, without its lock."""
+        self.count = 0
+        """Requests that wait."""
+        self._nbytes = 0
+
+    # Sequences
+
+    def __contains__(self, sequence: SequenceId) -> bool:
+        return sequence in self._places
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no sequence goes on and no request waits."""
+        return not self._places and not self.count
+
+    def reason_of_loss(self, sequence: SequenceId) -> str:
+        """ "" = it was not lost, as far as anyone remembers."""
+        return self._lost.get(sequence, "")
+
+    def place(self, request: SequenceRequest, now: float) -> Slot | None:
+        """Take a request in; its slot, None while its sequence waits for one.
+
+        Raises:
+            ServeError: UNAVAILABLE, too many wait.
+        """
+        if self.count >= self._limits.max_requests or self._nbytes + request.nbytes > self._limits.max_bytes:
+            raise unavailable("Exceeds maximum queue size")
+        sequence = request.tag.id
+        place = self._places.get(sequence) or self._new_place(sequence)
+        place.queue.append(request)
+        self._add(request)
+        if request.tag.ends:
+            self._forget(sequence)
+        elif isinstance(place, Slot):
+            self._use(sequence, now)
+        return place if isinstance(place, Slot) else None
+
+    def _new_place(self, sequence: SequenceId) -> Place:
+        self._lost.pop(sequence, None)
+        place: Place
+        if self._ready:
+            place = heapq.heappop(self._ready)[2]
+            place.sequence = sequence
+        else:
+            place = Backlog(sequence)
+            self._backlog.append(place)
+        self._places[sequence] = place
+        return place
+
+    def end(self, slot: Slot, sequence: SequenceId) -> None:
+        """No more requests of a sequence come; its slot is free once those that are there have run."""
+        if slot.sequence == sequence and not slot.forced_end:
+            slot.forced_end = True
+            if self._places.get(sequence) is slot:
+                self._forget(sequence)
+
+    def end_all(self) -> None:
+        """As `end`, for all; those in the backlog are run to the last request that is there."""
+        for place in list(self._places.values()):
+            if isinstance(place, Slot) and place.sequence is not None:
+                self.end(place, place.sequence)
+        self._places.clear()
+
+    def _use(self, sequence: SequenceId, now: float) -> None:
+        self._last_used[sequence] = now
+        self._last_used.move_to_end(sequence)
+
+    def _forget(self, sequence: SequenceId) -> None:
+        self._places.pop(sequence, None)
+        self._last_used.pop(sequence, None)
+
+    # Slots
+
+    def settle(self, slot: Slot, now: float) -> None:
+        """Where its sequence has ended, or its next request is one that nobody waits for: on to the next sequence."""
+        while True:
+            if slot.queue:
+                if not slot.queue[0].cancelled:
+                    return
+                if slot.sequence is not None and self._places.get(slot.sequence) is slot:
+                    self._forget(slot.sequence)
+                self._refuse(slot.queue, cancelled())
+            elif not slot.forced_end:
+                return
+            self._release(slot, now)
+
+    def take(self, slot: Slot, now: float) -> SequenceRequest:
+        """The next request of a slot, to be run."""
+        request = slot.queue.popleft()
+        self._drop(request)
+        if request.tag.ends:
+            self._release(slot, now)
+        return request
+
+    def _release(self, slot: Slot, now: float) -> None:
+        slot.sequence, slot.states, slot.forced_end = None, None, False
+        if slot.instance.gone:
+            return
+        while self._backlog:
+            backlog = self._backlog.popleft()
+            sequence = backlog.sequence
+            is_open = self._places.get(sequence) is backlog
+            if any(request.cancelled for request in backlog.queue):
+                if is_open:
+                    self._forget(sequence)
+                self._refuse(backlog.queue, cancelled())
+                continue
+            slot.queue, slot.sequence = backlog.queue, sequence
+            for request in slot.queue:
+                # Only what waits for a slot can wait too long.
+                request.expires_at = request.request.deadline
+            if is_open:
+                self._places[sequence] = slot
+                self._use(sequence, now)
+            return
+        heapq.heappush(self._ready, (slot.index, slot.instance.number, slot))
+
+    # Instances
+
+    def add_instance(self, instance: SequenceInstance, now: float) -> None:
+        self.instances.append(instance)
+        for slot in instance.slots:
+            self._release(slot, now)
+
+    def remove_instance(self, instance: SequenceInstance, reason: str) -> None:
+        """Its sequences are lost, and their requests refused."""
+        instance.gone = True
+        self.instances.remove(instance)
+        self._ready = [entry for entry in self._ready if entry[2].instance is not instance]
+        heapq.heapify(self._ready)
+        for slot in instance.slots:
+            if slot.sequence is not None:
+                if self._places.get(slot.sequence) is slot:
+                    self._forget(slot.sequence)
+                    self._lost[slot.sequence] = reason
+                self._refuse(slot.queue, lost(slot.sequence, reason))
+            slot.sequence = None
+        while len(self._lost) > _REMEMBERED_LOSSES:
+            self._lost.popitem(last=False)
+
+    # Requests that wait too long, and those that nobody waits for
+
+    def clear_backlog(self, error: ServeError) -> None:
+        while self._backlog:
+            self._refuse_backlog(self._backlog[0], error)
+
+    def cancel(self, request: SequenceRequest, now: float) -> bool:
+        """Nobody waits for a request: it ends its sequence when its turn comes, at once where it has come. False: it is
+        no longer here."""
+        for slot in self._slots():
+            if request in slot.queue:
+                request.cancelled = True
+                if not slot.busy:
+                    self.settle(slot, now)
+                return True
+        backlog = self._backlog_of(request)
+        if backlog is None:
+            return False
+        request.cancelled = True
+        self._refuse_backlog(backlog, cancelled())
+        return True
+
+    def expire(self, request: SequenceRequest) -> None:
+        """A request has waited for its sequence's slot for as long as it may: none of the sequence's will run."""
+        backlog = self._backlog_of(request)
+        if backlog is not None:
+            self._refuse_backlog(backlog, unavailable("timeout of the corresponding sequence has been expired"))
+
+    def reap(self, now: float, idle_seconds: float) -> float | None:
+        """End the sequences that nobody has used for so long; when to look again, None = there is nothing to see."""
+        while self._last_used:
+            sequence, used = next(iter(self._last_used.items()))
+            if used + idle_seconds > now:
+                return used + idle_seconds
+            slot = self._places.get(sequence)
+            if not isinstance(slot, Slot):
+                del self._last_used[sequence]
+            elif slot.busy or slot.queue:
+                # Whoever waits for an answer cannot send the next request.
+                self._use(sequence, now)
+            else:
+                self.end(slot, sequence)
+                self.settle(slot, now)
+        return None
+
+    def waiting(self) -> Iterator[SequenceRequest]:
+        """Those that no instance has been chosen for, and those in slots."""
+        for slot in self._slots():
+            yield from slot.queue
+        for backlog in self._backlog:
+            yield from backlog.queue
+
+    def _backlog_of(self, request: SequenceRequest) -> Backlog | None:
+        return next((backlog for backlog in self._backlog if request in backlog.queue), None)
+
+    def _refuse_backlog(self, backlog: Backlog, error: ServeError) -> None:
+        self._backlog.remove(backlog)
+        if self._places.get(backlog.sequence) is backlog:
+            self._forget(backlog.sequence)
+        self._refuse(backlog.queue, error)
+
+    def _refuse(self, queue: deque[SequenceRequest], error: ServeError) -> None:
+        while queue:
+            request = queue.popleft()
+            self._drop(request)
+            self.refused.append((request, error))
+
+    def _slots(self) -> Iterator[Slot]:
+        for instance in self.instances:
+            yield from instance.slots
+
+    def _add(self, request: SequenceRequest) -> None:
+        self.count += 1
+        self._nbytes += request.nbytes
+
+    def _drop(self, request: SequenceRequest) -> None:
+        self.count -= 1
+        self._nbytes -= request.nbytes
+
+
+def cancelled() -> ServeError:
+    return ServeError(StatusCode.CANCELLED, "the request was cancelled before it ran")
+
+
+def lost(sequence: SequenceId, reason: str) -> ServeError:
+    return unavailable(f"sequence {sequence} has been lost with the worker that ran it, start it again: {reason}")

@@ -1,0 +1,106 @@
+"""Adds controls and states to a sequence's requests, so that from there on they are requests like all others."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError
+from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.tensors import Buffer
+from rocserve.core.validation import InputPlan, RequestPlan
+from rocserve.scheduling.sequence.controls import ControlTensors
+from rocserve.scheduling.sequence.places import SequenceRequest, Slot
+from rocserve.scheduling.sequence.states import StateKeeper, zeros
+
+_REMEMBERED_PLANS = 1024
+
+
+class Dressing:
+    """One model's. Not thread-safe: the scheduler that owns it calls it under its lock."""
+
+    def __init__(self, controls: ControlTensors, keeper: StateKeeper, batches: bool) -> None:
+        self._controls = controls
+        self._keeper = keeper
+        self._lead = 1 if batches else 0
+        self._plans: dict[tuple[RequestPlan, tuple[tuple[int, ...], ...]], RequestPlan] = {}
+        self._absent: dict[RequestPlan, list[Buffer]] = {}
+
+    def begin(self, request: SequenceRequest, slot: Slot) -> None:
+        """The request is the slot's next: it changes the states that are there now, or begins them."""
+        if request.tag.starts or slot.states is None:
+            slot.states = self._keeper.begin()
+        request.slot = slot
+        request.states = slot.states
+
+    def plan(self, request: SequenceRequest) -> RequestPlan:
+        """The plan of a request that `begin` was called for, with all that the model gets."""
+        assert request.states is not None
+        shapes = request.states.shapes
+        plan = self._plans.get((request.plan, shapes))
+        if plan is None:
+            plan = self._make(request.plan, shapes)
+            if len(self._plans) >= _REMEMBERED_PLANS:
+                self._plans.clear()
+                self._absent.clear()
+            self._plans[request.plan, shapes] = plan
+        return plan
+
+    def dress(self, request: SequenceRequest) -> None:
+        """Make it the request that the model gets. `begin` was called for it."""
+        assert request.states is not None
+        plan = self.plan(request)
+        bare = request.request
+        request.bare = (bare, request.plan)
+        data = [*bare.data, *self._controls.of(request.tag), *[value.data for value in request.states.values]]
+        request.request = InferRequest(bare.head, bare.id, data, bare.deadline, bare.trace, bare.sequence)
+        request.plan = plan
+
+    def absent(self, model: SequenceRequest) -> SequenceRequest:
+        """What stands in the place of a request that is not there, in a batch with `model`, a dressed one."""
+        plan = model.plan
+        data = self._absent.get(plan)
+        if data is None:
+            first = len(plan.inputs) - len(self._controls.inputs) - len(self._keeper.states)
+            data = [zeros(entry.datatype, (entry.element_count,)) for entry in plan.inputs]
+            data[first : first + len(self._controls.inputs)] = self._controls.absent
+            self._absent[plan] = data
+        request = InferRequest(model.request.head, "", data)
+        return SequenceRequest(request, plan, NOBODY, model.queue_start_ns)
+
+    def _make(self, plan: RequestPlan, shapes: tuple[tuple[int, ...], ...]) -> RequestPlan:
+        states = tuple(
+            _state_plan(state.input_name, state.datatype, shape)
+            for state, shape in zip(self._keeper.states, shapes, strict=True)
+        )
+        kept = tuple(state.output_name for state in self._keeper.states if state.output_name not in plan.outputs)
+        added = (*self._controls.inputs, *states)
+        return replace(
+            plan,
+            inputs=(*plan.inputs, *added),
+            batch_key=(*plan.batch_key, *((entry.name, entry.datatype, entry.shape[self._lead :]) for entry in added)),
+            outputs=(*plan.outputs, *kept),
+        )
+
+
+def _state_plan(name: str, datatype: DataType, shape: tuple[int, ...]) -> InputPlan:
+    count = math.prod(shape)
+    return InputPlan(name, datatype, shape, count, count * datatype.itemsize if datatype.itemsize else -1)
+
+
+class _Nobody:
+    """The responder of a row that is of no request."""
+
+    def expect_many(self) -> None: ...
+
+    def send(self, response: InferResponse, final: bool = True) -> None: ...
+
+    def end(self) -> None: ...
+
+    def fail(self, error: ServeError, final: bool = True) -> None: ...
+
+    def watch_cancellation(self, callback: object) -> None: ...
+
+
+NOBODY = _Nobody()

@@ -1,0 +1,59 @@
+"""Between a sequence's request and whoever waits for its answer: keeps the states, and says when the next may run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rocserve.core.errors import ServeError
+from rocserve.core.requests import InferResponse
+from rocserve.core.serving import Responder
+from rocserve.scheduling.sequence.places import SequenceRequest
+from rocserve.scheduling.sequence.states import StateKeeper
+
+
+class SequenceResponder:
+    """For models with states, and for those that may ask for the same request again."""
+
+    __slots__ = ("_keeper", "_on_ended", "_request", "_responder")
+
+    def __init__(
+        self,
+        responder: Responder,
+        request: SequenceRequest,
+        keeper: StateKeeper,
+        on_ended: Callable[[SequenceRequest], None],
+    ) -> None:
+        """`on_ended`: called when the request has its last answer, before that is sent."""
+        self._responder = responder
+        self._request = request
+        self._keeper = keeper
+        self._on_ended = on_ended
+
+    def expect_many(self) -> None:
+        self._responder.expect_many()
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        request = self._request
+        if self._keeper.states and request.states is not None and request.bare is not None:
+            try:
+                self._keeper.take(response.outputs, request.states)
+            except ServeError as error:
+                self.fail(error, final)
+                return
+            wanted = request.bare[1].outputs
+            response.outputs = [tensor for tensor in response.outputs if tensor.name in wanted]
+        if final:
+            self._on_ended(request)
+        self._responder.send(response, final)
+
+    def end(self) -> None:
+        self._on_ended(self._request)
+        self._responder.end()
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        if final:
+            self._on_ended(self._request)
+        self._responder.fail(error, final)
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        self._responder.watch_cancellation(callback)

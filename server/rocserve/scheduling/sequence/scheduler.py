@@ -1,0 +1,500 @@
+"""The scheduler of a model version whose requests belong to sequences."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from rocserve.core.errors import ServeError, StatusCode, internal
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.requests import InferRequest
+from rocserve.core.sequences import SequenceId
+from rocserve.core.serving import Responder, VersionEnding
+from rocserve.core.statistics import ModelStatistics
+from rocserve.core.validation import RequestPlan, RequestValidator
+from rocserve.scheduling.batch import BatchAnswerer, BatchLayouts, FormedBatch
+from rocserve.scheduling.client_watch import ClientWatch
+from rocserve.scheduling.deadlines import Deadlines
+from rocserve.scheduling.entry import QueuedRequest
+from rocserve.scheduling.limited_instances import instance_pool
+from rocserve.scheduling.model_scheduler import TimerHandle, Timers
+from rocserve.scheduling.open_requests import RequestBatches
+from rocserve.scheduling.ordering import AnswerOrder, OrderedResponder
+from rocserve.scheduling.queue import QueueLimits
+from rocserve.scheduling.rate_limiter import RateLimiter
+from rocserve.scheduling.sequence.admission import Admission
+from rocserve.scheduling.sequence.book import SequenceBook, cancelled, lost
+from rocserve.scheduling.sequence.controls import ControlTensors
+from rocserve.scheduling.sequence.dressing import NOBODY, Dressing
+from rocserve.scheduling.sequence.homes import SequenceHomes
+from rocserve.scheduling.sequence.places import SequenceInstance, SequenceRequest, Slot
+from rocserve.scheduling.sequence.responder import SequenceResponder
+from rocserve.scheduling.sequence.states import StateKeeper
+from rocserve.scheduling.sequence.strategies import strategy_of
+from rocserve.workers.channel import BatchOutcome, Channel, WorkerGone
+
+_WORKER_ENDED = "the worker has ended"
+
+
+class SequenceScheduler:
+    """Implements scheduler.Scheduler. One lock guards the sequences and the instances, and is never held over I/O."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        version: int,
+        statistics: ModelStatistics,
+        timers: Timers,
+        limits: QueueLimits,
+        log: logging.Logger,
+        homes: SequenceHomes,
+        initial_states: Mapping[str, bytes],
+        answers_requests: bool = False,
+        limiter: RateLimiter | None = None,
+    ) -> None:
+        """
+        Args:
+            homes: where the sequences of the versions are that this one replaces.
+            initial_states: by input name, the content of those states that begin with a file.
+            answers_requests: the model sees each request for itself, and requests may outlive their batch.
+            limiter: says which instances may run; None = each as it is free.
+        """
+        batching = config.sequence_batching
+        assert batching is not None, "a model without sequences"
+        self._config = config
+        self._statistics = statistics
+        self._timers = timers
+        self._log = log
+        self._homes = homes
+        self._validator = RequestValidator(config)
+        controls = ControlTensors(batching, config.max_batch_size > 0)
+        self._admission = Admission(config, controls.correlation_id)
+        self._keeper = StateKeeper(config, initial_states)
+        self._book = SequenceBook(limits)
+        dressing = Dressing(controls, self._keeper, config.max_batch_size > 0)
+        self._strategy = strategy_of(config, batching, self._book, dressing)
+        self._iterative = batching.iterative
+        self._waits_for_answers = bool(batching.states) or batching.iterative
+        """The next request of a sequence cannot run before the answer to the one before is there."""
+        self._keeps_order = batching.oldest is not None and batching.oldest.preserve_ordering
+        self._idle_seconds = (batching.max_sequence_idle_microseconds or 1_000_000) / 1e6
+        self._layouts: BatchLayouts | RequestBatches
+        self._answerer: BatchAnswerer | RequestBatches
+        if answers_requests:
+            self._layouts = self._answerer = RequestBatches(
+                config, version, statistics, timers, self._batch_ended, self._client_left
+            )
+        else:
+            self._layouts, self._answerer = BatchLayouts(config), BatchAnswerer(config, version, statistics)
+        self._lock = threading.Lock()
+        self._pool = instance_pool(limiter, self._granted, sends_ahead=False)
+        self._by_channel: dict[Channel, SequenceInstance] = {}
+        self._numbers = 0
+        self._running = 0
+        self._closed = False
+        self._outage: ServeError | None = None
+        self._drained: Callable[[], None] | None = None
+        self._deadlines = Deadlines(timers, self._expire)
+        self._clients = ClientWatch(timers, self._lock, self._all_waiting, self._has_waiting, self._client_left)
+        self._delay_timer: tuple[int, TimerHandle] | None = None
+        self._idle_timer: object | None = None
+
+    # Requests
+
+    @property
+    def waiting(self) -> int:
+        """See Scheduler."""
+        with self._lock:
+            return sum(1 for _ in self._all_waiting())
+
+    def submit(self, request: InferRequest, plan: RequestPlan, responder: Responder) -> None:
+        """See Scheduler."""
+        tag = self._admission.tag(request, plan)
+        now_ns = time.monotonic_ns()
+        entry = SequenceRequest(request, plan, responder, now_ns, nbytes=sum(map(len, request.data)), tag=tag)
+        entry.expires_at = request.deadline
+        if self._waits_for_answers:
+            entry.responder = SequenceResponder(responder, entry, self._keeper, self._ended)
+        if not self._place(entry):
+            home = self._homes.find(self._config.name, tag.id)
+            if home is None:
+                raise self._admission.unknown(tag.id, self._book.reason_of_loss(tag.id))
+            home.adopt(request, responder)
+
+    def adopt(self, request: InferRequest, responder: Responder) -> None:
+        """See homes.SequenceHome."""
+        plan = self._validator.validate(request)
+        if self._config.decoupled:
+            responder.expect_many()
+        self.submit(request, plan, responder)
+
+    def knows(self, sequence: SequenceId) -> bool:
+        """See homes.SequenceHome."""
+        with self._lock:
+            return sequence in self._book
+
+    def _place(self, entry: SequenceRequest) -> bool:
+        """Take a request in; False: its sequence is not known here, and does not start with it.
+
+        Raises: as `submit`.
+        """
+        tag, now = entry.tag, entry.queue_start_ns / 1e9
+        with self._lock:
+            is_known = tag.id in self._book
+            if self._closed and not is_known:
+                raise VersionEnding
+            if not is_known and not tag.starts:
+                return False
+            if self._outage is not None:
+                raise ServeError(self._outage.code, self._outage.text)
+            if is_known and tag.starts:
+                self._log.warning(
+                    "sequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence"
+                    " start. Previous sequence will be terminated early.",
+                    tag.id,
+                    self._config.name,
+                )
+            slot = self._book.place(entry, now)
+            self._note_wait(entry, slot, now)
+            work = None
+            collecting = self._timers.collecting
+            if slot is not None:
+                self._strategy.feed(slot, now)
+                if not collecting:
+                    work = self._next_work(slot.instance)
+            self._arm_idle()
+        self._carry_on(work)
+        if collecting:
+            self._timers.when_collected(self._pump)
+        return True
+
+    def _note_wait(self, entry: SequenceRequest, slot: Slot | None, now: float) -> None:
+        """Under the lock."""
+        timeout = entry.plan.timeout_microseconds
+        if slot is None and timeout:
+            limit = now + timeout / 1e6
+            entry.expires_at = limit if entry.expires_at is None else min(limit, entry.expires_at)
+        if entry.expires_at is not None and self._deadlines.add(entry):
+            self._deadlines.keep_only(self._all_waiting())
+        self._clients.start()
+
+    # Instances
+
+    def attach(self, channel: Channel) -> None:
+        """See Scheduler."""
+        with self._lock:
+            self._outage = None
+            self._pool.attach(channel)
+            instance = SequenceInstance(channel, self._numbers)
+            if not self._numbers:
+                self._homes.opened(self._config.name, self)
+            self._numbers += 1
+            instance.slots = [Slot(instance, index) for index in range(self._strategy.slot_count)]
+            if self._keeps_order:
+                instance.order = AnswerOrder()
+            self._strategy.prepare(instance)
+            self._by_channel[channel] = instance
+            now = time.monotonic()
+            self._book.add_instance(instance, now)
+            for slot in instance.slots:
+                self._strategy.feed(slot, now)
+            self._arm_idle()
+        self._pump()
+
+    def detach(self, channel: Channel) -> None:
+        """See Scheduler. Its sequences are lost: what the model knew of them, the worker knew."""
+        with self._lock:
+            self._lose(channel, _WORKER_ENDED)
+        self._carry_on(None)
+        self._report_drained()
+
+    def _lose(self, channel: Channel, reason: str) -> None:
+        """Under the lock."""
+        self._pool.detach(channel)
+        instance = self._by_channel.pop(channel, None)
+        if instance is None:
+            return
+        self._book.remove_instance(instance, reason)
+        for entry in instance.candidates.clear() if instance.candidates is not None else ():
+            if isinstance(entry, SequenceRequest):
+                self._book.refused.append((entry, lost(entry.tag.id, reason)))
+
+    def stop_sending_ahead(self) -> None:
+        """Nothing is ever sent ahead: the next request of a sequence waits for the one before."""
+
+    def fail_queue(self, outage: ServeError) -> None:
+        """See Scheduler."""
+        with self._lock:
+            self._outage = outage
+            self._book.clear_backlog(outage)
+        self._carry_on(None)
+        self._report_drained()
+
+    def _granted(self) -> None:
+        """An instance that had to wait for its turn may run."""
+        self._pump()
+        with self._lock:
+            self._pool.return_unused()
+
+    # The end
+
+    def close(self, drained: Callable[[], None]) -> None:
+        """See Scheduler. Sequences that are under way go on, as long as requests of them can still come."""
+        has_successor = self._homes.closing(self._config.name, self)
+        with self._lock:
+            self._closed = True
+            self._drained = drained
+            if not has_successor:
+                self._end_sequences()
+        self._pump()
+        self._report_drained()
+
+    def _end_sequences(self) -> None:
+        """Under the lock: no request of any comes any more."""
+        now = time.monotonic()
+        self._book.end_all()
+        for instance in self._book.instances:
+            for slot in instance.slots:
+                if not slot.busy:
+                    self._book.settle(slot, now)
+                self._strategy.feed(slot, now)
+
+    def _report_drained(self) -> None:
+        with self._lock:
+            if self._drained is None or self._running or not self._book.is_empty:
+                return
+            if any(instance.candidates for instance in self._book.instances):
+                return
+            drained, self._drained = self._drained, None
+        self._homes.closed(self._config.name, self)
+        drained()
+
+    # Work
+
+    def _next_work(self, instance: SequenceInstance) -> FormedBatch | None:
+        """Under the lock: the next batch of an instance, where it is free and has one."""
+        channel = instance.channel
+        if instance.answering or not self._pool.is_idle(channel):
+            return None
+        now_ns = time.monotonic_ns()
+        ready_at = self._strategy.ready_at(instance, now_ns)
+        if ready_at is None:
+            return None
+        if ready_at > now_ns:
+            self._arm_delay(ready_at)
+            return None
+        if self._pool.is_limited and not self._pool.claim(channel):
+            return None
+        entries: list[QueuedRequest] = list(self._strategy.form(instance, now_ns))
+        batch = FormedBatch(entries, now_ns)
+        for entry in entries:
+            if entry.responder is NOBODY:
+                batch.drop(entry)
+            elif instance.order is not None and not isinstance(entry.responder, OrderedResponder):
+                entry.responder = OrderedResponder(entry.responder, instance.order.take_turn())
+        self._running += 1
+        self._pool.begin(channel, batch)
+        return batch
+
+    def _pump(self) -> None:
+        """Start all that can run now."""
+        with self._lock:
+            works = [(instance, self._next_work(instance)) for instance in list(self._book.instances)]
+        for instance, work in works:
+            if work is not None:
+                self._run(instance, work)
+        self._carry_on(None)
+
+    def _carry_on(self, work: FormedBatch | None) -> None:
+        """Without the lock: run a batch, and answer what is not to run."""
+        if work is not None:
+            slot = next(entry.slot for entry in work.undropped if isinstance(entry, SequenceRequest))
+            assert slot is not None
+            self._run(slot.instance, work)
+        if self._book.refused:
+            with self._lock:
+                refused, self._book.refused = self._book.refused, []
+            for entry, error in refused:
+                self._refuse(entry, error)
+            self._report_drained()
+
+    def _run(self, instance: SequenceInstance, batch: FormedBatch) -> None:
+        channel = instance.channel
+        try:
+            layout, requests = self._layouts.of(batch, channel)
+            channel.execute(layout, requests, lambda outcome: self._finish(instance, batch, outcome))
+        except WorkerGone as gone:
+            self._layouts.forget(batch)
+            self._fail(instance, batch, gone.text)
+        except Exception as error:
+            self._log.exception("a batch of model '%s' could not be handed to its worker", self._config.name)
+            self._layouts.forget(batch)
+            with self._lock:
+                self._running -= 1
+                self._pool.end(channel, batch, 0)
+            failure = internal(f"the batch could not be handed to the worker: {error}")
+            for entry in batch.undropped:
+                self._done(entry)
+                self._refuse(entry, failure)
+            self._pump()
+            self._report_drained()
+
+    def _fail(self, instance: SequenceInstance, batch: FormedBatch, reason: str) -> None:
+        """The worker is gone and nothing of the batch ran: nor will anything else of its sequences."""
+        with self._lock:
+            self._running -= 1
+            self._lose(instance.channel, reason)
+        for entry in batch.undropped:
+            if isinstance(entry, SequenceRequest):
+                self._refuse(entry, lost(entry.tag.id, reason))
+        self._carry_on(None)
+        self._report_drained()
+
+    def _finish(self, instance: SequenceInstance, batch: FormedBatch, outcome: BatchOutcome) -> None:
+        """On the completion thread. Without states the next batch is started before this one's answers are written."""
+        if isinstance(outcome.error, WorkerGone):
+            outcome.release()
+            self._layouts.forget(batch)
+            self._fail(instance, batch, outcome.error.text)
+            return
+        work = None
+        with self._lock:
+            self._pool.end(instance.channel, batch, outcome.output_start_ns - outcome.input_end_ns)
+            if self._waits_for_answers:
+                instance.answering = True
+            else:
+                for entry in batch.undropped:
+                    self._next_of(entry)
+                work = self._next_work(instance)
+        if work is not None:
+            self._run(instance, work)
+        is_answered = True
+        try:
+            is_answered = self._answerer.answer(batch, outcome)
+        finally:
+            outcome.release()
+            if self._waits_for_answers:
+                with self._lock:
+                    instance.answering = False
+                    work = self._next_work(instance)
+                if work is not None:
+                    self._run(instance, work)
+            self._carry_on(None)
+            if is_answered:
+                self._batch_ended()
+
+    def _next_of(self, entry: QueuedRequest) -> None:
+        """Under the lock: a request is done, its sequence's next may run."""
+        slot = entry.slot if isinstance(entry, SequenceRequest) else None
+        if slot is not None:
+            slot.busy = False
+            self._strategy.feed(slot, time.monotonic())
+
+    def _ended(self, entry: SequenceRequest) -> None:
+        """A request of a model whose answers are waited for has its last; called before that is sent."""
+        slot = entry.slot
+        if slot is None:
+            return
+        with self._lock:
+            if self._iterative:
+                self._book.end(slot, entry.tag.id)
+            self._next_of(entry)
+            work = self._next_work(slot.instance)
+        self._carry_on(work)
+
+    def _done(self, entry: QueuedRequest) -> None:
+        with self._lock:
+            self._next_of(entry)
+
+    def _batch_ended(self) -> None:
+        """All requests of a batch have been answered."""
+        with self._lock:
+            self._running -= 1
+        if self._drained is not None:
+            self._report_drained()
+
+    def _refuse(self, entry: QueuedRequest, error: ServeError) -> None:
+        now = time.monotonic_ns()
+        entry.note_unrun()
+        if error.code is StatusCode.CANCELLED:
+            self._statistics.record_cancellation(entry.queue_start_ns, now)
+        else:
+            self._statistics.record_rejection(entry.queue_start_ns, now)
+        responder = entry.responder
+        if isinstance(responder, OrderedResponder):
+            responder = responder.out_of_turn()
+        responder.fail(error)
+
+    # Time
+
+    def _all_waiting(self) -> Iterator[QueuedRequest]:
+        """Under the lock."""
+        yield from self._book.waiting()
+        for instance in self._book.instances:
+            yield from instance.candidates or ()
+
+    def _has_waiting(self) -> bool:
+        """Under the lock."""
+        return bool(self._book.count) or any(instance.candidates for instance in self._book.instances)
+
+    def _client_left(self, entry: QueuedRequest) -> None:
+        """Its sequence ends with it, unless it runs already."""
+        if not isinstance(entry, SequenceRequest):
+            return
+        with self._lock:
+            if not self._book.cancel(entry, time.monotonic()):
+                slot = entry.slot
+                queue = slot.instance.candidates if slot is not None else None
+                if queue is not None and queue.remove(entry):
+                    self._book.refused.append((entry, cancelled()))
+                    self._next_of(entry)
+        self._pump()
+
+    def _expire(self) -> None:
+        """On the timers' thread."""
+        now = time.monotonic()
+        left: list[SequenceRequest] = []
+        with self._lock:
+            for entry in self._deadlines.pop_due(now):
+                if not isinstance(entry, SequenceRequest):
+                    continue
+                deadline = entry.request.deadline
+                if deadline is not None and deadline <= now:
+                    left.append(entry)
+                else:
+                    self._book.expire(entry)
+        for entry in left:
+            self._client_left(entry)
+        self._carry_on(None)
+
+    def _arm_delay(self, when_ns: int) -> None:
+        if self._delay_timer is not None:
+            if self._delay_timer[0] <= when_ns:
+                return
+            self._delay_timer[1].cancel()
+        self._delay_timer = (when_ns, self._timers.call_at(when_ns / 1e9, self._delay_passed))
+
+    def _delay_passed(self) -> None:
+        with self._lock:
+            self._delay_timer = None
+        self._pump()
+
+    def _arm_idle(self) -> None:
+        """Under the lock: see to it that sequences end that nobody uses."""
+        if self._idle_timer is None:
+            look_at = self._book.reap(time.monotonic(), self._idle_seconds)
+            if look_at is not None:
+                self._idle_timer = self._timers.call_about(look_at, self._reap)
+
+    def _reap(self) -> None:
+        with self._lock:
+            self._idle_timer = None
+            self._arm_idle()
+            now = time.monotonic()
+            for instance in self._book.instances:
+                for slot in instance.slots:
+                    self._strategy.feed(slot, now)
+        self._pump()
+        self._report_drained()

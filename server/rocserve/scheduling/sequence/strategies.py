@@ -1,0 +1,146 @@
+"""How requests of several sequences become batches of one instance: direct and oldest, as Triton has them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rocserve.core.model_config import DynamicBatching, ModelConfig, SequenceBatching
+from rocserve.scheduling.batch_policy import BatchPolicy, DynamicBatcher, NoBatching
+from rocserve.scheduling.queue import QueueLimits, RequestQueue
+from rocserve.scheduling.sequence.book import SequenceBook
+from rocserve.scheduling.sequence.dressing import Dressing
+from rocserve.scheduling.sequence.places import SequenceInstance, SequenceRequest, Slot
+
+_DEFAULT_CANDIDATES = 1
+
+
+class Strategy(Protocol):
+    """Not thread-safe: the scheduler that owns it calls it under its lock."""
+
+    slot_count: int
+    """Of each instance."""
+
+    def prepare(self, instance: SequenceInstance) -> None:
+        """A new one."""
+
+    def feed(self, slot: Slot, now: float) -> None:
+        """A slot may have got a request, or be done with one."""
+
+    def ready_at(self, instance: SequenceInstance, now_ns: int) -> int | None:
+        """When it has a batch to run, by time.monotonic_ns(): now at the latest, or later; None = nothing is there."""
+
+    def form(self, instance: SequenceInstance, now_ns: int) -> list[SequenceRequest]:
+        """The batch, once it is ready, with the controls and states; a responder NOBODY marks what is no request."""
+
+
+def strategy_of(config: ModelConfig, batching: SequenceBatching, book: SequenceBook, dressing: Dressing) -> Strategy:
+    """What a model's configuration asks for."""
+    if batching.oldest is not None:
+        return OldestStrategy(config, batching, book, dressing)
+    return DirectStrategy(config, batching, book, dressing)
+
+
+class DirectStrategy:
+    """Each sequence keeps its row of the batch: the rows between of those that have nothing to run are no requests."""
+
+    def __init__(self, config: ModelConfig, batching: SequenceBatching, book: SequenceBook, dressing: Dressing) -> None:
+        self.slot_count = max(config.max_batch_size, 1)
+        direct = batching.direct
+        self._delay_ns = direct.max_queue_delay_microseconds * 1000 if direct is not None else 0
+        self._utilization = direct.minimum_slot_utilization if direct is not None else 0.0
+        self._book = book
+        self._dressing = dressing
+
+    def prepare(self, instance: SequenceInstance) -> None:
+        """See Strategy."""
+
+    def feed(self, slot: Slot, now: float) -> None:
+        """See Strategy."""
+
+    def ready_at(self, instance: SequenceInstance, now_ns: int) -> int | None:
+        """See Strategy."""
+        fronts = [slot.queue[0] for slot in self._waiting(instance, now_ns)]
+        if not fronts:
+            return None
+        is_used = len(fronts) / self.slot_count >= self._utilization
+        if not self._delay_ns or not self._utilization or is_used:
+            return now_ns
+        return min(request.queue_start_ns for request in fronts) + self._delay_ns
+
+    def form(self, instance: SequenceInstance, now_ns: int) -> list[SequenceRequest]:
+        """See Strategy. The request that has waited longest says what the others must be like."""
+        waiting = self._waiting(instance, now_ns)
+        for slot in waiting:
+            self._dressing.begin(slot.queue[0], slot)
+        oldest = min(waiting, key=lambda slot: slot.queue[0].queue_start_ns)
+        batch_key = self._dressing.plan(oldest.queue[0]).batch_key
+        rows: dict[int, SequenceRequest] = {}
+        for slot in waiting:
+            if self._dressing.plan(slot.queue[0]).batch_key == batch_key:
+                slot.busy = True
+                request = rows[slot.index] = self._book.take(slot, now_ns / 1e9)
+                self._dressing.dress(request)
+        model = rows[oldest.index]
+        return [rows.get(index) or self._dressing.absent(model) for index in range(max(rows) + 1)]
+
+    def _waiting(self, instance: SequenceInstance, now_ns: int) -> list[Slot]:
+        waiting: list[Slot] = []
+        for slot in instance.slots:
+            if slot.busy:
+                continue
+            self._book.settle(slot, now_ns / 1e9)
+            if slot.queue:
+                waiting.append(slot)
+        return waiting
+
+
+class OldestStrategy:
+    """Each slot hands one request at a time to its instance's dynamic batcher."""
+
+    def __init__(self, config: ModelConfig, batching: SequenceBatching, book: SequenceBook, dressing: Dressing) -> None:
+        oldest = batching.oldest
+        assert oldest is not None, "the other strategy"
+        self.slot_count = oldest.max_candidate_sequences or max(config.max_batch_size, _DEFAULT_CANDIDATES)
+        self._policy: BatchPolicy = NoBatching(may_convoy=False)
+        if config.max_batch_size > 0:
+            self._policy = DynamicBatcher(
+                config.max_batch_size,
+                oldest.preferred_batch_sizes or (config.max_batch_size,),
+                oldest.max_queue_delay_microseconds * 1000,
+            )
+        self._book = book
+        self._dressing = dressing
+
+    def prepare(self, instance: SequenceInstance) -> None:
+        """See Strategy."""
+        # Bounded by the number of slots.
+        instance.candidates = RequestQueue(DynamicBatching(), QueueLimits(self.slot_count + 1, 1 << 62))
+
+    def feed(self, slot: Slot, now: float) -> None:
+        """See Strategy."""
+        if slot.busy or slot.instance.gone:
+            return
+        self._book.settle(slot, now)
+        if not slot.queue:
+            return
+        slot.busy = True
+        self._dressing.begin(slot.queue[0], slot)
+        request = self._book.take(slot, now)
+        self._dressing.dress(request)
+        assert slot.instance.candidates is not None
+        slot.instance.candidates.push(request)
+
+    def ready_at(self, instance: SequenceInstance, now_ns: int) -> int | None:
+        """See Strategy."""
+        queue = instance.candidates
+        if not queue:
+            return None
+        decision = self._policy.decide(queue, now_ns)
+        return now_ns if decision.request_count else decision.look_again_at_ns
+
+    def form(self, instance: SequenceInstance, now_ns: int) -> list[SequenceRequest]:
+        """See Strategy."""
+        queue = instance.candidates
+        assert queue is not None
+        count = self._policy.decide(queue, now_ns).request_count
+        return [request for request in queue.take(count) if isinstance(request, SequenceRequest)]

@@ -1,0 +1,166 @@
+"""Sequences over gRPC, with clients of Triton: their sums must be right to the bit, whoever else is there."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from support.sequences import ask, drop_accumulator, request_input, run_at_once, run_sequence
+from support.server import RocserveProcess, wait_until
+from tritonclient.utils import InferenceServerException
+
+DIRECT = "direct { } max_sequence_idle_microseconds: 5000000"
+OLDEST = "oldest { max_candidate_sequences: 8 } max_sequence_idle_microseconds: 5000000"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    folder = tmp_path_factory.mktemp("sequences")
+    repository = folder / "models"
+    two = "instance_group { count: 2 kind: KIND_CPU }"
+    drop_accumulator(repository, "direct", DIRECT, more=two)
+    drop_accumulator(repository, "oldest", OLDEST, more=two)
+    drop_accumulator(repository, "single", DIRECT, max_batch_size=0)
+    drop_accumulator(repository, "hasty", "direct { } max_sequence_idle_microseconds: 200000", max_batch_size=1)
+    with RocserveProcess([repository], log=folder / "server.log") as process:
+        process.wait_until_ready()
+        yield process
+
+
+@pytest.fixture
+def client(server: RocserveProcess) -> triton.InferenceServerClient:
+    return server.client()
+
+
+@pytest.mark.parametrize("model", ["direct", "oldest", "single"])
+def test_a_sequence_has_its_own_sum(client: triton.InferenceServerClient, model: str) -> None:
+    batches = model != "single"
+    assert run_sequence(client, model, 11, [1, 2, 3, 4], batches) == [1, 3, 6, 10]
+    # The same id again, and a sequence of one request.
+    assert run_sequence(client, model, 11, [5, 6], batches) == [5, 11]
+    assert run_sequence(client, model, 12, [7], batches) == [7]
+
+
+@pytest.mark.parametrize("model", ["direct", "oldest"])
+def test_hundreds_of_sequences_at_once(server: RocserveProcess, model: str) -> None:
+    counters = itertools.count(1000)
+
+    def run(number: int) -> None:
+        with server.client() as own:
+            for round_number in range(8):
+                values = [number + round_number + step for step in range(1 + (number + round_number) % 5)]
+                sums = run_sequence(own, model, next(counters), values)
+                assert sums == list(itertools.accumulate(values))
+
+    run_at_once(25, run)
+
+
+@pytest.mark.parametrize("model", ["direct", "oldest"])
+def test_streams_with_many_sequences(server: RocserveProcess, model: str) -> None:
+    answers: queue.Queue[tuple[triton.InferResult | None, InferenceServerException | None]] = queue.Queue()
+    expected: dict[str, int] = {}
+    with server.client() as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        for step in range(6):
+            for sequence in range(40):
+                request_id = f"{sequence}:{step}"
+                expected[request_id] = sum(sequence * 10 + past for past in range(step + 1))
+                client.async_stream_infer(
+                    model,
+                    [request_input(sequence * 10 + step)],
+                    request_id=request_id,
+                    sequence_id=sequence + 1,
+                    sequence_start=step == 0,
+                    sequence_end=step == 5,
+                )
+        for _ in range(len(expected)):
+            result, error = answers.get(timeout=20)
+            assert error is None, error
+            assert result is not None
+            assert int(result.as_numpy("SUM")[0, 0]) == expected.pop(result.get_response().id)
+        client.stop_stream()
+    assert not expected
+
+
+def test_what_is_refused(client: triton.InferenceServerClient) -> None:
+    cases = [
+        ({"sequence": 0}, "inference request to model 'direct' must specify a non-zero or non-empty correlation ID"),
+        (
+            {"sequence": 77},
+            "inference request for sequence 77 to model 'direct' must specify the START flag on the first request of"
+            " the sequence",
+        ),
+        (
+            {"sequence": "a text", "start": True},
+            "[request id: <id_unknown>] sequence batching control 'CORRID' data-type is 'BYTES', but model 'direct'"
+            " expects 'UINT64'",
+        ),
+    ]
+    for fields, text in cases:
+        with pytest.raises(InferenceServerException) as caught:
+            ask(client, "direct", 1, **fields)
+        assert (caught.value.status(), caught.value.message()) == ("StatusCode.INVALID_ARGUMENT", text)
+    two = triton.InferInput("INPUT", [2, 2], "INT32")
+    two.set_data_from_numpy(np.zeros((2, 2), np.int32))
+    with pytest.raises(InferenceServerException) as caught:
+        client.infer("direct", [two], sequence_id=5, sequence_start=True)
+    assert caught.value.message() == (
+        "inference request to model 'direct' must specify batch-size 1 due to requirements of sequence batcher"
+    )
+
+
+def test_a_second_start_begins_anew(client: triton.InferenceServerClient) -> None:
+    assert int(ask(client, "direct", 5, 31, start=True).as_numpy("SUM")[0, 0]) == 5
+    assert int(ask(client, "direct", 6, 31, start=True).as_numpy("SUM")[0, 0]) == 6
+    assert int(ask(client, "direct", 1, 31, end=True).as_numpy("SUM")[0, 0]) == 7
+    with pytest.raises(InferenceServerException, match="must specify the START flag"):
+        ask(client, "direct", 1, 31, end=True)
+
+
+def test_an_idle_sequence_gives_its_slot_away(server: RocserveProcess, client: triton.InferenceServerClient) -> None:
+    ask(client, "hasty", 5, 1, start=True)
+    # There is one slot: the second sequence waits for it until the first is idle for too long.
+    assert run_sequence(client, "hasty", 2, [8, 9]) == [8, 17]
+    with pytest.raises(InferenceServerException, match="for sequence 1 to model 'hasty' must specify the START flag"):
+        ask(client, "hasty", 5, 1)
+
+
+def test_a_backlog_waits_no_longer_than_it_says(client: triton.InferenceServerClient) -> None:
+    ask(client, "single", 5, 1, start=True, batches=False)
+    with pytest.raises(InferenceServerException) as caught:
+        ask(client, "single", 5, 2, start=True, batches=False, timeout=50_000)
+    assert caught.value.status() == "StatusCode.UNAVAILABLE"
+    assert caught.value.message() == "timeout of the corresponding sequence has been expired"
+    assert int(ask(client, "single", 1, 1, end=True, batches=False).as_numpy("SUM")[0]) == 6
+
+
+def test_statistics_count_requests_not_empty_rows(client: triton.InferenceServerClient) -> None:
+    before = client.get_inference_statistics("direct").model_stats[0]
+    assert run_sequence(client, "direct", 4000, [1, 2, 3]) == [1, 3, 6]
+    after = client.get_inference_statistics("direct").model_stats[0]
+    assert after.inference_count - before.inference_count == 3
+    assert after.inference_stats.success.count - before.inference_stats.success.count == 3
+
+
+def test_sequences_stay_with_the_version_that_began_them(serve: Callable[..., RocserveProcess], tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    drop_accumulator(repository, "m", OLDEST)
+    server = serve(repository, flags=("--model-control-mode=poll", "--repository-poll-secs=1"))
+    server.wait_until_ready()
+    client = server.client()
+    ask(client, "m", 3, 9, start=True)
+    drop_accumulator(repository, "m", OLDEST, version=2)
+    wait_until(lambda: client.is_model_ready("m", "2"), what="version 2")
+    result = ask(client, "m", 4, 9)
+    assert (int(result.as_numpy("SUM")[0, 0]), result.get_response().model_version) == (7, "1")
+    other = ask(client, "m", 1, 10, start=True, end=True)
+    assert other.get_response().model_version == "2"
+    result = ask(client, "m", 5, 9, end=True)
+    assert (int(result.as_numpy("SUM")[0, 0]), result.get_response().model_version) == (12, "1")
+    with pytest.raises(InferenceServerException, match="must specify the START flag"):
+        ask(client, "m", 5, 9)

@@ -1,0 +1,136 @@
+"""Sequence models for the tests: an accumulator in ONNX, with its controls and with a state that the server keeps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import tritonclient.grpc as triton
+from onnx import TensorProto, helper
+
+from support.models import drop, graph
+
+CONTROLS = """
+  control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1] } }
+  control_input { name: "END" control { kind: CONTROL_SEQUENCE_END fp32_false_true: [0, 1] } }
+  control_input { name: "READY" control { kind: CONTROL_SEQUENCE_READY bool_false_true: [false, true] } }
+  control_input { name: "CORRID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } }
+"""
+STATE = """
+  state { input_name: "STATE_IN" output_name: "STATE_OUT" data_type: TYPE_INT32 dims: [2] }
+"""
+
+
+def accumulator_config(batching: str, max_batch_size: int = 4, more: str = "") -> str:
+    return f"""
+    backend: "onnxruntime"
+    max_batch_size: {max_batch_size}
+    input {{ name: "INPUT" data_type: TYPE_INT32 dims: [2] }}
+    output {{ name: "SUM" data_type: TYPE_INT32 dims: [2] }}
+    output {{ name: "SEEN" data_type: TYPE_INT64 dims: [4] }}
+    sequence_batching {{ {CONTROLS} {STATE} {batching} }}
+    {more}
+    """
+
+
+def accumulator(batches: bool = True) -> bytes:
+    """SUM = STATE_OUT = INPUT + STATE_IN, and SEEN = [START, END, READY, CORRID]."""
+    lead = ["batch"] if batches else []
+    one, two, four = [*lead, 1], [*lead, 2], [*lead, 4]
+    nodes = [
+        helper.make_node("Add", ["INPUT", "STATE_IN"], ["SUM"]),
+        helper.make_node("Identity", ["SUM"], ["STATE_OUT"]),
+        *(
+            helper.make_node("Cast", [name], [f"{name}_64"], to=TensorProto.INT64)
+            for name in ("START", "END", "READY", "CORRID")
+        ),
+        helper.make_node("Concat", ["START_64", "END_64", "READY_64", "CORRID_64"], ["SEEN"], axis=len(lead)),
+    ]
+    return graph(
+        nodes,
+        {
+            "INPUT": (TensorProto.INT32, two),
+            "STATE_IN": (TensorProto.INT32, two),
+            "START": (TensorProto.INT32, one),
+            "END": (TensorProto.FLOAT, one),
+            "READY": (TensorProto.BOOL, one),
+            "CORRID": (TensorProto.UINT64, one),
+        },
+        {
+            "SUM": (TensorProto.INT32, two),
+            "STATE_OUT": (TensorProto.INT32, two),
+            "SEEN": (TensorProto.INT64, four),
+        },
+    )
+
+
+def drop_accumulator(
+    repository: Path, name: str, batching: str, max_batch_size: int = 4, more: str = "", version: int = 1
+) -> Path:
+    config = accumulator_config(batching, max_batch_size, more)
+    return drop(repository, name, accumulator(max_batch_size > 0), config, version)
+
+
+def request_input(value: int, batches: bool = True) -> triton.InferInput:
+    data = np.array([value, 2 * value], np.int32)
+    given = triton.InferInput("INPUT", [1, 2] if batches else [2], "INT32")
+    given.set_data_from_numpy(data[None] if batches else data)
+    return given
+
+
+def ask(
+    client: triton.InferenceServerClient,
+    model: str,
+    value: int,
+    sequence: int | str,
+    *,
+    start: bool = False,
+    end: bool = False,
+    batches: bool = True,
+    **more: object,
+) -> triton.InferResult:
+    return client.infer(
+        model,
+        [request_input(value, batches)],
+        sequence_id=sequence,
+        sequence_start=start,
+        sequence_end=end,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def run_sequence(
+    client: triton.InferenceServerClient, model: str, sequence: int | str, values: Sequence[int], batches: bool = True
+) -> list[int]:
+    """The sums that one sequence gives; what the controls said is checked."""
+    sums: list[int] = []
+    last = len(values) - 1
+    for place, value in enumerate(values):
+        result = ask(client, model, value, sequence, start=place == 0, end=place == last, batches=batches)
+        total = result.as_numpy("SUM").reshape(2)
+        assert total[1] == 2 * total[0]
+        seen = result.as_numpy("SEEN").reshape(4).tolist()
+        assert seen == [place == 0, place == last, 1, sequence]
+        sums.append(int(total[0]))
+    return sums
+
+
+def run_at_once(count: int, run: object) -> None:
+    """Call `run(number)` on as many threads; the first error is raised."""
+    errors: list[BaseException] = []
+
+    def guarded(number: int) -> None:
+        try:
+            run(number)  # type: ignore[operator]
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    if errors:
+        raise errors[0]
