@@ -18,8 +18,7 @@ from rocserve.core.model_config import InstanceRateLimiter
 from rocserve.settings import RateLimitResource
 
 ResourceKey = tuple[int | None, str]
-"""The device (None: the whole machine) and the resource's name in small letters: --rate-limit-resource knows no
-capitals."""
+"""The device (None: the whole machine) and the resource's name."""
 
 Needs = Mapping[ResourceKey, int]
 
@@ -30,9 +29,7 @@ _CPU_DEVICE = 0
 def needs_of(limits: InstanceRateLimiter, device: int | None) -> Needs:
     """What an instance holds while it runs. `device`: the GPU's number, None on the CPU."""
     place = _CPU_DEVICE if device is None else device
-    return {
-        (None if resource.is_global else place, resource.name.lower()): resource.count for resource in limits.resources
-    }
+    return {(None if resource.is_global else place, resource.name): resource.count for resource in limits.resources}
 
 
 class _State(enum.Enum):
@@ -133,13 +130,13 @@ class RateLimiter:
         return available
 
     def _explicit_count(self, key: ResourceKey) -> int:
-        """As --rate-limit-resource says; what it does not name is not there."""
+        """As --rate-limit-resource says, which knows no capitals; what it does not name is not there."""
         device, name = key
         return max(
             (
                 resource.count
                 for resource in self._explicit
-                if resource.name.lower() == name and (device is None or resource.device in (None, device))
+                if resource.name.lower() == name.lower() and (device is None or resource.device in (None, device))
             ),
             default=0,
         )
@@ -157,13 +154,18 @@ class RateLimiter:
             return instance.is_granted
 
     def release(self, instance: LimitedInstance, has_run: bool) -> None:
-        """What an instance was granted is free again, or what it asked for not needed any more."""
+        """What an instance was granted is free again, or what it asked for not needed any more. Who gets it is decided
+        by the next call of `ask` or `allocate`, so that this instance may be among those that ask."""
         with self._lock:
             if instance.is_granted:
                 for key, count in instance.needs.items():
                     self._allocated[key] -= count
                 instance.executions += has_run
             instance.state = _State.FREE
+
+    def allocate(self) -> None:
+        """Grant what can be granted."""
+        with self._lock:
             self._allocate()
 
     def _allocate(self, asking: LimitedInstance | None = None) -> None:

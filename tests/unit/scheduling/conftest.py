@@ -128,6 +128,7 @@ class Bench:
     def __init__(self, model: ModelConfig, timers: CompletionThread, limits: QueueLimits, channels: int) -> None:
         self.statistics = ModelStatistics()
         self.scheduler = ModelScheduler(model, 1, self.statistics, timers, limits, logging.getLogger("test"))
+        self.config = model
         self.validator = RequestValidator(model)
         self.channels = [HandChannel() for _ in range(channels)]
         for channel in self.channels:
@@ -177,3 +178,16 @@ def make_bench(timers):
         return Bench(config(batching, max_batch_size, width), timers, limits or QueueLimits(), channels)
 
     return make
+
+
+@pytest.fixture
+def wait_for():
+    """Wait until a condition holds."""
+
+    def wait(condition: Callable[[], object], seconds: float = 5.0) -> None:
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, "it did not come to be in time"
+            time.sleep(0.002)
+
+    return wait

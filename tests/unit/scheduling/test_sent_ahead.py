@@ -1,0 +1,155 @@
+"""Requests that wait in a worker behind others: they are still to run, so they expire and are cancelled in time."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from rocserve.core.errors import ServeError, StatusCode, internal
+from rocserve.core.model_config import DynamicBatching
+from rocserve.workers.channel import WorkerGone
+
+
+def value_of(answer) -> float:
+    assert answer.error is None, answer.error
+    return float(np.frombuffer(answer.response.outputs[0].data, np.float32)[0])
+
+
+@pytest.fixture
+def bench(make_bench):
+    """Its engine has been quick; a batch is sent ahead once it has 8 rows."""
+    bench = make_bench(DynamicBatching())
+    for _ in range(20):
+        bench.submit(0.0, 8)
+        bench.executions[-1].finish()
+    bench.executions.clear()
+    bench.answered.clear()
+    return bench
+
+
+def test_its_timeout_is_kept_though_the_engine_is_stuck(bench) -> None:
+    bench.submit(1.0, 8)
+    started = time.monotonic()
+    doomed = bench.submit(2.0, 8, timeout=30_000)
+    assert len(bench.executions) == 2
+    assert doomed.done.wait(5)
+    assert 0.03 <= time.monotonic() - started < 2
+    assert (doomed.error.code, doomed.error.text) == (StatusCode.UNAVAILABLE, "Request timeout expired")
+    before = bench.statistics.snapshot()
+    bench.executions[0].finish()
+    bench.executions[1].finish()
+    after = bench.statistics.snapshot()
+    assert after.success.count - before.success.count == 1
+    assert (after.fail.count, after.reject.count) == (1, 1)
+
+
+def test_the_one_in_the_engine_is_left_to_its_end(bench) -> None:
+    running = bench.submit(1.0, 8, timeout=20_000)
+    time.sleep(0.1)
+    assert not running.done.is_set()
+    bench.executions[0].finish()
+    assert value_of(running) == 2.0
+
+
+def test_one_that_has_begun_since_is_left_to_its_end(bench) -> None:
+    bench.submit(1.0, 8)
+    begun = bench.submit(2.0, 8, timeout=100_000)
+    bench.executions[0].finish()
+    time.sleep(0.2)
+    assert not begun.done.is_set()
+    bench.executions[1].finish()
+    assert value_of(begun) == 4.0
+
+
+def test_its_company_is_answered(bench) -> None:
+    bench.submit(1.0, 8)
+    # One waits in the queue until the second makes a full batch.
+    first, second = bench.submit(2.0, 4, timeout=50_000), bench.submit(3.0, 4)
+    assert first.done.wait(5)
+    bench.executions[0].finish()
+    bench.executions[1].finish()
+    assert value_of(second) == 6.0
+
+
+def test_its_client_may_leave(bench) -> None:
+    bench.submit(1.0, 8)
+    left = bench.submit(2.0, 8)
+    end = time.monotonic() + 5
+    while left.leave is None:
+        assert time.monotonic() < end
+        time.sleep(0.002)
+    left.leave()
+    assert left.done.wait(5)
+    assert left.error.code is StatusCode.CANCELLED
+    bench.executions[0].finish()
+    bench.executions[1].finish()
+    assert bench.statistics.snapshot().cancel.count == 1
+
+
+def test_a_client_deadline_is_kept_too(bench) -> None:
+    bench.submit(1.0, 8)
+    doomed = bench.submit(2.0, 8, deadline=time.monotonic() + 0.03)
+    assert doomed.done.wait(5)
+    assert doomed.error.code is StatusCode.DEADLINE_EXCEEDED
+
+
+def test_it_counts_as_waiting(bench) -> None:
+    bench.submit(1.0, 8)
+    bench.submit(2.0, 4)
+    bench.submit(2.0, 4)
+    bench.submit(3.0, 1)
+    assert bench.scheduler.waiting == 3
+    bench.executions[0].finish()
+    assert bench.scheduler.waiting == 1
+
+
+def test_what_was_dropped_does_not_come_back_from_a_dead_worker(bench) -> None:
+    bench.submit(1.0, 8)
+    doomed = bench.submit(2.0, 8, timeout=30_000)
+    assert doomed.done.wait(5)
+    channel = bench.channels[0]
+    channel.closed = True
+    bench.scheduler.detach(channel)
+    bench.executions[0].finish(error=internal("the worker ended"))
+    bench.executions[1].finish(error=WorkerGone("gone"))
+    successor = bench.new_channel()
+    bench.scheduler.attach(successor)
+    assert not successor.executions
+
+
+def test_convoys_keep_deadlines_of_those_that_have_not_begun(make_bench) -> None:
+    bench = make_bench(width=2)
+    for _ in range(40):
+        bench.submit(0.0)
+    done = 0
+    while done < len(bench.executions):
+        bench.executions[done].finish()
+        done += 1
+    bench.executions.clear()
+    running = bench.submit(1.0)
+    ahead = [bench.submit(2.0, timeout=30_000) for _ in range(4)]
+    for answer in ahead:
+        assert answer.done.wait(5)
+        assert answer.error.text == "Request timeout expired"
+    assert not running.done.is_set()
+
+
+def test_a_thousand_deadlines_are_forgotten_with_their_requests(bench) -> None:
+    for _ in range(1000):
+        bench.submit(1.0, 8, deadline=time.monotonic() + 1000)
+        bench.submit(1.0, 8, deadline=time.monotonic() + 1000)
+        bench.executions[-1].finish()
+        bench.executions[-2].finish()
+        bench.executions.clear()
+    assert len(bench.scheduler._deadlines._heap) < 600
+
+
+def test_the_error_of_a_batch_is_for_those_that_are_left(bench) -> None:
+    bench.submit(1.0, 8)
+    doomed, other = bench.submit(2.0, 4, timeout=30_000), bench.submit(3.0, 4)
+    assert doomed.done.wait(5)
+    bench.executions[0].finish()
+    bench.executions[1].finish(error=ServeError(StatusCode.INTERNAL, "broken"))
+    assert (doomed.error.text, other.error.text) == ("Request timeout expired", "broken")
