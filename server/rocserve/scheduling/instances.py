@@ -66,7 +66,7 @@ class InstancePool:
         return True
 
     def return_unused(self) -> None:
-        """Give back what instances that do not run hold: after each `end`, once it has been tried to begin the next."""
+        """Give back what was claimed, and granted, for work that is gone by now."""
 
     def begin(self, channel: Channel, batch: FormedBatch) -> bool:
         """Hand a batch to an instance; whether it waits there behind another."""

@@ -31,7 +31,6 @@ class LimitedInstancePool(InstancePool):
         instance = self._limited.pop(channel, None)
         if instance is not None:
             self._limiter.release(instance, has_run=False)
-            self._limiter.allocate()
 
     def idle(self) -> Channel | None:
         """An instance with nothing to do: one that may run already, else the one whose turn comes first."""
@@ -48,11 +47,10 @@ class LimitedInstancePool(InstancePool):
             self._limiter.release(instance, has_run=True)
 
     def return_unused(self) -> None:
-        """What was granted for work that is gone by now, and what has ended: others may have it."""
+        """What was granted for work that is gone by now."""
         for channel, instance in self._limited.items():
             if instance.is_granted and not self._in_hand[channel]:
                 self._limiter.release(instance, has_run=False)
-        self._limiter.allocate()
 
     def _rank(self, channel: Channel) -> tuple[bool, int]:
         instance = self._limited[channel]

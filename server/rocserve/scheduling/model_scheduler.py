@@ -288,7 +288,6 @@ class ModelScheduler:
             with self._lock:
                 self._running -= 1
                 self._instances.end(channel, batch, 0)
-                self._instances.return_unused()
             failure = ServeError(StatusCode.INTERNAL, f"the batch could not be handed to the worker: {error}")
             for entry in batch.undropped:
                 self._reject(entry, failure)
@@ -324,8 +323,6 @@ class ModelScheduler:
             if outcome.error is None:
                 self._policy.observe(engine_ns, len(batch.entries))
             work = self._next_work()
-            if self._instances.is_limited:
-                self._instances.return_unused()
         if work is not None:
             self._run(*work)
         is_answered = True

@@ -155,16 +155,16 @@ class RateLimiter:
 
     def release(self, instance: LimitedInstance, has_run: bool) -> None:
         """What an instance was granted is free again, or what it asked for not needed any more. Who gets it is decided
-        by the next call of `ask` or `allocate`, so that this instance may be among those that ask."""
+        a moment later, so that this instance may be among those that ask."""
         with self._lock:
             if instance.is_granted:
                 for key, count in instance.needs.items():
                     self._allocated[key] -= count
                 instance.executions += has_run
             instance.state = _State.FREE
+        self._call_soon(self._allocate_now)
 
-    def allocate(self) -> None:
-        """Grant what can be granted."""
+    def _allocate_now(self) -> None:
         with self._lock:
             self._allocate()
 
