@@ -9,14 +9,16 @@ import time
 
 from rocserve.backends.backend_config import with_backend_config
 from rocserve.backends.registry import discover_backends
+from rocserve.core.latencies import read_latency_options
 from rocserve.core.serving import ServingTableHolder
-from rocserve.frontends.metrics.collection import ServerMetrics
+from rocserve.frontends.metrics.assembly import assemble_metrics
 from rocserve.frontends.metrics.exposition import exposition
 from rocserve.frontends.running import FrontEnds, Served
 from rocserve.observability.logs import ServerLog
 from rocserve.observability.tracing.creation import create_tracing
 from rocserve.observability.tracing.tracing import Tracing
 from rocserve.repository.fallbacks import FallbackCounter
+from rocserve.repository.host_policies import HostPolicies
 from rocserve.repository.item_version import ItemVersionLoader
 from rocserve.repository.machine import ThisMachine
 from rocserve.repository.model_repository import ModelRepository
@@ -70,6 +72,9 @@ class Server:
         self._tables = ServingTableHolder()
         self._client_regions = ClientRegions()
         self._fallbacks = FallbackCounter()
+        self._latencies, problems = read_latency_options(settings.metrics.config)
+        for problem in problems:
+            log.warning("--metrics-config: %s; this is passed over", problem)
         registry, remarks = with_backend_config(discover_backends(), settings.backend_config)
         for remark in remarks:
             log.warning("%s", remark)
@@ -80,7 +85,7 @@ class Server:
             limits=QueueLimits(settings.max_queue_requests, settings.max_queue_bytes),
             strict=settings.strict_model_config,
             engines=settings.engines,
-            machine=ThisMachine(settings.engines),
+            machine=ThisMachine(settings.engines, HostPolicies(settings.host_policies)),
             fallbacks=self._fallbacks,
             cache=ResponseCache(settings.cache.size_bytes) if settings.cache.name else None,
             limiter=(
@@ -89,6 +94,7 @@ class Server:
                 else None
             ),
             log=log,
+            latencies=self._latencies,
         )
         self._repository = ModelRepository(
             _repository_settings(settings),
@@ -121,7 +127,14 @@ class Server:
         return status
 
     def _served(self, readiness: Readiness) -> Served:
-        metrics = ServerMetrics(self._tables, self._fallbacks.snapshot)
+        metrics = assemble_metrics(
+            self._settings.metrics,
+            self._latencies,
+            self._tables,
+            self._fallbacks.snapshot,
+            (),
+            self._log.getChild("metrics"),
+        )
         return Served(
             inference=self._inference_service(readiness),
             methods=methods(self._services(readiness)),

@@ -69,6 +69,16 @@ class Machine(Protocol):
     def is_installed(self, module: str, files: tuple[str, ...] = ()) -> bool:
         """Whether a Python module is, with one of these files in its folder where any are named."""
 
+    def architecture(self, gpu: int) -> str:
+        """That of a GPU by its number, e.g. "gfx90a"; "" where it is not known."""
+
+    def cores(self, policy: str) -> Sequence[int]:
+        """The CPU cores that a host policy names; empty = any.
+
+        Raises:
+            ServeError: the policy cannot be had here.
+        """
+
     def loader(self, engine: EngineSpec) -> tuple[str, ...]:
         """The words that stand before the interpreter in the command of the engine's workers.
 
@@ -93,6 +103,8 @@ class BackendSpec:
     """Whether its models see each request for itself (see `request_model.py`), not batches of tensors."""
     takes_ragged_batches: bool = False
     """Whether requests of different shapes may share a batch (allow_ragged_batch, batch_input, batch_output)."""
+    takes_operators: bool = False
+    """Whether its engine can be given libraries of custom operators (model_operations)."""
     choose_engine: Callable[[ModelConfig, Machine], EngineChoice] | None = None
     """Raises: ServeError: the engine that the configuration asks for cannot be had here."""
 

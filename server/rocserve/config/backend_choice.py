@@ -13,15 +13,35 @@ from rocserve.config.versions import find_versions
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
+_TO_ONNX = "export the model to ONNX and use platform 'onnx_onnxv1'"
+_NVIDIAS = "such engines run on NVIDIA's GPUs only; serve the ONNX model that it was made from"
+_OWN_SERVER = "serve it with that project's own server, or call it in a Python model"
 _FOREIGN = {
     "vitis_xmodel": "such models run on FPGAs only; serve the ONNX model that it was made from",
     "amdinfer_cpp": "it is a library against AMD Inference Server's own C++ interface; write it as a Python model",
-    "pytorch_torchscript": "export the model to ONNX and use platform 'onnx_onnxv1'",
-    "pytorch_libtorch": "export the model to ONNX and use platform 'onnx_onnxv1'",
-    "tensorrt_plan": "such engines run on NVIDIA's GPUs only; serve the ONNX model that it was made from",
+    "pytorch_torchscript": _TO_ONNX,
+    "pytorch_libtorch": _TO_ONNX,
+    "pytorch_aoti": _TO_ONNX,
+    "pytorch": _TO_ONNX,
+    "torch_aoti": _TO_ONNX,
+    "tensorrt_plan": _NVIDIAS,
+    "tensorrt": _NVIDIAS,
     "tensorflow_savedmodel": "convert the model to ONNX and use platform 'onnx_onnxv1'",
+    "openvino": "serve the ONNX model that it was made from",
+    "fil": "convert the trees to ONNX (onnxmltools) and use platform 'onnx_onnxv1'",
+    "dali": "write the pipeline for platform 'rocal_json'",
+    "vllm": _OWN_SERVER,
+    "tensorrtllm": _OWN_SERVER,
 }
-"""Platforms of other servers whose models are often met, with the way out."""
+"""Platforms and backends of other servers whose models are often met, with the way out."""
+
+_TRITON_BACKENDS = {
+    "pytorch_libtorch": "pytorch",
+    "pytorch_aoti": "torch_aoti",
+    "tensorrt_plan": "tensorrt",
+    "tensorflow_savedmodel": "tensorflow",
+}
+"""The backends that Triton looks for by these platforms."""
 
 
 class UnknownBackend(ServeError):
@@ -35,7 +55,7 @@ def choose_backend(message: ModelConfig, registry: BackendRegistry, folder: Path
         strict: never look at the files.
 
     Raises:
-        UnknownBackend: `backend` names none that there is.
+        UnknownBackend: `backend` names none that there is, or `platform` one of Triton's alone.
         ServeError: INVALID_ARGUMENT when there is none, when the two disagree, or when files of several are there.
     """
     if not message.platform and not message.backend:
@@ -45,15 +65,19 @@ def choose_backend(message: ModelConfig, registry: BackendRegistry, folder: Path
     by_platform = registry.find(message.platform, "") if message.platform else None
     by_backend = registry.find("", message.backend) if message.backend else None
     if message.backend and by_backend is None:
-        raise _unknown_backend(message, registry)
+        raise _unknown_backend(message, registry, message.backend, message.backend)
+    # Of a backend that Triton does not know itself, the platform is no more than a word for its metadata.
+    is_free = by_backend is not None and by_backend.answers_requests
+    if message.platform in _TRITON_BACKENDS and by_platform is None and not is_free:
+        raise _unknown_backend(message, registry, _TRITON_BACKENDS[message.platform], message.platform)
     if message.platform and by_platform is None and by_backend is None:
         raise _unknown_platform(message, registry)
-    if message.platform and message.backend and by_platform is not by_backend:
+    if message.platform and message.backend and by_platform is not by_backend and not is_free:
         raise invalid_argument(
             f"unexpected 'platform' and 'backend' pair, got:{message.platform}, {message.backend} (model"
             f" '{message.name}'); remove one of them"
         )
-    found = by_platform or by_backend
+    found = by_backend or by_platform
     assert found is not None
     return found
 
@@ -78,7 +102,9 @@ def matching_files(version_folder: Path, filenames: Iterable[str]) -> tuple[str,
 
 def fill_backend_fields(message: ModelConfig, backend: BackendSpec, folder: Path, filenames: Iterable[str]) -> None:
     """Write `platform`, `backend` and, where one file is the model, `default_model_filename` where they are empty."""
-    message.platform = message.platform or backend.platforms[0]
+    if not backend.answers_requests:
+        # Triton leaves that of Python models empty, as they may say one of their own.
+        message.platform = message.platform or backend.platforms[0]
     message.backend = message.backend or backend.name
     if message.default_model_filename:
         return
@@ -141,11 +167,11 @@ def _visible_names(folder: Path) -> list[str]:
         return []
 
 
-def _unknown_backend(message: ModelConfig, registry: BackendRegistry) -> ServeError:
+def _unknown_backend(message: ModelConfig, registry: BackendRegistry, backend: str, written: str) -> ServeError:
     return UnknownBackend(
         StatusCode.INVALID_ARGUMENT,
-        f"unable to find backend library for backend '{message.backend}', try specifying runtime on the model"
-        f" configuration. Model '{message.name}'{_way_out(message.backend, registry)}",
+        f"unable to find backend library for backend '{backend}', try specifying runtime on the model"
+        f" configuration. Model '{message.name}'{_way_out(written, registry)}",
     )
 
 

@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from rocserve.backends.base import BackendSpec
 from rocserve.backends.registry import ENSEMBLE_PLATFORM, BackendRegistry
+from rocserve.config.agents import check_agents_known, run_agents
 from rocserve.config.backend_choice import (
     UnknownBackend,
     choose_backend,
@@ -31,7 +34,7 @@ from rocserve.core import model_config as plain
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InstanceKind
 from rocserve.core.requests import Signature
-from rocserve.protocol.model_config_pb2 import ModelConfig
+from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,7 @@ def read_model_definitions(
     default_instance_kind: InstanceKind = InstanceKind.AUTO,
     repository: Path | None = None,
     keep_refused: bool = False,
+    namespace: str = "",
 ) -> tuple[ModelDefinition, ...]:
     """The models of a folder, validated as far as that goes without loading them.
 
@@ -89,13 +93,14 @@ def read_model_definitions(
         override_json: a ModelConfig as JSON in place of the folder's file.
         default_instance_kind: of the instance group that a configuration without one gets.
         repository: files may be links to elsewhere in this folder; without it, in the model's folder only.
+        namespace: whose models go before those of others as members of an ensemble.
         keep_refused: give what can be read but not be loaded too, with its `refusal`, instead of raising that.
 
     Raises:
         ServeError: INVALID_ARGUMENT with what is wrong and where, UNIMPLEMENTED for what is not supported.
     """
     name = name or folder.name
-    reading = _Reading(folder, name, registry, strict, default_instance_kind, repository)
+    reading = _Reading(folder, name, registry, strict, default_instance_kind, repository, namespace)
     written = read_written_config(
         folder, name, config_name=config_name, strict=strict, override_json=override_json, roots=reading.roots
     )
@@ -135,10 +140,12 @@ def complete_definition(
         check_model_config(message)
         if answers_requests:
             # What the model says of itself is its configuration; there is nothing to compare.
-            check_supported(message, may_be_decoupled=True, may_be_ragged=True)
+            check_supported(message, definition.backend)
         else:
             warnings += check_signature(message, signature)
-    if not message.input or not message.output:
+    # A model that answers requests may take or give nothing.
+    is_open = definition.backend is not None and definition.backend.answers_requests
+    if not is_open and not (message.input and message.output):
         missing = "input" if not message.input else "output"
         raise invalid_argument(f"must specify at least one '{missing}' for {message.name}")
     check_warmup_fits(message)
@@ -152,16 +159,35 @@ def complete_definition(
     )
 
 
-def find_model_file(definition: ModelDefinition, version_folder: Path) -> Path:
+def with_places(definition: ModelDefinition, places: Sequence[tuple[InstanceKind, Sequence[int]]]) -> ModelDefinition:
+    """The definition as clients see it once its instances have their places: no group is of KIND_AUTO any more.
+
+    Args:
+        places: the kind and the GPUs of each group, in their order.
+    """
+    message = _copy(definition.message)
+    for group, (kind, gpus) in zip(message.instance_group, places, strict=False):
+        group.kind = cast("ModelInstanceGroup.Kind", ModelInstanceGroup.Kind.Value(kind.value))
+        group.gpus[:] = gpus
+    return replace(definition, message=message)
+
+
+def find_model_file(definition: ModelDefinition, version_folder: Path, architecture: str = "") -> Path:
     """The model's file (or folder, where a model is one) in a version folder; the folder itself for an ensemble.
+
+    Args:
+        architecture: of the GPU that it is for, e.g. "gfx90a"; "" = on the CPU, or not known.
 
     Raises:
         ServeError: INVALID_ARGUMENT that lists what was expected and what is there.
     """
     if definition.backend is None:
         return version_folder
-    matches = matching_files(version_folder, definition.model_filenames)
-    expected = " or ".join(definition.model_filenames)
+    # ROCm adds features to the name: gfx90a:sramecc+:xnack-.
+    own = definition.config.cc_model_filenames.get(architecture.split(":")[0])
+    filenames = definition.model_filenames if own is None else (own,)
+    matches = matching_files(version_folder, filenames)
+    expected = " or ".join(filenames)
     if len(matches) != 1:
         found = f"{len(matches)} that match: {', '.join(matches)}" if matches else describe_files(version_folder)
         raise invalid_argument(
@@ -186,6 +212,7 @@ class _Reading:
     strict: bool
     default_kind: InstanceKind
     repository: Path | None
+    namespace: str = ""
 
     @property
     def roots(self) -> tuple[Path, ...]:
@@ -204,12 +231,16 @@ class _Reading:
 
     def define(self, model: WrittenModel, written: WrittenConfig, warnings: tuple[str, ...]) -> ModelDefinition:
         message = self._named(model, written.dialect)
+        for step in message.ensemble_scheduling.step:
+            # As in Triton: whatever is written, it is the ensemble's own.
+            step.model_namespace = self.namespace
         backend, refusal = self._backend(message)
         filenames = model.model_filenames or (model_filenames(message, backend) if backend else ())
         if backend is not None:
             fill_backend_fields(message, backend, self.folder, filenames)
         normalise(message, backend, self.default_kind)
         check_readable(message)
+        check_agents_known(message)
         definition = ModelDefinition(
             name=message.name,
             folder=self.folder,
@@ -236,10 +267,9 @@ class _Reading:
         """The definition with its whole configuration. Raises: ServeError: no version of it can be loaded."""
         message, backend = definition.message, definition.backend
         check_loadable(message)
-        warnings = check_supported(
-            message, backend is None or backend.answers_requests, backend is None or backend.takes_ragged_batches
-        )
+        warnings = check_supported(message, backend)
         check_warmup(message, self.folder, self.roots)
+        run_agents(message, self.folder, self.roots)
         name = backend.name if backend else ENSEMBLE_PLATFORM
         return replace(
             definition,

@@ -41,8 +41,6 @@ def _check_other_fields(message: ModelConfig) -> None:
         raise invalid_argument(f"instance group should not be specified for ensemble '{name}'")
     if message.HasField("optimization"):
         raise invalid_argument(f"optimization should not be specified for ensemble '{name}'")
-    if message.model_warmup:
-        raise invalid_argument(f"model_warmup can not be specified for ensemble '{name}'")
     if not message.ensemble_scheduling.step:
         raise invalid_argument(f"must specify 'step' for ensemble '{name}'")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rocserve.config.paths import resolve_within
-from rocserve.core.errors import invalid_argument
+from rocserve.core.errors import internal, invalid_argument
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
 
@@ -13,7 +13,7 @@ def read_labels(message: ModelConfig, folder: Path) -> dict[str, tuple[str, ...]
     """The labels of each output with a `label_filename`, which lies within the model's folder.
 
     Raises:
-        ServeError: INVALID_ARGUMENT when the file leads out of the folder, is absent or is not UTF-8.
+        ServeError: INVALID_ARGUMENT when the file leads out of the folder or is not UTF-8, INTERNAL when it is absent.
     """
     return {
         output.name: _read_lines(output.label_filename, output.name, folder)
@@ -28,8 +28,8 @@ def _read_lines(filename: str, output: str, folder: Path) -> tuple[str, ...]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise invalid_argument(
-            f"{what}: failed to open text file for read {path}: {error.strerror}; put it in the model's folder"
+        raise internal(
+            f"failed to open text file for read {path}: {error.strerror} ({what}; put it in the model's folder)"
         ) from None
     except UnicodeDecodeError:
         raise invalid_argument(f"{what}: {filename} is not UTF-8 text") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 from google.protobuf import json_format
 
@@ -36,10 +37,30 @@ def parse_override(text: str) -> ModelConfig:
         )
     message = ModelConfig()
     try:
-        json_format.ParseDict(document, message, max_recursion_depth=20)
+        json_format.ParseDict(_conforming(document, message.DESCRIPTOR), message, max_recursion_depth=20)
     except (json_format.Error, ValueError, TypeError) as error:
         raise invalid_argument(f"Invalid config override: {_explain(str(error), message)}") from None
     return message
+
+
+def _conforming(document: dict[str, Any], descriptor: Any) -> dict[str, Any]:
+    """As Triton's parser takes it, where Python's would do otherwise: one element may stand for a list of one, and an
+    empty list is no message."""
+    by_name = {name: field for field in descriptor.fields for name in (field.name, field.json_name)}
+    return {name: _conforming_value(name, value, by_name.get(name)) for name, value in document.items()}
+
+
+def _conforming_value(name: str, value: Any, field: Any) -> Any:
+    if field is None or value is None or field.message_type is None or field.message_type.GetOptions().map_entry:
+        return value
+    if not field.is_repeated:
+        if isinstance(value, list):
+            raise invalid_argument(f"Invalid config override: expected an object for '{name}', got a list")
+        return _conforming(value, field.message_type) if isinstance(value, dict) else value
+    elements = [value] if isinstance(value, dict) else value
+    if not isinstance(elements, list):
+        return elements
+    return [_conforming(entry, field.message_type) if isinstance(entry, dict) else entry for entry in elements]
 
 
 def _explain(error: str, message: ModelConfig) -> str:

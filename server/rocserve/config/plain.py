@@ -58,6 +58,8 @@ def to_plain(message: messages.ModelConfig, backend: str, labels: Labels) -> Mod
         ensemble_steps=tuple(_step(step) for step in message.ensemble_scheduling.step),
         model_warmup=tuple(_warmup(sample) for sample in message.model_warmup if sample.batch_size > 0),
         default_model_filename=message.default_model_filename,
+        graph_level=message.optimization.graph.level,
+        operator_libraries=tuple(message.model_operations.op_library_filename),
         parameters={key: value.string_value for key, value in sorted(message.parameters.items())},
         gpu_accelerators=_accelerators(message.optimization.execution_accelerators.gpu_execution_accelerator),
         cpu_accelerators=_accelerators(message.optimization.execution_accelerators.cpu_execution_accelerator),
@@ -100,11 +102,12 @@ def with_scalars(config: ModelConfig, signature: Signature) -> ModelConfig:
 
 
 def version_policy(message: messages.ModelVersionPolicy) -> VersionPolicy:
-    if message.HasField("all"):
-        return VersionPolicy(VersionPolicyKind.ALL)
     if message.HasField("specific"):
         return VersionPolicy(VersionPolicyKind.SPECIFIC, specific=tuple(message.specific.versions))
-    return VersionPolicy(VersionPolicyKind.LATEST, latest=max(message.latest.num_versions, 1))
+    if message.HasField("latest"):
+        return VersionPolicy(VersionPolicyKind.LATEST, latest=message.latest.num_versions)
+    # One that says nothing means all of them to Triton.
+    return VersionPolicy(VersionPolicyKind.ALL)
 
 
 def _reshape(tensor: messages.ModelInput | messages.ModelOutput) -> tuple[int, ...] | None:

@@ -34,7 +34,7 @@ def select_versions(policy: VersionPolicy, available: Iterable[int]) -> tuple[in
         return tuple(existing)
     if policy.kind is VersionPolicyKind.SPECIFIC:
         return tuple(version for version in existing if version in policy.specific)
-    return tuple(existing[-policy.latest :])
+    return tuple(existing[-policy.latest :]) if policy.latest else ()
 
 
 def no_version_text(config: ModelConfig) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rocserve.core.datatypes import DataType
+from rocserve.core.model_names import qualified
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +223,12 @@ class EnsembleStep:
     output_map: Mapping[str, str]
     """The member's output name -> the ensemble tensor's name."""
     model_namespace: str = ""
-    """The repository that the member is from, where names repeat; empty = the ensemble's own first."""
+    """The ensemble's own, whose models go before those of others; empty where there are no namespaces."""
+
+    @property
+    def member(self) -> str:
+        """What the member is found by in the serving table."""
+        return qualified(self.model_namespace, self.model_name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +294,10 @@ class ModelConfig:
     ensemble_steps: tuple[EnsembleStep, ...] = ()
     model_warmup: tuple[WarmupSample, ...] = ()
     default_model_filename: str = ""
+    graph_level: int = 0
+    """optimization.graph.level: how far the engine goes with the model's graph; 0 = its own default."""
+    operator_libraries: tuple[str, ...] = ()
+    """Shared libraries with custom operators, in the model's folder (model_operations)."""
     parameters: Mapping[str, str] = field(default_factory=dict)
     gpu_accelerators: tuple[ExecutionAccelerator, ...] = ()
     """optimization.execution_accelerators.gpu_execution_accelerator, in its order."""

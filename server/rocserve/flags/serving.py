@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from rocserve.flags.flag import Flag
-from rocserve.flags.values import POSITIVE, SECONDS, boolean, folder, rate_limit_resource, scoped_setting
+from rocserve.flags.values import (
+    POSITIVE,
+    SECONDS,
+    backend_setting,
+    boolean,
+    folder,
+    rate_limit_resource,
+    scoped_setting,
+)
 from rocserve.settings import ControlMode
 
 REPOSITORY = (
@@ -121,7 +129,7 @@ SERVER = (
     Flag(
         "backend-config",
         "backend_config",
-        scoped_setting,
+        backend_setting,
         "a setting of one backend, or of all: onnxruntime,default-max-batch-size=8; repeatable",
         repeatable=True,
         value="[BACKEND,]SETTING=VALUE",

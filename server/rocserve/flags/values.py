@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rocserve.settings import RateLimitResource, RestrictedProtocols
+from rocserve.settings import DEFAULT_MAX_BATCH_SIZE, RateLimitResource, RestrictedProtocols
 
 RESTRICTED_PROTOCOLS = (
     "health",
@@ -72,6 +72,19 @@ def scoped_setting(text: str) -> tuple[str, str, str]:
     if separator and "=" not in first:
         return (first, *setting(rest))
     return ("", *setting(text))
+
+
+def part_of(scope: str, name: str) -> Callable[[str], tuple[str, str, str]]:
+    """A parser of the value of one scoped setting."""
+    return lambda text: (scope, name, text)
+
+
+def backend_setting(text: str) -> tuple[str, str, str]:
+    """As `scoped_setting`; `,name=value` is for all backends too."""
+    backend, name, value = scoped_setting(text)
+    if name == DEFAULT_MAX_BATCH_SIZE and not value.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a number for {name}, got '{value}'")
+    return backend, name, value
 
 
 def rate_limit_resource(text: str) -> RateLimitResource:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from rocserve.backends.base import EngineChoice, EngineSpec, Machine
 from rocserve.config.definition import ModelDefinition
 from rocserve.core.errors import ServeError
-from rocserve.repository.instance_plan import plan_workers
+from rocserve.core.model_config import InstanceKind
+from rocserve.repository.instance_plan import group_places, plan_workers
 from rocserve.workers.group import WorkerPlan
 
 
@@ -24,6 +25,8 @@ class EnginePlan:
     """The words before the interpreter in the workers' command."""
     fallback: EngineSpec | None
     """What may take its place when it cannot load the model."""
+    places: Sequence[tuple[InstanceKind, Sequence[int]]] = ()
+    """Of each instance group: the kind that it has in the end, and its GPUs."""
 
 
 def plan_engine(definition: ModelDefinition, machine: Machine) -> EnginePlan:
@@ -71,4 +74,5 @@ class EngineFailure:
 
 def _plan(definition: ModelDefinition, choice: EngineChoice, machine: Machine) -> EnginePlan:
     workers = plan_workers(definition.config, choice, machine)
-    return EnginePlan(choice.engine, choice.reason, workers, machine.loader(choice.engine), choice.fallback)
+    places = group_places(definition.config, choice, machine)
+    return EnginePlan(choice.engine, choice.reason, workers, machine.loader(choice.engine), choice.fallback, places)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from rocserve.backends.base import EngineChoice, EngineSpec, Machine
 from rocserve.core.errors import ServeError, invalid_argument
@@ -28,10 +30,42 @@ def plan_workers(config: ModelConfig, choice: EngineChoice, machine: Machine) ->
         if group.passive:
             continue
         name = group.name or f"{config.name}_{number}"
-        plans.extend(_plans_of_group(group, name, _gpus_of_group(group, name, config, choice, machine), choice.engine))
+        gpus = _gpus_of_group(group, name, config, choice, machine)
+        plans.extend(
+            replace(plan, **_place(plan, group, machine)) for plan in _plans_of_group(group, name, gpus, choice.engine)
+        )
     if not plans:
         raise invalid_argument(f"model {config.name} has no instance that may run: all its instance groups are passive")
     return plans
+
+
+def group_places(
+    config: ModelConfig, choice: EngineChoice, machine: Machine
+) -> Sequence[tuple[InstanceKind, Sequence[int]]]:
+    """Where each group is in the end: KIND_AUTO has become KIND_GPU or KIND_CPU, and the GPUs are named.
+
+    Raises:
+        ServeError: as `plan_workers`.
+    """
+    places: list[tuple[InstanceKind, Sequence[int]]] = []
+    for group in config.instance_groups:
+        if group.kind is InstanceKind.MODEL or group.passive:
+            places.append((group.kind, group.gpus))
+            continue
+        gpus = _gpus_of_group(group, group.name, config, choice, machine)
+        places.append((InstanceKind.GPU if gpus else InstanceKind.CPU, gpus))
+    return places
+
+
+def _place(plan: WorkerPlan, group: InstanceGroup, machine: Machine) -> Mapping[str, Any]:
+    """What the worker's place says: its GPU's architecture, and the cores of its host policy. Without one, Triton takes
+    that of the device's own name."""
+    if group.kind is InstanceKind.MODEL:
+        policy = group.host_policy or "model"
+    else:
+        policy = group.host_policy or ("cpu" if plan.device is None else f"gpu_{plan.device}")
+    architecture = "" if plan.device is None else machine.architecture(plan.device)
+    return {"cores": tuple(machine.cores(policy)), "architecture": architecture}
 
 
 def _gpus_of_group(

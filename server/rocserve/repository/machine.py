@@ -9,6 +9,7 @@ from rocserve.backends.gpus import find_gpu, visible_gpus
 from rocserve.backends.installed import has_file, is_installed
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.core.errors import ServeError
+from rocserve.repository.host_policies import HostPolicies
 from rocserve.settings import EngineSettings
 
 
@@ -16,8 +17,9 @@ class ThisMachine:
     """Implements backends.base.Machine. Each question is answered anew, in milliseconds: what is installed while the
     server runs is there for the next load. Loads no engine."""
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(self, settings: EngineSettings, host_policies: HostPolicies | None = None) -> None:
         self._settings = settings
+        self._host_policies = host_policies or HostPolicies()
 
     @property
     def gpus(self) -> Sequence[int]:
@@ -40,6 +42,15 @@ class ThisMachine:
     def is_installed(self, module: str, files: tuple[str, ...] = ()) -> bool:
         """See backends.base.Machine."""
         return has_file(module, files) if files else is_installed(module)
+
+    def architecture(self, gpu: int) -> str:
+        """See backends.base.Machine."""
+        found = find_gpu(gpu)
+        return "" if found is None else found.architecture
+
+    def cores(self, policy: str) -> Sequence[int]:
+        """See backends.base.Machine."""
+        return self._host_policies.cores(policy)
 
     def loader(self, engine: EngineSpec) -> tuple[str, ...]:
         """See backends.base.Machine."""

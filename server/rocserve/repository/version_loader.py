@@ -13,6 +13,7 @@ from rocserve.backends.base import Machine
 from rocserve.config.definition import ModelDefinition, complete_definition, with_places
 from rocserve.config.initial_states import read_initial_states
 from rocserve.core.errors import ServeError
+from rocserve.core.latencies import LatencyOptions
 from rocserve.core.sequence_tensors import with_sequence_tensors
 from rocserve.core.serving import ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
@@ -84,10 +85,12 @@ class WorkerVersionLoader:
         cache: ResponseCache | None,
         limiter: RateLimiter | None,
         log: logging.Logger,
+        latencies: LatencyOptions,
     ) -> None:
         """
         Args:
             cache: the response cache, where there is one.
+            latencies: what is kept of the models' latencies.
             limiter: says which instances may run; None = each as it is free.
         """
         self._launcher = launcher
@@ -101,6 +104,7 @@ class WorkerVersionLoader:
         self._fallbacks = fallbacks
         self._cache = cache
         self._limiter = limiter
+        self._latencies = latencies
         self._homes = SequenceHomes()
         self._log = log
 
@@ -115,7 +119,7 @@ class WorkerVersionLoader:
         """See repository.loader.VersionLoader."""
         if definition.backend is None:
             complete = complete_definition(definition, None, strict=self._strict)
-            statistics = ModelStatistics()
+            statistics = ModelStatistics(self._latencies.distributions(complete.config))
             answers = self._cached_answers(complete, version, statistics)
             ensemble = LoadedEnsemble(complete.config, complete.serialized, version, statistics, self._tables, answers)
             await warm_up_ensemble(ensemble, definition.folder)
@@ -178,7 +182,7 @@ class WorkerVersionLoader:
             complete = with_places(complete_definition(definition, signature, strict=self._strict), plan.places)
             for warning in complete.warnings[len(definition.warnings) :]:
                 self._log.getChild("config").warning("model '%s': %s", definition.name, warning)
-            statistics = ModelStatistics()
+            statistics = ModelStatistics(self._latencies.distributions(complete.config))
             scheduler = create_scheduler(
                 SchedulerParts(
                     complete.config,

@@ -89,6 +89,8 @@ class WorkerGroup:
                     device=plan.device,
                     instance_count=plan.instance_count,
                     instance_name=plan.instance_name,
+                    model_file=plan.model_file or load.model_file,
+                    cores=plan.cores,
                 ),
                 _launch_options(load, plan, forked, interpreter, loader),
                 launcher,

@@ -86,6 +86,9 @@ class Worker:
         reports = Reports(self._control)
         service: ModelService
         try:
+            if load.cores:
+                # Before the engine starts its threads, which inherit it.
+                os.sched_setaffinity(0, load.cores)
             if load.answers_requests:
                 service = RequestService(load, self._channels[0], reports.report, self._log)
             else:

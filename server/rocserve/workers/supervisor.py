@@ -35,6 +35,12 @@ class WorkerPlan:
     """Triton's: <group>_<instance>; of a worker with one instance."""
     rate_limiter: InstanceRateLimiter = NO_LIMITS
     """What each of its instances holds while it runs."""
+    cores: tuple[int, ...] = ()
+    """The CPU cores that it is kept to; empty = any."""
+    architecture: str = ""
+    """Of its GPU, e.g. "gfx90a"; "" where it is not known."""
+    model_file: str = ""
+    """Where this worker loads another file than the others."""
 
 
 @dataclass(frozen=True, slots=True)

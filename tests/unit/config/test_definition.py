@@ -91,7 +91,7 @@ def test_override_replaces_the_file(make_folder: MakeFolder, registry: BackendRe
 
 
 def test_unsupported_settings_are_refused_at_once(make_folder: MakeFolder, registry: BackendRegistry) -> None:
-    folder = make_folder("m", {"config.pbtxt": f"{_ONNX} sequence_batching {{ }}"})
+    folder = make_folder("m", {"config.pbtxt": f"{_ONNX} model_transaction_policy {{ decoupled: true }}"})
     with pytest.raises(ServeError) as raised:
         _one(folder, registry)
     assert raised.value.code is StatusCode.UNIMPLEMENTED
@@ -228,7 +228,8 @@ class TestLabels:
 
     def test_missing(self, make_folder: MakeFolder, registry: BackendRegistry) -> None:
         fault = _fault(make_folder("m", {"config.pbtxt": self._text("l.txt")}), registry)
-        assert fault.startswith("label file of output 'y': failed to open text file for read ")
+        assert fault.startswith("failed to open text file for read ")
+        assert fault.endswith("(label file of output 'y'; put it in the model's folder)")
 
     @pytest.mark.parametrize("name", ["../l.txt", "/etc/hostname"])
     def test_outside(self, make_folder: MakeFolder, registry: BackendRegistry, name: str) -> None:
@@ -260,14 +261,14 @@ class TestWarmup:
     @pytest.mark.parametrize(
         ("tensor", "fault"),
         [
-            ("dims: 1 zero_data: true", "must specify 'data_type' for input 'x'"),
+            ("dims: 1 zero_data: true", "[request id: <id_unknown>] inference input 'x' of model 'm' has no data-type"),
             (
                 "data_type: TYPE_FP32 dims: -1 zero_data: true",
-                "expects all variable-size dimensions are specified for input 'x'",
+                "warmup setting expects all variable-size dimensions are specified for input 'x'",
             ),
             (
                 "data_type: TYPE_FP32 dims: 1",
-                "expects one of 'zero_data', 'random_data' or 'input_data_file' for input 'x'",
+                "[request id: <id_unknown>] warmup setting expects input 'x' to have input_data_type set",
             ),
         ],
     )
@@ -275,13 +276,16 @@ class TestWarmup:
         self, make_folder: MakeFolder, registry: BackendRegistry, tensor: str, fault: str
     ) -> None:
         text = self._text(f'batch_size: 1 inputs {{ key: "x" value {{ {tensor} }} }}')
-        assert _fault(make_folder("m", {"config.pbtxt": text}), registry) == f"warmup setting 'w' of model 'm' {fault}"
+        assert _fault(make_folder("m", {"config.pbtxt": text}), registry) == f"{fault} (warm-up sample 'w')"
 
     def test_files(self, make_folder: MakeFolder, registry: BackendRegistry) -> None:
         tensor = 'data_type: TYPE_FP32 dims: 1 input_data_file: "raw"'
         text = self._text(f'batch_size: 1 inputs {{ key: "x" value {{ {tensor} }} }}')
         folder = make_folder("m", {"config.pbtxt": text})
-        assert _fault(folder, registry) == "warmup file of input 'x' of model 'm': there is no file warmup/raw"
+        missing = folder / "warmup" / "raw"
+        assert _fault(folder, registry) == (
+            f"failed to open text file for read {missing}: No such file or directory (warm-up sample 'w')"
+        )
         (folder / "warmup").mkdir()
         (folder / "warmup" / "raw").write_bytes(b"\0\0\0\0")
         assert _one(folder, registry).config.model_warmup[0].inputs["x"].source == "file:raw"
@@ -291,17 +295,30 @@ class TestWarmup:
         [
             (
                 'batch_size: 3 inputs { key: "x" value { data_type: TYPE_FP32 dims: 1 zero_data: true } }',
-                "has batch_size 3, but the model's is at most 2",
+                "failed to run warmup sample 'w': batch size 3 for 'm', max allowed is 2",
             ),
             (
                 'batch_size: 1 inputs { key: "v" value { data_type: TYPE_FP32 dims: 1 zero_data: true } }',
-                "has input 'v'; the model's inputs are: x",
+                "unexpected inference input 'v' for model 'm'; its inputs are: x (warm-up sample 'w')",
             ),
             (
                 'batch_size: 1 inputs { key: "x" value { data_type: TYPE_INT8 dims: 1 zero_data: true } }',
-                "gives TYPE_INT8 for input 'x', but the model expects TYPE_FP32",
+                "[request id: <id_unknown>] inference input 'x' data-type is 'INT8', but model 'm' expects 'FP32'"
+                " (warm-up sample 'w')",
             ),
-            ("batch_size: 1", "lacks the input(s): x"),
+            (
+                "batch_size: 1",
+                "[request id: <id_unknown>] expected 1 inputs but got 0 inputs for model 'm'. Got input(s) [], but"
+                " missing required input(s) ['x']. Please provide all required input(s). (warm-up sample 'w')",
+            ),
+            (
+                'batch_size: 1 inputs { key: "x" value { data_type: TYPE_FP32 dims: 2 zero_data: true } }',
+                "[request id: <id_unknown>] unexpected shape for input 'x' for model 'm'. Expected [-1,1], got [1,2]."
+                " NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be"
+                " prepended to each input shape. If you want to specify the full shape including the batch dim in your"
+                " input dims config, try setting max_batch_size to zero. See the model configuration docs for more info"
+                " on max_batch_size. (warm-up sample 'w')",
+            ),
         ],
     )
     def test_samples_against_the_model(
@@ -310,4 +327,4 @@ class TestWarmup:
         definition = _one(make_folder("m", {"config.pbtxt": self._text(sample)}), registry)
         with pytest.raises(ServeError) as raised:
             complete_definition(definition, signature)
-        assert raised.value.text == f"warmup setting 'w' of model 'm' {fault}"
+        assert raised.value.text == fault

@@ -53,7 +53,6 @@ def test_platform_may_be_left_out() -> None:
     [
         ("instance_group { count: 1 }", "instance group should not be specified for ensemble 'e'"),
         ("optimization { }", "optimization should not be specified for ensemble 'e'"),
-        ("model_warmup { }", "model_warmup can not be specified for ensemble 'e'"),
     ],
 )
 def test_what_an_ensemble_cannot_have(more: str, fault: str) -> None:

@@ -16,7 +16,6 @@ from rocserve.config.definition import ModelDefinition, complete_definition, rea
 from rocserve.config.json_text import config_json
 from rocserve.config.pbtxt import parse_model_config
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InputConfig, OutputConfig
 from rocserve.core.requests import Signature, TensorSpec
 
@@ -83,9 +82,9 @@ def test_nothing_is_taken_from_the_model_when_told_so(read: Read) -> None:
     assert (config.max_batch_size, config.decoupled) == (0, False)
 
 
-def test_tensors_must_come_from_somewhere(read: Read) -> None:
-    with pytest.raises(ServeError, match="must specify at least one 'input' for m"):
-        complete_definition(read(""), EMPTY)
+def test_a_model_may_take_and_give_nothing(read: Read) -> None:
+    complete = complete_definition(read(""), EMPTY)
+    assert (complete.config.inputs, complete.config.outputs) == ((), ())
 
 
 def test_a_decoupled_model_may_keep_the_order(read: Read) -> None:

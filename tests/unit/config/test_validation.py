@@ -180,10 +180,6 @@ def test_preferred_sizes_without_batching() -> None:
             "kind: KIND_GPU gpus: [0, -1]",
             "specifies invalid or unsupported gpu id -1; expected the numbers of GPUs, from 0",
         ),
-        (
-            'kind: KIND_GPU profile: "1"',
-            "and platform  specifies profile field which is only supported for TensorRT models",
-        ),
     ],
 )
 def test_instance_group(fields: str, fault: str) -> None:

@@ -17,8 +17,8 @@ def _policy(text: str) -> VersionPolicy:
 @pytest.mark.parametrize(
     ("policy", "selected"),
     [
-        ("", (12,)),
-        ("latest { }", (12,)),
+        ("", (0, 1, 3, 12)),
+        ("latest { }", ()),
         ("latest { num_versions: 2 }", (3, 12)),
         ("latest { num_versions: 9 }", (0, 1, 3, 12)),
         ("all { }", (0, 1, 3, 12)),

@@ -76,6 +76,9 @@ class FakeVersion:
     def infer(self, request: Any, responder: Any) -> None:
         raise NotImplementedError
 
+    def follow_members(self, is_decoupled: bool) -> None:
+        """An ensemble's; here they change nothing."""
+
     async def unload(self) -> None:
         await self.may_unload.wait()
         self.is_unloaded = True

@@ -54,7 +54,7 @@ def test_prints_what_can_be_read_back(folder: Path) -> None:
     assert text.startswith(
         "# The effective configuration of model 'm' (config.pbtxt).\n"
         "# Completed: name, platform, version_policy, input, output, instance_group, default_model_filename,"
-        " dynamic_batching.\n"
+        " dynamic_batching, optimization.\n"
     )
     message = parse_model_config(text, "printed")
     assert (message.backend, message.max_batch_size, list(message.input[0].dims)) == ("onnxruntime", 2, [4])
@@ -63,9 +63,9 @@ def test_prints_what_can_be_read_back(folder: Path) -> None:
 
 
 def test_warnings_are_comments(folder: Path) -> None:
-    (folder / "config.pbtxt").write_text('backend: "onnxruntime" response_cache { enable: true }')
+    (folder / "config.pbtxt").write_text('backend: "onnxruntime" runtime: "r"')
     _, text, _ = _run(folder)
-    assert "# Warning: model 'm': settings without effect in this version of rocserve: response_cache\n" in text
+    assert "# Warning: model 'm': settings without effect in this version of rocserve: runtime\n" in text
     assert "# Warning: autofilled max_batch_size to 4 for model 'm'" in text
 
 

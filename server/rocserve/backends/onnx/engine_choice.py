@@ -46,6 +46,13 @@ def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
                 ' "onnxruntime"'
             )
         return EngineChoice(ONNXRUNTIME, "requests of different shapes share a batch, which MIGraphX cannot run")
+    if config.operator_libraries and wanted not in ("cpu", ONNXRUNTIME.name):
+        if wanted == MIGRAPHX.name:
+            raise invalid_argument(
+                f"model '{config.name}': MIGraphX takes no custom operators; remove model_operations, or set parameter"
+                ' \'engine\' to "onnxruntime"'
+            )
+        return EngineChoice(ONNXRUNTIME, "the model has custom operators, which are ONNX Runtime's")
     if wanted == MIGRAPHX.name:
         remedy = 'set the parameter to "auto" or "onnxruntime" to have ONNX Runtime serve the model'
         return migraphx_choice(config, machine, "parameter 'engine' says so", remedy)

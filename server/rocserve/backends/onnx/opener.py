@@ -15,6 +15,7 @@ from typing import Any
 import onnxruntime
 
 from rocserve.backends.base import ModelSource
+from rocserve.backends.contained_paths import path_within
 from rocserve.backends.onnx.external_weights import NO_WEIGHTS, ExternalWeights, settled_weights
 from rocserve.backends.onnx.native_messages import error_lines, without_place
 from rocserve.backends.onnx.providers import ProviderPlan
@@ -59,7 +60,7 @@ class SessionOpener:
             ServeError: INVALID_ARGUMENT; a parameter is wrong, or ONNX Runtime cannot load the file (in its own words).
                 UNAVAILABLE; a provider did not start.
         """
-        options = session_options(self._model.config, self._model.instance_count)
+        options = self._options(self._model.instance_count)
         for name, size in (dimensions or {}).items():
             options.add_free_dimension_override_by_name(name, size)
         if not self._plan.providers:
@@ -90,7 +91,7 @@ class SessionOpener:
         Raises:
             ServeError: INVALID_ARGUMENT; as `open`.
         """
-        options = session_options(self._model.config, 1)
+        options = self._options(1)
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         return self._open_on_cpu(options)
 
@@ -110,6 +111,22 @@ class SessionOpener:
         # Nor is it to run on the CPU what fails on a GPU.
         session.disable_fallback()
         return session
+
+    def _options(self, instance_count: int) -> Any:
+        """With the model's custom operators. Raises: ServeError INVALID_ARGUMENT: one of their libraries is wrong."""
+        options = session_options(self._model.config, instance_count)
+        folder = self._model.model_folder
+        for name in self._model.config.operator_libraries:
+            path = path_within(folder, name, (folder,), "custom operator library")
+            if not path.is_file():
+                raise invalid_argument(f"custom operator library '{name}' is not in the model's folder")
+            try:
+                options.register_custom_ops_library(str(path))
+            except Exception as error:
+                # The binding's exceptions have no base class of their own.
+                text = without_place(str(error))
+                raise invalid_argument(f"ONNX Runtime cannot take the custom operators of '{name}': {text}") from None
+        return options
 
     def _provider_failure(self, failure: str, lines: Sequence[str]) -> ServeError:
         """What to say of the providers, where it is not the model's own fault, which is raised."""

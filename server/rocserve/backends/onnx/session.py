@@ -5,7 +5,7 @@
 | intra_op_thread_count | threads within one operator, shared by all instances; 0 = default | `default_thread_count` |
 | inter_op_thread_count | operators side by side; above 1 switches to parallel execution; 0 = default | 1 |
 | execution_mode | 0 sequential, 1 parallel | 0 |
-| graph_optimization_level | disable, basic, extended, layout, all | all |
+| graph_optimization_level | disable, basic, extended, layout, all | by `optimization.graph.level`, else all |
 | enable_mem_arena, enable_mem_pattern | 0 or 1 | 1 |
 | session.* | a session configuration entry of ONNX Runtime, by its own name | |
 
@@ -29,6 +29,8 @@ _DEFAULT_SESSION_ENTRIES = {
     # would take the CPU from the server.
     "session.force_spinning_stop": "1",
 }
+_LEVELS_OF_GRAPH = {-1: "basic", 1: "extended", 2: "disable"}
+"""What Triton's ONNX Runtime backend makes of `optimization.graph.level`; all others are "all"."""
 _OPTIMIZATION_LEVELS = {
     "disable": "ORT_DISABLE_ALL",
     "basic": "ORT_ENABLE_BASIC",
@@ -55,7 +57,8 @@ def session_options(config: ModelConfig, instance_count: int) -> Any:
     parallel = "1" if options.inter_op_num_threads > 1 else "0"
     if read_choice(config, "execution_mode", parallel, ("0", "1")) == "1":
         options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
-    level = read_choice(config, "graph_optimization_level", "all", tuple(_OPTIMIZATION_LEVELS))
+    default_level = _LEVELS_OF_GRAPH.get(config.graph_level, "all")
+    level = read_choice(config, "graph_optimization_level", default_level, tuple(_OPTIMIZATION_LEVELS))
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, _OPTIMIZATION_LEVELS[level])
     options.enable_cpu_mem_arena = read_choice(config, "enable_mem_arena", "1", ("0", "1")) == "1"
     options.enable_mem_pattern = read_choice(config, "enable_mem_pattern", "1", ("0", "1")) == "1"

@@ -1,0 +1,65 @@
+"""Names of models where those of different repositories may be equal (--model-namespacing).
+
+Within the server a model then goes by its repository and its name; clients know its name only.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Model = TypeVar("Model")
+
+_SEPARATOR = "::"
+
+
+def qualified(namespace: str, name: str) -> str:
+    """The model's key within the server: its name where there are no namespaces."""
+    return f"{namespace}{_SEPARATOR}{name}" if namespace else name
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved(Generic[Model]):
+    models: Mapping[str, Model]
+    ambiguous: Mapping[str, int]
+    """How many models there are of each name that says too little."""
+
+
+class ModelNames:
+    """What the models of several repositories are called."""
+
+    def __init__(self, namespaces: Iterable[str] = ()) -> None:
+        """Without namespaces a model's key is its name."""
+        self.namespaces = tuple(namespaces)
+
+    def bare(self, key: str) -> str:
+        """The name that clients know."""
+        for namespace in self.namespaces:
+            if key.startswith(namespace + _SEPARATOR):
+                return key[len(namespace) + len(_SEPARATOR) :]
+        return key
+
+    def keys(self, name: str, known: Iterable[str]) -> list[str]:
+        """The known models of a name."""
+        if not self.namespaces:
+            return [name] if name in known else []
+        return [key for key in known if self.bare(key) == name]
+
+    def resolve(self, models: Mapping[str, Model], known: Iterable[str]) -> Resolved[Model]:
+        """The models, given by their keys, by all that may be said for them.
+
+        A name stands for the only known model that bears it; so does a name in a namespace without such a model.
+        """
+        if not self.namespaces:
+            return Resolved(models, {})
+        named: defaultdict[str, list[str]] = defaultdict(list)
+        for key in known:
+            named[self.bare(key)].append(key)
+        resolved = dict(models)
+        for name, keys in named.items():
+            if len(keys) == 1 and keys[0] in models:
+                for alias in (name, *(qualified(namespace, name) for namespace in self.namespaces)):
+                    resolved.setdefault(alias, models[keys[0]])
+        return Resolved(resolved, {name: len(keys) for name, keys in named.items() if len(keys) > 1})

@@ -1,0 +1,47 @@
+"""--backend-config: what it changes, and what is said of the rest."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocserve.backends.backend_config import with_backend_config
+from rocserve.backends.registry import BackendRegistry, discover_backends
+
+
+def sizes(registry: BackendRegistry) -> dict[str, int]:
+    return {spec.name: spec.default_max_batch_size for spec in registry.backends}
+
+
+def test_the_default_batch_size_of_one_backend_and_of_all() -> None:
+    plain = sizes(discover_backends())
+    registry, remarks = with_backend_config(discover_backends(), [("onnxruntime", "default-max-batch-size", "8")])
+    assert (sizes(registry), remarks) == ({**plain, "onnx": 8}, ())
+    both = [("", "default-max-batch-size", "16"), ("onnxruntime", "default-max-batch-size", "8")]
+    registry, _ = with_backend_config(discover_backends(), both)
+    assert sizes(registry) == {**dict.fromkeys(plain, 16), "onnx": 8}
+
+
+@pytest.mark.parametrize(
+    ("value", "remark"),
+    [
+        (
+            ("python", "shm-default-byte-size", "1048576"),
+            "--backend-config=python,shm-default-byte-size=1048576 has no effect: rocserve has nothing that it could"
+            " tune",
+        ),
+        (
+            ("onnxruntime", "colour", "red"),
+            "--backend-config=onnxruntime,colour=red has no effect: rocserve knows no such setting",
+        ),
+        (("", "colour", "red"), "--backend-config=colour=red has no effect: rocserve knows no such setting"),
+        (
+            ("tensorrt", "plugins", "a.so"),
+            "--backend-config=tensorrt,plugins=a.so has no effect: there is no backend 'tensorrt'; there are: migraphx,"
+            " onnx, python, rocal, tensorflow",
+        ),
+    ],
+)
+def test_what_has_no_effect_is_said(value: tuple[str, str, str], remark: str) -> None:
+    registry, remarks = with_backend_config(discover_backends(), [value])
+    assert remarks == (remark,)
+    assert sizes(registry) == sizes(discover_backends())
