@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from rocserve.flags.flag import Flag
-from rocserve.flags.values import COUNT, POSITIVE_MILLISECONDS, boolean, scoped_setting, setting
+from rocserve.flags.values import COUNT, POSITIVE_MILLISECONDS, boolean, part_of, scoped_setting, setting
 
 METRICS = (
     Flag("allow-metrics", "metrics.allow", boolean, "serve metrics over HTTP, at /metrics (default true)"),
@@ -29,6 +30,9 @@ METRICS = (
     ),
 )
 
+_IN_FULL = "the same as --trace-config={}=VALUE"
+_OLDER: dict[str, Any] = {"repeatable": True, "value": "VALUE"}
+
 TRACE = (
     Flag(
         "trace-config",
@@ -38,6 +42,18 @@ TRACE = (
         " opentelemetry,url=http://localhost:4318/v1/traces; repeatable",
         repeatable=True,
         value="[MODE,]SETTING=VALUE",
+    ),
+    # tritonserver's older flags; what is written last counts, whichever way.
+    Flag("trace-file", "trace.values", part_of("triton", "file"), _IN_FULL.format("triton,file"), **_OLDER),
+    Flag("trace-level", "trace.values", part_of("", "level"), _IN_FULL.format("level"), **_OLDER),
+    Flag("trace-rate", "trace.values", part_of("", "rate"), _IN_FULL.format("rate"), **_OLDER),
+    Flag("trace-count", "trace.values", part_of("", "count"), _IN_FULL.format("count"), **_OLDER),
+    Flag(
+        "trace-log-frequency",
+        "trace.values",
+        part_of("triton", "log-frequency"),
+        _IN_FULL.format("triton,log-frequency"),
+        **_OLDER,
     ),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from weakref import WeakSet
 
 from rocserve.observability.tracing.record import TraceGroup
 from rocserve.observability.tracing.sampling import TraceSetting
@@ -32,6 +33,8 @@ class JsonSink:
     def __init__(self, path: str, log: logging.Logger) -> None:
         self._log = log
         self._file = TraceFile(path, log)
+        # Of those whose end has been handled; they live on with the requests that they have chosen.
+        self._retired: WeakSet[TraceSetting] = WeakSet()
         self._collected: dict[TraceSetting, _Collected] = {}
         self._writer: WriterThread[tuple[TraceSetting, TraceGroup | None]] = WriterThread(self._handle, log)
 
@@ -53,11 +56,13 @@ class JsonSink:
     def _handle(self, items: list[tuple[TraceSetting, TraceGroup | None]]) -> None:
         streamed: list[str] = []
         for setting, group in items:
+            is_retired = setting in self._retired
             if group is None:
+                self._retired.add(setting)
                 self._write_collected(setting, bool(setting.log_frequency))
-            elif setting.is_retired and setting.log_frequency:
+            elif is_retired and setting.log_frequency:
                 self._file.write_indexed(group_json(group))
-            elif setting.is_retired or not (setting.log_frequency or setting.is_counted):
+            elif is_retired or not (setting.log_frequency or setting.is_counted):
                 streamed.append(group_json(group))
             else:
                 self._collect(setting, group_json(group))

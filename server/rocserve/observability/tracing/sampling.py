@@ -20,8 +20,6 @@ class TraceSetting:
         self._values = values
         self.specified = specified
         self.fault = fault
-        self.is_retired = False
-        """Another has taken its place."""
         self._lock = threading.Lock()
         self._seen = 0
         self._remaining = values.count

@@ -87,7 +87,7 @@ class Tracing:
         """Write what is there. Blocks."""
         self.is_on = False
         for setting in (self._global, *self._models.values()):
-            self._retire(setting)
+            self._sink.retire(setting)
         self._sink.close()
 
     def _setting(self, model_name: str) -> TraceSetting:
@@ -104,7 +104,7 @@ class Tracing:
         specified = (before | change.keys()) - cleared
         if model_name and not specified:
             if self._models.pop(model_name, None) is not None and current is not None:
-                self._retire(current)
+                self._sink.retire(current)
             return
         values = above.values
         if current is not None:
@@ -120,11 +120,7 @@ class Tracing:
         else:
             self._global = setting
         if current is not None:
-            self._retire(current)
-
-    def _retire(self, setting: TraceSetting) -> None:
-        setting.is_retired = True
-        self._sink.retire(setting)
+            self._sink.retire(current)
 
     def _fault(self, values: TraceValues) -> str:
         """Why nothing can be traced; in Triton's words."""

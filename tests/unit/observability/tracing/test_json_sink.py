@@ -1,0 +1,179 @@
+"""Trace files: Triton's form, and when which file is written."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.server import wait_until
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.tensors import Tensor, encode_bytes_elements, tensor_from_numpy
+from rocserve.observability.tracing.json_sink import JsonSink
+from rocserve.observability.tracing.options import trace_options
+from rocserve.observability.tracing.tracing import Tracing
+from rocserve.observability.tracing.triton_json import group_json
+
+LOG = logging.getLogger("rocserve.test.tracing")
+
+
+class Bench:
+    """Tracing into a file of a folder."""
+
+    def __init__(self, path: Path, level: str = "TIMESTAMPS", **settings: object) -> None:
+        self.path = path
+        levels = [("", "level", part) for part in level.split(",")]
+        config = [*levels, ("", "rate", "1"), ("triton", "file", str(path))]
+        config += [("triton" if name == "log-frequency" else "", name, str(value)) for name, value in settings.items()]
+        self.tracing = Tracing(trace_options(config, {}), JsonSink(str(path), LOG))
+
+    def trace(self, request_id: str, note: Callable[[Any], None] | None = None) -> None:
+        group = self.tracing.begin("m", {})
+        if group is not None:
+            record = group.begin("m", "3", request_id, 0, 10)
+            if note is not None:
+                note(record)
+            record.note_front_end("GRPC_SEND_END", 99)
+            record.note("REQUEST_END", 90)
+            record.end()
+
+    def ids(self, suffix: str = "") -> list[str]:
+        """The requests of a file; the array is whole at any moment."""
+        return [entry["request_id"] for entry in self.entries(suffix) if "request_id" in entry]
+
+    def entries(self, suffix: str = "") -> list[dict[str, Any]]:
+        path = Path(f"{self.path}{suffix}")
+        return json.loads(path.read_text()) if path.exists() and path.stat().st_size else []
+
+    def files(self) -> list[str]:
+        return sorted(path.name for path in self.path.parent.iterdir())
+
+
+def test_the_form_of_a_trace(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "trace.json", "TIMESTAMPS,TENSORS")
+    bench.trace(
+        'a "b"',
+        lambda record: (
+            record.note_run(20, (30, 40, 50, 60)),
+            record.note_tensors("TENSOR_QUEUE_INPUT", [tensor_from_numpy("X", np.array([[1.5, 2]], np.float32))]),
+        ),
+    )
+    bench.tracing.close()
+    *entries, tensor = bench.entries()
+    assert entries == [
+        {"id": 1, "model_name": "m", "model_version": 3, "request_id": 'a "b"'},
+        {"id": 1, "timestamps": [{"name": "REQUEST_START", "ns": 10}]},
+        {"id": 1, "timestamps": [{"name": "QUEUE_START", "ns": 20}]},
+        {"id": 1, "timestamps": [{"name": "COMPUTE_START", "ns": 30}]},
+        {"id": 1, "timestamps": [{"name": "COMPUTE_INPUT_END", "ns": 40}]},
+        {"id": 1, "timestamps": [{"name": "COMPUTE_OUTPUT_START", "ns": 50}]},
+        {"id": 1, "timestamps": [{"name": "COMPUTE_END", "ns": 60}]},
+        {"id": 1, "timestamps": [{"name": "REQUEST_END", "ns": 90}]},
+        {"id": 1, "timestamps": [{"name": "GRPC_SEND_END", "ns": 99}]},
+    ]
+    # In order of time, and this one is of now.
+    assert tensor == {
+        "id": 1,
+        "activity": "TENSOR_QUEUE_INPUT",
+        "tensor": {"name": "X", "data": "1.5,2.0", "shape": "1,2", "dtype": "FP32"},
+    }
+
+
+def test_a_step_tells_its_ensemble(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "trace.json")
+    bench.trace("", lambda record: record.child("member", "1", "").end())
+    bench.tracing.close()
+    heads = [entry for entry in bench.entries() if "model_name" in entry]
+    assert heads == [
+        {"id": 1, "model_name": "m", "model_version": 3},
+        {"id": 2, "model_name": "member", "model_version": 1, "parent_id": 1},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "data", "shape"),
+    [
+        (tensor_from_numpy("T", np.array([True, False])), "1,0", "2"),
+        (tensor_from_numpy("T", np.array([[-1], [65]], np.int8)), "-1,65", "2,1"),
+        (tensor_from_numpy("T", np.array([0.1], np.float32)), "0.1", "1"),
+        (tensor_from_numpy("T", np.array([0.5], np.float16)), "0.5", "1"),
+        (Tensor("T", DataType.BF16, (1,), np.array([0x3FC0], np.uint16).tobytes()), "1.5", "1"),
+        (
+            Tensor("T", DataType.BYTES, (3,), encode_bytes_elements(["a,b", 'say "x"', b"\xff"])),
+            '"a,b","say ""x""","\\xff"',
+            "3",
+        ),
+        (Tensor("T", DataType.INT32, (4,), b"\1\0\0\0"), "", "4"),
+        (tensor_from_numpy("T", np.zeros((0, 4), np.int32)), "", "0,4"),
+    ],
+    ids=lambda value: value.datatype.value if isinstance(value, Tensor) else "",
+)
+def test_tensors(tmp_path: Path, tensor: Tensor, data: str, shape: str) -> None:
+    bench = Bench(tmp_path / "trace.json", "TENSORS")
+    group = bench.tracing.begin("m", {})
+    assert group is not None
+    group.begin("m", "1", "", 0, 1).note_tensors("TENSOR_BACKEND_OUTPUT", [tensor])
+    _, entry = json.loads(f"[{group_json(group)}]")
+    expected = {"name": "T", "data": data, "shape": shape, "dtype": tensor.datatype.value}
+    assert entry == {"id": 1, "activity": "TENSOR_BACKEND_OUTPUT", "tensor": expected}
+
+
+def test_one_array_however_many_pieces(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "trace.json")
+    for request_id in "abc":
+        bench.trace(request_id)
+        wait_until(lambda wanted=request_id: wanted in bench.ids(), what="the trace in the file")
+    assert bench.ids() == ["a", "b", "c"]
+    bench.tracing.close()
+    assert bench.ids() == ["a", "b", "c"]
+    assert bench.files() == ["trace.json"]
+
+
+def test_a_file_for_each_so_many(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "trace.json", **{"log-frequency": 2})
+    for request_id in "abcde":
+        bench.trace(request_id)
+    bench.tracing.close()
+    assert [bench.ids(f".{index}") for index in range(3)] == [["a", "b"], ["c", "d"], ["e"]]
+    assert bench.files() == ["trace.json.0", "trace.json.1", "trace.json.2"]
+
+
+def test_a_count_that_is_reached_gives_a_file_of_its_own(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "trace.json", count=2)
+    for request_id in "abcd":
+        bench.trace(request_id)
+    wait_until(lambda: bench.ids(".0") == ["a", "b"], what="the traces in the file")
+    bench.tracing.change("", {"count": 5})
+    bench.trace("e")
+    bench.tracing.close()
+    assert bench.ids() == ["e"]
+    assert bench.files() == ["trace.json", "trace.json.0"]
+
+
+def test_what_ends_after_its_setting_is_written_all_the_same(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "trace.json", count=2)
+    bench.trace("early", lambda _: bench.tracing.change("", {"count": 7}))
+    bench.tracing.close()
+    assert bench.ids() == ["early"]
+
+
+def test_a_path_that_leads_nowhere_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(tmp_path / "gone" / "trace.json")
+    for request_id in "abc":
+        bench.trace(request_id)
+        wait_until(lambda: caplog.messages, what="the word in the log")
+    bench.tracing.close()
+    path = tmp_path / "gone" / "trace.json"
+    assert caplog.messages == [f"failed creating trace file {path}: No such file or directory; traces are lost"]
+
+
+def test_a_disk_that_is_full_leaves_a_whole_array(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    full = Bench(Path("/dev/full"))
+    full.trace("a")
+    full.tracing.close()
+    assert caplog.messages == ["failed creating trace file /dev/full: No space left on device; traces are lost"]

@@ -1,0 +1,177 @@
+"""Which requests are traced, and how the settings of models follow those of all."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.observability.tracing.options import TraceConfig, TraceLevel, trace_options
+from rocserve.observability.tracing.record import SpanContext, TraceGroup, client_context
+from rocserve.observability.tracing.sampling import TraceSetting
+from rocserve.observability.tracing.tracing import Tracing
+
+ON: TraceConfig = (("", "level", "TIMESTAMPS"), ("", "rate", "1"), ("triton", "file", "/nowhere"))
+SPANS: TraceConfig = (("", "mode", "opentelemetry"), ("", "level", "TIMESTAMPS"))
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+class HeldSink:
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.groups: list[TraceGroup] = []
+        self.retired: list[TraceSetting] = []
+        self.is_closed = False
+
+    def take(self, setting: TraceSetting, group: TraceGroup) -> None:
+        self.groups.append(group)
+
+    def retire(self, setting: TraceSetting) -> None:
+        self.retired.append(setting)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def tracing(*config: tuple[str, str, str]) -> Tracing:
+    return Tracing(trace_options(config, {}), HeldSink())
+
+
+def chosen(tracing: Tracing, count: int, model: str = "m") -> list[int]:
+    return [index for index in range(1, count + 1) if tracing.begin(model, {}) is not None]
+
+
+def test_off_by_default() -> None:
+    assert not tracing().is_on
+    assert chosen(tracing(), 3) == []
+
+
+def test_each_so_many_th_and_no_more_than_the_count() -> None:
+    settings = tracing(*ON, ("", "rate", "3"), ("", "count", "2"))
+    assert chosen(settings, 12) == [3, 6]
+    assert settings.values_of("").count == 0
+    settings.change("", {"count": 1})
+    # Counting begins anew.
+    assert chosen(settings, 6) == [3]
+
+
+def test_nothing_without_a_file() -> None:
+    settings = tracing(*ON[:2])
+    assert settings.values_of("").level is TraceLevel.TIMESTAMPS
+    assert chosen(settings, 3) == []
+    with pytest.raises(ServeError, match="Attempting to set invalid trace setting :trace file name is not given"):
+        settings.change("", {"rate": 2})
+
+
+def test_a_model_follows_all_in_what_it_was_not_asked_for() -> None:
+    settings = tracing(*ON)
+    settings.change("m", {"rate": 3})
+    settings.change("", {"rate": 4, "log_frequency": 11})
+    assert (settings.values_of("m").rate, settings.values_of("m").log_frequency) == (3, 11)
+    assert settings.values_of("other").rate == 4
+    settings.change("m", {"rate": None})
+    assert settings.values_of("m").rate == 4
+    settings.change("", {"rate": None, "log_frequency": None})
+    assert (settings.values_of("m").rate, settings.values_of("").log_frequency) == (1, 0)
+
+
+def test_one_model_alone() -> None:
+    settings = tracing(("triton", "file", "/nowhere"))
+    switched: list[bool] = []
+    settings.on_switched = lambda: switched.append(settings.is_on)
+    settings.change("m", {"level": TraceLevel.TIMESTAMPS, "rate": 1})
+    assert chosen(settings, 2, "other") == []
+    assert chosen(settings, 2) == [1, 2]
+    settings.change("m", {"level": None, "rate": None})
+    assert switched == [True, False]
+
+
+def test_what_makes_no_sense_changes_nothing() -> None:
+    settings = tracing(*ON)
+    with pytest.raises(ServeError) as raised:
+        settings.change("m", {"rate": 0})
+    text = "Attempting to set invalid trace setting :sample rate must be non-zero"
+    assert (raised.value.code, raised.value.text) == (StatusCode.INVALID_ARGUMENT, text)
+    assert settings.values_of("m").rate == 1
+    settings.change("m", {"rate": 0, "level": 0})
+    assert settings.values_of("m").rate == 0
+
+
+def test_a_replaced_setting_is_retired() -> None:
+    sink = HeldSink()
+    settings = Tracing(trace_options(ON, {}), sink)
+    group = settings.begin("m", {})
+    settings.change("", {"rate": 2})
+    assert len(sink.retired) == 1
+    assert group is not None
+    group.begin("m", "1", "", 0, 1).end()
+    assert sink.groups == [group]
+    settings.close()
+    assert sink.is_closed
+    assert len(sink.retired) == 2
+    assert settings.begin("m", {}) is None
+
+
+def test_a_group_is_handed_on_once_all_of_it_has_ended() -> None:
+    sink = HeldSink()
+    settings = Tracing(trace_options(ON, {}), sink)
+    group = settings.begin("ensemble", {})
+    assert group is not None
+    root = group.begin("ensemble", "1", "id", 0, 10)
+    child = root.child("member", "2", "id")
+    child.keep_open()
+    root.end()
+    child.end()
+    assert sink.groups == []
+    child.end()
+    assert sink.groups == [group]
+    assert [(record.number, record.parent_id) for record in group.records] == [(1, 0), (2, 1)]
+    # What comes too late is not handed on a second time.
+    root.child("member", "2", "id").end()
+    assert len(sink.groups) == 1
+
+
+def test_a_client_that_traces_is_followed_whatever_rate_and_count() -> None:
+    settings = tracing(*SPANS, ("", "rate", "0"))
+    assert settings.begin("m", {}) is None
+    group = settings.begin("m", {"traceparent": TRACEPARENT, "tracestate": "a=b"})
+    assert group is not None
+    assert group.trace_id == 0x0AF7651916CD43DD8448EB211C80319C
+    record = group.begin("m", "1", "", 0, 1)
+    context = re.fullmatch(
+        r'\{"traceparent":"00-0af7651916cd43dd8448eb211c80319c-([0-9a-f]{16})-01","tracestate":"a=b"\}', record.context
+    )
+    assert context is not None
+    assert int(context[1], 16) == record.span_id
+    settings.change("", {"level": 0})
+    assert settings.begin("m", {"traceparent": TRACEPARENT}) is None
+
+
+def test_a_file_has_no_context() -> None:
+    group = tracing(*ON).begin("m", {"traceparent": TRACEPARENT})
+    assert group is not None
+    assert group.begin("m", "1", "", 0, 1).context == ""
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        "nonsense",
+        TRACEPARENT + "-more",
+        TRACEPARENT.upper(),
+        "ff" + TRACEPARENT[2:],
+        "00-00000000000000000000000000000000-b7ad6b7169203331-01",
+        "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
+        "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331",
+    ],
+)
+def test_headers_that_are_none(header: str) -> None:
+    assert client_context({"traceparent": header}) is None
+
+
+def test_a_header_of_a_later_version() -> None:
+    context = client_context({"traceparent": f"01{TRACEPARENT[2:]}-more"})
+    assert context == SpanContext(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331)
