@@ -1,4 +1,4 @@
-"""What services are made of where nobody looks at requests."""
+"""What looks at requests, for tests: nobody, or a sink that keeps what it is given."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import logging
 
 from rocserve.core.serving import ServingTableHolder
 from rocserve.observability.tracing.creation import create_tracing
+from rocserve.observability.tracing.record import TraceGroup
+from rocserve.observability.tracing.sampling import TraceSetting
 from rocserve.services.observation import RequestObserver
 
 
@@ -13,3 +15,21 @@ def no_observer(tables: ServingTableHolder) -> RequestObserver:
     log = logging.getLogger("test.requests")
     log.setLevel(logging.INFO)
     return RequestObserver(create_tracing((), "test", log), tables, log)
+
+
+class HeldSink:
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.groups: list[TraceGroup] = []
+        self.retired: list[TraceSetting] = []
+        self.is_closed = False
+
+    def take(self, setting: TraceSetting, group: TraceGroup) -> None:
+        self.groups.append(group)
+
+    def retire(self, setting: TraceSetting) -> None:
+        self.retired.append(setting)
+
+    def close(self) -> None:
+        self.is_closed = True

@@ -5,34 +5,16 @@ from __future__ import annotations
 import re
 
 import pytest
+from support.observation import HeldSink
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.observability.tracing.options import TraceConfig, TraceLevel, trace_options
-from rocserve.observability.tracing.record import SpanContext, TraceGroup, client_context
-from rocserve.observability.tracing.sampling import TraceSetting
+from rocserve.observability.tracing.record import SpanContext, client_context
 from rocserve.observability.tracing.tracing import Tracing
 
 ON: TraceConfig = (("", "level", "TIMESTAMPS"), ("", "rate", "1"), ("triton", "file", "/nowhere"))
 SPANS: TraceConfig = (("", "mode", "opentelemetry"), ("", "level", "TIMESTAMPS"))
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-class HeldSink:
-    """Keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.groups: list[TraceGroup] = []
-        self.retired: list[TraceSetting] = []
-        self.is_closed = False
-
-    def take(self, setting: TraceSetting, group: TraceGroup) -> None:
-        self.groups.append(group)
-
-    def retire(self, setting: TraceSetting) -> None:
-        self.retired.append(setting)
-
-    def close(self) -> None:
-        self.is_closed = True
 
 
 def tracing(*config: tuple[str, str, str]) -> Tracing:

@@ -1,0 +1,103 @@
+"""LogSettings: what is taken, and Triton's words for what is not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.observability.logs import ROOT, ServerLog
+from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve.services.log_control import LogControlService
+from rocserve.settings import LogSettings
+
+Value = bool | int | str | None
+
+
+class Control:
+    """The service, asked in plain values."""
+
+    def __init__(self, log: ServerLog) -> None:
+        self._service = LogControlService(log)
+
+    def ask(self, **settings: Value) -> dict[str, Value]:
+        request = pb.LogSettingsRequest()
+        for name, value in settings.items():
+            entry = request.settings[name]
+            if value is not None:
+                kinds = {bool: "bool_param", int: "uint32_param", str: "string_param"}
+                setattr(entry, kinds[type(value)], value)
+        answer = self._service.log_settings(request)
+        return {name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in answer.settings.items()}
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Iterator[Control]:
+    logger = logging.getLogger(ROOT)
+    before = (logger.level, logger.propagate, logger.handlers)
+    log = ServerLog(LogSettings(file=tmp_path / "log"))
+    yield Control(log)
+    log.close()
+    logger.setLevel(before[0])
+    logger.propagate, logger.handlers = before[1:]
+
+
+def at_start(folder: Path) -> dict[str, Value]:
+    return {
+        "log_file": str(folder / "log"),
+        "log_info": True,
+        "log_warning": True,
+        "log_error": True,
+        "log_verbose_level": 0,
+        "log_format": "default",
+    }
+
+
+def test_what_holds(control: Control, tmp_path: Path) -> None:
+    assert control.ask() == at_start(tmp_path)
+
+
+def test_what_is_taken(control: Control, tmp_path: Path) -> None:
+    changed: dict[str, Value] = {
+        "log_info": False,
+        "log_warning": False,
+        "log_error": False,
+        "log_verbose_level": 2,
+        "log_format": "ISO8601",
+    }
+    assert control.ask(**changed, nothing="x") == at_start(tmp_path) | changed
+    assert control.ask(log_verbose_level=3_000_000_000)["log_verbose_level"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("log_info", "x", "expect boolean for 'log_info'"),
+        ("log_warning", 1, "expect boolean for 'log_warning'"),
+        ("log_error", None, "expect boolean for 'log_error'"),
+        ("log_verbose_level", True, "expect int32 for 'log_verbose_level'"),
+        ("log_format", True, "expect string for 'log_format'"),
+        ("log_format", "iso", "invalid argument for log_format, got: iso"),
+    ],
+)
+def test_what_is_refused(control: Control, name: str, value: Value, text: str) -> None:
+    with pytest.raises(ServeError) as raised:
+        control.ask(**{name: value})
+    assert (raised.value.code, raised.value.text) == (StatusCode.INVALID_ARGUMENT, text)
+
+
+def test_the_file_stays_what_it_is(control: Control) -> None:
+    with pytest.raises(ServeError) as raised:
+        control.ask(log_file="elsewhere", log_info=False)
+    text = "log file location can not be updated through network protocol"
+    assert (raised.value.code, raised.value.text) == (StatusCode.UNIMPLEMENTED, text)
+    assert control.ask()["log_info"] is True
+
+
+def test_what_stands_before_a_fault_has_been_changed(control: Control) -> None:
+    with pytest.raises(ServeError):
+        control.ask(log_format="bad", log_warning=False)
+    assert control.ask()["log_warning"] is False
