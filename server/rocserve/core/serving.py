@@ -5,7 +5,7 @@ The control plane (repository) builds a new table and publishes it by one assign
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -89,12 +89,22 @@ class ServedModel:
     latest: ServedVersion | None
     """The highest ready version."""
     unready: Mapping[int, str] = field(default_factory=dict)
-    """Versions that are loading or failed, with the reason."""
+    """Versions that are loading, failed or unloaded, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServingTable:
     models: Mapping[str, ServedModel] = field(default_factory=dict)
+    """By what requests and ensembles call them; with namespaces, a model may be there several times."""
+    listed: tuple[ServedModel, ...] | None = None
+    """Each once; None = as in `models`."""
+    ambiguous: Mapping[str, int] = field(default_factory=dict)
+    """How many models there are of a name that is in several namespaces."""
+
+    @property
+    def all_models(self) -> Iterable[ServedModel]:
+        """Each once."""
+        return self.models.values() if self.listed is None else self.listed
 
     def find(self, name: str, version: str) -> ServedVersion:
         """The version that a request names; texts and codes are Triton's.
@@ -105,7 +115,7 @@ class ServingTable:
         number = parse_version(version) if version else None
         model = self.models.get(name)
         if model is None:
-            raise not_found(f"Request for unknown model: '{name}' is not found")
+            raise self._unknown(name)
         if number is None:
             if model.latest is None:
                 raise not_found(f"Request for unknown model: '{name}' has no available versions")
@@ -116,6 +126,15 @@ class ServingTable:
         if number in model.unready:
             raise unavailable(f"Request for unknown model: '{name}' version {number} is not at ready state")
         raise not_found(f"Request for unknown model: '{name}' version {number} is not found")
+
+    def _unknown(self, name: str) -> ServeError:
+        count = self.ambiguous.get(name)
+        if count is None:
+            return not_found(f"Request for unknown model: '{name}' is not found")
+        return invalid_argument(
+            f"There are {count} identifiers of model '{name}' in global map, model namespace must be provided to"
+            " resolve ambiguity."
+        )
 
 
 def parse_version(text: str) -> int:

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rocserve.core.latencies import LatencyDistributions, LatencyReadings
+
 _COUNTED_AT_ONCE = 256
 
 
@@ -36,6 +38,17 @@ class BatchStatistics:
     compute_output: Duration
 
 
+@dataclass(slots=True)
+class ResponseStatistics:
+    """Responses of one place: the first ones to their requests, the second ones, and so on."""
+
+    compute_infer: Duration
+    compute_output: Duration
+    success: Duration
+    fail: Duration
+    empty_response: Duration
+
+
 @dataclass(frozen=True, slots=True)
 class StatisticsSnapshot:
     """A consistent copy of the counters."""
@@ -55,12 +68,20 @@ class StatisticsSnapshot:
     cache_hit: Duration
     cache_miss: Duration
     batches: dict[int, BatchStatistics]
+    backend_failures: int
+    """How many of the failures are the model's or its engine's."""
+    responses: dict[int, ResponseStatistics]
+    """Of decoupled models, by the place of the response among those to its request."""
+    latencies: LatencyReadings | None
+    """None = nothing but the sums is kept."""
 
 
 class ModelStatistics:
     """The counters; guarded by a lock of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, latencies: LatencyDistributions | None = None) -> None:
+        """`latencies`: what is kept beside the sums; guarded by the lock here."""
+        self._latencies = latencies
         self._lock = threading.Lock()
         self.inference_count = 0
         self.execution_count = 0
@@ -75,7 +96,9 @@ class ModelStatistics:
         self._reject = Duration()
         self._cache_hit = Duration()
         self._cache_miss = Duration()
+        self._backend_failures = 0
         self._batches: dict[int, BatchStatistics] = {}
+        self._responses: dict[int, ResponseStatistics] = {}
         # A deque because its append and popleft are atomic: batches are noted without the lock.
         self._uncounted: deque[tuple[int, int, int, int, Sequence[int], int, int]] = deque()
 
@@ -137,6 +160,8 @@ class ModelStatistics:
             batch.compute_input.add(phases[0])
             batch.compute_infer.add(phases[1])
             batch.compute_output.add(phases[2])
+            if self._latencies is not None:
+                self._latencies.note_batch(compute_start, phases, queue_starts, request_end, batch_size)
         if request_end:
             age_ns = time.monotonic_ns() - request_end
             self._last_inference_ms = (time.time_ns() - age_ns) // 1_000_000
@@ -148,6 +173,8 @@ class ModelStatistics:
             self.execution_count += 1
             self.inference_count += batch_size
             self._success.add(ended_ns - started_ns)
+            if self._latencies is not None:
+                self._latencies.note_ensemble(ended_ns - started_ns, ended_ns, batch_size)
 
     def record_cache_hit(self, started_ns: int, ended_ns: int) -> None:
         """A request that the response cache answered: a success that computed nothing and did not wait."""
@@ -155,16 +182,58 @@ class ModelStatistics:
             self._success.add(ended_ns - started_ns)
             self._queue.add(0)
             self._cache_hit.add(ended_ns - started_ns)
+            if self._latencies is not None:
+                self._latencies.note_cache_hit(ended_ns - started_ns, ended_ns)
 
     def record_cache_miss(self, ns: int) -> None:
         """What looking for an answer in vain, and keeping it later, took of a request that is counted otherwise."""
         with self._lock:
             self._success.add(ns, count=0)
             self._cache_miss.add(ns)
+            if self._latencies is not None:
+                self._latencies.note_cache_miss(ns, time.monotonic_ns())
 
-    def record_failure(self, started_ns: int, ended_ns: int) -> None:
+    def record_response(self, index: int, started_ns: int, made_ns: int, told_ns: int, failed: bool = False) -> None:
+        """A response of a decoupled model.
+
+        Args:
+            index: its place among those to its request.
+            started_ns: when the model could begin with it: at the request, or at the response before.
+            made_ns: when the model had made it.
+            told_ns: when the client had been sent it.
+            failed: it is an error.
+        """
+        with self._lock:
+            place = self._place(index)
+            place.compute_infer.add(made_ns - started_ns)
+            place.compute_output.add(told_ns - made_ns)
+            (place.fail if failed else place.success).add(told_ns - started_ns)
+
+    def record_empty_response(self, index: int, started_ns: int, made_ns: int) -> None:
+        """That no further response comes, said on its own; times as of `record_response`."""
+        with self._lock:
+            place = self._place(index)
+            place.compute_infer.add(made_ns - started_ns)
+            place.empty_response.add(made_ns - started_ns)
+
+    def _place(self, index: int) -> ResponseStatistics:
+        """Under the lock."""
+        place = self._responses.get(index)
+        if place is None:
+            place = self._responses[index] = ResponseStatistics(*(Duration() for _ in range(5)))
+        return place
+
+    def record_first_response(self, ns: int) -> None:
+        """How long a request to a decoupled model waited for its first response."""
+        if self._latencies is not None:
+            with self._lock:
+                self._latencies.note_first_response(ns)
+
+    def record_failure(self, started_ns: int, ended_ns: int, by_backend: bool = False) -> None:
+        """`by_backend`: the model, its engine or its worker failed; else the request was not for it."""
         with self._lock:
             self._fail.add(ended_ns - started_ns)
+            self._backend_failures += by_backend
 
     def record_rejection(self, started_ns: int, ended_ns: int) -> None:
         """A request that was refused by the queue (full, or its time was up): a failure, counted apart as well."""
@@ -198,6 +267,18 @@ class ModelStatistics:
                     size: BatchStatistics(_copy(b.compute_input), _copy(b.compute_infer), _copy(b.compute_output))
                     for size, b in sorted(self._batches.items())
                 },
+                backend_failures=self._backend_failures,
+                responses={
+                    index: ResponseStatistics(
+                        _copy(r.compute_infer),
+                        _copy(r.compute_output),
+                        _copy(r.success),
+                        _copy(r.fail),
+                        _copy(r.empty_response),
+                    )
+                    for index, r in sorted(self._responses.items())
+                },
+                latencies=self._latencies.read(time.monotonic_ns()) if self._latencies is not None else None,
             )
 
 

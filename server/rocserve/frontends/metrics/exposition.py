@@ -6,8 +6,11 @@ ending.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+from rocserve.core.distributions import HistogramReading, SummaryReading
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -16,13 +19,15 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class Sample:
     labels: Mapping[str, str]
     value: float
+    suffix: str = ""
+    """What stands behind the family's name, such as _bucket."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricFamily:
     name: str
     kind: str
-    """counter or gauge."""
+    """counter, gauge, histogram or summary."""
     help: str
     samples: tuple[Sample, ...]
 
@@ -37,11 +42,42 @@ def _lines(family: MetricFamily) -> Iterable[str]:
     yield f"# TYPE {family.name} {family.kind}\n"
     for sample in family.samples:
         labels = ",".join(f'{name}="{_quoted(text)}"' for name, text in sample.labels.items())
-        yield f"{family.name}{{{labels}}} {_number(sample.value)}\n"
+        # Of the whole server's numbers there are no labels to tell.
+        shown = f"{{{labels}}}" if labels else ""
+        yield f"{family.name}{sample.suffix}{shown} {_number(sample.value)}\n"
 
 
 def _number(value: float) -> str:
-    return str(value) if isinstance(value, int) else repr(value)
+    if isinstance(value, int):
+        return str(value)
+    if math.isnan(value):
+        return "NaN"
+    return "-Inf" if value == -math.inf else "+Inf" if value == math.inf else repr(value)
+
+
+def bound_text(bound: float) -> str:
+    """A bucket's bound as it stands in the label `le`."""
+    return str(int(bound)) if bound == int(bound) else repr(bound)
+
+
+def histogram_samples(labels: Mapping[str, str], reading: HistogramReading) -> tuple[Sample, ...]:
+    """All samples of one histogram."""
+    rows = [
+        Sample({**labels, "le": bound_text(bound)}, count, "_bucket")
+        for bound, count in zip(reading.bounds, reading.cumulative, strict=True)
+    ]
+    return (
+        Sample(labels, reading.count, "_count"),
+        Sample(labels, reading.total, "_sum"),
+        *rows,
+        Sample({**labels, "le": "+Inf"}, reading.count, "_bucket"),
+    )
+
+
+def summary_samples(labels: Mapping[str, str], reading: SummaryReading) -> tuple[Sample, ...]:
+    """All samples of one summary."""
+    rows = [Sample({**labels, "quantile": repr(quantile)}, value) for quantile, value in reading.quantiles]
+    return (Sample(labels, reading.count, "_count"), Sample(labels, reading.total, "_sum"), *rows)
 
 
 def _escaped(text: str) -> str:

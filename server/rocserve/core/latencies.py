@@ -1,0 +1,172 @@
+"""What of a model version's latencies is kept beside the sums: summaries and histograms, where they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rocserve.core.distributions import Histogram, HistogramReading, SlidingSummary, SummaryReading
+from rocserve.core.model_config import ModelConfig
+
+REQUEST_SUMMARY = "nv_inference_request_summary_us"
+QUEUE_SUMMARY = "nv_inference_queue_summary_us"
+INPUT_SUMMARY = "nv_inference_compute_input_summary_us"
+INFER_SUMMARY = "nv_inference_compute_infer_summary_us"
+OUTPUT_SUMMARY = "nv_inference_compute_output_summary_us"
+CACHE_HIT_SUMMARY = "nv_cache_hit_summary_per_model"
+CACHE_MISS_SUMMARY = "nv_cache_miss_summary_per_model"
+
+FIRST_RESPONSE_HISTOGRAM = "nv_inference_first_response_histogram_ms"
+REQUEST_HISTOGRAM = "rocserve_request_duration_ms"
+QUEUE_HISTOGRAM = "rocserve_queue_duration_ms"
+BATCH_SIZE_HISTOGRAM = "rocserve_batch_size"
+
+_LATENCY_BUCKETS = (0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0, 10_000.0)
+DEFAULT_BUCKETS: Mapping[str, tuple[float, ...]] = {
+    FIRST_RESPONSE_HISTOGRAM: (100.0, 500.0, 2000.0, 5000.0),
+    REQUEST_HISTOGRAM: _LATENCY_BUCKETS,
+    QUEUE_HISTOGRAM: _LATENCY_BUCKETS,
+    BATCH_SIZE_HISTOGRAM: (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0),
+}
+"""By metric; a model's model_metrics may have others."""
+
+_DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyOptions:
+    """How latencies are told; --metrics-config says it."""
+
+    counters: bool = True
+    summaries: bool = False
+    histograms: bool = False
+    quantiles: tuple[float, ...] = _DEFAULT_QUANTILES
+
+    def distributions(self, config: ModelConfig) -> LatencyDistributions | None:
+        """What is kept of a model; None = nothing but the sums."""
+        if not self.summaries and not self.histograms:
+            return None
+        return LatencyDistributions(self, config)
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyReadings:
+    """By metric."""
+
+    summaries: Mapping[str, SummaryReading]
+    histograms: Mapping[str, HistogramReading]
+
+
+class LatencyDistributions:
+    """Of one model version. Not thread-safe: whoever counts holds a lock. All times are time.monotonic_ns()."""
+
+    def __init__(self, options: LatencyOptions, config: ModelConfig) -> None:
+        self._quantiles = options.quantiles
+        self._summaries: dict[str, SlidingSummary] = {}
+        self._histograms: dict[str, Histogram] = {}
+        if options.summaries:
+            names = [QUEUE_SUMMARY, INPUT_SUMMARY, INFER_SUMMARY, OUTPUT_SUMMARY]
+            # As in Triton: what a hit takes and what a run takes have nothing in common.
+            names += [CACHE_HIT_SUMMARY, CACHE_MISS_SUMMARY] if config.response_cache else [REQUEST_SUMMARY]
+            self._summaries = {name: SlidingSummary() for name in names}
+        if options.histograms:
+            self._histograms = {
+                name: Histogram(config.histogram_buckets.get(name, buckets))
+                for name, buckets in DEFAULT_BUCKETS.items()
+                if name != FIRST_RESPONSE_HISTOGRAM or config.decoupled
+            }
+
+    def note_batch(
+        self,
+        compute_start: int,
+        phases: Sequence[int],
+        queue_starts: Sequence[int],
+        request_end: int,
+        batch_size: int,
+    ) -> None:
+        """An execution; `phases` are the nanoseconds of input, engine and output."""
+        requests = len(queue_starts)
+        for name, nanoseconds in zip((INPUT_SUMMARY, INFER_SUMMARY, OUTPUT_SUMMARY), phases, strict=True):
+            self._summarise(name, nanoseconds, request_end, requests)
+        for queue_start in queue_starts:
+            self._note_request(request_end - queue_start, compute_start - queue_start, request_end)
+        self._observe(BATCH_SIZE_HISTOGRAM, batch_size)
+
+    def note_ensemble(self, nanoseconds: int, ended_ns: int, batch_size: int) -> None:
+        """A request that an ensemble answered."""
+        self._summarise(REQUEST_SUMMARY, nanoseconds, ended_ns)
+        self._observe(REQUEST_HISTOGRAM, nanoseconds / 1e6)
+        self._observe(BATCH_SIZE_HISTOGRAM, batch_size)
+
+    def note_cache_hit(self, nanoseconds: int, ended_ns: int) -> None:
+        self._note_request(nanoseconds, 0, ended_ns)
+        self._summarise(CACHE_HIT_SUMMARY, nanoseconds, ended_ns)
+
+    def note_cache_miss(self, nanoseconds: int, ended_ns: int) -> None:
+        self._summarise(CACHE_MISS_SUMMARY, nanoseconds, ended_ns)
+
+    def note_first_response(self, nanoseconds: int) -> None:
+        """Of a decoupled model."""
+        self._observe(FIRST_RESPONSE_HISTOGRAM, nanoseconds / 1e6)
+
+    def read(self, now_ns: int) -> LatencyReadings:
+        return LatencyReadings(
+            {name: summary.read(self._quantiles, now_ns) for name, summary in self._summaries.items()},
+            {name: histogram.read() for name, histogram in self._histograms.items()},
+        )
+
+    def _note_request(self, nanoseconds: int, waited_ns: int, ended_ns: int) -> None:
+        self._summarise(REQUEST_SUMMARY, nanoseconds, ended_ns)
+        self._summarise(QUEUE_SUMMARY, waited_ns, ended_ns)
+        self._observe(REQUEST_HISTOGRAM, nanoseconds / 1e6)
+        self._observe(QUEUE_HISTOGRAM, waited_ns / 1e6)
+
+    def _summarise(self, name: str, nanoseconds: int, at_ns: int, times: int = 1) -> None:
+        summary = self._summaries.get(name)
+        if summary is not None and times:
+            summary.observe(max(0, nanoseconds) // 1000, at_ns, times)
+
+    def _observe(self, name: str, value: float) -> None:
+        histogram = self._histograms.get(name)
+        if histogram is not None:
+            histogram.observe(value)
+
+
+def read_latency_options(settings: Mapping[str, str]) -> tuple[LatencyOptions, list[str]]:
+    """The options that --metrics-config gives, and what of it is passed over, in words."""
+    problems: list[str] = []
+    switches = {"counter_latencies": True, "summary_latencies": False, "histogram_latencies": False}
+    quantiles: tuple[float, ...] = _DEFAULT_QUANTILES
+    for name, value in settings.items():
+        if name in switches:
+            if value.lower() not in ("true", "false"):
+                problems.append(f"{name}={value}: expected true or false")
+            else:
+                switches[name] = value.lower() == "true"
+        elif name == "summary_quantiles":
+            quantiles = _read_quantiles(value, problems) or quantiles
+        else:
+            known = ", ".join([*switches, "summary_quantiles"])
+            problems.append(f"{name}={value}: there is no such setting, only {known}")
+    return (
+        LatencyOptions(
+            switches["counter_latencies"], switches["summary_latencies"], switches["histogram_latencies"], quantiles
+        ),
+        problems,
+    )
+
+
+def _read_quantiles(text: str, problems: list[str]) -> tuple[float, ...]:
+    """`0.5:0.05,0.9:0.01`: quantiles, and how exact they need to be, which all are."""
+    found: list[float] = []
+    for pair in text.split(","):
+        quantile, colon, _ = pair.partition(":")
+        try:
+            value = float(quantile)
+        except ValueError:
+            value = -1.0
+        if not colon or not 0 <= value <= 1:
+            problems.append(f"summary_quantiles: expected <quantile>:<error> with a quantile from 0 to 1, got '{pair}'")
+        else:
+            found.append(value)
+    return tuple(found)

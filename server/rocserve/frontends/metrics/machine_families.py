@@ -1,0 +1,177 @@
+"""The gauges of the machine: its processors, its memory, its AMD GPUs. Read at most once an interval."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rocserve.frontends.metrics.exposition import MetricFamily, Sample
+
+_GPU_HELP = {
+    "nv_gpu_utilization": "GPU utilization rate [0.0 - 1.0)",
+    "nv_gpu_memory_total_bytes": "GPU total memory, in bytes",
+    "nv_gpu_memory_used_bytes": "GPU used memory, in bytes",
+    "nv_gpu_power_usage": "GPU power usage in watts",
+    "nv_gpu_power_limit": "GPU power management limit in watts",
+}
+_MICROWATTS_FROM = 10_000
+"""A limit of so many watts there is not: newer versions of the library tell microwatts."""
+
+
+class ProcessorGauges:
+    """The processors' load since the last reading, and the memory, out of /proc."""
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._last = self._ticks()
+
+    def families(self) -> Sequence[MetricFamily]:
+        """Raises: OSError, ValueError: /proc is not as Linux has it."""
+        idle, total = self._ticks()
+        passed = total - self._last[1]
+        busy = 1.0 - (idle - self._last[0]) / passed if passed > 0 else 0.0
+        self._last = (idle, total)
+        memory = self._memory()
+        return [
+            _single("nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]", min(1.0, max(0.0, busy))),
+            _single("nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes", memory["MemTotal"]),
+            _single(
+                "nv_cpu_memory_used_bytes",
+                "CPU used memory (RAM), in bytes",
+                memory["MemTotal"] - memory["MemAvailable"],
+            ),
+        ]
+
+    def _ticks(self) -> tuple[int, int]:
+        """Those that were idle, and all."""
+        first = (self._proc / "stat").read_text().partition("\n")[0]
+        # user nice system idle iowait irq softirq steal; what guests had is in user and nice.
+        ticks = [int(word) for word in first.split()[1:9]]
+        return ticks[3] + ticks[4], sum(ticks)
+
+    def _memory(self) -> Mapping[str, int]:
+        rows = (line.split() for line in (self._proc / "meminfo").read_text().splitlines())
+        return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) > 2}
+
+
+class GpuGauges:
+    """AMD's GPUs by the module amdsmi, where it is installed and finds some."""
+
+    def __init__(self, log: logging.Logger, import_module: Callable[[str], Any] = importlib.import_module) -> None:
+        self._log = log
+        self._import_module = import_module
+        self._library: Any = None
+        self._gpus: Sequence[tuple[str, Any]] | None = None
+        """Identity and handle; None = not looked for yet."""
+
+    def families(self) -> Sequence[MetricFamily]:
+        if self._gpus is None:
+            self._gpus = self._find()
+        told: dict[str, list[Sample]] = {name: [] for name in _GPU_HELP}
+        for uuid, handle in self._gpus:
+            for name, value in self._read(handle).items():
+                told[name].append(Sample({"gpu_uuid": uuid}, value))
+        return [MetricFamily(name, "gauge", text, tuple(told[name])) for name, text in _GPU_HELP.items() if told[name]]
+
+    def _find(self) -> Sequence[tuple[str, Any]]:
+        try:
+            self._library = self._import_module("amdsmi")
+            self._library.amdsmi_init()
+            handles = self._library.amdsmi_get_processor_handles()
+            return [(str(self._library.amdsmi_get_gpu_device_uuid(handle)), handle) for handle in handles]
+        except ImportError:
+            return []
+        except Exception as error:
+            # The library's own exceptions, or those of a library that does not go with its module.
+            self._log.warning("there are no metrics of GPUs: amdsmi says %s: %s", type(error).__name__, error)
+            return []
+
+    def _read(self, handle: Any) -> Mapping[str, float]:
+        """What the GPU tells; some tell no power, or no activity."""
+        library = self._library
+        readers: Mapping[str, Callable[[], float | None]] = {
+            "nv_gpu_utilization": lambda: _percent(library.amdsmi_get_gpu_activity(handle)["gfx_activity"]),
+            "nv_gpu_memory_total_bytes": lambda: _number(
+                library.amdsmi_get_gpu_memory_total(handle, library.AmdSmiMemoryType.VRAM)
+            ),
+            "nv_gpu_memory_used_bytes": lambda: _number(
+                library.amdsmi_get_gpu_memory_usage(handle, library.AmdSmiMemoryType.VRAM)
+            ),
+            "nv_gpu_power_usage": lambda: _power(library.amdsmi_get_power_info(handle)),
+            "nv_gpu_power_limit": lambda: _limit(library.amdsmi_get_power_info(handle)),
+        }
+        found: dict[str, float] = {}
+        for name, read in readers.items():
+            try:
+                value = read()
+            except Exception as error:
+                self._log.debug("amdsmi does not tell %s: %s: %s", name, type(error).__name__, error)
+                continue
+            if value is not None:
+                found[name] = value
+        return found
+
+
+@dataclass(slots=True)
+class _Kept:
+    families: Sequence[MetricFamily]
+    until: float
+
+
+class MachineMetrics:
+    """Gauges that are read at most once an interval, however often they are asked for. Safe on any thread."""
+
+    def __init__(
+        self, sources: Iterable[Callable[[], Sequence[MetricFamily]]], interval_seconds: float, log: logging.Logger
+    ) -> None:
+        self._sources = tuple(sources)
+        self._interval_seconds = interval_seconds
+        self._log = log
+        self._lock = threading.Lock()
+        self._kept = _Kept((), 0.0)
+
+    def families(self) -> Sequence[MetricFamily]:
+        with self._lock:
+            now = time.monotonic()
+            if now >= self._kept.until:
+                found = [family for source in self._sources for family in self._read(source)]
+                self._kept = _Kept(found, now + self._interval_seconds)
+            return self._kept.families
+
+    def _read(self, source: Callable[[], Sequence[MetricFamily]]) -> Sequence[MetricFamily]:
+        try:
+            return source()
+        except (OSError, ValueError, KeyError, IndexError) as error:
+            self._log.debug("gauges of the machine cannot be read: %s: %s", type(error).__name__, error)
+            return []
+
+
+def _single(name: str, text: str, value: float) -> MetricFamily:
+    return MetricFamily(name, "gauge", text, (Sample({}, value),))
+
+
+def _number(value: Any) -> float | None:
+    """What amdsmi tells; text, such as N/A, where it tells nothing."""
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _percent(value: Any) -> float | None:
+    number = _number(value)
+    return None if number is None else number / 100
+
+
+def _power(info: Mapping[str, Any]) -> float | None:
+    """By versions and GPUs, one or another of these is told."""
+    told = (_number(info.get(f"{kind}socket_power")) for kind in ("", "current_", "average_"))
+    return next((value for value in told if value is not None), None)
+
+
+def _limit(info: Mapping[str, Any]) -> float | None:
+    number = _number(info.get("power_limit"))
+    return number / 1e6 if number is not None and number > _MICROWATTS_FROM else number

@@ -1,0 +1,188 @@
+"""The metrics of model versions, by Triton's names (and a few of our own)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rocserve.core import latencies
+from rocserve.core.serving import ServedVersion
+from rocserve.core.statistics import StatisticsSnapshot
+from rocserve.frontends.metrics.exposition import MetricFamily, Sample, histogram_samples, summary_samples
+
+
+@dataclass(frozen=True, slots=True)
+class VersionReading:
+    """A version as it is at one moment."""
+
+    version: ServedVersion
+    labels: Mapping[str, str]
+    numbers: StatisticsSnapshot
+
+
+_Value = Callable[[VersionReading], int | float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    name: str
+    help: str
+    value: _Value
+    of_latency: bool = False
+    """Left out with counter_latencies=false."""
+    of_cache: bool = False
+    """Only of versions that use the response cache."""
+
+
+_COUNTERS = (
+    _Row(
+        "nv_inference_request_success",
+        "Number of successful inference requests, all batch sizes",
+        lambda reading: reading.numbers.success.count,
+    ),
+    _Row(
+        "nv_inference_count",
+        "Number of inferences performed (does not include cached requests)",
+        lambda reading: reading.numbers.inference_count,
+    ),
+    _Row(
+        "nv_inference_exec_count",
+        "Number of model executions performed (does not include cached requests)",
+        lambda reading: reading.numbers.execution_count,
+    ),
+    _Row(
+        "nv_inference_request_duration_us",
+        "Cumulative inference request duration in microseconds (includes cached requests)",
+        lambda reading: reading.numbers.success.ns // 1000,
+        of_latency=True,
+    ),
+    _Row(
+        "nv_inference_queue_duration_us",
+        "Cumulative inference queuing duration in microseconds (includes cached requests)",
+        lambda reading: reading.numbers.queue.ns // 1000,
+        of_latency=True,
+    ),
+    _Row(
+        "nv_inference_compute_input_duration_us",
+        "Cumulative compute input duration in microseconds (does not include cached requests)",
+        lambda reading: reading.numbers.compute_input.ns // 1000,
+        of_latency=True,
+    ),
+    _Row(
+        "nv_inference_compute_infer_duration_us",
+        "Cumulative compute inference duration in microseconds (does not include cached requests)",
+        lambda reading: reading.numbers.compute_infer.ns // 1000,
+        of_latency=True,
+    ),
+    _Row(
+        "nv_inference_compute_output_duration_us",
+        "Cumulative inference compute output duration in microseconds (does not include cached requests)",
+        lambda reading: reading.numbers.compute_output.ns // 1000,
+        of_latency=True,
+    ),
+    _Row(
+        "nv_cache_num_hits_per_model",
+        "Number of cache hits per model",
+        lambda reading: reading.numbers.cache_hit.count,
+        of_latency=True,
+        of_cache=True,
+    ),
+    _Row(
+        "nv_cache_hit_duration_per_model",
+        "Total cache hit duration per model, in microseconds",
+        lambda reading: reading.numbers.cache_hit.ns // 1000,
+        of_latency=True,
+        of_cache=True,
+    ),
+    _Row(
+        "nv_cache_num_misses_per_model",
+        "Number of cache misses per model",
+        lambda reading: reading.numbers.cache_miss.count,
+        of_latency=True,
+        of_cache=True,
+    ),
+    _Row(
+        "nv_cache_miss_duration_per_model",
+        "Total cache miss (insert+lookup) duration per model, in microseconds",
+        lambda reading: reading.numbers.cache_miss.ns // 1000,
+        of_latency=True,
+        of_cache=True,
+    ),
+)
+
+_GAUGES = (
+    _Row(
+        "nv_inference_pending_request_count",
+        "Instantaneous number of pending requests awaiting execution per-model.",
+        lambda reading: reading.version.pending_requests,
+    ),
+    _Row("nv_model_load_duration_secs", "Model load time in seconds", lambda reading: reading.version.load_seconds),
+)
+
+_SUMMARIES = {
+    latencies.REQUEST_SUMMARY: "Summary of inference request duration in microseconds (includes cached requests)",
+    latencies.QUEUE_SUMMARY: "Summary of inference queuing duration in microseconds (includes cached requests)",
+    latencies.INPUT_SUMMARY: "Cumulative compute input duration in microseconds (does not include cached requests)",
+    latencies.INFER_SUMMARY: "Cumulative compute inference duration in microseconds (does not include cached requests)",
+    latencies.OUTPUT_SUMMARY: (
+        "Cumulative inference compute output duration in microseconds (does not include cached requests)"
+    ),
+    latencies.CACHE_HIT_SUMMARY: "Summary of cache hit counts/durations per model, in microseconds.",
+    latencies.CACHE_MISS_SUMMARY: "Summary of cache miss counts/durations per model, in microseconds.",
+}
+
+_HISTOGRAMS = {
+    latencies.FIRST_RESPONSE_HISTOGRAM: "Duration from request to first response in milliseconds",
+    latencies.REQUEST_HISTOGRAM: "Durations of successful requests in milliseconds (includes cached requests)",
+    latencies.QUEUE_HISTOGRAM: "Time in the queue of successful requests in milliseconds (includes cached requests)",
+    latencies.BATCH_SIZE_HISTOGRAM: "Sizes of the batches that were executed",
+}
+
+
+def read_version(version: ServedVersion) -> VersionReading:
+    tags = {f"_{name}": value for name, value in version.config.metric_tags.items()}
+    labels = {"model": version.name, "version": str(version.version), **tags}
+    return VersionReading(version, labels, version.statistics.snapshot())
+
+
+def model_families(readings: Sequence[VersionReading], with_latency_counters: bool) -> Iterable[MetricFamily]:
+    """What all versions have; `with_latency_counters`: the sums of latencies too."""
+    for row in _COUNTERS:
+        if with_latency_counters or not row.of_latency:
+            yield _family(row, "counter", readings)
+    yield MetricFamily(
+        "nv_inference_request_failure",
+        "counter",
+        "Number of failed inference requests, all batch sizes",
+        tuple(sample for reading in readings for sample in _failures(reading)),
+    )
+    for row in _GAUGES:
+        yield _family(row, "gauge", readings)
+    kept = [(reading.labels, reading.numbers.latencies) for reading in readings if reading.numbers.latencies]
+    for name, text in _SUMMARIES.items():
+        summaries = [(labels, told.summaries[name]) for labels, told in kept if name in told.summaries]
+        if summaries:
+            samples = tuple(sample for labels, told in summaries for sample in summary_samples(labels, told))
+            yield MetricFamily(name, "summary", text, samples)
+    for name, text in _HISTOGRAMS.items():
+        histograms = [(labels, told.histograms[name]) for labels, told in kept if name in told.histograms]
+        if histograms:
+            samples = tuple(sample for labels, told in histograms for sample in histogram_samples(labels, told))
+            yield MetricFamily(name, "histogram", text, samples)
+
+
+def _family(row: _Row, kind: str, readings: Sequence[VersionReading]) -> MetricFamily:
+    told = [reading for reading in readings if reading.version.config.response_cache or not row.of_cache]
+    return MetricFamily(row.name, kind, row.help, tuple(Sample(reading.labels, row.value(reading)) for reading in told))
+
+
+def _failures(reading: VersionReading) -> Iterable[Sample]:
+    numbers = reading.numbers
+    # What the queue refused, and what the model failed at, is among the failures too.
+    reasons = {
+        "REJECTED": numbers.reject.count,
+        "CANCELED": numbers.cancel.count,
+        "BACKEND": numbers.backend_failures,
+        "OTHER": numbers.fail.count - numbers.reject.count - numbers.backend_failures,
+    }
+    return (Sample({**reading.labels, "reason": reason}, count) for reason, count in reasons.items())
