@@ -10,7 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from support.sequences import ask, drop_accumulator, request_input, run_at_once, run_sequence
+from support.sequences import (
+    ITERATIVE_CONFIG,
+    ITERATIVE_MODEL,
+    PYTHON_CONFIG,
+    PYTHON_MODEL,
+    ask,
+    drop_accumulator,
+    drop_python,
+    request_input,
+    run_at_once,
+    run_sequence,
+)
 from support.server import RocserveProcess, wait_until
 from tritonclient.utils import InferenceServerException
 
@@ -27,6 +38,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess
     drop_accumulator(repository, "oldest", OLDEST, more=two)
     drop_accumulator(repository, "single", DIRECT, max_batch_size=0)
     drop_accumulator(repository, "hasty", "direct { } max_sequence_idle_microseconds: 200000", max_batch_size=1)
+    begin = {"initial_state/begin": np.array([100, 200], np.int32).tobytes()}
+    drop_python(repository, "python", PYTHON_MODEL, PYTHON_CONFIG, begin)
+    iterative = ITERATIVE_CONFIG + "sequence_batching { iterative_sequence: true }"
+    drop_python(repository, "iterative", ITERATIVE_MODEL, iterative)
+    decoupled = iterative + " model_transaction_policy { decoupled: true }"
+    drop_python(repository, "iterative_decoupled", ITERATIVE_MODEL, decoupled)
     with RocserveProcess([repository], log=folder / "server.log") as process:
         process.wait_until_ready()
         yield process
@@ -85,6 +102,60 @@ def test_streams_with_many_sequences(server: RocserveProcess, model: str) -> Non
             assert int(result.as_numpy("SUM")[0, 0]) == expected.pop(result.get_response().id)
         client.stop_stream()
     assert not expected
+
+
+def test_a_python_model_sees_its_controls_and_states(client: triton.InferenceServerClient) -> None:
+    for place, (value, total) in enumerate([(1, 1), (2, 3), (3, 6)]):
+        result = ask(client, "python", value, "a text", start=place == 0, end=place == 2)
+        assert result.as_numpy("SUM").tolist() == [[100 + total, 200 + 2 * total]]
+        flags = (place == 0) + 2 * (place == 2)
+        assert result.as_numpy("SEEN").tolist() == [[5 if place == 0 else -3, int(place == 2), 1, 1]]
+        assert result.as_numpy("NAME").tolist() == [[f"a text/a text/{flags}".encode()]]
+        assert [output.name for output in result.get_response().outputs] == ["SUM", "SEEN", "NAME"]
+
+
+def test_rows_of_nobody_stand_between(client: triton.InferenceServerClient) -> None:
+    for sequence in ("one", "two", "three"):
+        ask(client, "python", 1, sequence, start=True)
+    # The first two have nothing to run: their rows are sent along all the same.
+    result = ask(client, "python", 1, "three", end=True)
+    assert result.as_numpy("SEEN").tolist() == [[-3, 1, 1, 3]]
+    for sequence in ("one", "two"):
+        ask(client, "python", 1, sequence, end=True)
+
+
+def _iterative_input(value: int) -> triton.InferInput:
+    given = triton.InferInput("INPUT", [1, 1], "INT32")
+    given.set_data_from_numpy(np.array([[value]], np.int32))
+    return given
+
+
+def test_iterative_requests_come_until_they_are_done(server: RocserveProcess) -> None:
+    with server.client() as client:
+        before = client.get_inference_statistics("iterative").model_stats[0]
+
+        def run(number: int) -> None:
+            with server.client() as own:
+                result = own.infer("iterative", [_iterative_input(3 + number % 3)])
+                assert result.as_numpy("OUT").tolist() == [[0]]
+
+        run_at_once(12, run)
+        after = client.get_inference_statistics("iterative").model_stats[0]
+        assert after.inference_stats.success.count - before.inference_stats.success.count >= 12
+
+
+def test_iterative_responses_come_as_they_are_made(client: triton.InferenceServerClient) -> None:
+    answers: queue.Queue[tuple[triton.InferResult | None, InferenceServerException | None]] = queue.Queue()
+    client.start_stream(lambda result, error: answers.put((result, error)))
+    client.async_stream_infer("iterative_decoupled", [_iterative_input(5)])
+    seen = []
+    for _ in range(5):
+        result, error = answers.get(timeout=10)
+        assert error is None, error
+        assert result is not None
+        seen.append(int(result.as_numpy("OUT")[0, 0]))
+    client.stop_stream()
+    assert seen == [4, 3, 2, 1, 0]
 
 
 def test_what_is_refused(client: triton.InferenceServerClient) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +71,98 @@ def drop_accumulator(
 ) -> Path:
     config = accumulator_config(batching, max_batch_size, more)
     return drop(repository, name, accumulator(max_batch_size > 0), config, version)
+
+
+PYTHON_MODEL = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        rows = len(requests)
+        for request in requests:
+            value = {t.name(): t.as_numpy() for t in request.inputs()}
+            total = value["INPUT"] + value.get("STATE_IN", 0)
+            seen = [int(value[name].reshape(-1)[0]) for name in ("START", "END", "READY")] + [rows]
+            name = value["CORRID"].reshape(-1)[0] + b"/" + str(request.correlation_id()).encode()
+            name += b"/" + str(request.flags()).encode()
+            responses.append(pb_utils.InferenceResponse([
+                pb_utils.Tensor("SUM", total),
+                pb_utils.Tensor("STATE_OUT", total),
+                pb_utils.Tensor("SEEN", np.array([seen], np.int64)),
+                pb_utils.Tensor("NAME", np.array([[name]], np.object_)),
+            ]))
+        return responses
+"""
+PYTHON_CONFIG = """
+backend: "python"
+max_batch_size: 4
+input { name: "INPUT" data_type: TYPE_INT32 dims: [2] }
+output { name: "SUM" data_type: TYPE_INT32 dims: [2] }
+output { name: "SEEN" data_type: TYPE_INT64 dims: [4] }
+output { name: "NAME" data_type: TYPE_STRING dims: [1] }
+sequence_batching {
+  control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [-3, 5] } }
+  control_input { name: "END" control { kind: CONTROL_SEQUENCE_END fp32_false_true: [0, 1] } }
+  control_input { name: "READY" control { kind: CONTROL_SEQUENCE_READY bool_false_true: [false, true] } }
+  control_input { name: "CORRID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_STRING } }
+  state {
+    input_name: "STATE_IN" output_name: "STATE_OUT" data_type: TYPE_INT32 dims: [2]
+    initial_state { name: "begin" data_type: TYPE_INT32 dims: [2] data_file: "begin" }
+  }
+  max_sequence_idle_microseconds: 5000000
+}
+"""
+ITERATIVE_MODEL = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.left = {}
+        self.decoupled = "decoupled" in args["model_name"]
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            wanted = int(pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy().reshape(-1)[0])
+            key = request.correlation_id()
+            if request.flags() & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START:
+                self.left[key] = wanted
+            if key not in self.left:
+                # A row of nobody.
+                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros((1, 1), np.int32))]))
+                continue
+            self.left[key] -= 1
+            done = self.left[key] <= 0
+            out = pb_utils.Tensor("OUT", np.array([[self.left[key]]], np.int32))
+            response = pb_utils.InferenceResponse([out])
+            if not done:
+                request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+            if self.decoupled:
+                flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if done else 0
+                request.get_response_sender().send(response, flags)
+            else:
+                responses.append(response if done else None)
+        return None if self.decoupled else responses
+"""
+ITERATIVE_CONFIG = """
+backend: "python"
+max_batch_size: 4
+input { name: "INPUT" data_type: TYPE_INT32 dims: [1] }
+output { name: "OUT" data_type: TYPE_INT32 dims: [1] }
+"""
+
+
+def drop_python(repository: Path, name: str, code: str, config: str, files: Mapping[str, bytes] | None = None) -> None:
+    folder = repository / name
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(code)
+    for file, content in (files or {}).items():
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).write_bytes(content)
+    (folder / "config.pbtxt").write_text(config)
 
 
 def request_input(value: int, batches: bool = True) -> triton.InferInput:

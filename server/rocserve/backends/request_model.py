@@ -7,6 +7,7 @@ other models of the server.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -28,6 +29,17 @@ class ModelResponse:
 
 Answer = ModelResponse | ServeError
 """What may come of a request."""
+
+
+class Rescheduled(enum.Enum):
+    """In an answer's place: the model wants the same request once more, in a later batch (iterative sequences)."""
+
+    RESCHEDULED = enum.auto()
+
+
+RESCHEDULED = Rescheduled.RESCHEDULED
+Result = Answer | Rescheduled
+"""What an execution may do with a request."""
 
 
 class RequestResponder(Protocol):
@@ -116,7 +128,7 @@ class RequestModel(Protocol):
             ServeError or any exception; its text becomes the reason in the repository index.
         """
 
-    def execute(self, requests: Sequence[ModelRequest]) -> Sequence[Answer | None]:
+    def execute(self, requests: Sequence[ModelRequest]) -> Sequence[Result | None]:
         """The answer to each request, in their order; None where the request's responder answers or has answered.
 
         An exception fails all requests of the batch that are not answered yet; a ServeError keeps its code.

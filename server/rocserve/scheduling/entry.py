@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rocserve.core.requests import InferRequest
@@ -29,6 +30,8 @@ class QueuedRequest:
     """It stands in the queue."""
     watched: bool = False
     """Its responder has been asked to say when the client leaves."""
+    on_again: Callable[[], None] | None = None
+    """The model wants it once more; None = it may not."""
 
     def note_unrun(self) -> None:
         """In the request's trace: it has waited, and no more."""

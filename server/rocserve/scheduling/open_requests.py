@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rocserve.backends.request_model import Answer
+from rocserve.backends.request_model import Rescheduled, Result
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError
+from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferResponse, Parameters
 from rocserve.core.statistics import ModelStatistics
@@ -54,6 +54,9 @@ class _Running:
     ended_ns: int = 0
     """0 while it is open."""
     failed: bool = False
+    response_count: int = 0
+    responded_ns: int = 0
+    """When the last of them came. Both only of decoupled models."""
     trace: Trace | None = None
     """Until the batch has come back."""
     dropped: bool = False
@@ -90,6 +93,7 @@ class RequestBatches:
             on_left: called from any thread for a request in a worker whose client has gone.
         """
         self._layouts = _RequestBatchLayouts(config)
+        self._decoupled = config.decoupled
         self._details = DetailsWriter()
         self._responses = ResponseMaker(config, version)
         self._statistics = statistics
@@ -188,13 +192,17 @@ class RequestBatches:
         except ServeError as error:
             return error
 
-    def _said(self, single: _Running, answer: Answer | None, final: bool) -> None:
+    def _said(self, single: _Running, answer: Result | None, final: bool) -> None:
         """The model has answered over the conversation, or its worker has ended."""
         running = single.batch
         # What has not come back when the worker ends is answered, or queued again, as a batch.
         if single.ended_ns or (isinstance(answer, ConversationEnded) and running.times is None):
             return
+        if isinstance(answer, Rescheduled):
+            self._again(single)
+            return
         told: InferResponse | ServeError | None
+        said_ns = time.monotonic_ns()
         if answer is None or isinstance(answer, ServeError):
             told = answer
         else:
@@ -202,6 +210,8 @@ class RequestBatches:
                 told = self._responses.make_from_model(single.entry, list(answer.outputs), answer.parameters)
             except ServeError as error:
                 told = error
+        if self._decoupled:
+            self._count_response(single, told, said_ns)
         if not final:
             self._tell(single.entry, told, final)
             return
@@ -212,6 +222,34 @@ class RequestBatches:
         finally:
             if is_done:
                 self._on_answered()
+
+    def _again(self, single: _Running) -> None:
+        """The model wants the request once more."""
+        entry = single.entry
+        self._mark_ended(single, False, time.monotonic_ns())
+        is_done = self._count_if_done(single.batch)
+        try:
+            if entry.on_again is not None:
+                entry.on_again()
+            else:
+                self._tell(entry, internal("the model wants its request again, but has no iterative sequences"), True)
+        finally:
+            if is_done:
+                self._on_answered()
+
+    def _count_response(self, single: _Running, told: InferResponse | ServeError | None, said_ns: int) -> None:
+        """One of the many that a decoupled model may give."""
+        statistics, index = self._statistics, single.response_count
+        begun_ns = single.responded_ns or single.batch.formed.compute_start_ns
+        now_ns = time.monotonic_ns()
+        if told is None:
+            statistics.record_empty_response(index, begun_ns, said_ns)
+        else:
+            statistics.record_response(index, begun_ns, said_ns, now_ns, isinstance(told, ServeError))
+            if not index:
+                statistics.record_first_response(now_ns - single.entry.queue_start_ns)
+        single.response_count = index + 1
+        single.responded_ns = now_ns
 
     def _tell(self, entry: QueuedRequest, told: InferResponse | ServeError | None, final: bool) -> None:
         responder = entry.responder
@@ -244,7 +282,7 @@ class RequestBatches:
             if single.dropped:
                 continue
             if single.failed:
-                self._statistics.record_failure(single.entry.queue_start_ns, single.ended_ns)
+                self._statistics.record_failure(single.entry.queue_start_ns, single.ended_ns, by_backend=True)
             else:
                 good.append(single)
         start = running.formed.compute_start_ns

@@ -15,11 +15,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from rocserve.backends.request_model import Answer, ModelCall
+from rocserve.backends.request_model import Answer, ModelCall, Result
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.trace import Trace
 from rocserve.workers.completion import CompletionThread, TimerHandle
 from rocserve.workers.conversation_wire import (
+    AGAIN,
     ANSWER,
     CALL,
     END,
@@ -31,8 +32,9 @@ from rocserve.workers.conversation_wire import (
 )
 from rocserve.workers.wire import MAXIMUM_DATAGRAM
 
-OnAnswer = Callable[[Answer | None, bool], None]
-"""Takes a response, an error or nothing, and whether it is the last. Tensors are valid until it returns."""
+OnAnswer = Callable[[Result | None, bool], None]
+"""Takes a response, an error or nothing, or that the request is to be sent again; and whether it is the last. Tensors
+are valid until it returns."""
 
 _RETRY_SECONDS = 0.002
 """After the socket was full."""
@@ -148,7 +150,7 @@ class Conversation:
 
     def _take(self, message: Message) -> None:
         match message.kind:
-            case kind if kind in (ANSWER, END):
+            case kind if kind in (ANSWER, END, AGAIN):
                 on_answer = self._requests.get(message.number)
                 if message.is_final:
                     self.close_request(message.number)
@@ -184,7 +186,7 @@ class Conversation:
                 continue  # After a reset, what was sent before is still there.
             except (EOFError, OSError, ValueError):
                 return
-            if message.kind in (ANSWER, END):
+            if message.kind in (ANSWER, END, AGAIN):
                 self._take(message)
 
     def end(self, error: ServeError) -> None:

@@ -8,6 +8,7 @@ change.
 - ANSWER: JSON = AnswerLayout; a response to the request (from the worker) or call (from the server) of that number.
 - END: no tail; the request or call has ended without another response.
 - CALL: JSON = CallLayout; from the worker.
+- AGAIN: no tail; from the worker: the request ends here, and is to be sent again in a later batch.
 - CANCELLED: no tail; from the server: nobody waits for the request any more.
 """
 
@@ -23,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rocserve.backends.request_model import Answer, ModelCall, ModelResponse
+from rocserve.backends.request_model import RESCHEDULED, Answer, ModelCall, ModelResponse, Result
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.plain import to_json
@@ -35,7 +36,7 @@ from rocserve.workers.wire import MAXIMUM_DATAGRAM, LayoutReader, pack_tail, sta
 HEADER = struct.Struct("<B?6xQ")
 """Kind, whether it is the last of its number, and the number."""
 
-ANSWER, END, CALL, CANCELLED = range(4)
+ANSWER, END, CALL, CANCELLED, AGAIN = range(5)
 
 INLINE_BYTES = 32 * 1024
 """Tensors up to this, together, travel in the datagram."""
@@ -75,14 +76,16 @@ class Message:
     kind: int
     number: int
     is_final: bool
-    answer: Answer | None = None
+    answer: Result | None = None
     call: ModelCall | None = None
 
 
-def pack_answer(number: int, answer: Answer | None, final: bool) -> Parcel:
+def pack_answer(number: int, answer: Result | None, final: bool) -> Parcel:
     """Raises: ValueError: it cannot be said in one message."""
     if answer is None:
         return Parcel(HEADER.pack(END, final, number))
+    if answer is RESCHEDULED:
+        return Parcel(HEADER.pack(AGAIN, True, number))
     if isinstance(answer, ServeError):
         layout = AnswerLayout(code=int(answer.code), text=answer.text[:LONGEST_TEXT])
         return _pack(HEADER.pack(ANSWER, final, number), to_json(layout), ())
@@ -152,6 +155,8 @@ class MessageReader:
         kind, is_final, number = HEADER.unpack_from(data)
         if kind in (END, CANCELLED):
             return Message(kind, number, is_final)
+        if kind == AGAIN:
+            return Message(kind, number, True, answer=RESCHEDULED)
         (length, *sizes), rest = unpack_tail(data[HEADER.size :])
         contents = _contents(memoryview(rest)[length:], sizes, descriptor)
         if kind == ANSWER:

@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from rocserve.backends.request_model import Answer, ModelCall
+from rocserve.backends.request_model import Answer, ModelCall, Rescheduled, Result
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
 from rocserve.workers.conversation_wire import (
     ANSWER,
@@ -71,7 +71,7 @@ class ModelConversation:
     def close_request(self, number: int) -> None:
         self._responders.pop(number, None)
 
-    def send_answer(self, number: int, answer: Answer | None, final: bool) -> None:
+    def send_answer(self, number: int, answer: Result | None, final: bool) -> None:
         """Waits while the server is slow to read. Raises: ValueError: it cannot be sent."""
         self._send(pack_answer(number, answer, final))
 
@@ -94,7 +94,7 @@ class ModelConversation:
             if message.kind in (ANSWER, END):
                 calls, number = self._calls, message.number
                 on_answer = calls.pop(number, None) if message.is_final else calls.get(number)
-                if on_answer is not None:
+                if on_answer is not None and not isinstance(message.answer, Rescheduled):
                     self._tell(on_answer, message.answer, message.is_final)
             elif message.kind == CANCELLED:
                 self._cancel(message.number)
@@ -130,8 +130,8 @@ class ConversationResponder:
         self._spoken = False
         self.is_cancelled = False
 
-    def send(self, answer: Answer | None, final: bool) -> None:
-        """See request_model.RequestResponder."""
+    def send(self, answer: Result | None, final: bool) -> None:
+        """See request_model.RequestResponder; and that the request is to come again."""
         with self._lock:
             if self._ended:
                 raise RuntimeError("the final response to this request has been sent before")
@@ -155,7 +155,7 @@ class ConversationResponder:
             self._end()
             return True
 
-    def end_with(self, answer: Answer) -> bool:
+    def end_with(self, answer: Result) -> bool:
         """Answer finally unless that has been done; whether it was done now."""
         try:
             self.send(answer, True)

@@ -7,7 +7,14 @@ import socket
 import time
 from collections.abc import Sequence
 
-from rocserve.backends.request_model import Answer, ModelRequest, ModelResponse, RequestModel
+from rocserve.backends.request_model import (
+    Answer,
+    ModelRequest,
+    ModelResponse,
+    RequestModel,
+    Rescheduled,
+    Result,
+)
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.workers.batch_loop import error_text, failure_tail, input_tensors, serve_batches, stop_serving
 from rocserve.workers.memory import Arena
@@ -109,7 +116,7 @@ class RequestExecutor:
             )
         return layout, requests
 
-    def _run(self, requests: Sequence[ModelRequest]) -> Sequence[Answer | None]:
+    def _run(self, requests: Sequence[ModelRequest]) -> Sequence[Result | None]:
         """What the model gives, an error for each request where it raises."""
         try:
             answers = self._model.execute(requests)
@@ -129,10 +136,14 @@ class RequestExecutor:
 
 
 def _settled(
-    answer: Answer | None, requested_outputs: tuple[str, ...], responder: ConversationResponder
+    answer: Result | None, requested_outputs: tuple[str, ...], responder: ConversationResponder
 ) -> Answer | None:
     """What goes with the batch: the answer, unless the request is answered over the conversation."""
     if answer is None:
+        return None
+    if isinstance(answer, Rescheduled):
+        # Over the conversation, behind what the model may have said to the request there.
+        responder.end_with(answer)
         return None
     if isinstance(answer, ModelResponse):
         outputs = [tensor for tensor in answer.outputs if tensor.name in requested_outputs]

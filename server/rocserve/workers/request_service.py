@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from rocserve.backends.base import Batch, model_properties
-from rocserve.backends.request_model import Answer, ModelRequest, RequestModel, RequestModelSource
+from rocserve.backends.request_model import Answer, ModelRequest, RequestModel, RequestModelSource, Result
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.requests import Signature
 from rocserve.workers.batch_loop import attach
@@ -89,8 +89,8 @@ class RequestService:
     def close(self) -> None:
         self._model.close()
 
-    def _run_sample(self, batch: Batch) -> Iterator[Answer | None]:
-        """The last answer to each request of a sample."""
+    def _run_sample(self, batch: Batch) -> Iterator[Result | None]:
+        """The last answer to each request of a sample; one that is wanted again has run for once."""
         responders = [_SampleResponder() for _ in batch.request_sizes]
         requests = [
             ModelRequest(inputs, batch.requested_outputs, responder)

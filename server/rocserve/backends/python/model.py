@@ -16,11 +16,11 @@ from rocserve.backends.python.event_loop import EventLoop
 from rocserve.backends.python.faults import exception_text, fault_text
 from rocserve.backends.python.pb_utils.calls import Caller
 from rocserve.backends.python.pb_utils.errors import TritonModelException
-from rocserve.backends.python.pb_utils.request import InferenceRequest, received_request
+from rocserve.backends.python.pb_utils.request import InferenceRequest, is_rescheduled, received_request
 from rocserve.backends.python.pb_utils.response import InferenceResponse
 from rocserve.backends.python.pb_utils.response_sender import RequestAnswers
 from rocserve.backends.python.server_log import keep_server_log
-from rocserve.backends.request_model import Answer, ModelRequest
+from rocserve.backends.request_model import RESCHEDULED, ModelRequest, Result
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature
@@ -64,6 +64,7 @@ class PythonModel:
         self._loop = EventLoop()
         self._model: Any = None
         self._decoupled = False
+        self._iterative = False
         self._outputs: tuple[str, ...] = ()
         self._abandoned = AbandonedRequests(place.name, False)
 
@@ -78,6 +79,7 @@ class PythonModel:
             ServeError: INTERNAL; the model's code raised, and where.
         """
         self._decoupled = config.decoupled
+        self._iterative = config.sequence_batching is not None and config.sequence_batching.iterative
         self._outputs = tuple(output.name for output in config.outputs)
         self._abandoned = AbandonedRequests(self._place.name, self._decoupled)
         try:
@@ -90,7 +92,7 @@ class PythonModel:
             keep_server_log()
         self._caller.is_open = True
 
-    def execute(self, requests: Sequence[ModelRequest]) -> Sequence[Answer | None]:
+    def execute(self, requests: Sequence[ModelRequest]) -> Sequence[Result | None]:
         """
         Raises:
             ServeError: INTERNAL; the model's code raised, or returned what it may not.
@@ -111,7 +113,7 @@ class PythonModel:
                     returned = None
                 else:
                     returned = running.result()
-            results = self._results(returned, answers)
+            results = self._results(returned, received, answers)
         except BaseException as error:
             # SystemExit as well: sys.exit() in a model fails its batch and does not take the worker along.
             for each in answers:
@@ -148,15 +150,19 @@ class PythonModel:
 
     def _received(self, request: ModelRequest, outputs: tuple[str, ...], answers: RequestAnswers) -> InferenceRequest:
         place = self._place
-        return received_request(self._request_class, request, outputs, place.name, place.version, answers)
+        return received_request(
+            self._request_class, request, outputs, place.name, place.version, answers, self._iterative
+        )
 
-    def _results(self, returned: Any, answers: Sequence[RequestAnswers]) -> list[Answer | None]:
+    def _results(
+        self, returned: Any, received: Sequence[InferenceRequest], answers: Sequence[RequestAnswers]
+    ) -> list[Result | None]:
         """
         Raises:
             _WrongAnswer: in Triton's words.
         """
         if returned is None:
-            return [None] * len(answers)
+            return [_result(None, *each) for each in zip(received, answers, strict=True)]
         if self._decoupled:
             raise self._decoupled_fault()
         if not isinstance(returned, list):
@@ -166,7 +172,7 @@ class PythonModel:
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects."
                 f" InferenceRequest(s) size is:{len(answers)}, and InferenceResponse(s) size is:{len(returned)}"
             )
-        return [_result(response, each) for response, each in zip(returned, answers, strict=True)]
+        return [_result(*each) for each in zip(returned, received, answers, strict=True)]
 
     def _decoupled_fault(self) -> _WrongAnswer:
         return _WrongAnswer(
@@ -194,7 +200,15 @@ class PythonModel:
         return internal(f"Failed to process the request(s) for model '{name}', message: {text}")
 
 
-def _result(response: Any, answers: RequestAnswers) -> Answer | None:
+def _result(response: Any, request: InferenceRequest, answers: RequestAnswers) -> Result | None:
+    if is_rescheduled(request):
+        if response is not None:
+            raise _WrongAnswer(
+                "Expected a None object in the execute function return list for reschduled request, found type"
+                f" '{type(response)}'."
+            )
+        # Whatever is still to be said is said to the request when it comes again; unless it has ended already.
+        return RESCHEDULED if answers.close() else None
     if response is None:
         return None
     if not isinstance(response, InferenceResponse):

@@ -170,8 +170,8 @@ class TransportOptions:
     max_concurrent_calls: int = 20_000
     """Calls and streams in flight; one more is refused with UNAVAILABLE."""
     stream_unanswered_limit: int = 1024
-    """Messages of one stream that may be unanswered before the next is read. Many, for what is read next may be what the
-    unanswered ones wait for: the end of the sequence whose slot another needs."""
+    """Messages of one stream that may be unanswered before the next is read. Many: what is read next may be what those
+    wait for, the end of the sequence that has their slot."""
     stream_backlog_bytes: int = 16 << 20
     """Unsent bytes of one stream at which no more of its messages are read."""
     stream_backlog_limit_bytes: int = 1 << 30

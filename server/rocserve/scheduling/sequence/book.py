@@ -126,6 +126,17 @@ class SequenceBook:
             self._release(slot, now)
         return request
 
+    def take_again(self, request: SequenceRequest, slot: Slot, now: float) -> bool:
+        """A request that has run is to run once more; False: its sequence no longer has the slot."""
+        sequence = request.tag.id
+        if slot.instance.gone or slot.sequence != sequence:
+            return False
+        slot.queue.append(request)
+        self._add(request)
+        if self._places.get(sequence) is slot:
+            self._use(sequence, now)
+        return True
+
     def _release(self, slot: Slot, now: float) -> None:
         slot.sequence, slot.states, slot.forced_end = None, None, False
         if slot.instance.gone:

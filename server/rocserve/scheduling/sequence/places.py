@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import NO_SEQUENCE, SequenceId, SequenceTag
@@ -13,6 +14,10 @@ from rocserve.scheduling.ordering import AnswerOrder
 from rocserve.scheduling.queue import RequestQueue
 from rocserve.scheduling.sequence.states import SequenceStates
 from rocserve.workers.channel import Channel
+
+
+class SequenceAnswers(Protocol):
+    request: SequenceRequest
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +31,8 @@ class SequenceRequest(QueuedRequest):
     """Those that its answer changes."""
     cancelled: bool = False
     """Its client has gone."""
+    answers: SequenceAnswers | None = None
+    """Who is told of its answers on their way; follows the request when it is to run once more."""
     bare: tuple[InferRequest, RequestPlan] | None = None
     """The request and its plan as they came, once controls and states have been added."""
 

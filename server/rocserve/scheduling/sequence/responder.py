@@ -14,7 +14,7 @@ from rocserve.scheduling.sequence.states import StateKeeper
 class SequenceResponder:
     """For models with states, and for those that may ask for the same request again."""
 
-    __slots__ = ("_keeper", "_on_ended", "_request", "_responder")
+    __slots__ = ("_keeper", "_on_ended", "_responder", "request")
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class SequenceResponder:
     ) -> None:
         """`on_ended`: called when the request has its last answer, before that is sent."""
         self._responder = responder
-        self._request = request
+        self.request = request
         self._keeper = keeper
         self._on_ended = on_ended
 
@@ -33,7 +33,7 @@ class SequenceResponder:
         self._responder.expect_many()
 
     def send(self, response: InferResponse, final: bool = True) -> None:
-        request = self._request
+        request = self.request
         if self._keeper.states and request.states is not None and request.bare is not None:
             try:
                 self._keeper.take(response.outputs, request.states)
@@ -47,12 +47,12 @@ class SequenceResponder:
         self._responder.send(response, final)
 
     def end(self) -> None:
-        self._on_ended(self._request)
+        self._on_ended(self.request)
         self._responder.end()
 
     def fail(self, error: ServeError, final: bool = True) -> None:
         if final:
-            self._on_ended(self._request)
+            self._on_ended(self.request)
         self._responder.fail(error, final)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from rocserve.core.errors import ServeError, StatusCode, internal
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest
-from rocserve.core.sequences import SequenceId
+from rocserve.core.sequences import SequenceId, SequenceTag
 from rocserve.core.serving import Responder, VersionEnding
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.validation import RequestPlan, RequestValidator
@@ -116,7 +118,9 @@ class SequenceScheduler:
         entry = SequenceRequest(request, plan, responder, now_ns, nbytes=sum(map(len, request.data)), tag=tag)
         entry.expires_at = request.deadline
         if self._waits_for_answers:
-            entry.responder = SequenceResponder(responder, entry, self._keeper, self._ended)
+            entry.responder = entry.answers = SequenceResponder(responder, entry, self._keeper, self._ended)
+        if self._iterative:
+            entry.on_again = functools.partial(self._again, entry)
         if not self._place(entry):
             home = self._homes.find(self._config.name, tag.id)
             if home is None:
@@ -402,6 +406,26 @@ class SequenceScheduler:
                 self._book.end(slot, entry.tag.id)
             self._next_of(entry)
             work = self._next_work(slot.instance)
+        self._carry_on(work)
+
+    def _again(self, entry: SequenceRequest) -> None:
+        """The model wants a request once more, as it was but for the flags."""
+        slot, bare, answers = entry.slot, entry.bare, entry.answers
+        assert slot is not None and bare is not None and answers is not None, "it has run"
+        tag = SequenceTag(entry.tag.id)
+        again = replace(
+            entry, request=bare[0], plan=bare[1], bare=None, tag=tag, slot=None, queue_start_ns=time.monotonic_ns()
+        )
+        again.on_again = functools.partial(self._again, again)
+        answers.request = again
+        with self._lock:
+            slot.busy = False
+            is_taken = self._book.take_again(again, slot, again.queue_start_ns / 1e9)
+            self._strategy.feed(slot, time.monotonic())
+            self._clients.start()
+            work = self._next_work(slot.instance)
+        if not is_taken:
+            self._refuse(again, self._admission.unknown(tag.id, self._book.reason_of_loss(tag.id)))
         self._carry_on(work)
 
     def _done(self, entry: QueuedRequest) -> None:

@@ -75,6 +75,8 @@ class InferenceRequest:
         )
         """For what a request says beside its tensors and what it asks for."""
         self._flags = operator.index(flags)
+        self._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
+        self._may_come_again = False
         self._trace = trace
         self._answers: RequestAnswers | None = None
 
@@ -134,11 +136,17 @@ class InferenceRequest:
         Raises:
             TritonModelException: the request is to be scheduled again, which takes an iterative sequence.
         """
-        if flags != TRITONSERVER_REQUEST_RELEASE_ALL:
+        if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
             raise TritonModelException(
-                "Unable to reschedule the request: rescheduling needs sequence_batching with iterative_sequence,"
-                " which this server does not have."
+                "Unable to set the release flags: expected TRITONSERVER_REQUEST_RELEASE_ALL or"
+                f" TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, got {flags!r}."
             )
+        if flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE and not self._may_come_again:
+            raise TritonModelException(
+                "Unable to reschedule the request: rescheduling needs sequence_batching with iterative_sequence in the"
+                " model's configuration, and a request that the model received."
+            )
+        self._release_flags = flags
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
         """Run the request on the model that it names and wait; errors come in the response.
@@ -187,6 +195,11 @@ class InferenceRequest:
         )
 
 
+def is_rescheduled(request: InferenceRequest) -> bool:
+    """Whether its model wants it once more."""
+    return request._release_flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+
+
 def received_request(
     kind: type[InferenceRequest],
     request: ModelRequest,
@@ -194,8 +207,14 @@ def received_request(
     model_name: str,
     model_version: int,
     answers: RequestAnswers,
+    may_come_again: bool = False,
 ) -> InferenceRequest:
-    """A request that came to a model, as an object of its module's `kind`; `outputs`: what is asked of it."""
+    """A request that came to a model, as an object of its module's `kind`.
+
+    Args:
+        outputs: what is asked of it.
+        may_come_again: whether the model may have it rescheduled.
+    """
     received = kind.__new__(kind)
     received._inputs = [wrap_tensor(tensor) for tensor in request.inputs.values()]
     received._names = outputs
@@ -203,6 +222,8 @@ def received_request(
     received._model_version = model_version
     received._said = request
     received._flags = request.flags
+    received._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
+    received._may_come_again = may_come_again
     received._trace = InferenceTrace(request.number, request.trace_context)
     received._answers = answers
     return received
