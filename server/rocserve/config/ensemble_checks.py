@@ -34,7 +34,7 @@ def check_ensemble(config: ModelConfig, members: Mapping[str, ModelConfig | None
     """Check a complete ensemble against its complete members; whether it is decoupled, as a member of it is.
 
     Args:
-        members: by name; None, or no entry, for one that is not available.
+        members: by what the steps find them by; None, or no entry, for one that is not available.
 
     Raises:
         ServeError: INVALID_ARGUMENT with the first fault, in Triton's words.
@@ -42,7 +42,7 @@ def check_ensemble(config: ModelConfig, members: Mapping[str, ModelConfig | None
     check_members_available(config, members)
     tensors = _ensemble_ends(config)
     for step in config.ensemble_steps:
-        member = members[step.model_name]
+        member = members[step.member]
         assert member is not None
         if member.max_batch_size != 0 and member.max_batch_size < config.max_batch_size:
             raise invalid_argument(
@@ -69,7 +69,7 @@ def _check_streams(config: ModelConfig, decoupled: Set[str]) -> bool:
                     f"in ensemble {config.name}, step of model '{step.model_name}' receives inputs originated from"
                     " different decoupled models"
                 )
-            stream = number if step.model_name in decoupled else next(iter(sources), 0)
+            stream = number if step.member in decoupled else next(iter(sources), 0)
             streams.update(dict.fromkeys(step.output_map.values(), stream))
         waiting = [entry for entry in waiting if entry not in ready]
     return any(streams.values())
@@ -77,7 +77,7 @@ def _check_streams(config: ModelConfig, decoupled: Set[str]) -> bool:
 
 def check_members_available(config: ModelConfig, members: Mapping[str, ModelConfig | None]) -> None:
     """Raises: ServeError INVALID_ARGUMENT that names the members that are missing."""
-    missing = sorted({step.model_name for step in config.ensemble_steps if members.get(step.model_name) is None})
+    missing = sorted({step.model_name for step in config.ensemble_steps if members.get(step.member) is None})
     if missing:
         raise invalid_argument(
             f"ensemble {config.name} contains models that are not available or ambiguous: {', '.join(missing)}"
@@ -100,7 +100,7 @@ def check_no_cycle(name: str, ensembles: Mapping[str, ModelConfig]) -> None:
             return
         path.append(current)
         for step in ensembles[current].ensemble_steps:
-            visit(step.model_name)
+            visit(step.member)
         cleared.add(path.pop())
 
     visit(name)

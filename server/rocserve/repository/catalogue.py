@@ -24,7 +24,7 @@ class ModelCatalogue:
         self._make_model = make_model
         self._log = log
         self._folders: dict[str, str] = {}
-        """By the model's name."""
+        """By the model's key."""
         self._is_closed = False
         self._gone: dict[str, None] = {}
         """In the order in which they went."""
@@ -52,7 +52,7 @@ class ModelCatalogue:
         """
         if self._is_closed:
             raise unavailable("Server exiting")
-        names = [content.definition.name for content in contents]
+        names = [content.model for content in contents]
         for name in names:
             owner = self._folders.get(name, folder)
             if owner != folder:
@@ -61,12 +61,12 @@ class ModelCatalogue:
                     " rename one"
                 )
         for model in self.models_of(folder):
-            if model.name not in names:
+            if model.key not in names:
                 self._remove(model)
         for content in contents:
             for warning in content.definition.warnings:
                 self._log.warning("%s: %s", content.definition.name, warning)
-            self._own(content.definition.name, folder).apply(content, at_once=at_once)
+            self._own(content.model, folder).apply(content, at_once=at_once)
 
     def reject(self, folder: str, problem: Failure) -> None:
         """What the folder says cannot be used; what its models serve stays."""
@@ -91,9 +91,9 @@ class ModelCatalogue:
 
     def _remove(self, model: ManagedModel) -> None:
         self._log.info("model '%s' is no more in the repository", model.name)
-        self._folders.pop(model.name, None)
+        self._folders.pop(model.key, None)
         model.remove(is_gone=True)
-        self._gone[model.name] = None
+        self._gone[model.key] = None
         if len(self._gone) > _GONE_SHOWN:
             oldest = next(iter(self._gone))
             self._gone.pop(oldest)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rocserve.config.definition import ModelDefinition
 from rocserve.config.versions import select_versions
+from rocserve.core.model_names import qualified
 from rocserve.repository.private_folder import PrivateFolder
 from rocserve.repository.scan import ModelLook
 
@@ -21,6 +22,11 @@ class ModelContent:
     """Tells what all versions depend on: folder, files, configuration but for the version policy."""
     private_folder: PrivateFolder | None = None
     """Where its files are when that is not the repository; it lasts as long as this content."""
+
+    @property
+    def model(self) -> str:
+        """The model's key within the server."""
+        return qualified(self.look.namespace, self.definition.name)
 
     def key(self, version: int) -> str:
         """Two contents with the same key load the same version."""

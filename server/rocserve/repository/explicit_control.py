@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rocserve.core.errors import ServeError, internal
+from rocserve.core.model_names import ModelNames
 from rocserve.repository.background import BackgroundTasks
 from rocserve.repository.catalogue import ModelCatalogue
 from rocserve.repository.content import ModelContent
@@ -32,6 +33,7 @@ class ExplicitControl:
 
     def __init__(
         self,
+        names: ModelNames,
         looks: Looks,
         reader: ContentReader,
         catalogue: ModelCatalogue,
@@ -40,6 +42,7 @@ class ExplicitControl:
         settle_seconds: float,
         log: logging.Logger,
     ) -> None:
+        self._names = names
         self._looks = looks
         self._reader = reader
         self._catalogue = catalogue
@@ -52,12 +55,12 @@ class ExplicitControl:
     async def load_at_start(self, names: Iterable[str]) -> dict[str, str]:
         """Load these models, and all that are there for "*"; returns what could not be found, with the reason."""
         look = await self._looks.take()
-        wanted = dict.fromkeys(names)
-        if ALL_MODELS in wanted:
-            wanted.pop(ALL_MODELS)
-            wanted |= dict.fromkeys(name for name, model in look.models.items() if _is_meant(model))
-        outcomes = await asyncio.gather(*(self._load_quietly(name, look) for name in wanted))
-        return {name: outcome for name, outcome in zip(wanted, outcomes, strict=True) if outcome}
+        wanted: dict[str, None] = {}
+        for name in names:
+            found = [key for key, model in look.models.items() if _is_meant(model)] if name == ALL_MODELS else []
+            wanted |= dict.fromkeys(found if name == ALL_MODELS else self._keys(name, look))
+        outcomes = await asyncio.gather(*(self._load_quietly(key, look) for key in wanted))
+        return {key: outcome for key, outcome in zip(wanted, outcomes, strict=True) if outcome}
 
     async def load(self, name: str, parameters: Mapping[str, bool | int | str | bytes]) -> None:
         """Load a model, and the members of an ensemble; goes on even if the caller is cancelled.
@@ -70,7 +73,11 @@ class ExplicitControl:
 
     def unload(self, name: str, unload_dependents: bool) -> None:
         """Unload a model, and with `unload_dependents` the members of an ensemble that no other one needs."""
-        model = self._models.get(name)
+        for key in self._names.keys(name, self._models):
+            self._unload(key, unload_dependents)
+
+    def _unload(self, key: str, unload_dependents: bool) -> None:
+        model = self._models.get(key)
         if model is None:
             return
         config = model.config
@@ -78,29 +85,38 @@ class ExplicitControl:
         if unload_dependents and config is not None:
             for member in members_of(config):
                 if not self._is_needed(member):
-                    self.unload(member, unload_dependents)
+                    self._unload(member, unload_dependents)
 
-    async def _load_quietly(self, name: str, look: RepositoryLook) -> str:
+    def _keys(self, name: str, look: RepositoryLook) -> Sequence[str]:
+        """The models of a name, of each repository where those are namespaces; the name itself where there is none."""
+        if not self._names.namespaces:
+            return (name,)
+        return self._names.keys(name, dict.fromkeys((*look.models, *self._models))) or (name,)
+
+    async def _load_quietly(self, key: str, look: RepositoryLook) -> str:
         """Load as the server starts; returns the reason when there is nothing to load."""
         try:
-            await self._load(name, _IN_REPOSITORY, look, frozenset())
+            await self._load(key, _IN_REPOSITORY, look, frozenset())
         except ServeError as error:
-            return "" if name in self._models else error.text
+            return "" if key in self._models else error.text
         return ""
 
     async def _load_checked(self, name: str, parameters: LoadParameters) -> None:
         if not name or "/" in name or "\0" in name or name in (".", ".."):
             raise _not_polled(name)
-        await self._load(name, parameters, await self._looks.take(), frozenset())
+        look = await self._looks.take()
+        for key in self._keys(name, look):
+            await self._load(key, parameters, look, frozenset())
 
-    async def _load(self, name: str, parameters: LoadParameters, look: RepositoryLook, above: frozenset[str]) -> None:
+    async def _load(self, key: str, parameters: LoadParameters, look: RepositoryLook, above: frozenset[str]) -> None:
         """Raises: ServeError."""
-        folder = await self._find_folder(name, parameters, look)
+        name = self._names.bare(key)
+        folder = await self._find_folder(key, parameters, look)
         contents = await self._read(name, folder, parameters)
-        await self._load_members(contents, look, above | {name})
-        async with self._locks[folder.name]:
-            await self._apply(name, folder, contents, parameters)
-        model = self._models.get(name)
+        await self._load_members(contents, look, above | {key})
+        async with self._locks[folder.key]:
+            await self._apply(key, folder, contents, parameters)
+        model = next((self._models[each.model] for each in contents if each.definition.name == name), None)
         error = _not_polled(name) if model is None else model.load_error()
         try:
             if error is not None:
@@ -110,25 +126,26 @@ class ExplicitControl:
             del error
 
     async def _apply(
-        self, name: str, folder: ModelLook, contents: Sequence[ModelContent], parameters: LoadParameters
+        self, key: str, folder: ModelLook, contents: Sequence[ModelContent], parameters: LoadParameters
     ) -> None:
         """Let the models become this and wait until their loads have ended, over again when files change meanwhile."""
         for _ in range(_ATTEMPTS):
-            self._catalogue.take(folder.name, contents, at_once=True)
-            models = [self._models[content.definition.name] for content in contents]
+            self._catalogue.take(folder.key, contents, at_once=True)
+            models = [self._models[content.model] for content in contents]
             await wait_for_loads(models)
             if not any(model.waits_for_files for model in models):
                 return
             await asyncio.sleep(self._settle_seconds)
-            folder = await self._find_folder(name, parameters, await self._looks.take())
-            contents = await self._read(name, folder, parameters)
+            folder = await self._find_folder(key, parameters, await self._looks.take())
+            contents = await self._read(self._names.bare(key), folder, parameters)
         for model in models:
             model.stop_loading()
 
-    async def _find_folder(self, name: str, parameters: LoadParameters, look: RepositoryLook) -> ModelLook:
-        folder = look.models.get(self._catalogue.folder_of(name) or name)
+    async def _find_folder(self, key: str, parameters: LoadParameters, look: RepositoryLook) -> ModelLook:
+        folder = look.models.get(self._catalogue.folder_of(key) or key)
         if folder is not None:
             return folder
+        name = self._names.bare(key)
         for candidate in look.models.values():
             if candidate.is_root and not parameters.config and await self._defines(candidate, name):
                 return candidate
@@ -148,7 +165,7 @@ class ExplicitControl:
         try:
             return await self._reader.read(folder, parameters, name=name)
         except ServeError as error:
-            self._catalogue.reject(folder.name, Failure(error, "", 1, None))
+            self._catalogue.reject(folder.key, Failure(error, "", 1, None))
             if parameters.files and not parameters.config:
                 raise
             raise _not_polled(name) from error
@@ -157,11 +174,12 @@ class ExplicitControl:
         self, contents: Sequence[ModelContent], look: RepositoryLook, above: frozenset[str]
     ) -> None:
         """Load what the ensembles among these need and what is not served yet. A failure shows at the ensemble."""
-        own = {content.definition.name for content in contents}
-        needed = {member for content in contents for member in members_of(content.definition.config)}
-        names = sorted(name for name in needed - own - above if not self._is_serving(name))
+        own = {content.model for content in contents}
+        members = {member for content in contents for member in members_of(content.definition.config)}
+        needed = {key for member in members for key in self._keys(self._names.bare(member), look)}
+        keys = sorted(key for key in needed - own - above if not self._is_serving(key))
         outcomes = await asyncio.gather(
-            *(self._load(name, _IN_REPOSITORY, look, above) for name in names), return_exceptions=True
+            *(self._load(key, _IN_REPOSITORY, look, above) for key in keys), return_exceptions=True
         )
         for outcome in outcomes:
             if isinstance(outcome, ServeError):

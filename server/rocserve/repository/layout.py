@@ -18,7 +18,7 @@ class RepositoryLook:
     """All repositories at one moment."""
 
     models: dict[str, ModelLook]
-    """By the folder's name."""
+    """By the folder's key, which is its name where there are no namespaces."""
     unreadable: dict[Path, str]
     """Repositories that are not there or cannot be read, with the reason; their models are as they were last seen."""
 
@@ -26,7 +26,9 @@ class RepositoryLook:
 class RepositoryScanner:
     """Looks at the repositories. Its methods block on the disk: call them in a thread, one at a time."""
 
-    def __init__(self, roots: Iterable[Path], registry: BackendRegistry) -> None:
+    def __init__(self, roots: Iterable[Path], registry: BackendRegistry, *, namespacing: bool = False) -> None:
+        """`namespacing`: each repository is a namespace of its own."""
+        self._namespacing = namespacing
         self._roots = tuple(dict.fromkeys(root.absolute() for root in roots))
         self._model_filenames = tuple(name for backend in registry.backends for name in backend.model_filenames)
         self._seen: dict[Path, list[ModelLook]] = {root: [] for root in self._roots}
@@ -44,6 +46,8 @@ class RepositoryScanner:
             try:
                 identity = _identity(root)
                 looks = self._look_at_root(root, allowed)
+                if self._namespacing:
+                    looks = [replace(look, namespace=str(root)) for look in looks]
                 if _identity(root) != identity:
                     raise OSError(0, "it was replaced while it was looked at")
                 # A repository that vanishes meanwhile looks as if it were empty; it has raised by now.
@@ -59,7 +63,8 @@ class RepositoryScanner:
         # A model that a client named the file of may lie elsewhere.
         allowed = tuple(root.resolve() for root in (*self._roots, look.root))
         flat = look.is_root and self._is_flat(look.folder)
-        return look_at_model(look.name, look.folder, look.root, allowed, is_root=look.is_root, flat=flat)
+        again = look_at_model(look.name, look.folder, look.root, allowed, is_root=look.is_root, flat=flat)
+        return replace(again, namespace=look.namespace)
 
     def _look_at_root(self, root: Path, allowed: tuple[Path, ...]) -> list[ModelLook]:
         """Raises: OSError."""
@@ -121,13 +126,13 @@ def _children(folder: Path) -> list[Path]:
 
 
 def _merge(looks: Iterable[ModelLook]) -> dict[str, ModelLook]:
-    """By name; a name that is there twice is refused."""
+    """By key; one that is there twice is refused."""
     models: dict[str, ModelLook] = {}
     for look in looks:
-        first = models.setdefault(look.name, look)
+        first = models.setdefault(look.key, look)
         if first is not look:
             reason = (
                 f"model '{look.name}' is in more than one repository: '{first.folder}' and '{look.folder}'; keep one"
             )
-            models[look.name] = replace(first, refusal=reason)
+            models[look.key] = replace(first, refusal=reason)
     return models

@@ -22,9 +22,14 @@ _UNLOADED_SHOWN = 32
 class ManagedModel:
     """One model by its name. All calls are made on the loop's thread; what only tells may be called from any."""
 
-    def __init__(self, name: str, context: LifecycleContext, *, is_late: bool) -> None:
-        """`is_late`: it turned up after the server's first loads, so that its first load makes nothing unready."""
+    def __init__(self, name: str, context: LifecycleContext, *, is_late: bool, key: str = "") -> None:
+        """
+        Args:
+            is_late: it turned up after the server's first loads, so that its first load makes nothing unready.
+            key: what it goes by within the server, where its name is not enough.
+        """
         self.name = name
+        self.key = key or name
         self.content: ModelContent | None = None
         self._context = context
         self._is_late = is_late
@@ -158,7 +163,7 @@ class ManagedModel:
         lacked_files, self._lacks_files_of_members = self._lacks_files_of_members, 0 < len(missing) == len(reasons)
         changed |= lacked_files != self._lacks_files_of_members
         members = content.definition.config.ensemble_steps
-        self._is_waiting_for_members = self._gate is not None and any(is_loading(step.model_name) for step in members)
+        self._is_waiting_for_members = self._gate is not None and any(is_loading(step.member) for step in members)
         if self._is_load_due and self._gate is None:
             self._is_load_due = False
             self._want_versions(content)
@@ -169,13 +174,7 @@ class ManagedModel:
         if self._is_gone:
             return None
         versions = {version.number: version.served for version in self._all() if version.served and version.is_serving}
-        unready = {
-            version.number: version.reason
-            for version in self._all()
-            if version.number not in versions
-            and not version.is_unloaded
-            and version.state is not VersionState.UNLOADING
-        }
+        unready = {version.number: version.reason for version in self._all() if version.number not in versions}
         latest = versions[max(versions)] if versions else None
         return ServedModel(self.name, versions, latest, unready)
 

@@ -15,20 +15,20 @@ Served = Mapping[str, ServedModel]
 
 def find_member(step: EnsembleStep, served: Served) -> ServedVersion | None:
     """The version that a step would run."""
-    model = served.get(step.model_name)
+    model = served.get(step.member)
     if model is None:
         return None
     return model.latest if step.model_version < 0 else model.versions.get(step.model_version)
 
 
 def members_of(config: ModelConfig) -> tuple[str, ...]:
-    """The names of an ensemble's members, each once."""
-    return tuple(dict.fromkeys(step.model_name for step in config.ensemble_steps))
+    """The keys of an ensemble's members, each once."""
+    return tuple(dict.fromkeys(step.member for step in config.ensemble_steps))
 
 
 def missing_members(config: ModelConfig, served: Served) -> tuple[str, ...]:
-    """The names of the members of which the version that a step would run is not served."""
-    return tuple(dict.fromkeys(step.model_name for step in config.ensemble_steps if find_member(step, served) is None))
+    """The keys of the members of which the version that a step would run is not served."""
+    return tuple(dict.fromkeys(step.member for step in config.ensemble_steps if find_member(step, served) is None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Membership:
 
 def review(config: ModelConfig, served: Served, ensembles: Mapping[str, ModelConfig]) -> Membership:
     """The ensemble with what is served, `ensembles` being all that there are."""
-    found = ((step.model_name, find_member(step, served)) for step in config.ensemble_steps)
+    found = ((step.member, find_member(step, served)) for step in config.ensemble_steps)
     members = {name: None if member is None else member.config for name, member in found}
     try:
         if None in members.values():

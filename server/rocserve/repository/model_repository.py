@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from rocserve.backends.registry import BackendRegistry
 from rocserve.core.errors import ServeError, StatusCode, unavailable
+from rocserve.core.model_names import ModelNames
 from rocserve.core.requests import ParameterValue
 from rocserve.core.serving import IndexEntry, ServingTableHolder
 from rocserve.repository.background import BackgroundTasks
@@ -53,7 +54,9 @@ class ModelRepository:
         self._table = table
         self._log = log
         self._background = BackgroundTasks(log)
-        self._publication = Publication(table, self._background, log)
+        roots = dict.fromkeys(str(root.absolute()) for root in settings.roots)
+        self._names = ModelNames(roots if settings.model_namespacing else ())
+        self._publication = Publication(table, self._names, self._background, log)
         is_polling = settings.control_mode is ControlMode.POLL
         self._retry = RetryPolicy(settings.retry_seconds, settings.longest_retry_seconds, enabled=is_polling)
         self._context = LifecycleContext(
@@ -65,13 +68,14 @@ class ModelRepository:
             background=self._background,
             log=log,
         )
-        scanner = RepositoryScanner(settings.roots, registry)
+        scanner = RepositoryScanner(settings.roots, registry, namespacing=settings.model_namespacing)
         reader = ContentReader(registry, settings)
         self._looks = Looks(scanner, log)
         self._catalogue = ModelCatalogue(self._publication.models, self._make_model, log)
         self._follower = FolderFollower(reader, self._catalogue, self._retry, self._background)
         self._poll = PollControl(self._follower, settings.settle_seconds)
         self._explicit = ExplicitControl(
+            self._names,
             self._looks,
             reader,
             self._catalogue,
@@ -133,7 +137,8 @@ class ModelRepository:
         rows = [row for _, model in sorted(self._publication.models.copy().items()) for row in model.entries()]
         if ready_only:
             return [row for row in rows if row.state == VersionState.READY.value]
-        named = {row.name for row in rows}
+        # With namespaces, what has the name of another model is none of its folders.
+        named = set() if self._names.namespaces else {row.name for row in rows}
         others = [row for row in self._rows_of_folders() if row.name not in named]
         return sorted(rows + others, key=lambda row: row.name)
 
@@ -182,7 +187,7 @@ class ModelRepository:
         """The models that answer requests, by their names; of an endpoint that is a chain, not its parts. On the
         loop."""
         stages = self._endpoints.stages
-        return sorted(name for name, model in self._table.table.models.items() if model.latest and name not in stages)
+        return sorted(model.name for model in self._table.table.all_models if model.latest and model.name not in stages)
 
     def is_ready(self) -> bool:
         """Whether the server as a whole may be sent requests."""
@@ -241,8 +246,8 @@ class ModelRepository:
         if not self._is_stopping:
             self._looking = asyncio.get_running_loop().create_task(self._loop.run(), name="repository looks")
 
-    def _make_model(self, name: str) -> ManagedModel:
-        return ManagedModel(name, self._context, is_late=self._is_started)
+    def _make_model(self, key: str) -> ManagedModel:
+        return ManagedModel(self._names.bare(key), self._context, is_late=self._is_started, key=key)
 
     def _check_explicit(self) -> None:
         if self._settings.control_mode is not ControlMode.EXPLICIT:
@@ -257,13 +262,13 @@ class ModelRepository:
             if self._catalogue.defines_models(name):
                 continue
             if self._settings.control_mode is not ControlMode.POLL:
-                rows.append(IndexEntry(name))
+                rows.append(IndexEntry(look.name))
             elif not look.looks_like_model and not look.refusal:
-                rows.append(IndexEntry(name, "", VersionState.UNKNOWN.value, _no_model(look)))
+                rows.append(IndexEntry(look.name, "", VersionState.UNKNOWN.value, _no_model(look)))
             elif name in self._poll.unsettled:
-                rows.append(IndexEntry(name, "", VersionState.UNKNOWN.value, "waiting until its files settle"))
+                rows.append(IndexEntry(look.name, "", VersionState.UNKNOWN.value, "waiting until its files settle"))
             elif self._follower.is_reading(name):
-                rows.append(IndexEntry(name, "", VersionState.LOADING.value))
+                rows.append(IndexEntry(look.name, "", VersionState.LOADING.value))
         return rows
 
 

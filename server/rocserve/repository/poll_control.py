@@ -45,7 +45,7 @@ class PollControl:
 
     def files_changed(self, look: ModelLook) -> None:
         """What was loaded from this folder was thrown away: read it again when it has settled."""
-        self._settling.reopen([look.name])
+        self._settling.reopen([look.key])
 
     async def wait(self) -> None:
         """Return when all that has settled is read."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 
+from rocserve.core.model_names import ModelNames, Resolved
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.repository.background import BackgroundTasks
 from rocserve.repository.loader import LoadedVersion
@@ -17,8 +18,14 @@ from rocserve.repository.membership import members_of
 class Publication:
     """Implements context.Publisher for the models that it holds."""
 
-    def __init__(self, holder: ServingTableHolder, background: BackgroundTasks, log: logging.Logger) -> None:
+    def __init__(
+        self, holder: ServingTableHolder, names: ModelNames, background: BackgroundTasks, log: logging.Logger
+    ) -> None:
         self.models: dict[str, ManagedModel] = {}
+        """By their keys."""
+        self._names = names
+        self._borrowed: Set[str] = frozenset()
+        """With namespaces: what stands for models of other names or namespaces."""
         self._holder = holder
         self._background = background
         self._log = log
@@ -31,7 +38,9 @@ class Publication:
         self._loop = asyncio.get_running_loop()
         served = {name: model for name, each in self.models.items() if (model := each.served_model()) is not None}
         self._review_ensembles(served)
-        self._holder.table = ServingTable(served)
+        resolved = self._resolved(served)
+        self._borrowed = {name for name, model in resolved.models.items() if served.get(name) is not model}
+        self._holder.table = ServingTable(resolved.models, tuple(served.values()), resolved.ambiguous)
         retired, self._retired = self._retired, []
         for version, done in retired:
             self._background.start(self._unload(version, done), f"unload of {version.name} {version.version}")
@@ -69,8 +78,11 @@ class Publication:
 
     def _is_loading(self, name: str, above: frozenset[str]) -> bool:
         model = self.models.get(name)
-        if model is None or name in above:
+        if name in above:
             return False
+        if model is None:
+            others = self._names.keys(self._names.bare(name), self.models) if self._names.namespaces else ()
+            return any(self._is_loading(key, above | {name}) for key in others)
         if model.has_running_loads or model.config is None or model.is_serving:
             return model.has_running_loads
         return any(self._is_loading(member, above | {name}) for member in members_of(model.config))
@@ -78,18 +90,26 @@ class Publication:
     def _review_ensembles(self, served: dict[str, ServedModel]) -> None:
         """Until nothing changes, as ensembles may be members of ensembles."""
         ensembles = [model for model in self.models.values() if model.is_ensemble]
-        configs = {model.name: model.config for model in ensembles if model.config is not None}
+        configs = {model.key: model.config for model in ensembles if model.config is not None}
         for _ in range(len(ensembles) + 1):
             changed = False
-            lacking = {model.name: model.lack_text() for model in self.models.values() if model.lacks_files}
+            lacking = {model.key: model.lack_text() for model in self.models.values() if model.lacks_files}
             for ensemble in ensembles:
-                if ensemble.review_members(served, configs, self.is_loading, lacking):
+                if ensemble.review_members(self._resolved(served).models, configs, self.is_loading, lacking):
                     changed = True
                     offered = ensemble.served_model()
                     if offered is not None:
-                        served[ensemble.name] = offered
+                        served[ensemble.key] = offered
             if not changed:
                 return
+
+    def _resolved(self, served: Mapping[str, ServedModel]) -> Resolved[ServedModel]:
+        if not self._names.namespaces:
+            return Resolved(served, {})
+        # A model that another one stands for is there when it serves; until then nobody misses anything.
+        late = {key for key in self._borrowed if (model := served.get(key)) is None or model.latest is None}
+        known = [key for key, model in self.models.items() if model.content is not None and key not in late]
+        return self._names.resolve({key: model for key, model in served.items() if key not in late}, known)
 
     async def _unload(self, version: LoadedVersion, done: Callable[[], None]) -> None:
         self._log.info("unloading: %s:%d", version.name, version.version)

@@ -95,6 +95,7 @@ class ContentReader:
             default_instance_kind=self.settings.default_instance_kind,
             repository=repository,
             keep_refused=True,
+            namespace=look.namespace,
         )
         return tuple(make_content(definition, look, private) for definition in definitions)
 

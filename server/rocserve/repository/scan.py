@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rocserve.config.sources import CONFIG_FILENAME, CONFIGS_FOLDER, TOML_FILENAME
 from rocserve.config.versions import is_version_name
+from rocserve.core.model_names import qualified
 from rocserve.repository.fingerprint import FileMark, FilesLook, summarise, walk
 
 CONFIG_FILENAMES = (CONFIG_FILENAME, TOML_FILENAME)
@@ -39,6 +40,8 @@ class ModelLook:
     versions: dict[int, VersionLook]
     refusal: str = ""
     """Why the model must not be loaded from this folder; "" = it may."""
+    namespace: str = ""
+    """The repository, where models of several may have the same name."""
     is_root: bool = False
     """The repository is itself the one model, whose name its configuration tells."""
     is_flat: bool = False
@@ -49,6 +52,11 @@ class ModelLook:
     """Sub-folders that would be versions but for a leading zero."""
     changed_ns: int = field(default=0, compare=False)
     """When a file last changed, in nanoseconds since the epoch."""
+
+    @property
+    def key(self) -> str:
+        """The folder's name within the server."""
+        return qualified(self.namespace, self.name)
 
     @property
     def fingerprint(self) -> tuple[object, ...]:

@@ -21,6 +21,8 @@ class RepositorySettings:
     """How long a model's files must have stayed as they are before a change counts."""
     worker_load_folders: tuple[Path, ...] = ()
     """Folders beside the repositories whose files clients may have served."""
+    model_namespacing: bool = False
+    """Models of different repositories may have the same name."""
     load_models: tuple[str, ...] = ()
     """What is loaded at the start in explicit mode; "*" = all."""
     strict_model_config: bool = False

@@ -149,7 +149,7 @@ class WorkerEndpoints:
         """Raises: ServeError: one of the models cannot be served."""
         contents = tuple(contents)
         self._catalogue.take(endpoint.folder, contents, at_once=True)
-        models = [self._models[content.definition.name] for content in contents]
+        models = [self._models[content.model] for content in contents]
         await wait_for_loads(models)
         for model in models:
             if (error := model.load_error()) is not None:
@@ -165,5 +165,5 @@ class WorkerEndpoints:
             self._names.forget(endpoint.worker, endpoint.parameters)
 
     def _is_taken(self, name: str) -> bool:
-        taken = {*self._looks.latest.models, *self._tables.table.models}
+        taken = {*(look.name for look in self._looks.latest.models.values()), *self._tables.table.models}
         return name in taken or name + _STAGE in taken

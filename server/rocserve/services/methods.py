@@ -8,7 +8,6 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from rocserve.core.errors import unimplemented
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.services.amd_inference_server import AmdInferenceServerService
 from rocserve.services.client_memory.service import ClientMemoryService
@@ -53,10 +52,10 @@ class Services:
 
 
 def methods(services: Services) -> Mapping[str, Method]:
-    """By name; those that are not served yet answer UNIMPLEMENTED."""
+    """By name: all of the service but STREAMED."""
     queries, control, memory = services.queries, services.repository_control, services.client_memory
     amd = services.amd
-    served: dict[str, Method] = {
+    return {
         "ServerLive": QuickMethod(pb.ServerLiveRequest, queries.server_live),
         "ServerReady": QuickMethod(pb.ServerReadyRequest, queries.server_ready),
         "ModelReady": QuickMethod(pb.ModelReadyRequest, queries.model_ready),
@@ -82,13 +81,3 @@ def methods(services: Services) -> Mapping[str, Method]:
         "CudaSharedMemoryRegister": QuickMethod(pb.CudaSharedMemoryRegisterRequest, memory.cuda_register),
         "CudaSharedMemoryUnregister": QuickMethod(pb.CudaSharedMemoryUnregisterRequest, memory.cuda_unregister),
     }
-    service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-    names = [method.name for method in service.methods if method.name not in STREAMED]
-    return {name: served.get(name) or QuickMethod(pb.ServerLiveRequest, _unserved(name)) for name in names}
-
-
-def _unserved(name: str) -> Callable[[Message], Message]:
-    def refuse(request: Message) -> Message:
-        raise unimplemented(f"{name} is not served by this version of rocserve")
-
-    return refuse

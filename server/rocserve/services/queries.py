@@ -14,13 +14,18 @@ from rocserve.repository.model_repository import ModelRepository
 
 EXTENSIONS = (
     "classification",
+    "sequence",
     "model_repository",
     "model_repository(unload_dependents)",
     "schedule_policy",
     "model_configuration",
+    "system_shared_memory",
+    "cuda_shared_memory",
     "binary_tensor_data",
     "parameters",
     "statistics",
+    "trace",
+    "logging",
 )
 
 
@@ -80,11 +85,11 @@ class QueryService:
         return response
 
     def _versions(self, name: str, version: str) -> Iterable[ServedVersion]:
-        models = self._tables.table.models
+        table = self._tables.table
         number = parse_version(version) if version else None
         if not name:
-            return [served for model in models.values() for served in model.versions.values()]
-        model = models.get(name)
+            return [served for model in table.all_models for served in model.versions.values()]
+        model = table.models.get(name)
         if model is None or not model.versions:
             raise invalid_argument(f"requested model '{name}' is not available")
         if number is not None and number not in model.versions:
@@ -139,6 +144,14 @@ def _fill_statistics(message: pb.ModelStatistics, name: str, version: int, snaps
         _fill_duration(row.compute_input, batch.compute_input)
         _fill_duration(row.compute_infer, batch.compute_infer)
         _fill_duration(row.compute_output, batch.compute_output)
+    for index, responses in snapshot.responses.items():
+        place = message.response_stats[str(index)]
+        _fill_duration(place.compute_infer, responses.compute_infer)
+        _fill_duration(place.compute_output, responses.compute_output)
+        _fill_duration(place.success, responses.success)
+        _fill_duration(place.fail, responses.fail)
+        _fill_duration(place.empty_response, responses.empty_response)
+        place.cancel.SetInParent()
 
 
 def _fill_duration(message: pb.StatisticDuration, duration: Duration) -> None:

@@ -23,7 +23,7 @@ def labels_of(config: ModelConfig, output: str, table: ServingTable, depth: int 
 
 
 def _member(step: EnsembleStep, table: ServingTable) -> ServedVersion | None:
-    model = table.models.get(step.model_name)
+    model = table.models.get(step.member)
     if model is None:
         return None
     return model.latest if step.model_version < 0 else model.versions.get(step.model_version)

@@ -210,7 +210,7 @@ class EnsembleRun:
         """Under the lock: the request to the step's member; the tensors that it read last are let go."""
         step = self._config.ensemble_steps[index]
         version = "" if step.model_version < 0 else str(step.model_version)
-        member = self._ensemble.tables.table.find(step.model_name, version).config
+        member = self._ensemble.tables.table.find(step.member, version).config
         sequence = self._request.sequence
         names: list[tuple[str, str, tuple[int, ...]]] = []
         data = []
@@ -222,7 +222,7 @@ class EnsembleRun:
                 names.append((name, tensor.datatype.value, _member_shape(tensor.shape, member, name)))
                 data.append(tensor.data)
         head = self._ensemble.heads.head(
-            step.model_name, version, tuple(names), self._graph.wanted_from[index], self._request.head.parameters
+            step.member, version, tuple(names), self._graph.wanted_from[index], self._request.head.parameters
         )
         for source in self._graph.reads[index]:
             self._release((source, iteration))
