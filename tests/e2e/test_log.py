@@ -1,0 +1,116 @@
+"""The log of a real server: its lines, and its settings changed by Triton's own clients."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.http as triton_http
+from support.models import add_constant, drop
+from support.server import RocserveProcess, wait_until
+from tritonclient.utils import InferenceServerException
+
+SECRET = 1234.5
+
+
+@pytest.fixture
+def server(serve: Any, repository: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RocserveProcess]:
+    monkeypatch.setenv("TRITON_SERVER_ESCAPE_LOG_MESSAGES", "1")
+    drop(repository, "m", add_constant(1.0))
+    running = serve(repository)
+    running.wait_until_ready()
+    yield running
+
+
+def ask(server: RocserveProcess, shape: tuple[int, ...] = (1, 2), **options: object) -> None:
+    entry = triton.InferInput("X", list(shape), "FP32")
+    entry.set_data_from_numpy(np.full(shape, SECRET, np.float32))
+    server.client().infer("m", [entry], **options)
+
+
+def test_lines_are_tritons(server: RocserveProcess) -> None:
+    pattern = re.compile(r'[IWE]\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ \w+\.py:\d+\] "(?:[^"\\]|\\.)*"')
+    lines = server.log_text.splitlines()
+    assert any("successfully loaded 'm' version 1\"" in line for line in lines)
+    assert [line for line in lines if not pattern.fullmatch(line)] == []
+
+
+def test_single_requests_are_told_of_when_asked_for(server: RocserveProcess) -> None:
+    client = server.client()
+    ask(server, request_id="before")
+    client.update_log_settings({"log_verbose_level": 1})
+    ask(server, request_id="told")
+    with pytest.raises(InferenceServerException):
+        ask(server, (1, 3), request_id="wrong")
+    ask(server)
+    client.update_log_settings({"log_verbose_level": 0})
+    ask(server, request_id="after")
+    wait_until(lambda: server.log_text.count("[request id: <id_unknown>]") == 2, what="the words on the last one")
+    told = [line.partition('] "')[2] for line in server.log_text.splitlines() if "[request id: " in line]
+    assert [re.sub(r"\d+\.\d{3} ms", "_ ms", line) for line in told] == [
+        "[request id: told] inference of model 'm' begins: X FP32 [1, 2]\"",
+        "[request id: told] inference of model 'm' version 1 ends: OK after _ ms\"",
+        "[request id: wrong] inference of model 'm' begins: X FP32 [1, 3]\"",
+        "[request id: wrong] inference of model 'm' ends: INVALID_ARGUMENT after _ ms: unexpected shape for input 'X'"
+        " for model 'm'. Expected [-1,2], got [1,3]. NOTE: Setting a non-zero max_batch_size in the model config"
+        " requires a batch dimension to be prepended to each input shape. If you want to specify the full shape"
+        " including the batch dim in your input dims config, try setting max_batch_size to zero. See the model"
+        ' configuration docs for more info on max_batch_size."',
+        "[request id: <id_unknown>] inference of model 'm' begins: X FP32 [1, 2]\"",
+        "[request id: <id_unknown>] inference of model 'm' version 1 ends: OK after _ ms\"",
+    ]
+    assert str(SECRET) not in server.log_text
+
+
+def test_the_form_and_the_levels_are_changed_at_once(server: RocserveProcess) -> None:
+    http = triton_http.InferenceServerClient(server.http_address)
+    assert http.get_log_settings() == {
+        "log_file": "",
+        "log_info": True,
+        "log_warning": True,
+        "log_error": True,
+        "log_verbose_level": 0,
+        "log_format": "default",
+    }
+    changed = http.update_log_settings({"log_format": "ISO8601", "log_verbose_level": 1})
+    assert (changed["log_format"], changed["log_verbose_level"]) == ("ISO8601", 1)
+    http.close()
+    ask(server, request_id="iso")
+    line = r'^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ I \d+ \w+\.py:\d+\] "\[request id: iso\] inference of model'
+    wait_until(lambda: re.search(line, server.log_text, re.MULTILINE), what="a line in the other form")
+    server.client().update_log_settings({"log_verbose_level": 0, "log_info": False})
+    length = len(server.log_text)
+    ask(server)
+    assert server.terminate() == 0
+    assert server.log_text[length:] == ""
+
+
+def test_a_file_that_is_rotated(repository: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rocserve.log"
+    command = [
+        sys.executable,
+        "-m",
+        "rocserve.cli",
+        "serve",
+        f"--model-repository={repository}",
+        "--allow-metrics=false",
+    ]
+    ports = ["--grpc-port=0", "--http-port=0", "--grpc-address=127.0.0.1", "--http-address=127.0.0.1"]
+    with subprocess.Popen([*command, *ports, f"--log-file={file}"], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            started = "Started GRPCInferenceService"
+            wait_until(lambda: file.exists() and started in file.read_text(), what="the start in the file")
+            file.rename(tmp_path / "rocserve.log.1")
+        finally:
+            process.terminate()
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (0, "")
+    assert started in (tmp_path / "rocserve.log.1").read_text()
+    assert file.read_text().endswith('"ended"\n')

@@ -1,0 +1,309 @@
+"""Traces of a real server's requests, asked for by Triton's own clients over both front ends."""
+
+from __future__ import annotations
+
+import json
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.http as triton_http
+from support.collector import Collector, attributes, events
+from support.models import add_constant, drop
+from support.server import RocserveProcess, wait_until
+from tritonclient.utils import InferenceServerException
+
+ON = ("--trace-config=rate=1", "--trace-config=level=TIMESTAMPS")
+CHAIN = """
+platform: "ensemble"
+max_batch_size: 4
+input { name: "IN" data_type: TYPE_FP32 dims: 2 }
+output { name: "OUT" data_type: TYPE_FP32 dims: 2 }
+ensemble_scheduling {
+  step { model_name: "m" model_version: -1 input_map { key: "X" value: "IN" } output_map { key: "Y" value: "MID" } }
+  step { model_name: "caller" model_version: -1 input_map { key: "X" value: "MID" }
+         output_map { key: "Y" value: "OUT" } }
+}
+"""
+CALLER_CONFIG = """
+backend: "python"
+max_batch_size: 4
+input { name: "X" data_type: TYPE_FP32 dims: 2 }
+output { name: "Y" data_type: TYPE_FP32 dims: 2 }
+"""
+CALLER = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        pb_utils.Logger.log_info(f"the context is {request.trace().get_context()}")
+        call = pb_utils.InferenceRequest(
+            model_name="m", requested_output_names=["Y"], inputs=request.inputs(), trace=request.trace()
+        )
+        untraced = pb_utils.InferenceRequest(model_name="m", requested_output_names=["Y"], inputs=request.inputs())
+        untraced.exec()
+        return pb_utils.InferenceResponse(call.exec().output_tensors())
+"""
+REPEAT_CONFIG = """
+backend: "python"
+model_transaction_policy { decoupled: true }
+input { name: "COUNT" data_type: TYPE_INT32 dims: 1 }
+output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
+"""
+REPEAT = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            count = pb_utils.get_input_tensor_by_name(request, "COUNT")
+            for _ in range(count.as_numpy()[0]):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", count.as_numpy())]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+RUN = ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
+
+
+def write_python(repository: Path, name: str, config: str, script: str) -> None:
+    (repository / name / "1").mkdir(parents=True)
+    (repository / name / "config.pbtxt").write_text(config)
+    (repository / name / "1" / "model.py").write_text(script)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    repository = tmp_path_factory.mktemp("models")
+    drop(repository, "m", add_constant(1.0))
+    (repository / "chain" / "1").mkdir(parents=True)
+    (repository / "chain" / "config.pbtxt").write_text(CHAIN)
+    write_python(repository, "caller", CALLER_CONFIG, CALLER)
+    write_python(repository, "repeat", REPEAT_CONFIG, REPEAT)
+    return repository
+
+
+def ask(client: Any, model: str = "m", name: str = "X", shape: tuple[int, ...] = (1, 2), **options: object) -> Any:
+    module = triton if isinstance(client, triton.InferenceServerClient) else triton_http
+    entry = module.InferInput(name, list(shape), "FP32")
+    entry.set_data_from_numpy(np.ones(shape, np.float32))
+    return client.infer(model, [entry], **options)
+
+
+class TraceFile:
+    """The requests of a trace file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def entries(self) -> list[dict[str, Any]]:
+        return json.loads(self.path.read_text()) if self.path.exists() else []
+
+    def wait_for(self, count: int) -> dict[int, dict[str, Any]]:
+        """By id, once there are so many requests of clients: its head, `stamps` by name, `tensors`."""
+        wait_until(
+            lambda: (
+                len([entry for entry in self.entries if "model_name" in entry and "parent_id" not in entry]) >= count
+            ),
+            what=f"{count} traces",
+        )
+        found: dict[int, dict[str, Any]] = {}
+        for entry in self.entries:
+            trace = found.setdefault(entry["id"], {"stamps": {}, "tensors": []})
+            if "timestamps" in entry:
+                trace["stamps"] |= {stamp["name"]: stamp["ns"] for stamp in entry["timestamps"]}
+            elif "activity" in entry:
+                trace["tensors"].append((entry["activity"], entry["tensor"]["name"], entry["tensor"]["data"]))
+            else:
+                trace |= entry
+        return found
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> TraceFile:
+    return TraceFile(tmp_path / "trace.json")
+
+
+@pytest.fixture
+def server(serve: Any, models: Path, file: TraceFile) -> RocserveProcess:
+    running: RocserveProcess = serve(
+        models, flags=(*ON, "--trace-config=level=TENSORS", f"--trace-config=triton,file={file.path}")
+    )
+    running.wait_until_ready()
+    return running
+
+
+def test_a_request_over_each_front_end(server: RocserveProcess, file: TraceFile) -> None:
+    ask(server.client(), request_id="one")
+    http = triton_http.InferenceServerClient(server.http_address)
+    ask(http, request_id="two")
+    http.close()
+    first, second = file.wait_for(2).values()
+    assert (first["model_name"], first["model_version"], first["request_id"]) == ("m", 1, "one")
+    assert list(first["stamps"]) == [
+        "GRPC_WAITREAD_START",
+        "GRPC_WAITREAD_END",
+        "REQUEST_START",
+        "QUEUE_START",
+        *RUN,
+        "REQUEST_END",
+        "INFER_RESPONSE_COMPLETE",
+        "GRPC_SEND_START",
+        "GRPC_SEND_END",
+    ]
+    assert first["tensors"] == [
+        ("TENSOR_QUEUE_INPUT", "X", "1.0,1.0"),
+        ("TENSOR_BACKEND_OUTPUT", "Y", "2.0,2.0"),
+    ]
+    assert second["request_id"] == "two"
+    assert list(second["stamps"])[:3] == ["HTTP_RECV_START", "HTTP_RECV_END", "REQUEST_START"]
+    assert list(second["stamps"])[-2:] == ["HTTP_SEND_START", "HTTP_SEND_END"]
+    for trace in (first, second):
+        times = list(trace["stamps"].values())
+        assert times == sorted(times)
+
+
+def test_an_ensemble_and_what_its_members_call(server: RocserveProcess, file: TraceFile) -> None:
+    ask(server.client(), "chain", "IN", request_id="e")
+    chain, member, caller, called = file.wait_for(1).values()
+    assert [trace["model_name"] for trace in (chain, member, caller, called)] == ["chain", "m", "caller", "m"]
+    assert [member["parent_id"], caller["parent_id"], called["parent_id"]] == [chain["id"], chain["id"], caller["id"]]
+    assert [trace.get("request_id") for trace in (chain, member, caller, called)] == ["e", "e", "e", None]
+    assert [name for name in chain["stamps"] if not name.startswith("GRPC")] == [
+        "REQUEST_START",
+        "QUEUE_START",
+        "REQUEST_END",
+        "INFER_RESPONSE_COMPLETE",
+    ]
+    for trace in (member, caller, called):
+        assert list(trace["stamps"]) == ["REQUEST_START", "QUEUE_START", *RUN, "REQUEST_END"]
+    assert called["tensors"] == [
+        ("TENSOR_QUEUE_INPUT", "X", "2.0,2.0"),
+        ("TENSOR_BACKEND_OUTPUT", "Y", "3.0,3.0"),
+    ]
+
+
+def test_a_request_that_fails(server: RocserveProcess, file: TraceFile) -> None:
+    with pytest.raises(InferenceServerException, match="unexpected shape"):
+        ask(server.client(), shape=(1, 3), request_id="bad")
+    with pytest.raises(InferenceServerException, match="is not found"):
+        ask(server.client(), "nobody")
+    (trace,) = file.wait_for(1).values()
+    assert trace["request_id"] == "bad"
+    assert {"REQUEST_START", "REQUEST_END", "GRPC_SEND_END"} <= set(trace["stamps"])
+    assert "COMPUTE_START" not in trace["stamps"]
+
+
+def test_a_stream_of_any_number_of_responses(server: RocserveProcess, file: TraceFile) -> None:
+    answers: queue.Queue = queue.Queue()
+    client = server.client()
+    client.start_stream(lambda result, error: answers.put((result, error)))
+    entry = triton.InferInput("COUNT", [1], "INT32")
+    entry.set_data_from_numpy(np.array([3], np.int32))
+    client.async_stream_infer("repeat", [entry], request_id="many")
+    for _ in range(3):
+        assert answers.get(timeout=20)[1] is None
+    client.stop_stream()
+    (trace,) = file.wait_for(1).values()
+    assert trace["request_id"] == "many"
+    assert set(RUN) | {"QUEUE_START", "REQUEST_END"} <= set(trace["stamps"])
+    assert [tensor[:2] for tensor in trace["tensors"]] == [
+        ("TENSOR_QUEUE_INPUT", "COUNT"),
+        *[("TENSOR_BACKEND_OUTPUT", "OUT")] * 3,
+    ]
+
+
+def test_settings_are_changed_while_the_server_runs(serve: Any, models: Path, file: TraceFile) -> None:
+    server = serve(models, flags=(f"--trace-config=triton,file={file.path}",))
+    server.wait_until_ready()
+    grpc = server.client()
+    http = triton_http.InferenceServerClient(server.http_address)
+    ask(grpc)
+    assert http.get_trace_settings() == {
+        "trace_level": ["OFF"],
+        "trace_rate": "1000",
+        "trace_count": "-1",
+        "log_frequency": "0",
+        "trace_file": str(file.path),
+        "trace_mode": "triton",
+    }
+    http.update_trace_settings("m", {"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "trace_count": "1"})
+    assert "trace_level" in grpc.update_trace_settings(settings={"log_frequency": "5"}, as_json=True)["settings"]
+    ask(grpc, "caller", request_id="not asked for")
+    ask(grpc, request_id="traced")
+    ask(grpc, request_id="beyond the count")
+    left = grpc.get_trace_settings("m", as_json=True)["settings"]
+    assert (left["trace_count"]["value"], left["log_frequency"]["value"]) == (["0"], ["5"])
+    (trace,) = TraceFile(Path(f"{file.path}.0")).wait_for(1).values()
+    assert trace["request_id"] == "traced"
+    grpc.update_trace_settings("m", {"trace_level": None, "trace_rate": None, "trace_count": None})
+    assert http.get_trace_settings("m")["trace_level"] == ["OFF"]
+    http.close()
+
+
+def test_traces_are_there_when_the_server_has_ended(serve: Any, models: Path, file: TraceFile) -> None:
+    server = serve(models, flags=(*ON, "--trace-count=10", f"--trace-file={file.path}"))
+    server.wait_until_ready()
+    ask(server.client(), request_id="last words")
+    assert server.terminate() == 0
+    (trace,) = file.wait_for(1).values()
+    assert trace["request_id"] == "last words"
+
+
+def test_a_file_that_cannot_be_written_harms_no_request(serve: Any, models: Path) -> None:
+    server = serve(models, flags=(*ON, "--trace-config=triton,file=/dev/full"))
+    server.wait_until_ready()
+    for _ in range(3):
+        assert np.array_equal(ask(server.client()).as_numpy("Y"), [[2, 2]])
+    wait_until(lambda: "failed creating trace file /dev/full" in server.log_text, what="the word in the log")
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with Collector() as running:
+        yield running
+
+
+def test_spans_join_the_trace_of_the_client(serve: Any, models: Path, collector: Collector) -> None:
+    server = serve(
+        models,
+        flags=(
+            "--trace-config=mode=opentelemetry",
+            "--trace-config=level=TIMESTAMPS",
+            "--trace-config=rate=0",
+            f"--trace-config=opentelemetry,url={collector.url}",
+            "--trace-config=opentelemetry,bsp_schedule_delay=100",
+        ),
+    )
+    server.wait_until_ready()
+    trace_ids = ["0af7651916cd43dd8448eb211c80319c", "1af7651916cd43dd8448eb211c80319c"]
+    headers = [{"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"} for trace_id in trace_ids]
+    ask(server.client(), request_id="not traced")
+    ask(server.client(), "caller", headers=headers[0])
+    http = triton_http.InferenceServerClient(server.http_address)
+    ask(http, headers=headers[1], request_id="over HTTP")
+    http.close()
+    collector.wait_for(8)
+    over_grpc, over_http = (
+        [span for span in collector.spans if span.trace_id.hex() == trace_id] for trace_id in trace_ids
+    )
+    assert sorted(span.name for span in over_grpc) == ["InferRequest", "caller", "compute", "compute", "m"]
+    assert sorted(span.name for span in over_http) == ["InferRequest", "compute", "m"]
+    root = next(span for span in over_http if span.name == "InferRequest")
+    assert root.parent_span_id.hex() == "b7ad6b7169203331"
+    assert events(root)[:2] == ["HTTP_RECV_START", "HTTP_RECV_END"]
+    model = next(span for span in over_http if span.name == "m")
+    assert attributes(model)["triton.request_id"] == "over HTTP"
+    caller, called = (next(span for span in over_grpc if span.name == name) for name in ("caller", "m"))
+    assert called.parent_span_id == caller.span_id
+    context = f'{{"traceparent":"00-{trace_ids[0]}-{caller.span_id.hex()}-01"}}'
+    wait_until(lambda: f"the context is {context}" in server.log_text, what="the context in the model's hands")
