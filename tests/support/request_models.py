@@ -14,6 +14,7 @@ from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import read_model_definitions
 from rocserve.core.dispatch import dispatch
 from rocserve.core.errors import ServeError
+from rocserve.core.latencies import LatencyOptions
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, Parameters, RequestedOutput, RequestHead
 from rocserve.core.sequences import take_sequence
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
@@ -139,6 +140,7 @@ class RequestModels:
             None,
             None,
             LOG,
+            LatencyOptions(),
         )
         self._loaded: dict[str, LoadedModelVersion | LoadedEnsemble] = {}
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rocserve.backends.base import BackendSpec
 from rocserve.core.errors import unimplemented
+from rocserve.core.latencies import DEFAULT_BUCKETS
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
 _SILENT = {"input_pinned_memory", "output_pinned_memory", "execution_accelerators"}
@@ -72,8 +73,8 @@ def _ignored(message: ModelConfig, backend: BackendSpec | None) -> Iterator[str]
             yield f"instance_group.{setting}"
     if message.model_operations.op_library_filename and not takes_operators:
         yield "model_operations.op_library_filename"
-    for setting in ("runtime", "metric_tags"):
-        if getattr(message, setting):
-            yield setting
-    if message.HasField("model_metrics"):
-        yield "model_metrics"
+    if message.runtime:
+        yield "runtime"
+    for control in message.model_metrics.metric_control:
+        if control.metric_identifier.family not in DEFAULT_BUCKETS:
+            yield f"model_metrics of '{control.metric_identifier.family}'"

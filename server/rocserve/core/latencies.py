@@ -71,7 +71,7 @@ class LatencyDistributions:
             self._summaries = {name: SlidingSummary() for name in names}
         if options.histograms:
             self._histograms = {
-                name: Histogram(config.histogram_buckets.get(name, buckets))
+                name: Histogram(sorted(set(config.histogram_buckets.get(name, buckets))))
                 for name, buckets in DEFAULT_BUCKETS.items()
                 if name != FIRST_RESPONSE_HISTOGRAM or config.decoupled
             }

@@ -199,7 +199,7 @@ class BatchAnswerer:
             if entry.request.trace is not None:
                 entry.request.trace.note_run(entry.queue_start_ns, times)
             if isinstance(answer, ServeError):
-                self._statistics.record_failure(entry.queue_start_ns, now)
+                self._statistics.record_failure(entry.queue_start_ns, now, by_backend=True)
             else:
                 queue_starts.append(entry.queue_start_ns)
         if batch.one_by_one:

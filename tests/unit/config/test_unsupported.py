@@ -31,6 +31,11 @@ def test_hints_are_named_in_one_warning() -> None:
     text = """
     name: "m"
     runtime: "r"
+    metric_tags { key: "team" value: "blue" }
+    model_metrics {
+      metric_control { metric_identifier { family: "nv_other" } histogram_options { buckets: [ 1 ] } }
+      metric_control { metric_identifier { family: "rocserve_batch_size" } histogram_options { buckets: [ 1 ] } }
+    }
     optimization {
       graph { level: 1 }
       cuda { graphs: true }
@@ -45,10 +50,11 @@ def test_hints_are_named_in_one_warning() -> None:
     start = "model 'm': settings without effect in this version of rocserve:"
     assert check_supported(message, _REGISTRY.find("", "migraphx")) == (
         f"{start} optimization.graph, optimization.cuda, instance_group.secondary_devices, instance_group.profile,"
-        " runtime",
+        " runtime, model_metrics of 'nv_other'",
     )
     assert check_supported(message, _REGISTRY.find("", "onnx")) == (
-        f"{start} optimization.cuda, instance_group.secondary_devices, instance_group.profile, runtime",
+        f"{start} optimization.cuda, instance_group.secondary_devices, instance_group.profile, runtime,"
+        " model_metrics of 'nv_other'",
     )
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from rocserve.core.latencies import LatencyOptions
+from rocserve.core.model_config import ModelConfig
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.frontends.metrics.collection import ServerMetrics
@@ -53,12 +55,15 @@ class ToldVersion:
     name: str
     version: int
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
+    config: ModelConfig = field(default_factory=lambda: ModelConfig(name="m"))
     properties: Mapping[str, str] = field(default_factory=dict)
     pending_requests: int = 0
     load_seconds: float = 0.0
 
 
-def samples_of(*versions: ToldVersion, fallbacks: FallbackCounter | None = None) -> dict[str, str]:
+def samples_of(
+    *versions: ToldVersion, fallbacks: FallbackCounter | None = None, options: LatencyOptions | None = None
+) -> dict[str, str]:
     """Metric with its labels -> value."""
     holder = ServingTableHolder()
     models: dict[str, ServedModel] = {}
@@ -66,7 +71,8 @@ def samples_of(*versions: ToldVersion, fallbacks: FallbackCounter | None = None)
         others = models[version.name].versions if version.name in models else {}
         models[version.name] = ServedModel(version.name, {**others, version.version: version}, version)  # type: ignore[dict-item, arg-type]
     holder.table = ServingTable(models)
-    text = exposition(ServerMetrics(holder, (fallbacks or FallbackCounter()).snapshot).families())
+    metrics = ServerMetrics(holder, (fallbacks or FallbackCounter()).snapshot, options or LatencyOptions())
+    text = exposition(metrics.families())
     return dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
 
 
@@ -84,12 +90,13 @@ def test_what_is_counted() -> None:
     )
     version.statistics.record_rejection(0, 1)
     version.statistics.record_failure(0, 1)
-    version.statistics.record_failure(0, 1)
+    version.statistics.record_failure(0, 1, by_backend=True)
+    version.statistics.record_failure(0, 1, by_backend=True)
     version.statistics.record_cancellation(0, 1)
     labels = '{model="m",version="3"}'
     failures = {
         f'nv_inference_request_failure{{model="m",version="3",reason="{reason}"}}': count
-        for reason, count in (("REJECTED", "1"), ("CANCELED", "1"), ("OTHER", "2"))
+        for reason, count in (("REJECTED", "1"), ("CANCELED", "1"), ("BACKEND", "2"), ("OTHER", "1"))
     }
     assert samples_of(version) == {
         f"nv_inference_request_success{labels}": "2",
@@ -114,6 +121,39 @@ def test_every_version_has_its_own_numbers() -> None:
         'nv_inference_count{model="a",version="2"}',
         'nv_inference_count{model="b",version="1"}',
     ]
+
+
+def test_tags_and_the_cache() -> None:
+    version = ToldVersion("m", 1, config=ModelConfig(name="m", metric_tags={"team": "blue"}, response_cache=True))
+    version.statistics.record_cache_hit(1000, 6000)
+    version.statistics.record_cache_miss(7000)
+    samples = samples_of(version)
+    labels = '{model="m",version="1",_team="blue"}'
+    assert samples[f"nv_inference_request_success{labels}"] == "1"
+    assert samples[f"nv_cache_num_hits_per_model{labels}"] == "1"
+    assert samples[f"nv_cache_hit_duration_per_model{labels}"] == "5"
+    assert samples[f"nv_cache_num_misses_per_model{labels}"] == "1"
+    assert samples[f"nv_cache_miss_duration_per_model{labels}"] == "7"
+
+
+def test_summaries_and_histograms_instead_of_counters() -> None:
+    options = LatencyOptions(counters=False, summaries=True, histograms=True, quantiles=(0.5, 0.99))
+    config = ModelConfig(name="m", histogram_buckets={"rocserve_request_duration_ms": (1.0, 2.5)})
+    version = ToldVersion("m", 1, ModelStatistics(options.distributions(config)), config=config)
+    version.statistics.record_batch(0, 1_000_000, 2_000_000, 2_000_000, [0, 1_000_000], 3_000_000, 2)
+    samples = samples_of(version, options=options)
+    assert not any(name.startswith("nv_inference_request_duration_us") for name in samples)
+    labels = 'model="m",version="1"'
+    assert samples[f"nv_inference_request_summary_us_count{{{labels}}}"] == "2"
+    assert samples[f"nv_inference_request_summary_us_sum{{{labels}}}"] == "5000"
+    assert f'nv_inference_queue_summary_us{{{labels},quantile="0.99"}}' in samples
+    name = "rocserve_request_duration_ms"
+    assert {bound: samples[f'{name}_bucket{{{labels},le="{bound}"}}'] for bound in ("1", "2.5", "+Inf")} == {
+        "1": "0",
+        "2.5": "1",
+        "+Inf": "2",
+    }
+    assert (samples[f"{name}_count{{{labels}}}"], samples[f"{name}_sum{{{labels}}}"]) == ("2", "5.0")
 
 
 def test_engines_and_those_that_took_their_place() -> None:

@@ -15,6 +15,7 @@ from rocserve.backends.base import BackendSpec, EngineChoice, EngineSpec, Machin
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import read_model_definitions
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.latencies import LatencyOptions
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.serving import ServingTableHolder
 from rocserve.repository.fallbacks import Fallback, FallbackCounter
@@ -87,6 +88,7 @@ async def loads(completion: CompletionThread, launcher: WorkerLauncher, tmp_path
         None,
         None,
         LOG,
+        LatencyOptions(),
     )
     loads = Loads(loader, fallbacks, tmp_path)
     yield loads
