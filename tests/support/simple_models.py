@@ -118,8 +118,8 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
-    '''The sum of the sequence so far. With its last request the sequence's own number comes to it, and one more with
-    the first where that number is no text.'''
+    '''Where the sequence's number is a text: the sum so far; else the value, and one more with the first. With the last
+    request that number comes to it.'''
 
     def initialize(self, args):
         self.sums = {}
@@ -133,7 +133,7 @@ class TritonPythonModel:
             )
             is_text = isinstance(identity, bytes)
             number = int(identity.decode() if is_text else identity)
-            total = value + ((0 if is_text else 1) if start else self.sums[number])
+            total = value + (self.sums.get(number, 0) if is_text and not start else 0) + (start and not is_text)
             self.sums[number] = total
             if end:
                 del self.sums[number]
