@@ -230,13 +230,6 @@ def test_health_of_the_server_and_of_a_model(server):
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_what_is_not_served_says_so(client):
-    with pytest.raises(InferenceServerException) as caught:
-        client.get_trace_settings()
-    assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
-    assert "TraceSetting is not served by this version of rocserve" in caught.value.message()
-
-
 def test_a_message_that_is_none(server):
     with grpc.insecure_channel(server.address) as channel:
         for method in ("ModelInfer", "ModelMetadata"):

@@ -26,6 +26,9 @@ EXTENSIONS = (
     "statistics",
     "trace",
     "logging",
+    # Workers of AMD Inference Server: its clients look here for those that they may load.
+    "migraphx",
+    "rocal",
 )
 
 
