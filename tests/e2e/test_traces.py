@@ -288,7 +288,7 @@ def test_spans_join_the_trace_of_the_client(serve: Any, models: Path, collector:
     trace_ids = ["0af7651916cd43dd8448eb211c80319c", "1af7651916cd43dd8448eb211c80319c"]
     headers = [{"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"} for trace_id in trace_ids]
     ask(server.client(), request_id="not traced")
-    ask(server.client(), "caller", headers=headers[0])
+    ask(server.client(), "caller", headers=headers[0], request_id="over gRPC")
     http = triton_http.InferenceServerClient(server.http_address)
     ask(http, headers=headers[1], request_id="over HTTP")
     http.close()
@@ -306,4 +306,6 @@ def test_spans_join_the_trace_of_the_client(serve: Any, models: Path, collector:
     caller, called = (next(span for span in over_grpc if span.name == name) for name in ("caller", "m"))
     assert called.parent_span_id == caller.span_id
     context = f'{{"traceparent":"00-{trace_ids[0]}-{caller.span_id.hex()}-01"}}'
-    wait_until(lambda: f"the context is {context}" in server.log_text, what="the context in the model's hands")
+    # A model's own lines begin with the id of its request.
+    line = f"caller:1: [request id: over gRPC] the context is {context}"
+    wait_until(lambda: line in server.log_text, what="the context in the model's hands")

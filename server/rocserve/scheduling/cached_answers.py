@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
+from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.serving import Responder
 from rocserve.core.statistics import ModelStatistics
@@ -62,19 +63,20 @@ class CachedAnswers:
         started_ns = time.monotonic_ns()
         entry = copied_response(response)
         if not self._cache.put(self._owner, key, entry):
-            self._say_too_large(entry)
+            self._say_too_large(entry, response.id)
         self._statistics.record_cache_miss(lookup_ns + time.monotonic_ns() - started_ns)
 
     def close(self) -> None:
         """The version is gone."""
         self._cache.forget(self._owner)
 
-    def _say_too_large(self, entry: CachedResponse) -> None:
+    def _say_too_large(self, entry: CachedResponse, request_id: str) -> None:
         if not self._said_too_large:
             self._said_too_large = True
             self._log.warning(
-                "model '%s': a response of %d bytes does not fit into the response cache; --cache-config=local,size=N"
+                "%smodel '%s': a response of %d bytes does not fit into the response cache; --cache-config=local,size=N"
                 " makes it larger",
+                request_prefix([request_id]),
                 self._name,
                 entry.nbytes,
             )

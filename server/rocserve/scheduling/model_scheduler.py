@@ -10,6 +10,7 @@ from typing import Protocol
 
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.model_config import ModelConfig
+from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest
 from rocserve.core.serving import Responder, VersionEnding
 from rocserve.core.statistics import ModelStatistics
@@ -283,7 +284,11 @@ class ModelScheduler:
         except WorkerGone:
             self._take_back(channel, batch)
         except Exception as error:
-            self._log.exception("a batch of model '%s' could not be handed to its worker", self._config.name)
+            self._log.exception(
+                "%sa batch of model '%s' could not be handed to its worker",
+                request_prefix([entry.request.id for entry in batch.entries]),
+                self._config.name,
+            )
             self._layouts.forget(batch)
             with self._lock:
                 self._running -= 1

@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable
 
 from rocserve.core.errors import ServeError
+from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.serving import Responder
-
-_UNKNOWN_ID = "<id_unknown>"
 
 
 class LoggedResponder:
@@ -68,7 +67,7 @@ class LoggedResponder:
     @property
     def _prefix(self) -> str:
         """Triton's, which many errors' texts begin with already."""
-        return f"[request id: {self._request.id or _UNKNOWN_ID}] "
+        return request_prefix([self._request.id])
 
     @property
     def _model(self) -> str:

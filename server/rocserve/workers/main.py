@@ -21,6 +21,7 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.lifeline import die_with_holder
 from rocserve.workers.batch_loop import error_text
 from rocserve.workers.control_socket import ControlSocket
+from rocserve.workers.current_requests import current_prefix
 from rocserve.workers.messages import Load, Loaded, LoadFailed, Progress, WarmedUp, WarmUp
 from rocserve.workers.model_service import ModelService, TensorService
 from rocserve.workers.request_service import RequestService
@@ -59,11 +60,12 @@ def run(title: str, lifeline: int, control: int, channels: Sequence[int]) -> int
 
 
 class _LinesWithLevels(logging.Formatter):
-    """The level before each line, also those of a traceback: the server's log keeps it."""
+    """The level before each line, also those of a traceback: the server's log keeps it. Then the requests' ids."""
 
     def format(self, record: logging.LogRecord) -> str:
         lines = super().format(record).splitlines() or [""]
-        return "\n".join(f"{record.levelname} {line}" for line in lines)
+        prefix = current_prefix()
+        return "\n".join(f"{record.levelname} {prefix}{line}" for line in lines)
 
 
 class Worker:

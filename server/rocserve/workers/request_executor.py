@@ -17,6 +17,7 @@ from rocserve.backends.request_model import (
 )
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.workers.batch_loop import error_text, failure_tail, input_tensors, serve_batches, stop_serving
+from rocserve.workers.current_requests import begin_requests, end_requests
 from rocserve.workers.memory import Arena
 from rocserve.workers.messages import REQUEST_DETAILS, BatchLayout
 from rocserve.workers.model_conversation import ConversationResponder, ModelConversation
@@ -118,6 +119,7 @@ class RequestExecutor:
 
     def _run(self, requests: Sequence[ModelRequest]) -> Sequence[Result | None]:
         """What the model gives, an error for each request where it raises."""
+        token = begin_requests(tuple([request.id for request in requests]))
         try:
             answers = self._model.execute(requests)
             if len(answers) != len(requests):
@@ -126,6 +128,8 @@ class RequestExecutor:
             # SystemExit as well: a model that calls sys.exit() fails its batch, it does not take the worker along.
             told = self._serve_error(error)
             return [told] * len(requests)
+        finally:
+            end_requests(token)
         return answers
 
     def _serve_error(self, error: BaseException) -> ServeError:
