@@ -23,9 +23,7 @@ def of_model(rpc: str, name: str, version: str = "") -> Call:
 
 SERVER = [
     Exchange("live", [Call("ServerLive")]),
-    Exchange("ready", [Call("ServerReady")]),
     Exchange("server metadata", [Call("ServerMetadata")]),
-    Exchange("health of the server", [Call("/grpc.health.v1.Health/Check")]),
     Exchange("unknown method", [Call("NoSuchMethod")]),
     Exchange("unknown service", [Call("/inference.NoSuchService/ServerLive")]),
 ]

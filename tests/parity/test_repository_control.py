@@ -105,7 +105,6 @@ LIFE_CASES = [
         unload("control_versions"),
         Index(["control_versions"]),
     ),
-    exchange("server stays ready", Call("ServerReady")),
 ]
 REFUSED_LOADS = [
     exchange("load of nothing", load("")),
@@ -161,12 +160,10 @@ GOOD_LOADS = [
     exchange(
         "load with files",
         load_with("control_files", {"config": override(), "file:1/model.py": CODE, "file:7/model.py": CODE}),
-        *(Index(["control_files"]), ask("control_files")),
     ),
     exchange(
         "load with files of a model that there is none of",
         load_with("control_sent", {"config": override(), "file:1/model.py": CODE}),
-        *(ask("control_sent"), Index(["control_sent"]), unload("control_sent"), ask("control_sent")),
     ),
     exchange(
         "failed load of a model that serves",

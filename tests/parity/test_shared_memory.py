@@ -15,14 +15,17 @@ from support.parity.pair import Pair
 from tritonclient.grpc import service_pb2 as pb
 
 KEY = "rocserve_parity"
-SIZE = 256
+SIZE = 8192
+PAGE = 4096
+"""Triton maps from the beginning of a page on."""
 ROW = np.arange(4, dtype=np.int32)
 BYTES = b"\x03\0\0\0one\x05\0\0\0three"
 
 
 @pytest.fixture(scope="module")
 def memory() -> Iterator[SharedMemory]:
-    """256 bytes: a row of INT32 at 0 and at 16, elements of BYTES at 32; results go to 128 and behind."""
+    """Two pages: a row of INT32 at 0 and at 16, elements of BYTES at 32; results go to 128 and behind. The second page
+    begins as the first."""
     region = SharedMemory(KEY, create=True, size=SIZE)
     # Servers map it on their own; its life is this fixture's.
     resource_tracker.unregister(f"/{KEY}", "shared_memory")
@@ -69,10 +72,11 @@ REGISTRATIONS = [
     exchange("status of no regions", status()),
     exchange("status of an unknown region", status("r")),
     exchange("register and look", register("r"), status(), status("r")),
-    exchange("register a part", register("r", offset=16, size=32), status("r")),
-    exchange("register two", register("a"), register("b", offset=8, size=8), status()),
+    exchange("register a part", register("r", offset=PAGE, size=32), status("r")),
+    exchange("register from within a page", register("r", offset=16, size=32)),
+    exchange("register two", register("a"), register("b", offset=PAGE, size=8), status()),
     exchange("register twice", register("r"), register("r")),
-    exchange("register another under the name", register("r"), register("r", offset=8, size=8)),
+    exchange("register another under the name", register("r"), register("r", offset=PAGE, size=8)),
     exchange("register without a name", register("")),
     exchange("register without a key", register("r", key="")),
     exchange("register an unknown key", register("r", key="/rocserve_parity_none")),
@@ -80,7 +84,7 @@ REGISTRATIONS = [
     exchange("register a key of a path", register("r", key="/../etc/passwd")),
     exchange("register too much", register("r", size=100_000)),
     exchange("register behind the end", register("r", offset=100_000, size=16)),
-    exchange("register over the end", register("r", offset=200, size=100)),
+    exchange("register over the end", register("r", offset=PAGE, size=PAGE + 100)),
     exchange("register no bytes", register("r", size=0)),
     exchange("register an offset that overflows", register("r", offset=2**64 - 8, size=16)),
     exchange("unregister unknown", unregister("r")),
@@ -92,12 +96,12 @@ INFERENCES = [
     exchange("inputs in shared memory", register("r"), ask(FIRST, SECOND)),
     exchange("one input in shared memory", register("r"), ask(FIRST, RAW_SECOND)),
     exchange("the other input in shared memory", register("r"), ask(RAW_FIRST, SECOND)),
-    exchange("inputs in a part", register("r", offset=16, size=32), ask(lying("INPUT0", "r", 0, 16), RAW_SECOND)),
+    exchange("inputs in a part", register("r", offset=PAGE, size=32), ask(lying("INPUT0", "r", 0, 16), RAW_SECOND)),
     exchange("no offset", register("r"), ask(lying("INPUT0", "r", None, 16), RAW_SECOND)),
     exchange(
         "input in two regions",
         register("a"),
-        register("b", offset=16, size=64),
+        register("b", offset=PAGE, size=64),
         ask(lying("INPUT0", "a", 0, 16), lying("INPUT1", "b", 0, 16)),
     ),
     exchange(
@@ -164,7 +168,9 @@ REFUSALS = [
     exchange("input before the beginning", register("r"), ask(lying("INPUT0", "r", -16, 16), RAW_SECOND)),
     exchange("input that overflows", register("r"), ask(lying("INPUT0", "r", 2**63 - 8, 16), RAW_SECOND)),
     exchange(
-        "input over the end of a part", register("r", offset=16, size=32), ask(lying("INPUT0", "r", 24, 16), RAW_SECOND)
+        "input over the end of a part",
+        register("r", offset=PAGE, size=32),
+        ask(lying("INPUT0", "r", 24, 16), RAW_SECOND),
     ),
     exchange("input too small", register("r"), ask(lying("INPUT0", "r", 0, 12), RAW_SECOND)),
     exchange("input too large", register("r"), ask(lying("INPUT0", "r", 0, 20), RAW_SECOND)),
@@ -226,8 +232,8 @@ def results() -> bytes:
     """What lies in the second half, which is cleared for the next server."""
     region = SharedMemory(KEY)
     try:
-        found = bytes(region.buf[128:])
-        region.buf[128:] = bytes(SIZE - 128)
+        found = bytes(region.buf[128:PAGE])
+        region.buf[128:PAGE] = bytes(PAGE - 128)
         return found
     finally:
         resource_tracker.unregister(f"/{KEY}", "shared_memory")
@@ -238,5 +244,5 @@ def results() -> bytes:
     "exchange", [*REGISTRATIONS, *INFERENCES, *REFUSALS, *CUDA], ids=lambda exchange: exchange.name
 )
 def test_shared_memory(pair: Pair, memory: SharedMemory, exchange: Exchange) -> None:
-    memory.buf[:] = (ROW.tobytes() + (ROW * 3).tobytes() + BYTES).ljust(SIZE, b"\0")
+    memory.buf[:] = 2 * (ROW.tobytes() + (ROW * 3).tobytes() + BYTES).ljust(PAGE, b"\0")
     pair.compare(exchange)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,7 +25,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 FAULTS = tensor("input", "MODE", "STRING", [1]) + tensor("output", "OUT", "FP32", [1])
 REPEAT = tensor("input", "IN", "INT32", [1]) + tensor("output", "OUT", "INT32", [1])
-CACHED = "response_cache { enable: true }\n"
+_SETTLE_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,14 @@ class Counters:
         return self._call.digest()
 
     def ask(self, server: Asked) -> Outcome:
+        # Triton counts a batch when its requests have been answered.
+        outcome, before = self._rows(server), None
+        while outcome != before:
+            time.sleep(_SETTLE_SECONDS)
+            outcome, before = self._rows(server), outcome
+        return outcome
+
+    def _rows(self, server: Asked) -> Outcome:
         outcome = self._call.ask(server)
         rows = (outcome.answer or {}).get("model_stats", [])
         return replace(outcome, answer=[_without_memory(row) for row in rows])

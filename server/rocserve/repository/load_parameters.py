@@ -27,11 +27,11 @@ def parse_load_parameters(name: str, parameters: Mapping[str, bool | int | str |
     for key, value in parameters.items():
         if key == "config":
             if not isinstance(value, str):
-                raise _wrong_type(key, "a string with the model configuration as JSON", value)
+                raise wrong_type(key, "string_param")
             config = value
         elif key.startswith(_FILE_PREFIX):
             if not isinstance(value, bytes):
-                raise _wrong_type(key, "bytes", value)
+                raise wrong_type(key, "bytes_param")
             files[_file_path(name, key)] = value
         else:
             raise invalid_argument(f"unrecognized load parameter '{key}'.")
@@ -55,5 +55,5 @@ def _file_path(name: str, key: str) -> PurePosixPath:
     return PurePosixPath(text)
 
 
-def _wrong_type(key: str, expected: str, value: object) -> ServeError:
-    return invalid_argument(f"load parameter '{key}' must be {expected}, got {type(value).__name__}")
+def wrong_type(key: str, expected: str) -> ServeError:
+    return invalid_argument(f"invalid value type for load parameter '{key}', expected {expected}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rocserve.core.errors import invalid_argument, unimplemented
 from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve.repository.load_parameters import wrong_type
 from rocserve.repository.model_repository import ModelRepository
 
 
@@ -19,7 +20,7 @@ class RepositoryControlService:
 
     async def load(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
         _refuse_repository_name(request.repository_name)
-        parameters = {name: _value(parameter) for name, parameter in request.parameters.items()}
+        parameters = {name: _value(name, parameter) for name, parameter in request.parameters.items()}
         await self._repository.load(request.model_name, parameters)
         return pb.RepositoryModelLoadResponse()
 
@@ -29,9 +30,11 @@ class RepositoryControlService:
         return pb.RepositoryModelUnloadResponse()
 
 
-def _value(parameter: pb.ModelRepositoryParameter) -> bool | int | str | bytes:
+def _value(name: str, parameter: pb.ModelRepositoryParameter) -> bool | int | str | bytes:
     choice = parameter.WhichOneof("parameter_choice")
-    value: bool | int | str | bytes = getattr(parameter, choice) if choice else ""
+    if choice is None:
+        raise wrong_type(name, "string_param")
+    value: bool | int | str | bytes = getattr(parameter, choice)
     return value
 
 

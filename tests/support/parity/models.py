@@ -121,6 +121,12 @@ def _plain_models() -> list[ParityModel]:
     )
     seen = tensor("input", "IN", "FP32", [-1], "optional: true") + tensor("output", "SEEN", "STRING", [1])
     repeat = tensor("input", "IN", "INT32", [1]) + tensor("output", "OUT", "INT32", [1])
+    repeat_text = (
+        tensor("input", "TEXT", "STRING", [1])
+        + tensor("input", "COUNT", "INT32", [1])
+        + tensor("output", "OUT", "STRING", [1])
+    )
+    raw = tensor("input", "INPUT", "INT32", [-1]) + tensor("output", "OUTPUT", "INT32", [-1])
     decoupled = "model_transaction_policy { decoupled: true }\n"
     return [
         ParityModel("add_sub", python(add_sub), "add_sub"),
@@ -141,6 +147,8 @@ def _plain_models() -> list[ParityModel]:
             "latest", python(seen, 0, "version_policy { latest { num_versions: 2 } }\n"), "seen", ("1", "7", "10")
         ),
         ParityModel("repeat", python(repeat, 0, decoupled), "repeat"),
+        ParityModel("repeat_text", python(repeat_text, 0, decoupled), "repeat_text"),
+        ParityModel("raw", python(raw, 0), "identity"),
     ]
 
 

@@ -117,4 +117,4 @@ def running_pair(
 
 
 def http_flags(port: int) -> tuple[str, ...]:
-    return ("--allow-http=false",)
+    return (f"--http-port={port}", "--http-address=127.0.0.1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from tritonclient.grpc import service_pb2 as pb
 
 from support.parity.exchange import Asked, Call, Outcome
+
+_SETTLE_SECONDS = 10.0
 
 
 def load(model: str, repository: str = "", **parameters: Any) -> Call:
@@ -30,7 +33,8 @@ def unload(model: str, repository: str = "", **parameters: Any) -> Call:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The rows of the repository index about some models; other tests may have put more there."""
+    """The rows of the repository index about some models, once none of them is on its way from one state to another;
+    other tests may have put more there."""
 
     models: Sequence[str]
     ready: bool = False
@@ -39,9 +43,13 @@ class Index:
         return self._call.digest()
 
     def ask(self, server: Asked) -> Outcome:
-        outcome = self._call.ask(server)
-        rows = (outcome.answer or {}).get("models", [])
-        return replace(outcome, answer=[row for row in rows if row["name"] in self.models])
+        end = time.monotonic() + _SETTLE_SECONDS
+        while True:
+            outcome = self._call.ask(server)
+            rows = [row for row in (outcome.answer or {}).get("models", []) if row["name"] in self.models]
+            if time.monotonic() > end or not any(row.get("state") in ("LOADING", "UNLOADING") for row in rows):
+                return replace(outcome, answer=rows)
+            time.sleep(0.05)
 
     @property
     def _call(self) -> Call:
