@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import grpc
@@ -262,3 +265,33 @@ def test_hardware(serve, connect, tmp_path: Path) -> None:
     assert client.has_hardware("cpu", len(os.sched_getaffinity(0)))
     assert not client.has_hardware("cpu", 100_000)
     assert not client.has_hardware("DPUCADF8H", 0)
+
+
+def test_the_same_over_http(serve, connect, repository: Path) -> None:
+    server = serve(repository, flags=("--model-control-mode=explicit",))
+
+    def ask(verb: str, path: str, body: object = None) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
+        with closing(connection):
+            connection.request(verb, path, None if body is None else json.dumps(body))
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+
+    assert json.loads(ask("GET", "/v2")[1])["extensions"][-2:] == ["migraphx", "rocal"]
+    assert ask("POST", "/v2/hardware", {"name": "cpu", "num": 1})[0] == 200
+    assert ask("POST", "/v2/hardware", {"name": "DPUCADF8H", "num": 1})[0] == 404
+    model = {"model": str(repository / "plain" / "1" / "model.onnx"), "batch": 4, "share": True}
+    assert ask("POST", "/v2/workers/MIGraphX/load", model) == (200, "migraphx")
+    assert ask("POST", "/v2/workers/migraphx/load", {"model": ["a"]})[0] == 400
+    assert ask("POST", "/v2/workers/nothing/load", {})[0] == 404
+    assert ask("POST", "/v2/repository/models/told/versions/1/load", {}) == (200, "")
+    assert json.loads(ask("GET", "/v2/models")[1]) == {"models": ["migraphx", "told"]}
+    item = {"name": "input0", "datatype": "FP32", "shape": [2], "data": [1.0, 2.0]}
+    for name, expected in (("migraphx", [2.0, 3.0]), ("told", [4.0, 5.0])):
+        status, text = ask("POST", f"/v2/models/{name}/infer", {"inputs": [item]})
+        assert status == 200, text
+        answer = json.loads(text)["outputs"][0]
+        assert (answer["shape"], answer["data"]) == ([2], expected)
+    assert ask("POST", "/v2/workers/migraphx/unload") == (200, "")
+    assert ask("POST", "/v2/repository/models/told/versions/1/unload") == (200, "")
+    wait_until(lambda: json.loads(ask("GET", "/v2/models")[1]) == {"models": []})

@@ -36,7 +36,7 @@ class ManagementRoute:
     request: Callable[[Place, Buffer], Any]
     """From the URL and a POST's body to the method's request."""
     answer: Callable[[Any], Any]
-    """From the method's response to what is told as JSON; None = nothing is told.
+    """From the method's response to what is told as JSON, or as it is when it is bytes; None = nothing is told.
 
     Raises:
         HttpError: the response is told by an HTTP status.

@@ -7,12 +7,14 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from rocserve.frontends.http import management
+from rocserve.frontends.http import amd, management
 from rocserve.frontends.http.management import ManagementRoute
 from rocserve.frontends.http.places import Place
 
 _MODEL = re.compile(r"/v2/models/([^/]+)(?:/versions/([0-9]+))?(?:/(.+))?")
 _REPOSITORY = re.compile(r"/v2/repository(?:/([^/]+))?/(index|models/([^/]+)/(load|unload))")
+_WORKER = re.compile(r"/v2/workers/([^/]+)/(load|unload)")
+_LOADED_VERSION = re.compile(r"/v2/repository/models/([^/]+)/versions/([0-9]+)/(load|unload)")
 _SHARED_MEMORY = re.compile(r"/v2/(system|cuda)sharedmemory(?:/region/([^/]+))?/(status|register|unregister)")
 
 _FIXED = {
@@ -20,6 +22,8 @@ _FIXED = {
     "/v2/health/live": management.LIVE,
     "/v2/health/ready": management.READY,
     "/v2/models/stats": management.MODEL_STATISTICS,
+    "/v2/models": amd.MODELS,
+    "/v2/hardware": amd.HARDWARE,
 }
 _OF_A_MODEL = {
     None: management.MODEL_METADATA,
@@ -67,6 +71,10 @@ def find_destination(verb: str, path: str) -> Destination | None:
     if found := _SHARED_MEMORY.fullmatch(path):
         region = unquote(found[2] or "")
         return Destination(management.SHARED_MEMORY[found[1], found[3]], Place(region=region))
+    if found := _WORKER.fullmatch(path):
+        return Destination(amd.WORKERS[found[2]], Place(model=unquote(found[1])))
+    if found := _LOADED_VERSION.fullmatch(path):
+        return Destination(amd.VERSIONS[found[3]], Place(model=unquote(found[1]), version=found[2]))
     if found := _REPOSITORY.fullmatch(path):
         return _of_a_repository(found)
     return None

@@ -82,7 +82,7 @@ class HttpService:
             told = route.answer(response)
         except ServeError as error:
             return error_response(error, route.content_type)
-        text = b"" if told is None else json_bytes(told)
+        text = b"" if told is None else told if isinstance(told, bytes) else json_bytes(told)
         return web.Response(body=text, content_type=route.content_type)
 
     async def _call(self, method: Method, message: object) -> object:

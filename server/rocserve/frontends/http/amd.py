@@ -1,0 +1,81 @@
+"""AMD Inference Server's own URLs. Parameters are the members of the body itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rocserve.core.errors import invalid_argument
+from rocserve.core.tensors import Buffer
+from rocserve.frontends.http.errors import JSON, PLAIN, HttpError
+from rocserve.frontends.http.json_text import parse_json
+from rocserve.frontends.http.json_values import MISSING, find, members, text, unsigned
+from rocserve.frontends.http.management import GET, POST, ManagementRoute
+from rocserve.frontends.http.places import Place
+from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve.protocol.parameters import write_parameters
+
+
+def _model_load(place: Place, body: Buffer) -> pb.ModelLoadRequest:
+    message = pb.ModelLoadRequest(name=place.model, version=place.version)
+    write_parameters(_parameters(body), message.parameters)
+    return message
+
+
+def _model_unload(place: Place, body: Buffer) -> pb.ModelUnloadRequest:
+    return pb.ModelUnloadRequest(name=place.model, version=place.version)
+
+
+def _worker_load(place: Place, body: Buffer) -> pb.WorkerLoadRequest:
+    message = pb.WorkerLoadRequest(name=place.model)
+    write_parameters(_parameters(body), message.parameters)
+    return message
+
+
+def _worker_unload(place: Place, body: Buffer) -> pb.WorkerUnloadRequest:
+    return pb.WorkerUnloadRequest(name=place.model)
+
+
+def _has_hardware(place: Place, body: Buffer) -> pb.HasHardwareRequest:
+    value = parse_json(body)
+    name, count = find(value, "name"), find(value, "num")
+    return pb.HasHardwareRequest(
+        name="" if name is MISSING else text(name), num=1 if count is MISSING else min(unsigned(count), 0xFFFF_FFFF)
+    )
+
+
+def _parameters(body: Buffer) -> dict[str, bool | int | float | str]:
+    """Raises: ServeError."""
+    given = members(parse_json(body)) if body else {}
+    for name, value in given.items():
+        if not isinstance(value, bool | int | float | str):
+            raise invalid_argument(f"parameter '{name}' must be a boolean, a number or a text, got {value!r}")
+    return dict(given)
+
+
+def _models(response: pb.ModelListResponse) -> Any:
+    return {"models": list(response.models)}
+
+
+def _endpoint(response: pb.WorkerLoadResponse) -> bytes:
+    return response.endpoint.encode()
+
+
+def _found(response: pb.HasHardwareResponse) -> None:
+    if not response.found:
+        raise HttpError(404, "there is not so much of that hardware")
+
+
+def _nothing(response: Any) -> None:
+    return None
+
+
+MODELS = ManagementRoute("ModelList", GET, lambda place, body: pb.ModelListRequest(), _models)
+HARDWARE = ManagementRoute("HasHardware", POST, _has_hardware, _found)
+WORKERS = {
+    "load": ManagementRoute("WorkerLoad", POST, _worker_load, _endpoint, PLAIN),
+    "unload": ManagementRoute("WorkerUnload", POST, _worker_unload, _nothing, JSON),
+}
+VERSIONS = {
+    "load": ManagementRoute("ModelLoad", POST, _model_load, _nothing),
+    "unload": ManagementRoute("ModelUnload", POST, _model_unload, _nothing),
+}
