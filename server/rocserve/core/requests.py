@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from rocserve.core.datatypes import DataType
+from rocserve.core.phases import PhaseTotals
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensors import Buffer, Tensor
 from rocserve.core.trace import Trace
@@ -78,6 +79,8 @@ class InferRequest:
     """time.monotonic() seconds after which the client no longer waits."""
     trace: Trace | None = None
     """Where it is written down when what happened to the request; None = it is not traced."""
+    phases: PhaseTotals | None = None
+    """Where it is added up what its execution took; None = nobody asks."""
     sequence: SequenceTag | None = None
     """None = it says nothing of a sequence. Not among the head's parameters."""
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rocserve.core.latencies import LatencyDistributions, LatencyReadings
+from rocserve.core.phases import PhaseTotals
 
 _COUNTED_AT_ONCE = 256
 
@@ -166,13 +167,33 @@ class ModelStatistics:
             age_ns = time.monotonic_ns() - request_end
             self._last_inference_ms = (time.time_ns() - age_ns) // 1_000_000
 
-    def record_ensemble(self, started_ns: int, ended_ns: int, batch_size: int) -> None:
-        """A request that an ensemble answered; its members count their own phases."""
+    def record_ensemble(
+        self, started_ns: int, begun_ns: int, ended_ns: int, batch_size: int, phases: PhaseTotals
+    ) -> None:
+        """A request that an ensemble answered; `phases` are the sums over its members, which count for themselves.
+
+        Args:
+            started_ns: when it came.
+            begun_ns: when its first steps were about to be sent to their members.
+            ended_ns: when the answer was there.
+            batch_size: its rows.
+        """
         with self._lock:
             self._last_inference_ms = time.time_ns() // 1_000_000
             self.execution_count += 1
             self.inference_count += batch_size
             self._success.add(ended_ns - started_ns)
+            self._queue.add(begun_ns - started_ns)
+            batch = self._batches.get(batch_size)
+            if batch is None:
+                batch = self._batches[batch_size] = BatchStatistics(Duration(), Duration(), Duration())
+            for total, of_size, ns in (
+                (self._compute_input, batch.compute_input, phases.compute_input),
+                (self._compute_infer, batch.compute_infer, phases.compute_infer),
+                (self._compute_output, batch.compute_output, phases.compute_output),
+            ):
+                total.add(ns)
+                of_size.add(ns)
             if self._latencies is not None:
                 self._latencies.note_ensemble(ended_ns - started_ns, ended_ns, batch_size)
 

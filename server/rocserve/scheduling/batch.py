@@ -198,6 +198,8 @@ class BatchAnswerer:
             rows += entry.plan.batch_size
             if entry.request.trace is not None:
                 entry.request.trace.note_run(entry.queue_start_ns, times)
+            if entry.request.phases is not None:
+                entry.request.phases.add_run(times)
             if isinstance(answer, ServeError):
                 self._statistics.record_failure(entry.queue_start_ns, now, by_backend=True)
             else:

@@ -168,6 +168,8 @@ class RequestBatches:
         answers: list[tuple[QueuedRequest, InferResponse | ServeError]] = []
         for index, single in enumerate(running.requests):
             self._end_trace(single, times)
+            if single.entry.request.phases is not None:
+                single.entry.request.phases.add_run(times)
             if single.ended_ns:
                 continue
             answer = self._answer(index, single.entry, outcome)

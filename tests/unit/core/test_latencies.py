@@ -22,6 +22,7 @@ from rocserve.core.latencies import (
     read_latency_options,
 )
 from rocserve.core.model_config import ModelConfig
+from rocserve.core.phases import PhaseTotals
 from rocserve.core.statistics import ModelStatistics
 
 CONFIG = ModelConfig(name="m")
@@ -76,7 +77,7 @@ def test_with_the_cache_there_is_no_summary_of_requests_as_in_triton() -> None:
 
 def test_an_ensemble_and_the_first_response_of_a_decoupled_model() -> None:
     statistics, now = counted(replace(CONFIG, decoupled=True))
-    statistics.record_ensemble(now, now + 3 * MS, 2)
+    statistics.record_ensemble(now, now, now + 3 * MS, 2, PhaseTotals())
     statistics.record_first_response(700 * MS)
     found = readings(statistics)
     assert found.summaries[REQUEST_SUMMARY].total == 3_000
@@ -86,7 +87,7 @@ def test_an_ensemble_and_the_first_response_of_a_decoupled_model() -> None:
 def test_a_model_has_buckets_of_its_own() -> None:
     config = replace(CONFIG, histogram_buckets={BATCH_SIZE_HISTOGRAM: (3.0,)})
     statistics, now = counted(config)
-    statistics.record_ensemble(now, now, 4)
+    statistics.record_ensemble(now, now, now, 4, PhaseTotals())
     assert readings(statistics).histograms[BATCH_SIZE_HISTOGRAM].bounds == (3.0,)
 
 

@@ -20,6 +20,7 @@ from rocserve.core.classification import classify
 from rocserve.core.dispatch import dispatch
 from rocserve.core.errors import ServeError, StatusCode, internal, unimplemented
 from rocserve.core.model_config import EnsembleStep, ModelConfig
+from rocserve.core.phases import PhaseTotals
 from rocserve.core.requests import NO_PARAMETERS, InferRequest, InferResponse
 from rocserve.core.sequences import (
     SEQUENCE_END,
@@ -68,13 +69,14 @@ class EnsembleRun:
         self._request = request
         self._plan = plan
         self._responder = responder
-        self._started_ns = started_ns
+        self._started_ns = self._begun_ns = started_ns
         self._graph: EnsemblePlan = ensemble.graph.plan(plan.outputs)
         self._lock = threading.Lock()
         self._held: dict[_Place, _Held] = {}
         self._readers_left: dict[_Place, int] = {}
         self._iterations: dict[int, int] = {}
         """By decoupled step: how many answers it has given."""
+        self._phases = PhaseTotals()
         self._steps_running = 0
         self._ended = False
         self._outbox = Outbox(responder, self._on_end, self._deadlock)
@@ -82,6 +84,7 @@ class EnsembleRun:
         self._on_cancel: list[Callable[[], None]] | None = None
 
     def start(self) -> None:
+        self._begun_ns = time.monotonic_ns()
         sequence = self._request.sequence
         given = {
             entry.name: _Held(Tensor(entry.name, entry.datatype, head.shape, data), sequence)
@@ -226,7 +229,9 @@ class EnsembleRun:
         )
         for source in self._graph.reads[index]:
             self._release((source, iteration))
-        request = InferRequest(head, self._request.id, data, self._request.deadline, sequence=sequence)
+        request = InferRequest(
+            head, self._request.id, data, self._request.deadline, phases=self._phases, sequence=sequence
+        )
         return StepRequest(self, index, step, iteration, request)
 
     def _release(self, place: _Place) -> None:
@@ -296,7 +301,11 @@ class EnsembleRun:
         if failed:
             self._ensemble.statistics.record_failure(self._started_ns, now)
         else:
-            self._ensemble.statistics.record_ensemble(self._started_ns, now, self._plan.batch_size)
+            self._ensemble.statistics.record_ensemble(
+                self._started_ns, self._begun_ns, now, self._plan.batch_size, self._phases
+            )
+        if self._request.phases is not None:
+            self._request.phases.add_all(self._phases)
         self._ensemble.run_ended()
 
 

@@ -54,7 +54,7 @@ class Dressing:
         bare = request.request
         request.bare = (bare, request.plan)
         data = [*bare.data, *self._controls.of(request.tag), *[value.data for value in request.states.values]]
-        request.request = InferRequest(bare.head, bare.id, data, bare.deadline, bare.trace, request.tag)
+        request.request = replace(bare, data=data, sequence=request.tag)
         request.plan = plan
 
     def absent(self, model: SequenceRequest) -> SequenceRequest:
