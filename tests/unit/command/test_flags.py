@@ -126,3 +126,34 @@ def test_a_pattern_of_headers_must_be_a_regular_expression(tmp_path: Path, capsy
     with pytest.raises(SystemExit):
         settings(f"--model-repository={tmp_path}", "--grpc-header-forward-pattern=(")
     assert "expected a regular expression, got '('" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--trace-config=rate=often"], "--trace-config: rate=often: expected a whole number from 0 to 4294967295"),
+        (["--trace-level=ALL"], "--trace-config: invalid value for trace level option: ALL; expected OFF"),
+        (["--trace-config=jaeger,url=x"], "--trace-config: invalid value for trace mode option: jaeger"),
+    ],
+)
+def test_traces_that_make_no_sense(tmp_path: Path, flags: list[str], text: str) -> None:
+    with pytest.raises(FlagError, match=re.escape(text)):
+        settings(f"--model-repository={tmp_path}", *flags)
+
+
+def test_older_flags_of_traces(tmp_path: Path) -> None:
+    given = settings(
+        f"--model-repository={tmp_path}",
+        "--trace-file=/tmp/trace.json",
+        "--trace-level=TIMESTAMPS",
+        "--trace-config=rate=7",
+        "--trace-count=5",
+        "--trace-log-frequency=2",
+    )
+    assert given.trace.values == (
+        ("triton", "file", "/tmp/trace.json"),
+        ("", "level", "TIMESTAMPS"),
+        ("", "rate", "7"),
+        ("", "count", "5"),
+        ("triton", "log-frequency", "2"),
+    )
