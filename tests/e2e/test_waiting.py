@@ -151,4 +151,4 @@ def test_a_full_queue_refuses_at_once(server):
     assert len(refused) < 12
     for error in refused:
         assert error.status() == "StatusCode.UNAVAILABLE"
-        assert error.message() == "Exceeds maximum queue size"
+        assert error.message() == "[request id: <id_unknown>] Exceeds maximum queue size"

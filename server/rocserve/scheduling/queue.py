@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rocserve.core.errors import unavailable
+from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import DynamicBatching, QueuePolicy, TimeoutAction
 from rocserve.scheduling.entry import QueuedRequest
 
@@ -20,6 +20,14 @@ class QueueLimits:
 
     max_requests: int = 10_000
     max_bytes: int = 4 << 30
+
+
+class QueueFull(ServeError):
+    """There is no room for one more request."""
+
+    def __init__(self, request_id: str) -> None:
+        text = f"[request id: {request_id or '<id_unknown>'}] Exceeds maximum queue size"
+        super().__init__(StatusCode.UNAVAILABLE, text)
 
 
 class _Level:
@@ -85,7 +93,7 @@ class RequestQueue:
         """Take a request in.
 
         Raises:
-            ServeError: UNAVAILABLE when its level, or the whole queue, is full.
+            QueueFull: its level, or the whole queue, is full.
         """
         level = self._levels[entry.level]
         limit = level.policy.max_queue_size
@@ -94,7 +102,7 @@ class RequestQueue:
             or self._nbytes + entry.nbytes > self._limits.max_bytes
             or (limit and len(level) >= limit)
         ):
-            raise unavailable("Exceeds maximum queue size")
+            raise QueueFull(entry.request.id)
         level.waiting.append(entry)
         self._add(entry)
 

@@ -13,6 +13,7 @@ from rocserve.core.statistics import ModelStatistics
 from rocserve.core.validation import RequestPlan, RequestValidator
 from rocserve.scheduling.cached_answers import CachedAnswers
 from rocserve.scheduling.ordering import AnswerOrder, OrderedResponder, nothing
+from rocserve.scheduling.queue import QueueFull
 from rocserve.scheduling.scheduler import Scheduler
 
 
@@ -58,7 +59,10 @@ class ScheduledVersion:
             self._submit(request, plan, responder)
         except ServeError as error:
             now = time.monotonic_ns()
-            self.statistics.record_failure(now, now)
+            if isinstance(error, QueueFull):
+                self.statistics.record_rejection(now, now)
+            else:
+                self.statistics.record_failure(now, now)
             responder.fail(error)
 
     def _way_of_submitting(self) -> Callable[[InferRequest, RequestPlan, Responder], None]:

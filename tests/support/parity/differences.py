@@ -32,7 +32,7 @@ class Difference:
 _ALL_EXTENSIONS = (
     r"\['classification', 'sequence', 'model_repository', 'model_repository\(unload_dependents\)', 'schedule_policy',"
     r" 'model_configuration', 'system_shared_memory', 'cuda_shared_memory', 'binary_tensor_data', 'parameters',"
-    r" 'statistics', 'trace', 'logging'\]"
+    r" 'statistics', 'trace', 'logging'(, 'migraphx'|, 'rocal')*\]"
 )
 
 DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
@@ -312,6 +312,12 @@ DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
         ["model that answers oddly: twice"],
         r"'shape': \['1', '1'\]}, {'name': 'OUT'}",
         r"'shape': \['1'\]}, {'name': 'OUT', 'datatype': 'FP32', 'shape': \['1'\]}",
+    ),
+    Difference(
+        "What a full queue refuses counts as a failure; Triton counts it nowhere",
+        ["batching: a full queue", "batching: the queue of one level is full"],
+        r"'fail': {}",
+        r"'fail': {'count': '[12]'}",
     ),
     Difference(
         "What is wrong with a malformed message is said, and that it is the client's fault",

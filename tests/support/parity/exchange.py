@@ -69,7 +69,7 @@ class Call:
         return self.rpc if self.rpc.startswith("/") else GRPC_SERVICE + self.rpc
 
     def digest(self) -> str:
-        return _digest(self.path.encode(), serialised(self.message))
+        return digest_of(self.path.encode(), serialised(self.message))
 
     def ask(self, server: Asked) -> Outcome:
         return server.unary(self.path, serialised(self.message))
@@ -82,7 +82,7 @@ class Stream:
     messages: Sequence[Message | bytes]
 
     def digest(self) -> str:
-        return _digest(b"stream", *map(serialised, self.messages))
+        return digest_of(b"stream", *map(serialised, self.messages))
 
     def ask(self, server: Asked) -> Outcome:
         return server.stream([serialised(message) for message in self.messages])
@@ -98,7 +98,8 @@ class HttpCall:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def digest(self) -> str:
-        return _digest(self.method.encode(), self.path.encode(), self.body, repr(sorted(self.headers.items())).encode())
+        headers = repr(sorted(self.headers.items())).encode()
+        return digest_of(self.method.encode(), self.path.encode(), self.body, headers)
 
     def ask(self, server: Asked) -> Outcome:
         return server.http(self.method, self.path, self.body, self.headers)
@@ -144,5 +145,5 @@ def serialised(message: Message | bytes) -> bytes:
     return message if isinstance(message, bytes) else message.SerializeToString(deterministic=True)
 
 
-def _digest(*parts: bytes) -> str:
+def digest_of(*parts: bytes) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()

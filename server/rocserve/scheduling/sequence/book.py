@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.sequences import SequenceId
-from rocserve.scheduling.queue import QueueLimits
+from rocserve.scheduling.queue import QueueFull, QueueLimits
 from rocserve.scheduling.sequence.places import Backlog, Place, SequenceInstance, SequenceRequest, Slot
 
 _REMEMBERED_LOSSES = 10_000
@@ -55,10 +55,10 @@ class SequenceBook:
         """Take a request in; its slot, None while its sequence waits for one.
 
         Raises:
-            ServeError: UNAVAILABLE, too many wait.
+            QueueFull: too many wait.
         """
         if self.count >= self._limits.max_requests or self._nbytes + request.nbytes > self._limits.max_bytes:
-            raise unavailable("Exceeds maximum queue size")
+            raise QueueFull(request.request.id)
         sequence = request.tag.id
         place = self._places.get(sequence) or self._new_place(sequence)
         place.queue.append(request)

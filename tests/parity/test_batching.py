@@ -1,0 +1,163 @@
+"""Queues and batches: the same requests at the same times make the same batches, and the same are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from support.parity.exchange import Call, Exchange
+from support.parity.models import ParityModel, python, tensor, write_model
+from support.parity.pacing import Arrival, PacedStream
+from support.parity.pair import Pair
+from tritonclient.grpc import service_pb2 as pb
+
+TENSORS = tensor("input", "IN", "INT32", [-1]) + tensor("output", "OUT", "INT32", [2])
+RUNNING = Arrival(run_ms=300)
+NO_PREFETCH = "default_queue_policy { max_queue_size: 100 }"
+"""With it Triton forms a batch when an instance is free; else it fills the next batches while all are busy."""
+
+
+def waiting(*rows: int, **more: object) -> list[Arrival]:
+    """Requests that come while one runs."""
+    return [Arrival(rows=count, after_ms=0 if index else 100, **more) for index, count in enumerate(rows)]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    batching: str
+    """What stands in dynamic_batching; "-" = there is none."""
+    arrivals: Sequence[Arrival]
+    max_batch_size: int = 8
+
+
+REQUEST = {"timeout": 50_000}
+# Triton may look at its queue half a second after the model is free.
+LATE_POLICY = "timeout_action: DELAY default_timeout_microseconds: 5000000 allow_timeout_override: true"
+LATE = f"default_queue_policy {{ {LATE_POLICY} }}"
+
+CASES = [
+    Case("no batching", "-", [RUNNING, *waiting(1, 2, 1)]),
+    Case("all that waits", "", [RUNNING, *waiting(1, 1, 1)]),
+    Case("up to the largest batch", "", [RUNNING, *waiting(*[1] * 10)]),
+    Case("a request is not split", "", [RUNNING, *waiting(5, 5, 2)]),
+    Case("other shapes", "", [RUNNING, *waiting(1, 1), *waiting(1, width=2), *waiting(1, 1, width=1)]),
+    Case("no batch dimension", "", [RUNNING, *waiting(1, 1)], max_batch_size=1),
+    Case("a preferred size", f"preferred_batch_size: [ 4 ] {NO_PREFETCH}", [RUNNING, *waiting(*[1] * 10)]),
+    Case("a preferred size, filled ahead", "preferred_batch_size: [ 4 ]", [RUNNING, *waiting(*[1] * 10)]),
+    Case("a preferred size passed over", f"preferred_batch_size: [ 4 ] {NO_PREFETCH}", [RUNNING, *waiting(3, 3, 2)]),
+    Case("larger than preferred", f"preferred_batch_size: [ 4 ] {NO_PREFETCH}", [RUNNING, *waiting(6, 1, 1)]),
+    Case("two preferred sizes", f"preferred_batch_size: [ 2, 4 ] {NO_PREFETCH}", [RUNNING, *waiting(*[1] * 7)]),
+    Case("the larger is reached", f"preferred_batch_size: [ 2, 6 ] {NO_PREFETCH}", [RUNNING, *waiting(1, 2, 3, 1)]),
+    Case(
+        "a delay that waits for a preferred size",
+        f"preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 500000 {NO_PREFETCH}",
+        [Arrival() for _ in range(4)],
+    ),
+    Case(
+        "a delay that passes",
+        f"preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 100000 {NO_PREFETCH}",
+        [Arrival(), Arrival(), Arrival()],
+    ),
+    Case(
+        "a delay that passes while the model runs",
+        f"preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 50000 {NO_PREFETCH}",
+        [Arrival(4, run_ms=400), *waiting(*[1] * 6)],
+    ),
+    Case(
+        "a delay that has not passed when the model is free",
+        f"preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 900000 {NO_PREFETCH}",
+        [Arrival(4, run_ms=300), *waiting(*[1] * 6)],
+    ),
+    Case(
+        "another shape ends the delay",
+        f"preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 700000 {NO_PREFETCH}",
+        [Arrival(), Arrival(), Arrival(width=3, after_ms=50)],
+    ),
+    Case(
+        "a full queue", "default_queue_policy { max_queue_size: 2 }", [RUNNING, *waiting(1, 1, 1, 1)], max_batch_size=1
+    ),
+    Case(
+        "priorities",
+        "priority_levels: 3 default_priority_level: 2",
+        [
+            RUNNING,
+            Arrival(after_ms=100),
+            Arrival(parameters={"priority": 3}),
+            Arrival(parameters={"priority": 1}),
+            Arrival(parameters={"priority": 9}),
+            Arrival(parameters={"priority": 0}),
+            Arrival(parameters={"priority": 1}),
+        ],
+        max_batch_size=1,
+    ),
+    Case(
+        "the queue of one level is full",
+        "priority_levels: 2 default_priority_level: 2 priority_queue_policy { key: 1 value { max_queue_size: 1 } }",
+        [
+            RUNNING,
+            Arrival(after_ms=100, parameters={"priority": 1}),
+            Arrival(parameters={"priority": 1}),
+            Arrival(),
+            Arrival(),
+        ],
+        max_batch_size=1,
+    ),
+    Case(
+        "time-outs of the policy",
+        "default_queue_policy { default_timeout_microseconds: 50000 }",
+        [RUNNING, *waiting(1, 1), Arrival(after_ms=150)],
+    ),
+    Case(
+        "time-outs that requests may not shorten",
+        "default_queue_policy { default_timeout_microseconds: 5000000 }",
+        [RUNNING, *waiting(1, parameters=REQUEST)],
+    ),
+    Case(
+        "time-outs that requests shorten",
+        "default_queue_policy { default_timeout_microseconds: 5000000 allow_timeout_override: true }",
+        [RUNNING, *waiting(1, 1, parameters=REQUEST), Arrival()],
+    ),
+    Case(
+        "time-outs that requests cannot lengthen",
+        "default_queue_policy { default_timeout_microseconds: 50000 allow_timeout_override: true }",
+        [RUNNING, *waiting(1, parameters={"timeout": 5_000_000})],
+    ),
+    Case(
+        "late requests run after the others",
+        LATE,
+        [RUNNING, *waiting(1, 1, parameters=REQUEST), Arrival(), Arrival()],
+        max_batch_size=1,
+    ),
+    Case(
+        "late requests share a batch with the others",
+        LATE,
+        [RUNNING, *waiting(1, 1, parameters=REQUEST), Arrival()],
+    ),
+    Case(
+        "a late request of a high level goes before a low level",
+        f"priority_levels: 2 default_priority_level: 2 priority_queue_policy {{ key: 1 value {{ {LATE_POLICY} }} }}",
+        [
+            RUNNING,
+            Arrival(after_ms=100, parameters={"priority": 1, **REQUEST}),
+            Arrival(),
+            Arrival(parameters={"priority": 1}),
+        ],
+        max_batch_size=1,
+    ),
+    Case("answers in order", "preserve_ordering: true", [RUNNING, *waiting(1, 2, 1)]),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_same_batches(pair: Pair, case: Case) -> None:
+    name = "paced_" + "_".join(case.name.replace(",", "").split())
+    batching = "" if case.batching == "-" else f"dynamic_batching {{ {case.batching} }}\n"
+    config = python(TENSORS, case.max_batch_size, batching + "instance_group { count: 1 kind: KIND_CPU }\n")
+    write_model(pair.scratch, ParityModel(name, config, "paced"))
+    loaded = Call("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name=name))
+    unloaded = Call("RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name=name))
+    statistics = Call("ModelStatistics", pb.ModelStatisticsRequest(name=name))
+    steps = [loaded, PacedStream(name, case.arrivals), statistics, unloaded]
+    pair.compare(Exchange(f"batching: {case.name}", steps))
