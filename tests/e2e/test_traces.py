@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
+import tritonclient.utils.shared_memory as shared_memory
 from support.collector import Collector, attributes, events
 from support.models import add_constant, drop
 from support.server import RocserveProcess, wait_until
@@ -201,6 +202,38 @@ def test_a_request_that_fails(server: RocserveProcess, file: TraceFile) -> None:
     assert trace["request_id"] == "bad"
     assert {"REQUEST_START", "REQUEST_END", "GRPC_SEND_END"} <= set(trace["stamps"])
     assert "COMPUTE_START" not in trace["stamps"]
+
+
+def test_tensors_in_memory_of_the_client(serve: Any, models: Path, file: TraceFile) -> None:
+    server = serve(
+        models,
+        flags=(
+            *ON,
+            "--trace-config=level=TENSORS",
+            f"--trace-config=triton,file={file.path}",
+            "--allow-client-shm=true",
+        ),
+    )
+    server.wait_until_ready()
+    client = server.client()
+    name = f"rocserve-traces-{server.port}"
+    region = shared_memory.create_shared_memory_region(name, f"/{name}", 16)
+    try:
+        shared_memory.set_shared_memory_region(region, [np.array([[3, 4]], np.float32)])
+        client.register_system_shared_memory(name, f"/{name}", 16)
+        entry = triton.InferInput("X", [1, 2], "FP32")
+        entry.set_shared_memory(name, 8)
+        wanted = triton.InferRequestedOutput("Y")
+        wanted.set_shared_memory(name, 8, offset=8)
+        client.infer("m", [entry], outputs=[wanted])
+        client.unregister_system_shared_memory(name)
+    finally:
+        shared_memory.destroy_shared_memory_region(region)
+    (trace,) = file.wait_for(1).values()
+    assert trace["tensors"] == [
+        ("TENSOR_QUEUE_INPUT", "X", "3.0,4.0"),
+        ("TENSOR_BACKEND_OUTPUT", "Y", "4.0,5.0"),
+    ]
 
 
 def test_a_stream_of_any_number_of_responses(server: RocserveProcess, file: TraceFile) -> None:

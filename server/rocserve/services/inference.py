@@ -47,5 +47,5 @@ class InferenceService:
                 responder.fail(error)
                 return
         if is_observed:
-            self._observer.note_inputs(request)
+            responder = self._observer.note_tensors(request, responder)
         dispatch(self._tables, request, responder)

@@ -11,7 +11,7 @@ from typing import Protocol
 from rocserve.core.errors import ServeError
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.serving import Responder, ServingTableHolder
-from rocserve.core.trace import REQUEST_END, TENSOR_BACKEND_OUTPUT
+from rocserve.core.trace import REQUEST_END, TENSOR_BACKEND_OUTPUT, Trace
 from rocserve.core.traced_dispatch import note_inputs
 from rocserve.observability.tracing.record import TraceRecord
 from rocserve.observability.tracing.tracing import Tracing
@@ -67,10 +67,13 @@ class RequestObserver:
             responder = self._begin_trace(request, responder, origin, now_ns)
         return responder
 
-    def note_inputs(self, request: InferRequest) -> None:
-        """The request's data are there."""
-        if request.trace is not None:
-            note_inputs(request.trace, request)
+    def note_tensors(self, request: InferRequest, responder: Responder) -> Responder:
+        """The request's data are there, from wherever they came: the responder that the model is to answer to."""
+        trace = request.trace
+        if trace is None or not trace.wants_tensors:
+            return responder
+        note_inputs(trace, request)
+        return _TensorResponder(responder, trace)
 
     def _begin_trace(
         self, request: InferRequest, responder: Responder, origin: RequestOrigin, now_ns: int
@@ -91,6 +94,32 @@ class RequestObserver:
         return _ClientTracedResponder(responder, trace, origin.protocol)
 
 
+class _TensorResponder:
+    """Writes down the tensors of answers as the model gives them: a client may want them in its own memory."""
+
+    __slots__ = ("_responder", "_trace")
+
+    def __init__(self, responder: Responder, trace: Trace) -> None:
+        self._responder = responder
+        self._trace = trace
+
+    def expect_many(self) -> None:
+        self._responder.expect_many()
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        self._trace.note_tensors(TENSOR_BACKEND_OUTPUT, response.outputs)
+        self._responder.send(response, final)
+
+    def end(self) -> None:
+        self._responder.end()
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        self._responder.fail(error, final)
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        self._responder.watch_cancellation(callback)
+
+
 class _ClientTracedResponder:
     """Writes down how the request of a client is answered, and ends its trace."""
 
@@ -106,8 +135,6 @@ class _ClientTracedResponder:
         self._responder.expect_many()
 
     def send(self, response: InferResponse, final: bool = True) -> None:
-        if self._trace.wants_tensors:
-            self._trace.note_tensors(TENSOR_BACKEND_OUTPUT, response.outputs)
         self._tell(lambda: self._responder.send(response, final), final)
 
     def end(self) -> None:
