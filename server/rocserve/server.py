@@ -9,9 +9,11 @@ import time
 
 from rocserve.backends.backend_config import with_backend_config
 from rocserve.backends.registry import discover_backends
+from rocserve.core.custom_metrics import CustomMetrics
 from rocserve.core.latencies import read_latency_options
 from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.metrics.assembly import assemble_metrics
+from rocserve.frontends.metrics.custom_families import custom_families
 from rocserve.frontends.metrics.exposition import exposition
 from rocserve.frontends.running import FrontEnds, Served
 from rocserve.observability.logs import ServerLog
@@ -72,6 +74,7 @@ class Server:
         self._tables = ServingTableHolder()
         self._client_regions = ClientRegions()
         self._fallbacks = FallbackCounter()
+        self._custom_metrics = CustomMetrics()
         self._latencies, problems = read_latency_options(settings.metrics.config)
         for problem in problems:
             log.warning("--metrics-config: %s; this is passed over", problem)
@@ -95,6 +98,7 @@ class Server:
             ),
             log=log,
             latencies=self._latencies,
+            custom_metrics=self._custom_metrics,
         )
         self._repository = ModelRepository(
             _repository_settings(settings),
@@ -132,7 +136,7 @@ class Server:
             self._latencies,
             self._tables,
             self._fallbacks.snapshot,
-            (),
+            (lambda: custom_families(self._custom_metrics),),
             self._log.getChild("metrics"),
         )
         return Served(

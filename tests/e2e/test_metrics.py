@@ -37,11 +37,100 @@ def test_requests_are_counted(serve, repository: Path) -> None:
     labels = '{model="m",version="1"}'
     assert samples[f"nv_inference_count{labels}"] == "6"
     assert samples[f"nv_inference_exec_count{labels}"] == "3"
-    assert samples['nv_inference_request_failure{model="m",version="1",reason="OTHER"}'] == "1"
+    # What does not fit the model never came to it.
+    for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER"):
+        assert samples[f'nv_inference_request_failure{{model="m",version="1",reason="{reason}"}}'] == "0"
     assert samples[f"nv_inference_pending_request_count{labels}"] == "0"
     assert int(samples[f"nv_inference_request_duration_us{labels}"]) > 0
     assert float(samples[f"nv_model_load_duration_secs{labels}"]) > 0
+    assert 0 <= float(samples["nv_cpu_utilization"]) <= 1
+    assert int(samples["nv_cpu_memory_total_bytes"]) > int(samples["nv_cpu_memory_used_bytes"]) > 0
     assert samples['rocserve_model_engine_info{model="m",version="1",engine="onnxruntime",replaces=""}'] == "1"
+
+
+def test_summaries_histograms_and_tags(serve, repository: Path) -> None:
+    config = """
+    metric_tags { key: "team" value: "blue" }
+    model_metrics { metric_control {
+      metric_identifier { family: "rocserve_batch_size" } histogram_options { buckets: [ 1, 2 ] }
+    } }
+    """
+    drop(repository, "m", add_constant(1.0), config)
+    options = ("summary_latencies=true", "histogram_latencies=true", "counter_latencies=false", "other=1")
+    flags = (
+        *FLAGS,
+        *(f"--metrics-config={option}" for option in options),
+        "--metrics-config=summary_quantiles=0.5:0.1",
+    )
+    server: RocserveProcess = serve(repository, flags=flags)
+    server.wait_until_ready()
+    assert "--metrics-config: other=1: there is no such setting" in server.log_text
+    client, port = server.client(), port_of(server)
+    for rows in (1, 2, 3):
+        ask(client, [rows, 2])
+    labels = 'model="m",version="1",_team="blue"'
+    wait_until(lambda: scrape(port)[f"nv_inference_request_success{{{labels}}}"] == "3", what="the count")
+    samples = scrape(port)
+    assert not any(name.startswith("nv_inference_request_duration_us") for name in samples)
+    assert samples[f"nv_inference_compute_infer_summary_us_count{{{labels}}}"] == "3"
+    assert float(samples[f'nv_inference_request_summary_us{{{labels},quantile="0.5"}}']) > 0
+    assert samples[f'rocserve_request_duration_ms_bucket{{{labels},le="+Inf"}}'] == "3"
+    sizes = [samples[f'rocserve_batch_size_bucket{{{labels},le="{bound}"}}'] for bound in ("1", "2", "+Inf")]
+    assert sizes == ["1", "2", "3"]
+
+
+METERED = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        family = pb_utils.MetricFamily("seen_rows", "Rows that were seen", pb_utils.MetricFamily.COUNTER)
+        self.rows = family.Metric(labels={"model": args["model_name"]})
+        family = pb_utils.MetricFamily("last_rows", "Rows of the last", pb_utils.MetricFamily.GAUGE)
+        self.last = family.Metric()
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            rows = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+            self.rows.increment(len(rows))
+            self.last.set(len(rows))
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", rows)]))
+        return responses
+"""
+METERED_CONFIG = """
+backend: "python"
+max_batch_size: 8
+input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
+instance_group { count: 2 kind: KIND_CPU }
+"""
+
+
+def test_metrics_of_python_models(serve, repository: Path) -> None:
+    (repository / "m" / "1").mkdir(parents=True)
+    (repository / "m" / "1" / "model.py").write_text(METERED)
+    (repository / "m" / "config.pbtxt").write_text(METERED_CONFIG)
+    server: RocserveProcess = serve(repository, flags=(*FLAGS, "--model-control-mode=explicit", "--load-model=m"))
+    server.wait_until_ready()
+    client, port = server.client(), port_of(server)
+    wait_until(lambda: scrape(port).get('seen_rows{model="m"}') == "0.0", what="the metric")
+    for rows in (1, 2, 3, 4):
+        ask(client, [rows, 2])
+    wait_until(lambda: scrape(port)['seen_rows{model="m"}'] == "10.0", what="the sum over both instances")
+    # What a worker counted stays when it has crashed; the other instance goes on.
+    crashed = server.workers()[0]
+    crashed.kill()
+    crashed.wait(10)
+    wait_until(lambda: len(server.workers()) == 2, what="the worker that takes its place")
+    for _ in range(4):
+        ask(client, [1, 2])
+    wait_until(lambda: scrape(port)['seen_rows{model="m"}'] == "14.0", what="the sum after a crash")
+    assert scrape(port)["last_rows"] == "1.0"
+    client.unload_model("m")
+    wait_until(lambda: 'seen_rows{model="m"}' not in scrape(port), what="the end of the model's metrics")
 
 
 def test_models_come_and_go(serve, repository: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from rocserve.backends.base import BackendSpec, EngineSpec
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import read_model_definitions
+from rocserve.core.custom_metrics import CustomMetrics
 from rocserve.core.dispatch import dispatch
 from rocserve.core.errors import ServeError
 from rocserve.core.latencies import LatencyOptions
@@ -141,6 +142,7 @@ class RequestModels:
             None,
             LOG,
             LatencyOptions(),
+            CustomMetrics(),
         )
         self._loaded: dict[str, LoadedModelVersion | LoadedEnsemble] = {}
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig, OutputConfig
@@ -37,6 +38,8 @@ class Events:
     lines: list[str] = field(default_factory=list)
     """Of progress."""
     properties: list[Mapping[str, str]] = field(default_factory=list)
+    changes: list[MetricChanges] = field(default_factory=list)
+    """Of the metrics that models define."""
 
     def channel_opened(self, channel: Channel) -> None:
         self.opened.append(channel)
@@ -55,6 +58,9 @@ class Events:
 
     def described(self, properties: Mapping[str, str]) -> None:
         self.properties.append(properties)
+
+    def measured(self, changes: MetricChanges) -> None:
+        self.changes.append(changes)
 
 
 @dataclass

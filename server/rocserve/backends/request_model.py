@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rocserve.backends.base import ModelSource
+from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import NO_PARAMETERS, Parameters, Signature
@@ -114,6 +115,10 @@ class ModelCalls(Protocol):
         """
 
 
+def _for_nobody(changes: MetricChanges) -> None:
+    """Where no server shows them."""
+
+
 class RequestModel(Protocol):
     """A model of such a backend, in a worker. The calls of `execute` come one after the other, on one thread."""
 
@@ -147,6 +152,8 @@ class RequestModelSource:
     calls: ModelCalls
     instance_name: str
     """Triton's: <model>_<group>_<instance>, e.g. "add_sub_0_0"."""
+    tell_metrics: Callable[[MetricChanges], None] = _for_nobody
+    """Takes what becomes of the metrics that the model defines; from any thread."""
 
 
 class RequestEngine(Protocol):

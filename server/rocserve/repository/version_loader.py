@@ -12,6 +12,7 @@ from pathlib import Path
 from rocserve.backends.base import Machine
 from rocserve.config.definition import ModelDefinition, complete_definition, with_places
 from rocserve.config.initial_states import read_initial_states
+from rocserve.core.custom_metrics import CustomMetrics, OwnedMetrics
 from rocserve.core.errors import ServeError
 from rocserve.core.latencies import LatencyOptions
 from rocserve.core.sequence_tensors import with_sequence_tensors
@@ -86,11 +87,13 @@ class WorkerVersionLoader:
         limiter: RateLimiter | None,
         log: logging.Logger,
         latencies: LatencyOptions,
+        custom_metrics: CustomMetrics,
     ) -> None:
         """
         Args:
             cache: the response cache, where there is one.
             latencies: what is kept of the models' latencies.
+            custom_metrics: takes those that models define.
             limiter: says which instances may run; None = each as it is free.
         """
         self._launcher = launcher
@@ -105,6 +108,7 @@ class WorkerVersionLoader:
         self._cache = cache
         self._limiter = limiter
         self._latencies = latencies
+        self._custom_metrics = custom_metrics
         self._homes = SequenceHomes()
         self._log = log
 
@@ -159,7 +163,8 @@ class WorkerVersionLoader:
         started = time.monotonic()
         definition, version = order.definition, order.version
         assert definition.backend is not None, "an ensemble has no workers"
-        wiring = VersionWiring(definition.name, order.on_change, order.on_progress, self._calls.start)
+        metrics = OwnedMetrics(self._custom_metrics, order.name, self._log)
+        wiring = VersionWiring(definition.name, order.on_change, order.on_progress, self._calls.start, metrics)
         verbose = self._log.isEnabledFor(logging.DEBUG)
         group = worker_group(
             load_message(
@@ -203,6 +208,7 @@ class WorkerVersionLoader:
                 raise _EngineFailed(error) from None
         except BaseException:
             give_back()
+            wiring.disconnect()
             await asyncio.shield(group.stop(0.0))
             raise
         wiring.connect(scheduler, group.channels)

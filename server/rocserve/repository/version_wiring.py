@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from rocserve.backends.request_model import ModelCall
+from rocserve.core.custom_metrics import MetricChanges, OwnedMetrics
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.scheduling.scheduler import Scheduler
 from rocserve.workers.channel import Channel
@@ -25,12 +26,16 @@ class VersionWiring:
         on_change: Callable[[], None],
         on_progress: Callable[[str], None],
         start_call: CallStarter,
+        metrics: OwnedMetrics,
     ) -> None:
-        """`on_change` and `on_progress`: see repository.loader.VersionLoader."""
+        """`on_change` and `on_progress`: see repository.loader.VersionLoader.
+
+        `metrics`: takes those that the model defines."""
         self._model_name = model_name
         self._on_change = on_change
         self._on_progress = on_progress
         self._start_call = start_call
+        self._metrics = metrics
         self._has_called = False
         self._scheduler: Scheduler | None = None
         self._open: set[Channel] = set()
@@ -62,6 +67,7 @@ class VersionWiring:
         self.stop_waiting()
         self._scheduler = None
         self._open.clear()
+        self._metrics.forget()
 
     def start_call(self, call: ModelCall, opened: OpenCall) -> None:
         """See workers.conversation.CallStarter."""
@@ -101,6 +107,9 @@ class VersionWiring:
 
     def described(self, properties: Mapping[str, str]) -> None:
         self.properties = properties
+
+    def measured(self, changes: MetricChanges) -> None:
+        self._metrics.apply(changes)
 
     def stop_waiting(self) -> None:
         if self._outage_timer is not None:

@@ -12,6 +12,7 @@ from typing import TextIO
 
 from rocserve.backends.request_model import ModelCall
 from rocserve.config.definition import ModelDefinition
+from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.requests import Signature
 from rocserve.repository.engine_plan import EngineFailure, EnginePlan, plan_engine
@@ -108,6 +109,8 @@ class _ShownProgress:
             # Each line in the place of the last.
             shown = text[: shutil.get_terminal_size().columns - 1]
             print(f"\r\033[K{shown}", end="", file=self._stream, flush=True)
+
+    def measured(self, changes: MetricChanges) -> None: ...
 
     def described(self, properties: Mapping[str, str]) -> None: ...
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature
@@ -51,6 +52,9 @@ class WorkerGroupEvents(Protocol):
 
     def described(self, properties: Mapping[str, str]) -> None:
         """What an engine tells of how it runs the model."""
+
+    def measured(self, changes: MetricChanges) -> None:
+        """What has become of the metrics that the model defines."""
 
 
 class WorkerGroup:
@@ -194,6 +198,7 @@ class _WorkerEvents:
         self.channel_opened = events.channel_opened
         self.channel_lost = events.channel_lost
         self.described = events.described
+        self.measured = events.measured
 
     def restarting(self, reason: str, delay_seconds: float) -> None:
         self._group.worker_down(self._index, reason, delay_seconds)

@@ -92,7 +92,7 @@ class Worker:
                 # Before the engine starts its threads, which inherit it.
                 os.sched_setaffinity(0, load.cores)
             if load.answers_requests:
-                service = RequestService(load, self._channels[0], reports.report, self._log)
+                service = RequestService(load, self._channels[0], reports.report, self._control.send, self._log)
             else:
                 service = TensorService(load, self._channels, reports.report, self._log)
             loaded = Loaded(service.signature, time.monotonic_ns() - started, dict(service.properties))

@@ -1,9 +1,9 @@
 """The messages between the server, the zygote and the workers. `wire.py` says how they travel.
 
 Control messages go over a worker's control socket, one at a time: Load -> Loaded | LoadFailed,
-WarmUp -> WarmedUp | LoadFailed, Unload -> (the worker ends). Progress comes from the worker in between. Batches and
-their results go over the channel of an instance; their tensors lie in the channel's shared memory. Spawn and its
-answers go between the server and the zygote.
+WarmUp -> WarmedUp | LoadFailed, Unload -> (the worker ends). Progress and MetricChanges come from the worker in
+between. Batches and their results go over the channel of an instance; their tensors lie in the channel's shared memory.
+Spawn and its answers go between the server and the zygote.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.core.requests import NO_PARAMETERS, Parameters, Signature
@@ -90,7 +91,7 @@ class Unload:
     """End, after the batches in hand."""
 
 
-ControlMessage = Load | Loaded | LoadFailed | Progress | WarmUp | WarmedUp | Unload
+ControlMessage = Load | Loaded | LoadFailed | Progress | MetricChanges | WarmUp | WarmedUp | Unload
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 
+from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError, internal
 from rocserve.workers.channel import Channel
 from rocserve.workers.messages import ControlMessage, Load, Loaded, LoadFailed, Progress, Unload, WarmedUp, WarmUp
@@ -43,7 +44,7 @@ class WorkerProcess:
         self._loop = asyncio.get_running_loop()
         self._exited = asyncio.Event()
         self._frames = FrameReader()
-        self._on_progress: Callable[[Progress], None] | None = None
+        self._on_progress: Callable[[Progress | MetricChanges], None] | None = None
         self._reply: asyncio.Future[ControlMessage] | None = None
         """Of the message that is under way."""
         self._loop.add_reader(self._control, self._on_readable)
@@ -53,8 +54,8 @@ class WorkerProcess:
 
     # Conversation
 
-    async def load(self, message: Load, on_progress: Callable[[Progress], None]) -> Loaded:
-        """`on_progress` is called with all that the engine tells, now and as long as the worker lives.
+    async def load(self, message: Load, on_progress: Callable[[Progress | MetricChanges], None]) -> Loaded:
+        """`on_progress` is called with all that the engine and the model tell, now and as long as the worker lives.
 
         Raises:
             ServeError: the reason why it cannot be loaded, in the engine's words.
@@ -140,7 +141,7 @@ class WorkerProcess:
             self._reply.set_exception(EOFError("the worker closed its control socket"))
 
     def _received(self, message: ControlMessage) -> None:
-        if isinstance(message, Progress):
+        if isinstance(message, Progress | MetricChanges):
             if self._on_progress is not None:
                 self._on_progress(message)
         elif self._reply is not None and not self._reply.done():

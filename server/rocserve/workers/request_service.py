@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rocserve.backends.base import Batch, model_properties
 from rocserve.backends.request_model import Answer, ModelRequest, RequestModel, RequestModelSource, Result
+from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.requests import Signature
 from rocserve.workers.batch_loop import attach
@@ -30,8 +31,15 @@ from rocserve.workers.warmup import warm_up_batches
 class RequestService:
     """Implements model_service.ModelService."""
 
-    def __init__(self, load: Load, channel: socket.socket, report: Callable[[str], None], log: logging.Logger) -> None:
-        """`report`: see backends.base.ModelSource.
+    def __init__(
+        self,
+        load: Load,
+        channel: socket.socket,
+        report: Callable[[str], None],
+        tell_metrics: Callable[[MetricChanges], None],
+        log: logging.Logger,
+    ) -> None:
+        """`report`: see backends.base.ModelSource; `tell_metrics`: see backends.request_model.RequestModelSource.
 
         Raises:
             ServeError or any exception: the model cannot be loaded.
@@ -45,7 +53,7 @@ class RequestService:
         self._conversation = ModelConversation(socket.socket(fileno=descriptors[0]), log)
         self._conversation.start()
         source = RequestModelSource(
-            model_source(load, report), load.config_json, self._conversation, load.instance_name
+            model_source(load, report), load.config_json, self._conversation, load.instance_name, tell_metrics
         )
         self._model: RequestModel = importlib.import_module(load.engine).load(source)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError, internal, unavailable
 from rocserve.core.model_config import NO_LIMITS, InstanceKind, InstanceRateLimiter
 from rocserve.core.requests import Signature
@@ -69,6 +70,7 @@ class SupervisorEvents(Protocol):
     def recovered(self) -> None: ...
     def progress(self, text: str) -> None: ...
     def described(self, properties: Mapping[str, str]) -> None: ...
+    def measured(self, changes: MetricChanges) -> None: ...
 
 
 class WorkerSupervisor:
@@ -139,8 +141,11 @@ class WorkerSupervisor:
         self._events.described(loaded.properties)
         return loaded.signature
 
-    def _progress(self, worker: WorkerProcess, progress: Progress) -> None:
+    def _progress(self, worker: WorkerProcess, progress: Progress | MetricChanges) -> None:
         if worker is not self._worker:
+            return
+        if isinstance(progress, MetricChanges):
+            self._events.measured(progress)
             return
         self._events.progress(progress.text)
         if progress.properties:

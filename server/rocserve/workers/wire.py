@@ -27,6 +27,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar, cast
 
+from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import StatusCode
 from rocserve.core.plain import from_json, to_json
 from rocserve.workers import messages
@@ -96,6 +97,7 @@ _NAMED: dict[str, type[Any]] = {
         messages.Loaded,
         messages.LoadFailed,
         messages.Progress,
+        MetricChanges,
         messages.WarmUp,
         messages.WarmedUp,
         messages.Unload,

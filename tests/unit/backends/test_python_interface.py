@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from support.python_models import FakeCalls
+from support.server import wait_until
 
 from rocserve.backends.python.pb_utils import make_module
 from rocserve.backends.python.pb_utils.calls import Caller
+from rocserve.backends.python.pb_utils.metrics import MetricBook
 from rocserve.backends.python.pb_utils.tensor import unwrap_tensor, wrap_tensor
+from rocserve.core.custom_metrics import MetricChange, MetricKind
 from rocserve.core.datatypes import DataType
 from rocserve.core.tensors import Tensor
 
@@ -54,8 +57,20 @@ NAMES = [
 
 
 @pytest.fixture
-def pb_utils(tmp_path: Path) -> Any:
-    return make_module(tmp_path, Caller(FakeCalls()))
+def told() -> list[MetricChange]:
+    """What has been told of metrics."""
+    return []
+
+
+@pytest.fixture
+def book(told: list[MetricChange]) -> MetricBook:
+    """Tells when it is asked to."""
+    return MetricBook(lambda changes: told.extend(changes.changes), gather_seconds=3600)
+
+
+@pytest.fixture
+def pb_utils(tmp_path: Path, book: MetricBook) -> Any:
+    return make_module(tmp_path, Caller(FakeCalls()), book)
 
 
 def test_all_names_are_there(pb_utils: Any, tmp_path: Path) -> None:
@@ -342,10 +357,9 @@ def test_the_log(pb_utils: Any, caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def test_metrics_are_counted_but_not_exported(pb_utils: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_metrics_are_counted_and_told(pb_utils: Any, book: MetricBook, told: list[MetricChange]) -> None:
     family = pb_utils.MetricFamily
     counts = family(name="seen", description="requests", kind=family.COUNTER)
-    assert "metric family 'seen' is kept in the model's process only" in caplog.text
     metric = counts.Metric(labels={"model": "m"})
     metric.increment(2)
     counts.Metric(labels={"model": "m"}).increment(1)
@@ -354,16 +368,60 @@ def test_metrics_are_counted_but_not_exported(pb_utils: Any, caplog: pytest.LogC
     level.set(5)
     level.increment(-1)
     assert level.value() == 4
-    latency = family("latency", "", family.HISTOGRAM).Metric(buckets=[0.1, 1.0])
+    latency = family("latency", "", family.HISTOGRAM).Metric(buckets=[0.1, 1])
     latency.observe(0.5)
+    latency.observe(1)
+    latency.observe(7)
+    book.tell()
+    assert told == [
+        MetricChange("seen", MetricKind.COUNTER, "requests", {"model": "m"}, 3.0),
+        MetricChange("seen", MetricKind.COUNTER, "requests", {"model": "n"}, 0.0),
+        MetricChange("level", MetricKind.GAUGE, "", {}, 4.0, True),
+        MetricChange("latency", MetricKind.HISTOGRAM, "", {}, 8.5, False, (0.1, 1.0), (0, 2, 1)),
+    ]
+    told.clear()
+    level.increment(3)
+    metric.increment(0.5)
+    book.tell()
+    assert told == [
+        MetricChange("seen", MetricKind.COUNTER, "requests", {"model": "m"}, 0.5),
+        MetricChange("level", MetricKind.GAUGE, "", {}, 3.0),
+    ]
+    told.clear()
+    book.tell()
+    assert not told
+
+
+def test_changes_of_metrics_are_told_by_themselves(told: list[MetricChange]) -> None:
+    book = MetricBook(lambda changes: told.extend(changes.changes), gather_seconds=0.01)
+    metric = book.metric("seen", MetricKind.COUNTER, "", {}, ())
+    wait_until(lambda: told)
+    told.clear()
+    metric.increment(1)
+    wait_until(lambda: told)
+    assert [change.value for change in told] == [1.0]
+
+
+def test_wrong_uses_of_metrics(pb_utils: Any) -> None:
+    family = pb_utils.MetricFamily
+    counts = family("seen", "", family.COUNTER)
+    metric, level = counts.Metric(), family("level", "", family.GAUGE).Metric()
+    latency = family("latency", "", family.HISTOGRAM)
     for action, told in (
         (lambda: metric.increment(-1), "monotonically"),
         (lambda: metric.set(1), "COUNTER does not support Set"),
         (lambda: level.observe(1), "GAUGE does not support Observe"),
-        (latency.value, "HISTOGRAM does not support Value"),
+        (latency.Metric(buckets=[1]).value, "HISTOGRAM does not support Value"),
+        (lambda: latency.Metric(buckets=[1]).increment(1), "HISTOGRAM does not support Increment"),
         (lambda: counts.Metric(buckets=[1]), "Unexpected buckets found"),
-        (lambda: family("h", "", family.HISTOGRAM).Metric(), "Missing required buckets"),
+        (latency.Metric, "Missing required buckets"),
+        (lambda: latency.Metric(buckets=[2, 1]), "Bucket Boundaries must be strictly sorted"),
+        (lambda: latency.Metric(buckets=(1, 2)), "Buckets must be a list"),
         (lambda: counts.Metric(labels=["m"]), "Labels must be a dictionary"),
+        (lambda: counts.Metric(labels={"no label": "m"}), "Invalid label name"),
+        (lambda: family("no name", "", family.GAUGE), "Invalid metric name"),
+        (lambda: family("seen", "", family.GAUGE), "Family name already exists with different type"),
+        (lambda: family("nv_inference_count", "", family.COUNTER), "is a name of the server's own"),
     ):
         with pytest.raises(pb_utils.TritonModelException, match=told):
             action()

@@ -14,6 +14,7 @@ from support.workers import until
 from rocserve.backends.base import BackendSpec, EngineChoice, EngineSpec, Machine
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import read_model_definitions
+from rocserve.core.custom_metrics import CustomMetrics
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.latencies import LatencyOptions
 from rocserve.core.model_config import ModelConfig
@@ -89,6 +90,7 @@ async def loads(completion: CompletionThread, launcher: WorkerLauncher, tmp_path
         None,
         LOG,
         LatencyOptions(),
+        CustomMetrics(),
     )
     loads = Loads(loader, fallbacks, tmp_path)
     yield loads

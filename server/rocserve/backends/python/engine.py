@@ -10,6 +10,7 @@ from rocserve.backends.python.model import ModelPlace, PythonModel
 from rocserve.backends.python.model_module import import_model
 from rocserve.backends.python.pb_utils import make_module
 from rocserve.backends.python.pb_utils.calls import Caller
+from rocserve.backends.python.pb_utils.metrics import MetricBook
 from rocserve.backends.python.server_log import keep_server_log
 from rocserve.backends.request_model import RequestModel, RequestModelSource
 from rocserve.core.errors import ServeError, invalid_argument
@@ -27,7 +28,7 @@ def load(model: RequestModelSource) -> RequestModel:
     """
     source = model.source
     caller = Caller(model.calls)
-    utilities = make_module(source.version_folder, caller)
+    utilities = make_module(source.version_folder, caller, MetricBook(model.tell_metrics))
     try:
         try:
             module = import_model(source.model_file, source.model_folder, utilities)

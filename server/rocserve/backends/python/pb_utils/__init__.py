@@ -21,6 +21,7 @@ from rocserve.backends.python.pb_utils import (
 )
 from rocserve.backends.python.pb_utils.calls import Caller, ResponseIterator
 from rocserve.backends.python.pb_utils.lookup import get_input_tensor_by_name, get_output_tensor_by_name
+from rocserve.core.custom_metrics import MetricKind
 
 MODULE_NAMES = ("triton_python_backend_utils", "c_python_backend_utils")
 """As models import it; the second is what the first is made of in Triton."""
@@ -37,8 +38,7 @@ _SAME_FOR_ALL_MODELS = (
     memory.MemoryType,
     memory.PreferredMemory,
     metrics.Metric,
-    metrics.MetricFamily,
-    metrics.MetricKind,
+    MetricKind,
     model_configuration.ModelConfig,
     model_configuration.get_input_config_by_name,
     model_configuration.get_output_config_by_name,
@@ -66,8 +66,9 @@ _CONSTANTS = {
 }
 
 
-def make_module(version_folder: Path, caller: Caller) -> ModuleType:
-    """The module for one model: its requests go out through `caller`, its `get_model_dir` is `version_folder`."""
+def make_module(version_folder: Path, caller: Caller, book: metrics.MetricBook) -> ModuleType:
+    """The module for one model: its requests go out through `caller`, its metrics are kept in `book`, its
+    `get_model_dir` is `version_folder`."""
     module = ModuleType(MODULE_NAMES[0], __doc__)
     for entry in _SAME_FOR_ALL_MODELS:
         setattr(module, entry.__name__, entry)
@@ -77,9 +78,12 @@ def make_module(version_folder: Path, caller: Caller) -> ModuleType:
     class InferenceRequest(request.InferenceRequest):
         _caller = caller
 
+    class MetricFamily(metrics.MetricFamily):
+        _book = book
+
     def get_model_dir() -> str:
         """The folder of the model's version, in which model.py lies."""
         return str(version_folder)
 
-    module.__dict__.update(InferenceRequest=InferenceRequest, get_model_dir=get_model_dir)
+    module.__dict__.update(InferenceRequest=InferenceRequest, MetricFamily=MetricFamily, get_model_dir=get_model_dir)
     return module

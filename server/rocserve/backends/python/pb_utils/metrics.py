@@ -1,30 +1,48 @@
-"""Custom metrics of models. They are counted in the worker and can be read back; no endpoint exports them yet."""
+"""Custom metrics of models. They are counted in the worker, can be read back there, and are told to the server, which
+shows the sums over all workers among its own metrics."""
 
 from __future__ import annotations
 
-import enum
-import logging
+import bisect
+import re
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 from rocserve.backends.python.pb_utils.errors import TritonModelException
+from rocserve.core.custom_metrics import MetricChange, MetricChanges, MetricKind
 
-_LOG = logging.getLogger(__name__)
+TELL_SECONDS = 0.2
+"""How long changes are gathered before they are told."""
 
-
-class MetricKind(enum.Enum):
-    COUNTER = "COUNTER"
-    GAUGE = "GAUGE"
-    HISTOGRAM = "HISTOGRAM"
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+_RESERVED = ("nv_", "rocserve_")
 
 
 class Metric:
     """One time series. Made by MetricFamily.Metric, which gives the same one for equal labels."""
 
-    def __init__(self, kind: MetricKind) -> None:
+    def __init__(
+        self,
+        family: str,
+        kind: MetricKind,
+        description: str,
+        labels: dict[str, str],
+        bounds: tuple[float, ...],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._head = (family, kind, description, labels)
         self._kind = kind
+        self._bounds = bounds
+        self._on_change = on_change
         self._lock = threading.Lock()
         self._value = 0.0
+        self._added = 0.0
+        self._is_set = False
+        self._counts = self._no_counts()
+        self._changed = True
 
     def increment(self, value: float) -> None:
         """
@@ -40,6 +58,9 @@ class Metric:
             )
         with self._lock:
             self._value += value
+            self._added += value
+            self._changed = True
+        self._on_change()
 
     def set(self, value: float) -> None:
         """
@@ -48,19 +69,27 @@ class Metric:
         """
         if self._kind is not MetricKind.GAUGE:
             raise self._unsupported("set", "Set")
-        self._value = float(value)
+        with self._lock:
+            self._value = float(value)
+            self._is_set = self._changed = True
+        self._on_change()
 
     def observe(self, value: float) -> None:
-        """An observation of a histogram; nothing keeps it, because a model cannot read a histogram back.
-
+        """
         Raises:
             TritonModelException: the metric is no histogram.
         """
         if self._kind is not MetricKind.HISTOGRAM:
             raise self._unsupported("observe", "Observe")
+        with self._lock:
+            self._counts[bisect.bisect_left(self._bounds, value)] += 1
+            self._added += value
+            self._changed = True
+        self._on_change()
 
     def value(self) -> float:
-        """
+        """As this process has it.
+
         Raises:
             TritonModelException: the metric is a histogram.
         """
@@ -68,10 +97,92 @@ class Metric:
             raise self._unsupported("get", "Value")
         return self._value
 
+    def take_change(self) -> MetricChange | None:
+        """What has become of it since the last call; None = nothing."""
+        family, kind, description, labels = self._head
+        with self._lock:
+            if not self._changed:
+                return None
+            value = self._value if self._is_set else self._added
+            counts = tuple(self._counts)
+            change = MetricChange(family, kind, description, labels, value, self._is_set, self._bounds, counts)
+            self._added = 0.0
+            self._is_set = self._changed = False
+            self._counts = self._no_counts()
+        return change
+
+    def _no_counts(self) -> list[int]:
+        return [0] * (len(self._bounds) + 1) if self._kind is MetricKind.HISTOGRAM else []
+
     def _unsupported(self, verb: str, operation: str) -> TritonModelException:
         return TritonModelException(
-            f"Failed to {verb} metric value: TRITONSERVER_METRIC_KIND_{self._kind.value} does not support {operation}"
+            f"Failed to {verb} metric value: TRITONSERVER_METRIC_KIND_{self._kind.name} does not support {operation}"
         )
+
+
+class MetricBook:
+    """All metrics of the model in this process, told from a thread of its own: no model waits for the server."""
+
+    def __init__(self, tell: Callable[[MetricChanges], None], gather_seconds: float = TELL_SECONDS) -> None:
+        self._tell = tell
+        self._gather_seconds = gather_seconds
+        self._lock = threading.Lock()
+        self._kinds: dict[str, MetricKind] = {}
+        self._metrics: dict[tuple[str, frozenset[tuple[str, str]]], Metric] = {}
+        self._changed = threading.Event()
+        self._teller: threading.Thread | None = None
+
+    def add_family(self, name: str, kind: MetricKind) -> None:
+        """
+        Raises:
+            TritonModelException: the name is none, or is taken by a family of another kind.
+        """
+        if not _NAME.fullmatch(name):
+            raise TritonModelException("Error when creating MetricFamily: Invalid metric name")
+        if name.startswith(_RESERVED):
+            raise TritonModelException(
+                f"Error when creating MetricFamily: '{name}' is a name of the server's own, as all that begin with"
+                f" {' or '.join(_RESERVED)}"
+            )
+        with self._lock:
+            if self._kinds.setdefault(name, kind) is not kind:
+                raise TritonModelException(
+                    "Error when creating MetricFamily: Family name already exists with different type"
+                )
+
+    def metric(
+        self, family: str, kind: MetricKind, description: str, labels: dict[str, str], bounds: tuple[float, ...]
+    ) -> Metric:
+        """The one of these labels; its beginning is told, too."""
+        key = (family, frozenset(labels.items()))
+        with self._lock:
+            metric = self._metrics.get(key)
+            if metric is None:
+                metric = Metric(family, kind, description, labels, bounds, self._changed.set)
+                self._metrics[key] = metric
+            if self._teller is None:
+                self._teller = threading.Thread(target=self._run, name="metrics", daemon=True)
+                self._teller.start()
+        self._changed.set()
+        return metric
+
+    def tell(self) -> None:
+        """Tell the changes now."""
+        with self._lock:
+            metrics = list(self._metrics.values())
+        changes = tuple(change for metric in metrics if (change := metric.take_change()) is not None)
+        if changes:
+            self._tell(MetricChanges(changes))
+
+    def _run(self) -> None:
+        while True:
+            self._changed.wait()
+            time.sleep(self._gather_seconds)
+            self._changed.clear()
+            try:
+                self.tell()
+            except OSError:
+                return  # The server is gone, and this process about to end.
 
 
 class MetricFamily:
@@ -81,29 +192,43 @@ class MetricFamily:
     GAUGE = MetricKind.GAUGE
     HISTOGRAM = MetricKind.HISTOGRAM
 
+    _book: MetricBook
+    """Set in the class that a model sees."""
+
     def __init__(self, name: str, description: str, kind: MetricKind) -> None:
+        """
+        Raises:
+            TritonModelException: the name is none, or is taken by a family of another kind.
+        """
         if not isinstance(kind, MetricKind):
             raise TypeError(f"kind must be MetricFamily.COUNTER, GAUGE or HISTOGRAM, got {type(kind).__name__}")
+        self._book.add_family(name, kind)
+        self._name = name
+        self._description = description
         self._kind = kind
-        self._metrics: dict[frozenset[tuple[str, str]], Metric] = {}
-        _LOG.warning("metric family '%s' is kept in the model's process only: the server does not export it yet", name)
 
     def Metric(self, labels: dict[str, str] | None = None, buckets: list[float] | None = None) -> Metric:  # noqa: N802
         """
         Raises:
-            TritonModelException: the labels are no dict, or the buckets do not go with the kind.
+            TritonModelException: the labels are no dict of label names, or the buckets do not go with the kind.
         """
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
-        self._check_buckets(buckets)
-        return self._metrics.setdefault(frozenset((labels or {}).items()), Metric(self._kind))
+        given = {str(name): str(value) for name, value in (labels or {}).items()}
+        if not all(_LABEL.fullmatch(name) for name in given):
+            raise TritonModelException("Error when creating Metric: Invalid label name")
+        return self._book.metric(self._name, self._kind, self._description, given, self._bounds(buckets))
 
-    def _check_buckets(self, buckets: Any) -> None:
-        if buckets is None:
+    def _bounds(self, buckets: Any) -> tuple[float, ...]:
+        if buckets is None or buckets == []:
             if self._kind is MetricKind.HISTOGRAM:
                 raise TritonModelException("Failed to create metric. Missing required buckets.")
-            return
+            return ()
         if not isinstance(buckets, list):
             raise TritonModelException("Failed to create metric. Buckets must be a list.")
         if self._kind is not MetricKind.HISTOGRAM:
             raise TritonModelException("Failed to create metric. Unexpected buckets found.")
+        bounds = tuple(float(bound) for bound in buckets)
+        if list(bounds) != sorted(set(bounds)):
+            raise TritonModelException("Error when creating Metric: Bucket Boundaries must be strictly sorted")
+        return bounds

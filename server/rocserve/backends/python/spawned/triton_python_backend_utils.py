@@ -13,7 +13,13 @@ from pathlib import Path
 from rocserve.backends.python.pb_utils import make_module
 from rocserve.backends.python.pb_utils.calls import Caller
 from rocserve.backends.python.pb_utils.errors import TritonModelException
+from rocserve.backends.python.pb_utils.metrics import MetricBook
 from rocserve.backends.request_model import Answer, ModelCall
+from rocserve.core.custom_metrics import MetricChanges
+
+
+def _for_nobody(changes: MetricChanges) -> None:
+    """Metrics are told by the model's own process only."""
 
 
 class _NoServer:
@@ -23,6 +29,6 @@ class _NoServer:
         raise TritonModelException("only the model's own process can call other models")
 
 
-_MODULE = make_module(Path(), Caller(_NoServer()))
+_MODULE = make_module(Path(), Caller(_NoServer()), MetricBook(_for_nobody))
 del _MODULE.get_model_dir  # Only the model's own process knows it.
 sys.modules[__name__] = _MODULE
