@@ -6,7 +6,7 @@ import json
 import queue
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -109,14 +109,10 @@ class TraceFile:
     def entries(self) -> list[dict[str, Any]]:
         return json.loads(self.path.read_text()) if self.path.exists() else []
 
-    def wait_for(self, count: int) -> dict[int, dict[str, Any]]:
-        """By id, once there are so many requests of clients: its head, `stamps` by name, `tensors`."""
-        wait_until(
-            lambda: (
-                len([entry for entry in self.entries if "model_name" in entry and "parent_id" not in entry]) >= count
-            ),
-            what=f"{count} traces",
-        )
+    def wait_for(self, request_id: str) -> list[dict[str, Any]]:
+        """A client's request and those that came of it, once they are there: the head of each, `stamps` by name,
+        `tensors`."""
+        wait_until(lambda: self._number(request_id), what=f"the trace of {request_id}")
         found: dict[int, dict[str, Any]] = {}
         for entry in self.entries:
             trace = found.setdefault(entry["id"], {"stamps": {}, "tensors": []})
@@ -126,7 +122,15 @@ class TraceFile:
                 trace["tensors"].append((entry["activity"], entry["tensor"]["name"], entry["tensor"]["data"]))
             else:
                 trace |= entry
-        return found
+        family = [self._number(request_id)]
+        family += [trace["id"] for trace in found.values() if trace.get("parent_id") in family]
+        family += [trace["id"] for trace in found.values() if trace.get("parent_id") in family[1:]]
+        return [found[number] for number in family]
+
+    def _number(self, request_id: str) -> int:
+        """0: it is not there."""
+        heads = [entry for entry in self.entries if "model_name" in entry and "parent_id" not in entry]
+        return next((entry["id"] for entry in heads if entry.get("request_id") == request_id), 0)
 
 
 @pytest.fixture
@@ -134,21 +138,28 @@ def file(tmp_path: Path) -> TraceFile:
     return TraceFile(tmp_path / "trace.json")
 
 
-@pytest.fixture
-def server(serve: Any, models: Path, file: TraceFile) -> RocserveProcess:
-    running: RocserveProcess = serve(
-        models, flags=(*ON, "--trace-config=level=TENSORS", f"--trace-config=triton,file={file.path}")
-    )
-    running.wait_until_ready()
-    return running
+class TracingServer(NamedTuple):
+    """A server that traces all of its requests."""
+
+    process: RocserveProcess
+    file: TraceFile
 
 
-def test_a_request_over_each_front_end(server: RocserveProcess, file: TraceFile) -> None:
-    ask(server.client(), request_id="one")
-    http = triton_http.InferenceServerClient(server.http_address)
+@pytest.fixture(scope="module")
+def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TracingServer]:
+    folder = tmp_path_factory.mktemp("traces")
+    flags = ("--trace-config=level=TENSORS", f"--trace-config=triton,file={folder / 'trace.json'}")
+    with RocserveProcess([models], *ON, *flags, "--allow-client-shm=true", log=folder / "server.log") as process:
+        process.wait_until_ready()
+        yield TracingServer(process, TraceFile(folder / "trace.json"))
+
+
+def test_a_request_over_each_front_end(server: TracingServer) -> None:
+    ask(server.process.client(), request_id="one")
+    http = triton_http.InferenceServerClient(server.process.http_address)
     ask(http, request_id="two")
     http.close()
-    first, second = file.wait_for(2).values()
+    (first,), (second,) = server.file.wait_for("one"), server.file.wait_for("two")
     assert (first["model_name"], first["model_version"], first["request_id"]) == ("m", 1, "one")
     assert list(first["stamps"]) == [
         "GRPC_WAITREAD_START",
@@ -173,9 +184,9 @@ def test_a_request_over_each_front_end(server: RocserveProcess, file: TraceFile)
         assert times == sorted(times)
 
 
-def test_an_ensemble_and_what_its_members_call(server: RocserveProcess, file: TraceFile) -> None:
-    ask(server.client(), "chain", "IN", request_id="e")
-    chain, member, caller, called = file.wait_for(1).values()
+def test_an_ensemble_and_what_its_members_call(server: TracingServer) -> None:
+    ask(server.process.client(), "chain", "IN", request_id="e")
+    chain, member, caller, called = server.file.wait_for("e")
     assert [trace["model_name"] for trace in (chain, member, caller, called)] == ["chain", "m", "caller", "m"]
     assert [member["parent_id"], caller["parent_id"], called["parent_id"]] == [chain["id"], chain["id"], caller["id"]]
     assert [trace.get("request_id") for trace in (chain, member, caller, called)] == ["e", "e", "e", None]
@@ -193,30 +204,20 @@ def test_an_ensemble_and_what_its_members_call(server: RocserveProcess, file: Tr
     ]
 
 
-def test_a_request_that_fails(server: RocserveProcess, file: TraceFile) -> None:
-    with pytest.raises(InferenceServerException, match="unexpected shape"):
-        ask(server.client(), shape=(1, 3), request_id="bad")
+def test_a_request_that_fails(server: TracingServer) -> None:
     with pytest.raises(InferenceServerException, match="is not found"):
-        ask(server.client(), "nobody")
-    (trace,) = file.wait_for(1).values()
-    assert trace["request_id"] == "bad"
+        ask(server.process.client(), "nobody", request_id="not there")
+    with pytest.raises(InferenceServerException, match="unexpected shape"):
+        ask(server.process.client(), shape=(1, 3), request_id="bad")
+    (trace,) = server.file.wait_for("bad")
+    assert not any(entry.get("request_id") == "not there" for entry in server.file.entries)
     assert {"REQUEST_START", "REQUEST_END", "GRPC_SEND_END"} <= set(trace["stamps"])
     assert "COMPUTE_START" not in trace["stamps"]
 
 
-def test_tensors_in_memory_of_the_client(serve: Any, models: Path, file: TraceFile) -> None:
-    server = serve(
-        models,
-        flags=(
-            *ON,
-            "--trace-config=level=TENSORS",
-            f"--trace-config=triton,file={file.path}",
-            "--allow-client-shm=true",
-        ),
-    )
-    server.wait_until_ready()
-    client = server.client()
-    name = f"rocserve-traces-{server.port}"
+def test_tensors_in_memory_of_the_client(server: TracingServer) -> None:
+    client = server.process.client()
+    name = f"rocserve-traces-{server.process.port}"
     region = shared_memory.create_shared_memory_region(name, f"/{name}", 16)
     try:
         shared_memory.set_shared_memory_region(region, [np.array([[3, 4]], np.float32)])
@@ -225,20 +226,20 @@ def test_tensors_in_memory_of_the_client(serve: Any, models: Path, file: TraceFi
         entry.set_shared_memory(name, 8)
         wanted = triton.InferRequestedOutput("Y")
         wanted.set_shared_memory(name, 8, offset=8)
-        client.infer("m", [entry], outputs=[wanted])
+        client.infer("m", [entry], outputs=[wanted], request_id="shared")
         client.unregister_system_shared_memory(name)
     finally:
         shared_memory.destroy_shared_memory_region(region)
-    (trace,) = file.wait_for(1).values()
+    (trace,) = server.file.wait_for("shared")
     assert trace["tensors"] == [
         ("TENSOR_QUEUE_INPUT", "X", "3.0,4.0"),
         ("TENSOR_BACKEND_OUTPUT", "Y", "4.0,5.0"),
     ]
 
 
-def test_a_stream_of_any_number_of_responses(server: RocserveProcess, file: TraceFile) -> None:
+def test_a_stream_of_any_number_of_responses(server: TracingServer) -> None:
     answers: queue.Queue = queue.Queue()
-    client = server.client()
+    client = server.process.client()
     client.start_stream(lambda result, error: answers.put((result, error)))
     entry = triton.InferInput("COUNT", [1], "INT32")
     entry.set_data_from_numpy(np.array([3], np.int32))
@@ -246,8 +247,7 @@ def test_a_stream_of_any_number_of_responses(server: RocserveProcess, file: Trac
     for _ in range(3):
         assert answers.get(timeout=20)[1] is None
     client.stop_stream()
-    (trace,) = file.wait_for(1).values()
-    assert trace["request_id"] == "many"
+    (trace,) = server.file.wait_for("many")
     assert set(RUN) | {"QUEUE_START", "REQUEST_END"} <= set(trace["stamps"])
     assert [tensor[:2] for tensor in trace["tensors"]] == [
         ("TENSOR_QUEUE_INPUT", "COUNT"),
@@ -276,8 +276,7 @@ def test_settings_are_changed_while_the_server_runs(serve: Any, models: Path, fi
     ask(grpc, request_id="beyond the count")
     left = grpc.get_trace_settings("m", as_json=True)["settings"]
     assert (left["trace_count"]["value"], left["log_frequency"]["value"]) == (["0"], ["5"])
-    (trace,) = TraceFile(Path(f"{file.path}.0")).wait_for(1).values()
-    assert trace["request_id"] == "traced"
+    assert len(TraceFile(Path(f"{file.path}.0")).wait_for("traced")) == 1
     grpc.update_trace_settings("m", {"trace_level": None, "trace_rate": None, "trace_count": None})
     assert http.get_trace_settings("m")["trace_level"] == ["OFF"]
     http.close()
@@ -288,8 +287,7 @@ def test_traces_are_there_when_the_server_has_ended(serve: Any, models: Path, fi
     server.wait_until_ready()
     ask(server.client(), request_id="last words")
     assert server.terminate() == 0
-    (trace,) = file.wait_for(1).values()
-    assert trace["request_id"] == "last words"
+    assert len(file.wait_for("last words")) == 1
 
 
 def test_a_file_that_cannot_be_written_harms_no_request(serve: Any, models: Path) -> None:
