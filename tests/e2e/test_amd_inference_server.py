@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from support.server import RocserveProcess, wait_until
 
 from rocserve.protocol import grpc_service_pb2 as pb
 
+SAMPLES = Path(__file__).parents[2] / "model_repository"
+PICTURE = Path(__file__).parents[1] / "data" / "digits" / "1281_four.jpg"
 AMD_CONFIG = """
 name = "told"
 platform = "onnx_onnxv1"
@@ -45,7 +48,7 @@ class AmdClient:
     def close(self) -> None:
         self._channel.close()
 
-    def _call(self, method: str, request: object, answer: type) -> object:
+    def ask(self, method: str, request: object, answer: type) -> object:
         send = self._channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
         return answer.FromString(send(request.SerializeToString(), timeout=60))
 
@@ -54,32 +57,32 @@ class AmdClient:
         for name, value in parameters.items():
             field = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}[type(value)]
             setattr(request.parameters[name], field, value)
-        return self._call("WorkerLoad", request, pb.WorkerLoadResponse).endpoint
+        return self.ask("WorkerLoad", request, pb.WorkerLoadResponse).endpoint
 
     def worker_unload(self, name: str) -> None:
-        self._call("WorkerUnload", pb.WorkerUnloadRequest(name=name), pb.WorkerUnloadResponse)
+        self.ask("WorkerUnload", pb.WorkerUnloadRequest(name=name), pb.WorkerUnloadResponse)
 
     def model_load(self, name: str, version: str = "") -> None:
-        self._call("ModelLoad", pb.ModelLoadRequest(name=name, version=version), pb.ModelLoadResponse)
+        self.ask("ModelLoad", pb.ModelLoadRequest(name=name, version=version), pb.ModelLoadResponse)
 
     def model_unload(self, name: str, version: str = "") -> None:
-        self._call("ModelUnload", pb.ModelUnloadRequest(name=name, version=version), pb.ModelUnloadResponse)
+        self.ask("ModelUnload", pb.ModelUnloadRequest(name=name, version=version), pb.ModelUnloadResponse)
 
     def model_list(self) -> list[str]:
-        return list(self._call("ModelList", pb.ModelListRequest(), pb.ModelListResponse).models)
+        return list(self.ask("ModelList", pb.ModelListRequest(), pb.ModelListResponse).models)
 
     def model_ready(self, name: str, version: str = "") -> bool:
-        return self._call("ModelReady", pb.ModelReadyRequest(name=name, version=version), pb.ModelReadyResponse).ready
+        return self.ask("ModelReady", pb.ModelReadyRequest(name=name, version=version), pb.ModelReadyResponse).ready
 
     def has_hardware(self, name: str, count: int) -> bool:
-        return self._call("HasHardware", pb.HasHardwareRequest(name=name, num=count), pb.HasHardwareResponse).found
+        return self.ask("HasHardware", pb.HasHardwareRequest(name=name, num=count), pb.HasHardwareResponse).found
 
     def infer(self, model: str, values: np.ndarray, name: str = "input0") -> pb.ModelInferResponse:
         """One item: without a batch dimension, its values in the contents."""
         request = pb.ModelInferRequest(model_name=model)
         tensor = request.inputs.add(name=name, datatype="FP32", shape=values.shape)
         tensor.contents.fp32_contents.extend(values.ravel().tolist())
-        return self._call("ModelInfer", request, pb.ModelInferResponse)
+        return self.ask("ModelInfer", request, pb.ModelInferResponse)
 
     def load_ensemble(self, workers: list[str], parameters: list[dict[str, Value]]) -> list[str]:
         endpoints: list[str] = []
@@ -179,6 +182,41 @@ def test_workers(serve, connect, repository: Path, tmp_path: Path) -> None:
     for endpoint in chain:
         client.model_unload(endpoint)
     assert client.model_list() == ["migraphx"]
+
+
+def test_a_pipeline_before_a_network(serve, connect) -> None:
+    """Its JSON says neither layout nor datatype: it gives what comes next takes."""
+    client = connect(serve(SAMPLES, flags=("--model-control-mode=explicit",)))
+    pipeline = {"model": "digits_preprocess/1/pipeline.json", "batch": 4, "color_format": "U8"}
+    network = {"model": "digits_classifier/1/model.onnx", "batch": 4}
+    endpoint, _ = client.load_ensemble(["rocal", "migraphx"], [pipeline, network])
+    picture = PICTURE.read_bytes()
+    for datatype in ("BYTES", "UINT8"):
+        request = pb.ModelInferRequest(model_name=endpoint)
+        tensor = request.inputs.add(name="input0", datatype=datatype, shape=[len(picture)])
+        if datatype == "BYTES":
+            tensor.contents.bytes_contents.append(picture)
+        else:
+            tensor.contents.uint_contents.extend(picture)
+        outputs = {output.name: output for output in client.ask("ModelInfer", request, pb.ModelInferResponse).outputs}
+        assert list(outputs["PROBABILITIES"].shape) == [10]
+        assert list(outputs["LABEL"].contents.bytes_contents) == [b"four"]
+
+
+def test_clients_that_ask_at_once_share_an_endpoint(serve, connect, repository: Path) -> None:
+    client = connect(serve(repository, flags=("--model-control-mode=explicit",)))
+    plain = {"model": "plain/1/model.onnx", "batch": 8}
+    with ThreadPoolExecutor(8) as threads:
+        same = list(threads.map(lambda _: client.worker_load("onnx", plain), range(8)))
+        different = list(threads.map(lambda batch: client.worker_load("onnx", {**plain, "batch": batch}), range(1, 5)))
+        missing = [threads.submit(client.worker_load, "onnx", {"model": "none.onnx"}) for _ in range(4)]
+    assert set(same) == {"onnx"}
+    assert sorted(different) == ["onnx-0", "onnx-1", "onnx-2", "onnx-3"]
+    assert all(isinstance(each.exception(), grpc.RpcError) for each in missing)
+    assert client.model_list() == ["onnx", *sorted(different)]
+    for endpoint in ["onnx", *different]:
+        client.worker_unload(endpoint)
+    assert client.model_list() == []
 
 
 def test_workers_that_cannot_be_had(serve, connect, repository: Path, tmp_path: Path) -> None:

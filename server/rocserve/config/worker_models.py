@@ -39,6 +39,7 @@ _WORKERS: Mapping[str, WorkerKind] = {
     "tensorflow": WorkerKind(_GRAPHDEF),
     "tfzendnn": WorkerKind(_GRAPHDEF),
 }
+_GIVES_WHAT_IS_DECLARED = frozenset({"rocal_json"})
 _FOREIGN = {
     "ptzendnn": "export the model to ONNX and load it with the worker 'migraphx'",
     "xmodel": "such models run on FPGAs only; load the ONNX model that it was made from with the worker 'migraphx'",
@@ -94,11 +95,14 @@ def read_worker(name: str, parameters: Mapping[str, ParameterValue]) -> Worker:
     return Worker(kind, file, batch, passed)
 
 
-def worker_config(name: str, worker: Worker, file: Path, copies: int) -> WrittenConfig:
-    """The model `name` of the worker's `file`; all of its tensors are to come from the model itself.
+def worker_config(
+    name: str, worker: Worker, file: Path, copies: int, following: PlainConfig | None = None
+) -> WrittenConfig:
+    """The model `name` of the worker's `file`; its tensors are to come from the model itself.
 
     Args:
         copies: how many batches may run side by side.
+        following: what gets its outputs; an image pipeline then gives what that takes, its layout and datatype.
 
     Raises:
         ServeError: INVALID_ARGUMENT; the worker does not serve such files.
@@ -113,6 +117,9 @@ def worker_config(name: str, worker: Worker, file: Path, copies: int) -> Written
         message.dynamic_batching.SetInParent()
     if copies > 1:
         message.instance_group.add(count=copies)
+    if following is not None and platform in _GIVES_WHAT_IS_DECLARED:
+        for entry in following.inputs:
+            _fill(message.output.add(), entry, following, message.max_batch_size)
     for key, value in worker.parameters.items():
         message.parameters[key].string_value = value
     if worker.batch is not None:

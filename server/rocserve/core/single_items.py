@@ -1,12 +1,12 @@
 """Requests as AMD Inference Server's clients send them: one item, without a batch dimension.
 
 That server batches items itself and answers each without the dimension. It compares neither the name of a model's only
-input nor, of BYTES, the shape, which its clients fill with the length of the one element.
+input nor the shape of BYTES, which its clients fill with the length of the one element; files they send as UINT8 too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rocserve.core.datatypes import DataType
@@ -14,7 +14,7 @@ from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InputConfig, ModelConfig
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
 from rocserve.core.serving import Responder
-from rocserve.core.tensors import Buffer, Tensor
+from rocserve.core.tensors import Buffer, Tensor, encode_bytes_elements
 
 _REMEMBERED_HEADS = 1024
 _LENGTH_BYTES = 4
@@ -39,24 +39,39 @@ class SingleItems:
         # Clients repeat their heads, and plans are remembered by the head's identity.
         self._heads: dict[RequestHead, _BatchedHead] = {}
 
-    def take(self, request: InferRequest, responder: Responder) -> Responder:
-        """Give the request the form that the model expects; who answers it then."""
+    def take(self, request: InferRequest, responder: Responder) -> tuple[InferRequest, Responder]:
+        """The request in the form that the model expects, and who answers it then. The request itself stays as it is:
+        it may be given to another version."""
+        data = self._with_elements(request) if self._has_bytes else request.data
         known = self._heads.get(request.head)
         if known is None:
-            known = self._batched(request)
+            known = self._batched(request.head, data)
+            # What holds for BYTES depends on the data.
             if not request.head.is_typed and not self._has_bytes:
                 if len(self._heads) >= _REMEMBERED_HEADS:
                     self._heads.clear()
                 self._heads[request.head] = known
         is_typed = request.head.is_typed
-        request.head = known.head
-        if not known.is_item and not is_typed:
-            return responder
-        return _ItemResponder(responder, known.is_item, is_typed)
+        if known.head is not request.head:
+            request = replace(request, head=known.head, data=data)
+        if known.is_item or is_typed:
+            responder = _ItemResponder(responder, known.is_item, is_typed)
+        return request, responder
 
-    def _batched(self, request: InferRequest) -> _BatchedHead:
-        head = request.head
-        entries = tuple(self._named(entry, data) for entry, data in zip(head.inputs, request.data, strict=True))
+    def _with_elements(self, request: InferRequest) -> list[Buffer]:
+        """The data, a file that comes as a row of UINT8 for BYTES as the one element."""
+        return [
+            encode_bytes_elements([bytes(data)]) if self._is_file(entry) else data
+            for entry, data in zip(request.head.inputs, request.data, strict=True)
+        ]
+
+    def _is_file(self, entry: InputHead) -> bool:
+        expected = self._inputs.get(entry.name) or self._inputs.get(self._only)
+        is_row = entry.datatype == DataType.UINT8.value and len(entry.shape) == 1
+        return is_row and expected is not None and expected.datatype is DataType.BYTES
+
+    def _batched(self, head: RequestHead, data: Sequence[Buffer]) -> _BatchedHead:
+        entries = tuple(self._named(entry, part) for entry, part in zip(head.inputs, data, strict=True))
         is_item = bool(entries) and all(self._is_item(entry) for entry in entries)
         if is_item:
             entries = tuple(replace(entry, shape=(1, *entry.shape)) for entry in entries)
@@ -65,6 +80,8 @@ class SingleItems:
         return _BatchedHead(replace(head, inputs=entries), is_item)
 
     def _named(self, entry: InputHead, data: Buffer) -> InputHead:
+        if self._has_bytes and self._is_file(entry):
+            entry = replace(entry, datatype=DataType.BYTES.value)
         if self._only and entry.name not in self._inputs:
             entry = replace(entry, name=self._only)
         expected = self._inputs.get(entry.name)

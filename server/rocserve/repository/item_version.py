@@ -45,7 +45,7 @@ class ItemVersion:
 
     def infer(self, request: InferRequest, responder: Responder) -> None:
         """See core.serving.ServedVersion."""
-        self._version.infer(request, self._items.take(request, responder))
+        self._version.infer(*self._items.take(request, responder))
 
     @property
     def config(self) -> ModelConfig:

@@ -138,11 +138,12 @@ class WorkerEndpoints:
     async def _serve(self, endpoint: _Endpoint, worker: Worker, copies: int) -> None:
         """Raises: ServeError."""
         file = await asyncio.to_thread(self._files.find, worker.candidates())
-        config = worker_config(endpoint.model, worker, file.path, copies)
+        following = self._served(endpoint.next) if endpoint.next else None
+        config = worker_config(endpoint.model, worker, file.path, copies, following)
         own = await self._reader.read_given(config, endpoint.model, file.path, file.root)
         await self._apply(endpoint, own)
-        if endpoint.next:
-            chain = chain_config(endpoint.name, self._served(endpoint.model), self._served(endpoint.next))
+        if following is not None:
+            chain = chain_config(endpoint.name, self._served(endpoint.model), following)
             await self._apply(endpoint, (*await self._reader.read_given(chain, endpoint.name, None, file.root), *own))
 
     async def _apply(self, endpoint: _Endpoint, contents: Iterable[ModelContent]) -> None:

@@ -54,10 +54,15 @@ def shapes(taken: InferRequest) -> list[tuple[int, ...]]:
     return [entry.shape for entry in taken.head.inputs]
 
 
-def answer(items: SingleItems, taken: InferRequest, shape: tuple[int, ...] = (1, 2)) -> InferResponse:
+def taken_by(items: SingleItems, sent: InferRequest) -> InferRequest:
+    """As the model sees it."""
+    return items.take(sent, Answers())[0]
+
+
+def answer(items: SingleItems, sent: InferRequest) -> InferResponse:
     answers = Answers()
-    outputs = [tensor_from_numpy("OUT", np.zeros(shape, np.float32))]
-    items.take(taken, answers).send(InferResponse("m", "1", "id", outputs))
+    outputs = [tensor_from_numpy("OUT", np.zeros((1, 2), np.float32))]
+    items.take(sent, answers)[1].send(InferResponse("m", "1", "id", outputs))
     return answers.responses[0]
 
 
@@ -81,30 +86,37 @@ def test_items_become_batches_of_one_and_their_answers_items(
     is_item: bool,
 ) -> None:
     items = SingleItems(config(*dims, max_batch_size=max_batch_size))
-    taken = request(*((f"IN{index}", shape) for index, shape in enumerate(sent)))
-    response = answer(items, taken)
-    assert shapes(taken) == seen
+    whole = request(*((f"IN{index}", shape) for index, shape in enumerate(sent)))
+    for _ in range(2):
+        # Again for another version, when the first is ending.
+        assert shapes(taken_by(items, whole)) == seen
+    response = answer(items, whole)
     assert response.outputs[0].shape == ((2,) if is_item else (1, 2))
 
 
 def test_an_only_input_may_have_any_name() -> None:
-    taken = request(("input0", (4,)))
-    answer(SingleItems(config((4,))), taken)
-    assert [entry.name for entry in taken.head.inputs] == ["IN0"]
-    several = request(("input0", (4,)), ("IN1", (4,)))
-    answer(SingleItems(config((4,), (4,))), several)
+    only = taken_by(SingleItems(config((4,))), request(("input0", (4,))))
+    assert [entry.name for entry in only.head.inputs] == ["IN0"]
+    several = taken_by(SingleItems(config((4,), (4,))), request(("input0", (4,)), ("IN1", (4,))))
     assert [entry.name for entry in several.head.inputs] == ["input0", "IN1"]
 
 
 def test_bytes_of_the_length_of_their_element_are_one_element() -> None:
-    data = encode_bytes_elements([b"image"])
     items = SingleItems(config((1,), datatype=DataType.BYTES))
-    one = request(("IN0", (5,)), datatype="BYTES", data=data)
-    answer(items, one)
-    assert shapes(one) == [(1, 1)]
+    one = request(("IN0", (5,)), datatype="BYTES", data=encode_bytes_elements([b"image"]))
+    assert shapes(taken_by(items, one)) == [(1, 1)]
     several = request(("IN0", (5, 1)), datatype="BYTES", data=encode_bytes_elements([b"a"] * 5))
-    answer(items, several)
-    assert shapes(several) == [(5, 1)]
+    assert shapes(taken_by(items, several)) == [(5, 1)]
+
+
+def test_a_file_may_be_sent_as_a_row_of_uint8() -> None:
+    items = SingleItems(config((1,), datatype=DataType.BYTES))
+    sent = request(("input0", (5,)), datatype="UINT8", data=b"image")
+    taken = taken_by(items, sent)
+    head = taken.head.inputs[0]
+    assert (head.name, head.datatype, head.shape) == ("IN0", "BYTES", (1, 1))
+    assert (taken.data, sent.data) == ([encode_bytes_elements([b"image"])], [b"image"])
+    assert answer(items, sent).outputs[0].shape == (2,)
 
 
 def test_who_sends_typed_contents_is_answered_so() -> None:
@@ -118,6 +130,4 @@ def test_equal_requests_go_on_having_one_head() -> None:
     items = SingleItems(config((4,)))
     first = request(("IN0", (4,)))
     second = InferRequest(first.head, "other", first.data)
-    answer(items, first)
-    answer(items, second)
-    assert first.head is second.head
+    assert taken_by(items, first).head is taken_by(items, second).head
