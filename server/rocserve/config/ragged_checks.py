@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 
 from rocserve.config.datatypes import datatype_of_number, format_shape, type_name
 from rocserve.core.errors import invalid_argument
@@ -22,7 +23,8 @@ def check_batch_tensors(message: ModelConfig) -> None:
     """
     if not message.input or not message.output:
         return  # They come from the model; then this is called again.
-    for fault in (*_input_faults(message), *_output_faults(message)):
+    # The second kind relies on what the first has found right.
+    for fault in chain(_input_faults(message), _output_faults(message)):
         raise invalid_argument(f"{fault} for {message.name}")
 
 

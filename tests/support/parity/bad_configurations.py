@@ -15,24 +15,35 @@ def _python(more: str = "", tensors: str = _TENSORS, max_batch_size: int = 8) ->
     return f'backend: "python"\nmax_batch_size: {max_batch_size}\n{tensors}{more}'
 
 
+READ = "read"
+"""Triton cannot read them, or a member does not fit: its index says no more than that there is such a folder."""
+VERSIONS = "versions"
+"""There is no version to serve: Triton's index does not know the model."""
+LOAD = "load"
+"""A version fails to load."""
+
+
 def bad_configurations() -> tuple[Configuration, ...]:
-    named = {
-        **_syntax(),
-        **_names_and_types(),
-        **_tensors(),
-        **_dims(),
-        **_versions(),
-        **_groups(),
-        **_batching(),
-        **_sequences(),
-        **_ensembles(),
-        **_graphs(),
-        **_batch_tensors(),
-        **_warmups(),
-        **_caches_and_metrics(),
-        **_agents_and_backends(),
+    """All of them, each in its group."""
+    groups = {
+        READ: (
+            _syntax(),
+            _names_and_types(),
+            _batching(),
+            _sequences(),
+            _ensembles(),
+            _graphs(),
+            _caches_metrics_and_agents(),
+        ),
+        VERSIONS: (_versions(),),
+        LOAD: (_backends(), _tensors(), _dims(), _groups(), _batch_tensors(), _warmups()),
     }
-    texts = tuple(Configuration(f"bad_{name}", text) for name, text in named.items())
+    texts = tuple(
+        Configuration(f"bad_{name}", text, group=group)
+        for group, parts in groups.items()
+        for part in parts
+        for name, text in part.items()
+    )
     return (*texts, *_folders(), *_overrides())
 
 
@@ -58,6 +69,8 @@ def _syntax() -> dict[str, str]:
         "rubbish": "%%% this is no configuration",
         "control_characters": 'backend: "python" \x00',
         "not_a_map_entry": _python('parameters { name: "k" value { string_value: "v" } }'),
+        "unknown_kind": _python("instance_group { kind: KIND_TPU }"),
+        "version_out_of_range": _python("version_policy { specific { versions: [99999999999999999999] } }"),
         "parameter_without_message": _python('parameters { key: "k" value: "v" }'),
     }
 
@@ -65,10 +78,16 @@ def _syntax() -> dict[str, str]:
 def _names_and_types() -> dict[str, str]:
     return {
         "other_name": 'name: "another"\n' + _python(),
-        "unknown_backend": 'backend: "nonesuch"\n' + _TENSORS,
         "unknown_platform": 'platform: "nonesuch"\n' + _TENSORS,
-        "platform_and_other_backend": 'platform: "onnxruntime_onnx"\n' + _python(),
         "negative_batch": _python(max_batch_size=-1),
+    }
+
+
+def _backends() -> dict[str, str]:
+    return {
+        "unknown_backend": 'backend: "nonesuch"\n' + _TENSORS,
+        "foreign_backend": 'backend: "tensorrt"\n' + _TENSORS,
+        "foreign_platform": 'platform: "tensorrt_plan"\n' + _TENSORS,
     }
 
 
@@ -76,18 +95,11 @@ def _tensors() -> dict[str, str]:
     return {
         "input_without_name": _python(tensors="input { data_type: TYPE_FP32 dims: [4] }" + _OUTPUT),
         "input_without_type": _python(tensors='input { name: "IN" dims: [4] }' + _OUTPUT),
-        "input_invalid_type": _python(tensors=tensor("input", "IN", "INVALID", [4]) + _OUTPUT),
         "input_without_dims": _python(tensors='input { name: "IN" data_type: TYPE_FP32 }' + _OUTPUT),
         "output_without_name": _python(tensors=_INPUT + "output { data_type: TYPE_FP32 dims: [4] }"),
-        "output_without_type": _python(tensors=_INPUT + 'output { name: "OUT" dims: [4] }'),
-        "output_without_dims": _python(tensors=_INPUT + 'output { name: "OUT" data_type: TYPE_FP32 }'),
         "input_twice": _python(tensors=_INPUT + _TENSORS),
         "output_twice": _python(tensors=_TENSORS + _OUTPUT),
-        "no_input": _python(tensors=_OUTPUT),
-        "no_output": _python(tensors=_INPUT),
-        "no_tensors": _python(tensors=""),
         "shape_tensor_input": _python(tensors=f"input {_WRITTEN} is_shape_tensor: true }}{_OUTPUT}"),
-        "shape_tensor_output": _python(tensors=_INPUT + tensor("output", "OUT", "FP32", [4], "is_shape_tensor: true")),
         "non_linear_input": _python(tensors=f"input {_WRITTEN} is_non_linear_format_io: true }}{_OUTPUT}"),
         "non_linear_output": _python(
             tensors=_INPUT + tensor("output", "OUT", "FP32", [4], "is_non_linear_format_io: true")
@@ -109,14 +121,11 @@ def _dims() -> dict[str, str]:
     return {
         "dim_zero": _python(tensors=with_input([4, 0])),
         "dim_minus_two": _python(tensors=with_input([-2])),
-        "output_dim_zero": _python(tensors=_INPUT + tensor("output", "OUT", "FP32", [0])),
         "reshape_empty_whole": _python(tensors=with_input([1], "reshape { }"), max_batch_size=0),
         "reshape_zero": _python(tensors=reshaped([4], [0])),
-        "reshape_minus_two": _python(tensors=reshaped([4], [-2])),
         "reshape_other_size": _python(tensors=reshaped([4], [2, 3])),
         "reshape_empty_of_many": _python(tensors=with_input([4], "reshape { }")),
         "reshape_to_variable": _python(tensors=reshaped([4], [-1])),
-        "reshape_from_variable": _python(tensors=reshaped([-1], [4])),
         "reshape_more_variables": _python(tensors=reshaped([-1, 4], [-1, -1])),
         "reshape_other_trunks": _python(tensors=reshaped([2, -1, 6], [3, -1, 4])),
         "output_reshape_other_size": _python(
@@ -130,7 +139,9 @@ def _versions() -> dict[str, str]:
         "specific_missing": _python("version_policy { specific { versions: [7] } }"),
         "specific_none": _python("version_policy { specific { } }"),
         "specific_negative": _python("version_policy { specific { versions: [-1] } }"),
-        "version_too_big_for_type": _python("version_policy { specific { versions: [99999999999999999999] } }"),
+        "latest_none": _python("version_policy { latest { } }"),
+        "ensemble_no_version": ensemble(_ENDS, step("add_sub", *_MEMBER))
+        + "version_policy { specific { versions: [7] } }",
     }
 
 
@@ -142,7 +153,6 @@ def _groups() -> dict[str, str]:
         "gpu_not_there": _python("instance_group { kind: KIND_GPU gpus: [97] }"),
         "gpu_negative": _python("instance_group { kind: KIND_GPU gpus: [-1] }"),
         "profile": _python('instance_group { kind: KIND_CPU profile: ["0"] }'),
-        "unknown_kind": _python("instance_group { kind: KIND_TPU }"),
     }
 
 
@@ -236,8 +246,12 @@ def _ensembles() -> dict[str, str]:
             step("add_sub", {"INPUT0": "A", "INPUT1": "BACK"}, {"OUTPUT0": "SUM", "OUTPUT1": "ON"}),
             step("add_sub", {"INPUT0": "ON", "INPUT1": "B"}, {"OUTPUT0": "BACK", "OUTPUT1": "DIFFERENCE"}),
         ),
-        "ensemble_no_version": ensemble(_ENDS, whole) + "version_policy { specific { versions: [7] } }",
     }
+
+
+def _with(kind: str, name: str, dims: list[int]) -> str:
+    """The ensemble's ends with another shape of one of them."""
+    return _ENDS.replace(tensor(kind, name, "INT32", [4]), tensor(kind, name, "INT32", dims))
 
 
 def _graphs() -> dict[str, str]:
@@ -278,7 +292,6 @@ def _graphs() -> dict[str, str]:
         "member_output_shape": over(
             "add_sub", _ENDS.replace(tensor("output", "SUM", "INT32", [4]), tensor("output", "SUM", "INT32", [9]))
         ),
-        "member_not_batching": over("add_sub_whole"),
         "members_disagree": ensemble(_ENDS + tensor("output", "OUT", "FP32", [-1]), *chained),
     }
 
@@ -301,7 +314,6 @@ def _batch_tensors() -> dict[str, str]:
         "batch_input_unknown_source": batch_input(
             'kind: BATCH_ELEMENT_COUNT target_name: "N" data_type: TYPE_INT32 source_input: "X"'
         ),
-        "batch_output_no_source": batch_output('target_name: "OUT"'),
         "batch_output_unknown_source": batch_output('target_name: "OUT" source_input: "X"'),
         "batch_output_unknown_target": batch_output('target_name: "X" source_input: "IN"'),
         "batch_output_target_twice": batch_output('target_name: ["OUT", "OUT"] source_input: "IN"'),
@@ -327,12 +339,13 @@ def _warmups() -> dict[str, str]:
         "warmup_unknown_input": warmup(sample(zeros) + sample(zeros, "X")),
         "warmup_missing_input": warmup(""),
         "warmup_batch_too_big": warmup(sample(zeros), 9),
-        "warmup_of_ensemble": ensemble(_ENDS, step("add_sub", *_MEMBER)) + 'model_warmup { name: "s" batch_size: 1 }',
     }
 
 
-def _caches_and_metrics() -> dict[str, str]:
+def _caches_metrics_and_agents() -> dict[str, str]:
     return {
+        "warmup_of_ensemble": ensemble(_ENDS, step("add_sub", *_MEMBER)) + 'model_warmup { name: "s" batch_size: 1 }',
+        "agent_unknown": _python('model_repository_agents { agents { name: "nonesuch" } }'),
         "cached_decoupled": _python("model_transaction_policy { decoupled: true } response_cache { enable: true }"),
         "metric_without_identifier": _python("model_metrics { metric_control { } }"),
         "metric_without_family": _python("model_metrics { metric_control { metric_identifier { } } }"),
@@ -343,26 +356,19 @@ def _caches_and_metrics() -> dict[str, str]:
     }
 
 
-def _agents_and_backends() -> dict[str, str]:
-    return {
-        "agent_unknown": _python('model_repository_agents { agents { name: "nonesuch" } }'),
-        "custom_operations": _python('model_operations { op_library_filename: "no.so" }'),
-    }
-
-
 def _folders() -> tuple[Configuration, ...]:
     """Wrong in what lies in the folder."""
     return (
-        Configuration("bad_no_versions", _python(), versions=()),
-        Configuration("bad_version_names", _python(), versions=("first", "v1")),
-        Configuration("bad_leading_zero", _python(), versions=("01",)),
-        Configuration("bad_no_model_file", _python(), script=""),
-        Configuration("bad_other_model_file", _python('default_model_filename: "other.py"')),
-        Configuration("bad_no_config", None, script=""),
-        Configuration("bad_empty_config", "", script=""),
-        Configuration("bad_script", _python(), script="", files={"1/model.py": b"this is no Python"}),
-        Configuration("bad_script_class", _python(), script="", files={"1/model.py": b"answer = 42\n"}),
-        Configuration("bad_warmup_size", _WARM_FILE, files={"warmup/short": b"1234"}),
+        Configuration("bad_no_versions", _python(), versions=(), group=VERSIONS),
+        Configuration("bad_version_names", _python(), versions=("first", "v1"), group=VERSIONS),
+        Configuration("bad_leading_zero", _python(), versions=("01",), group=VERSIONS),
+        Configuration("bad_no_model_file", _python(), script="", group=LOAD),
+        Configuration("bad_other_model_file", _python('default_model_filename: "other.py"'), group=LOAD),
+        Configuration("bad_no_config", None, script="", group=READ),
+        Configuration("bad_empty_config", "", script="", group=READ),
+        Configuration("bad_script", _python(), script="", files={"1/model.py": b"this is no Python"}, group=LOAD),
+        Configuration("bad_script_class", _python(), script="", files={"1/model.py": b"answer = 42\n"}, group=LOAD),
+        Configuration("bad_warmup_size", _WARM_FILE, files={"warmup/short": b"1234"}, group=LOAD),
     )
 
 
@@ -384,12 +390,14 @@ def _overrides() -> tuple[Configuration, ...]:
         "wrong_type": '{"backend": "python", "max_batch_size": "many"}',
         "fraction": '{"backend": "python", "max_batch_size": 1.5}',
         "wrong_enum": '{"backend": "python", "input": [{"name": "IN", "data_type": "TYPE_FLOAT", "dims": [1]}]}',
-        "object_for_list": '{"backend": "python", "input": {"name": "IN"}}',
         "list_for_object": '{"backend": "python", "optimization": []}',
         "other_name": '{"name": "another", "backend": "python"}',
         "two_schedulers": '{"backend": "python", "dynamic_batching": {}, "sequence_batching": {}}',
-        "twice": '{"backend": "python", "max_batch_size": 1, "max_batch_size": 2}',
         "negative_unsigned": '{"backend": "python", "dynamic_batching": {"max_queue_delay_microseconds": -1}}',
         "number_for_bool": '{"backend": "python", "model_transaction_policy": {"decoupled": 1}}',
     }
-    return tuple(Configuration(f"bad_override_{name}", _python(), override=text) for name, text in overrides.items())
+    unread = tuple(
+        Configuration(f"bad_override_{name}", _python(), override=text, group=READ) for name, text in overrides.items()
+    )
+    one = '{"backend": "python", "input": {"name": "IN"}}'
+    return (*unread, Configuration("bad_override_object_for_list", _python(), override=one, group=LOAD))

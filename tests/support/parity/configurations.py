@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +29,8 @@ class Configuration:
     """Further files by their path in the folder."""
     override: str | None = None
     """The `config` parameter of the load."""
+    group: str = ""
+    """Of bad ones: how Triton fails."""
 
     def write(self, repository: Path) -> None:
         folder = repository / self.name
@@ -92,9 +94,3 @@ def dropped(configuration: Configuration, repository: Path, asked: Sequence[Step
 
     steps = [Local(write), load(configuration), *asked, unload(configuration.name), Local(remove)]
     return Exchange(configuration.name, steps)
-
-
-def numbered(prefix: str, entries: Iterator[Configuration]) -> tuple[Configuration, ...]:
-    found = tuple(entries)
-    assert len({entry.name for entry in found}) == len(found), f"{prefix}: a name stands twice"
-    return found

@@ -41,14 +41,11 @@ def good_configurations() -> tuple[Configuration, ...]:
 def _heads() -> dict[str, str]:
     return {
         "plain": _python(),
-        "named": 'name: "good_named"\n' + _python(),
         "whole": _python(max_batch_size=0),
-        "batch_of_one": _python(max_batch_size=1),
-        "file_named": _python('default_model_filename: "model.py"'),
+        "platform_of_another": 'platform: "onnxruntime_onnx"\n' + _python(),
+        "custom_operators": _python('model_operations { op_library_filename: "no.so" }'),
         "platform_beside": 'platform: "anything"\n' + _python(),
-        "commented": "# a comment\n" + _python() + "# another\n",
         "other_brackets": _python(tensors=_TENSORS.replace("{", "<").replace("}", ">")),
-        "no_commas": _python('parameters [ { key: "a" value { string_value: "1" } } ]'),
         "quotes": "backend: 'py' 'thon'\n" + _TENSORS,
         "parameters": _python(
             'parameters { key: "one" value { string_value: "1" } } parameters { key: "two" value { } }'
@@ -64,14 +61,12 @@ def _tensors() -> dict[str, str]:
     )
     return {
         "every_type": _python(tensors=types),
-        "type_numbers": _python(tensors=_TENSORS.replace("TYPE_FP32", "11")),
         "variable": _python(tensors=tensor("input", "IN", "FP32", [-1, 3, -1]) + _OUTPUT),
         "reshape": _python(tensors=tensor("input", "IN", "FP32", [4], "reshape { shape: [2, 2] }") + _OUTPUT),
         "reshape_to_nothing": _python(tensors=tensor("input", "IN", "FP32", [1], "reshape { }") + _OUTPUT),
         "reshape_variable": _python(
             tensors=tensor("input", "IN", "FP32", [2, 4, -1, 6], "reshape { shape: [8, -1, 1, 6] }") + _OUTPUT
         ),
-        "reshape_output": _python(tensors=_INPUT + tensor("output", "OUT", "FP32", [4], "reshape { shape: [1, 4] }")),
         "optional": _python(tensors=tensor("input", "IN", "FP32", [4], "optional: true") + _OUTPUT),
         "formats": _python(
             tensors=tensor("input", "IN", "FP32", [3, 2, 2], "format: FORMAT_NCHW")
@@ -92,7 +87,6 @@ def _tensors() -> dict[str, str]:
 def _policies() -> dict[str, str]:
     return {
         "latest_default": _python("version_policy { }"),
-        "latest_zero": _python("version_policy { latest { } }"),
         "latest_many": _python("version_policy { latest { num_versions: 1000 } }"),
         "all": _python("version_policy { all { } }"),
         "specific": _python("version_policy { specific { versions: [1, 9, 1] } }"),
@@ -104,13 +98,12 @@ def _groups() -> dict[str, str]:
         "cpu": _python("instance_group { kind: KIND_CPU }"),
         "count": _python("instance_group { kind: KIND_CPU count: 2 }"),
         "count_negative": _python("instance_group { kind: KIND_CPU count: -3 }"),
-        "kind_model": _python("instance_group { kind: KIND_MODEL }"),
         "kind_auto": _python("instance_group { count: 1 }"),
-        "named_group": _python('instance_group { name: "left" kind: KIND_CPU }'),
         "two_groups": _python('instance_group [ { kind: KIND_CPU }, { name: "right" kind: KIND_CPU } ]'),
         "passive": _python("instance_group [ { kind: KIND_CPU }, { kind: KIND_CPU passive: true } ]"),
         "rate_limiter": _python(
-            'instance_group { kind: KIND_CPU rate_limiter { priority: 2 resources { name: "R" count: 1 global: true } } }'
+            "instance_group { kind: KIND_CPU rate_limiter"
+            ' { priority: 2 resources { name: "R" count: 1 global: true } } }'
         ),
         "host_policy": _python('instance_group { kind: KIND_CPU host_policy: "corner" }'),
         "secondary": _python("instance_group { kind: KIND_CPU secondary_devices { kind: KIND_NVDLA device_id: 1 } }"),
@@ -125,14 +118,12 @@ def _batching() -> dict[str, str]:
         "dynamic": batching(""),
         "dynamic_whole": _python("dynamic_batching { }", max_batch_size=0),
         "preferred": batching("preferred_batch_size: [4, 2, 8]"),
-        "preferred_twice": batching("preferred_batch_size: 4 preferred_batch_size: 4"),
         "delay": batching("max_queue_delay_microseconds: 100"),
         "ordered": batching("preserve_ordering: true"),
         "levels": batching(
             "priority_levels: 3 default_priority_level: 2 priority_queue_policy"
             " { key: 1 value { max_queue_size: 4 timeout_action: DELAY default_timeout_microseconds: 7 } }"
         ),
-        "level_default_alone": batching("default_priority_level: 5"),
         "queue_policy": batching(
             "default_queue_policy { timeout_action: REJECT default_timeout_microseconds: 1000000"
             " allow_timeout_override: true max_queue_size: 10 }"
@@ -155,7 +146,6 @@ def _sequences() -> dict[str, str]:
         "sequences_whole": batching("", 0),
         "sequences_direct": batching("direct { max_queue_delay_microseconds: 5 minimum_slot_utilization: 0.5 }"),
         "sequences_oldest": batching("oldest { max_candidate_sequences: 4 preferred_batch_size: [2, 4] }"),
-        "sequences_oldest_default": batching("oldest { }"),
         "sequences_idle": batching(f"max_sequence_idle_microseconds: 5000000 {controls}"),
     }
 
@@ -171,7 +161,7 @@ def _ensembles() -> dict[str, str]:
         ),
         "ensemble_any_dims": ensemble(_ENDS.replace("dims: [4]", "dims: [-1]"), whole),
         "ensemble_version": ensemble(_ENDS, step("add_sub", *_MEMBER, version=1)),
-        "ensemble_inflight": ensemble(_ENDS, whole).replace("ensemble_scheduling {", "ensemble_scheduling { "),
+        "ensemble_member_whole": ensemble(_ENDS, step("add_sub_whole", *_MEMBER)),
         "ensemble_labels_of_member": ensemble(_ENDS, whole) + 'parameters { key: "k" value { string_value: "v" } }',
         "ensemble_version_policy": ensemble(_ENDS, whole) + "version_policy { all { } }",
     }
@@ -185,12 +175,8 @@ def _others() -> dict[str, str]:
             " cuda { graphs: true } eager_batching: true gather_kernel_buffer_threshold: 3 }"
         ),
         "warmup_zero": _python(f'model_warmup {{ name: "z" batch_size: 2 {sample} zero_data: true }} }} }}'),
-        "warmup_random": _python(
-            f'model_warmup {{ name: "r" batch_size: 1 count: 3 {sample} random_data: true }} }} }}'
-        ),
         "warmup_no_batch": _python(f'model_warmup {{ name: "n" {sample} zero_data: true }} }} }}', max_batch_size=0),
         "decoupled": _python("model_transaction_policy { decoupled: true }"),
-        "not_decoupled": _python("model_transaction_policy { decoupled: false }"),
         "metric_tags": _python('metric_tags { key: "team" value: "vision" }'),
         "metrics": _python(
             'model_metrics { metric_control { metric_identifier { family: "nv_inference_first_response_histogram_ms" }'
@@ -248,8 +234,6 @@ def _overrides() -> tuple[Configuration, ...]:
     overrides = {
         "plain": f'{{"backend": "python", "max_batch_size": 2, {tensors}}}',
         "camel_case": f'{{"backend": "python", "maxBatchSize": 2, {tensors.replace("data_type", "dataType")}}}',
-        "number_as_text": f'{{"backend": "python", "max_batch_size": "2", {tensors}}}',
-        "whole_fraction": f'{{"backend": "python", "max_batch_size": 2.0, {tensors}}}',
         "nulls": f'{{"backend": "python", "max_batch_size": null, "platform": null, {tensors}}}',
         "maps": f'{{"backend": "python", {tensors}, "parameters": {{"k": {{"string_value": "v"}}}}}}',
         "duration": f'{{"backend": "python", "max_batch_size": 4, {tensors},'

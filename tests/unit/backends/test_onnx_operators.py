@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 
 import onnxruntime
 import pytest
@@ -41,9 +40,10 @@ def test_a_library_is_given_to_onnx_runtime(model_source: SourceMaker) -> None:
     assert "operators.so" in text.partition(": ")[2], "ONNX Runtime's own words"
 
 
-def test_only_a_library_in_the_models_folder(model_source: SourceMaker, tmp_path: Path) -> None:
+def test_only_a_library_in_the_models_folder(model_source: SourceMaker) -> None:
     source = model_source("model.onnx", add_sub())
-    assert fault(with_library(source, "absent.so")) == "custom operator library 'absent.so' is not in the model's folder"
+    text = fault(with_library(source, "absent.so"))
+    assert text == "custom operator library 'absent.so' is not in the model's folder"
     for name in ("/usr/lib/libc.so.6", "../operators.so"):
         assert fault(with_library(source, name)) == (
             f"custom operator library '{name}' must be a path within its folder, without '..' and not absolute"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rocserve.backends.registry import BackendRegistry
+from rocserve.backends.registry import BackendRegistry, discover_backends
 from rocserve.config.definition import ModelDefinition, read_model_definitions
 from rocserve.core.errors import ServeError, StatusCode
 
@@ -101,7 +101,7 @@ def test_unknown_platform(read: Read) -> None:
     )
 
 
-@pytest.mark.parametrize("platform", ["vitis_xmodel", "amdinfer_cpp", "pytorch_torchscript", "tensorrt_plan"])
+@pytest.mark.parametrize("platform", ["vitis_xmodel", "amdinfer_cpp", "pytorch_torchscript"])
 def test_platforms_of_others_tell_the_way_out(read: Read, platform: str) -> None:
     fault = _fault(read, f'platform: "{platform}"')
     assert fault.startswith(f"unexpected platform type '{platform}' for m; ")
@@ -113,3 +113,35 @@ def test_platform_and_backend_disagree(read: Read, platform: str) -> None:
     assert _fault(read, f'platform: "{platform}" backend: "onnxruntime"') == (
         f"unexpected 'platform' and 'backend' pair, got:{platform}, onnxruntime (model 'm'); remove one of them"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "backend", "way"),
+    [
+        ('platform: "pytorch_libtorch"', "pytorch", "export the model to ONNX"),
+        ('platform: "tensorflow_savedmodel"', "tensorflow", "convert the model to ONNX"),
+        ('platform: "tensorflow_savedmodel" backend: "tensorflow"', "tensorflow", "convert the model to ONNX"),
+        ('platform: "tensorrt_plan" backend: "tensorrt"', "tensorrt", "such engines run on NVIDIA's GPUs only"),
+        ('backend: "pytorch"', "pytorch", "export the model to ONNX"),
+        ('backend: "dali"', "dali", "write the pipeline for platform 'rocal_json'"),
+        ('backend: "vllm"', "vllm", "serve it with that project's own server"),
+    ],
+)
+def test_backends_of_triton_that_are_not_here(
+    make_folder: Callable[..., Path], text: str, backend: str, way: str
+) -> None:
+    folder = make_folder("m", {"config.pbtxt": text, "1/model.pt": ""})
+    with pytest.raises(ServeError) as raised:
+        read_model_definitions(folder, discover_backends())
+    assert raised.value.text.startswith(
+        f"unable to find backend library for backend '{backend}', try specifying runtime on the model configuration."
+        f" Model 'm'; {way}"
+    )
+
+
+@pytest.mark.parametrize("platform", ["", "onnxruntime_onnx", "tensorflow_savedmodel", "anything"])
+def test_a_python_model_may_have_any_platform(make_folder: Callable[..., Path], platform: str) -> None:
+    folder = make_folder("m", {"config.pbtxt": f'platform: "{platform}" backend: "python"', "1/model.py": ""})
+    (definition,) = read_model_definitions(folder, discover_backends())
+    assert definition.backend is not None and definition.backend.name == "python"
+    assert definition.message.platform == platform

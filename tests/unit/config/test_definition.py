@@ -328,3 +328,29 @@ class TestWarmup:
         with pytest.raises(ServeError) as raised:
             complete_definition(definition, signature)
         assert raised.value.text == fault
+
+
+class TestFilesByArchitecture:
+    def _definition(self, make_folder: MakeFolder, registry: BackendRegistry) -> tuple[ModelDefinition, Path]:
+        text = f'{_ONNX} cc_model_filenames {{ key: "gfx90a" value: "fast.onnx" }}'
+        folder = make_folder("m", {"config.pbtxt": text, "1/model.onnx": "", "1/fast.onnx": ""})
+        return _one(folder, registry), folder / "1"
+
+    @pytest.mark.parametrize(
+        ("architecture", "file"),
+        [
+            ("gfx90a", "fast.onnx"),
+            ("gfx90a:sramecc+:xnack-", "fast.onnx"),
+            ("gfx942", "model.onnx"),
+            ("", "model.onnx"),
+        ],
+    )
+    def test_choice(self, make_folder: MakeFolder, registry: BackendRegistry, architecture: str, file: str) -> None:
+        definition, folder = self._definition(make_folder, registry)
+        assert find_model_file(definition, folder, architecture) == folder / file
+
+    def test_the_file_is_missing(self, make_folder: MakeFolder, registry: BackendRegistry) -> None:
+        definition, folder = self._definition(make_folder, registry)
+        (folder / "fast.onnx").unlink()
+        with pytest.raises(ServeError, match=r"expected fast\.onnx, found model\.onnx"):
+            find_model_file(definition, folder, "gfx90a")

@@ -64,3 +64,15 @@ def test_errors_say_what_and_where(text: str, error: str) -> None:
 def test_wrong_values_are_refused(text: str) -> None:
     with pytest.raises(ServeError, match=r"^Invalid config override: ."):
         parse_override(text)
+
+
+def test_one_element_stands_for_a_list_of_one() -> None:
+    message = parse_override('{"input": {"name": "x", "reshape": {"shape": [1]}}, "instance_group": {"count": 2}}')
+    assert [tensor.name for tensor in message.input] == ["x"]
+    assert [group.count for group in message.instance_group] == [2]
+
+
+def test_a_list_is_no_message() -> None:
+    with pytest.raises(ServeError) as raised:
+        parse_override('{"optimization": []}')
+    assert raised.value.text == "Invalid config override: expected an object for 'optimization', got a list"

@@ -356,7 +356,7 @@ async def test_mode_none_loads_all_once_and_follows_nothing(start: Start, folder
     folders.model("bad", 1, data="broken")
     served: Served = await start(control_mode=ControlMode.NONE)
     assert served.state("e") == "READY"
-    assert served.rows("bad") == {"1": ("UNAVAILABLE", "cannot parse the model of version 1")}
+    assert served.rows("bad") == {"1": ("UNAVAILABLE", "Internal: cannot parse the model of version 1")}
     assert list(served.repository.failed_models()) == ["bad"]
     folders.version("m", 2)
     shutil.rmtree(folders.root / "bad")

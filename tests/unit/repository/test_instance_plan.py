@@ -10,7 +10,7 @@ from support.machine import ToldMachine
 from rocserve.backends.base import EngineChoice, EngineSpec
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
-from rocserve.repository.instance_plan import plan_workers
+from rocserve.repository.instance_plan import group_places, plan_workers
 
 CPU_ONLY = EngineSpec("some", "some.engine", thread_safe=True, forks_from_zygote=True)
 # A module of the standard library, which is installed everywhere.
@@ -103,3 +103,36 @@ def test_migraphx_without_a_gpu_that_is_asked_for() -> None:
     with pytest.raises(ServeError, match=r"'some' \(none was found on this machine; name those to use in 'gpus'\)"):
         plan(MIGRAPHX, gpu_group())
     assert plan(MIGRAPHX, gpu_group(1, (3,))) == [(InstanceKind.GPU, 3, 1)]
+
+
+def test_a_host_policy_keeps_workers_to_its_cores() -> None:
+    machine = ToldMachine(gpus=(3,), policies={"corner": (0, 1), "gpu_3": (4,), "model": (5,), "cpu": (6,)})
+    groups = (
+        InstanceGroup("", InstanceKind.CPU, 1, host_policy="corner"),
+        InstanceGroup("", InstanceKind.CPU, 1, host_policy="unheard of"),
+        InstanceGroup("", InstanceKind.CPU, 1),
+        InstanceGroup("", InstanceKind.MODEL, 1),
+        InstanceGroup("", InstanceKind.GPU, 1),
+    )
+    plans = plan_workers(ModelConfig("m", instance_groups=groups), EngineChoice(WITH_GPU, "of its reason"), machine)
+    assert [one.cores for one in plans] == [(0, 1), (), (6,), (5,), (4,)]
+
+
+def test_workers_know_their_gpus_architecture() -> None:
+    machine = ToldMachine(gpus=(0, 1), architectures={0: "gfx90a"})
+    config = ModelConfig("m", instance_groups=(gpu_group(), InstanceGroup("", InstanceKind.CPU, 1)))
+    plans = plan_workers(config, EngineChoice(WITH_GPU, "of its reason"), machine)
+    assert [one.architecture for one in plans] == ["gfx90a", "", ""]
+
+
+def test_clients_see_where_groups_have_come_to() -> None:
+    machine = ToldMachine(gpus=(0, 1))
+    groups = (gpu_group(), InstanceGroup("", InstanceKind.AUTO, 1), InstanceGroup("", InstanceKind.MODEL, 1))
+    config = ModelConfig("m", instance_groups=groups)
+    for takes_gpus, place in ((True, (InstanceKind.GPU, (0, 1))), (False, (InstanceKind.CPU, ()))):
+        choice = EngineChoice(WITH_GPU, "of its reason", auto_takes_gpus=takes_gpus)
+        assert group_places(config, choice, machine) == [
+            (InstanceKind.GPU, (0, 1)),
+            place,
+            (InstanceKind.MODEL, ()),
+        ]

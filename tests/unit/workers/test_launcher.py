@@ -56,6 +56,18 @@ async def test_forked_workers_do_not_share_their_random_numbers(workshop: Worksh
     assert first["random"] != second["random"] and first["numpy_random"] != second["numpy_random"]
 
 
+@pytest.mark.parametrize("forked", [True, False])
+async def test_a_worker_keeps_to_its_cores(workshop: Workshop, forked: bool) -> None:
+    core = max(os.sched_getaffinity(0))
+    facts = await facts_of(workshop, forked=forked, plans=[WorkerPlan(InstanceKind.CPU, None, 1, cores=(core,))])
+    assert facts["cores"] == f"[{core}]"
+
+
+async def test_a_worker_may_have_a_file_of_its_own(workshop: Workshop) -> None:
+    plan = WorkerPlan(InstanceKind.CPU, None, 1, model_file="/models/m/1/model_gfx90a.onnx")
+    assert (await facts_of(workshop, plans=[plan]))["file"] == "/models/m/1/model_gfx90a.onnx"
+
+
 async def test_a_gpu_worker_sees_its_device_only_and_is_not_forked(workshop: Workshop) -> None:
     facts = await facts_of(workshop, plans=[WorkerPlan(InstanceKind.GPU, 3, 1)])
     assert (facts["device"], facts["hip"], facts["engine_forked"]) == ("3", "3", "False")

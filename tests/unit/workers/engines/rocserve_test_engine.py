@@ -175,6 +175,8 @@ class Model:
             f"oom={Path('/proc/self/oom_score_adj').read_text().strip()}",
             f"rocserve_on_path={any((Path(p) / 'rocserve').exists() for p in sys.path if p)}",
             f"warm_ups={self._warm_ups}",
+            f"cores={sorted(os.sched_getaffinity(0))}",
+            f"file={self._source.model_file}",
         ]
         return BatchResult({"SUM": np.array(facts, dtype=object), "DIFFERENCE": np.zeros(1, np.int32)})
 
