@@ -20,6 +20,11 @@ def qualified(namespace: str, name: str) -> str:
     return f"{namespace}{_SEPARATOR}{name}" if namespace else name
 
 
+def namespace_of(key: str, name: str) -> str:
+    """The namespace of a model's key; empty where there are none."""
+    return key.removesuffix(name).removesuffix(_SEPARATOR)
+
+
 @dataclass(frozen=True, slots=True)
 class Resolved(Generic[Model]):
     models: Mapping[str, Model]

@@ -90,6 +90,8 @@ class ServedModel:
     """The highest ready version."""
     unready: Mapping[int, str] = field(default_factory=dict)
     """Versions that are loading, failed or unloaded, with the reason."""
+    namespace: str = ""
+    """Its repository, where there may be several of its name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from rocserve.config.versions import no_version_text
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import ModelConfig
+from rocserve.core.model_names import namespace_of
 from rocserve.core.serving import IndexEntry, ServedModel
 from rocserve.repository.content import ModelContent
 from rocserve.repository.context import LifecycleContext
@@ -176,7 +177,7 @@ class ManagedModel:
         versions = {version.number: version.served for version in self._all() if version.served and version.is_serving}
         unready = {version.number: version.reason for version in self._all() if version.number not in versions}
         latest = versions[max(versions)] if versions else None
-        return ServedModel(self.name, versions, latest, unready)
+        return ServedModel(self.name, versions, latest, unready, namespace_of(self.key, self.name))
 
     def entries(self) -> list[IndexEntry]:
         """Its rows of the repository index."""

@@ -123,6 +123,15 @@ def test_every_version_has_its_own_numbers() -> None:
     ]
 
 
+def test_models_of_one_name_are_told_apart_by_their_namespaces() -> None:
+    holder = ServingTableHolder()
+    served = [ServedModel("m", {1: ToldVersion("m", 1)}, None, {}, namespace) for namespace in ("/a", "/b")]  # type: ignore[dict-item]
+    holder.table = ServingTable({}, tuple(served))
+    text = exposition(ServerMetrics(holder, FallbackCounter().snapshot, LatencyOptions()).families())
+    counts = [line for line in text.splitlines() if line.startswith("nv_inference_count")]
+    assert counts == [f'nv_inference_count{{model="m",version="1",namespace="{name}"}} 0' for name in ("/a", "/b")]
+
+
 def test_tags_and_the_cache() -> None:
     version = ToldVersion("m", 1, config=ModelConfig(name="m", metric_tags={"team": "blue"}, response_cache=True))
     version.statistics.record_cache_hit(1000, 6000)

@@ -32,7 +32,9 @@ class ServerMetrics:
     def families(self) -> Iterable[MetricFamily]:
         """Of the versions that are ready, and of what happened since the server started."""
         table = self._tables.table
-        readings = [read_version(version) for model in table.all_models for version in model.versions.values()]
+        readings = [
+            read_version(version, model.namespace) for model in table.all_models for version in model.versions.values()
+        ]
         yield from model_families(readings, self._options.counters)
         yield MetricFamily(
             "rocserve_model_engine_info",

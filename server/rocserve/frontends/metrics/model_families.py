@@ -139,9 +139,11 @@ _HISTOGRAMS = {
 }
 
 
-def read_version(version: ServedVersion) -> VersionReading:
+def read_version(version: ServedVersion, namespace: str) -> VersionReading:
+    """`namespace`: the model's, where there are namespaces."""
     tags = {f"_{name}": value for name, value in version.config.metric_tags.items()}
-    labels = {"model": version.name, "version": str(version.version), **tags}
+    model = {"model": version.name, "version": str(version.version)}
+    labels = {**model, **({"namespace": namespace} if namespace else {}), **tags}
     return VersionReading(version, labels, version.statistics.snapshot())
 
 
