@@ -31,6 +31,11 @@ class InferenceService:
         self._client_memory = client_memory
         self._observer = observer
 
+    def refuse(self, error: ServeError) -> None:
+        """A front end could not make a request of what has come; it has told its client why."""
+        if self._observer.is_on:
+            self._observer.note_refusal(error)
+
     def infer(self, request: InferRequest, client: ClientResponder) -> None:
         """Schedule a request; never blocks, and every error goes to the responder."""
         responder: Responder = client

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rocserve.core.errors import ServeError
+from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.serving import Responder, ServingTableHolder
 from rocserve.core.trace import REQUEST_END, TENSOR_BACKEND_OUTPUT, Trace
@@ -66,6 +67,10 @@ class RequestObserver:
         if self._tracing.is_on:
             responder = self._begin_trace(request, responder, origin, now_ns)
         return responder
+
+    def note_refusal(self, error: ServeError) -> None:
+        """What has come is no request."""
+        self._log.debug("%sinference is refused: %s: %s", request_prefix([""]), error.code.name, error.text)
 
     def note_tensors(self, request: InferRequest, responder: Responder) -> Responder:
         """The request's data are there, from wherever they came: the responder that the model is to answer to."""

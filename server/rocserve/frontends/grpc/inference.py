@@ -35,6 +35,7 @@ class InferenceHandlers:
                 request.head = self._forwarding.forward(request.head, call.metadata)
         except ServeError as error:
             call.fail(error.code, error.text)
+            self._service.refuse(error)
             return
         request.deadline = call.deadline
         self._service.infer(request, _UnaryResponder(call, self._codec))
@@ -120,6 +121,7 @@ class InferenceStream:
                 request.head = self._forwarding.forward(request.head, self._call.metadata)
         except ServeError as error:
             responder.fail(error)
+            self._service.refuse(error)
             return
         responder.request = request
         request.deadline = self._call.deadline

@@ -76,6 +76,7 @@ class InferHandler:
             if self._forwarding is not None:
                 infer_request.head = self._forwarding.forward(infer_request.head, request.headers.items())
         except ServeError as error:
+            self._service.refuse(error)
             return error_response(error, content_type)
         return await self._run(request, infer_request, form, arrival)
 
