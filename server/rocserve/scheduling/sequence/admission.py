@@ -29,13 +29,13 @@ class Admission:
             ServeError: INVALID_ARGUMENT.
         """
         tag = request.sequence or NO_SEQUENCE
-        self._check_type(tag.id, request.id)
         if plan.batch_size > 1:
             raise invalid_argument(
                 f"inference request to model '{self._model}' must specify batch-size 1 due to requirements of sequence"
                 " batcher"
             )
         if tag.id:
+            self._check_type(tag.id, request.id)
             return tag
         if self._iterative:
             # Each request is a sequence of its own.

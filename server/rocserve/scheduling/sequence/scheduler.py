@@ -6,13 +6,12 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 
 from rocserve.core.errors import ServeError, StatusCode, internal
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest
-from rocserve.core.sequences import SequenceId, SequenceTag
+from rocserve.core.sequences import SequenceId
 from rocserve.core.serving import Responder, VersionEnding
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.validation import RequestPlan, RequestValidator
@@ -23,14 +22,15 @@ from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.limited_instances import instance_pool
 from rocserve.scheduling.model_scheduler import TimerHandle, Timers
 from rocserve.scheduling.open_requests import RequestBatches
-from rocserve.scheduling.ordering import AnswerOrder, OrderedResponder
+from rocserve.scheduling.ordering import OrderedResponder
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.sequence.admission import Admission
-from rocserve.scheduling.sequence.book import SequenceBook, cancelled, lost
+from rocserve.scheduling.sequence.book import SequenceBook, lost
 from rocserve.scheduling.sequence.controls import ControlTensors
-from rocserve.scheduling.sequence.dressing import NOBODY, Dressing
+from rocserve.scheduling.sequence.dressing import Dressing
 from rocserve.scheduling.sequence.homes import SequenceHomes
+from rocserve.scheduling.sequence.instances import SequenceInstances, once_more
 from rocserve.scheduling.sequence.places import SequenceInstance, SequenceRequest, Slot
 from rocserve.scheduling.sequence.responder import SequenceResponder
 from rocserve.scheduling.sequence.states import StateKeeper
@@ -76,11 +76,16 @@ class SequenceScheduler:
         self._keeper = StateKeeper(config, initial_states)
         self._book = SequenceBook(limits)
         dressing = Dressing(controls, self._keeper, config.max_batch_size > 0)
-        self._strategy = strategy_of(config, batching, self._book, dressing)
+        oldest = batching.oldest
+        self._instances = SequenceInstances(
+            instance_pool(limiter, self._granted, sends_ahead=False),
+            self._book,
+            strategy_of(config, batching, self._book, dressing),
+            keeps_order=oldest is not None and oldest.preserve_ordering,
+        )
         self._iterative = batching.iterative
         self._waits_for_answers = bool(batching.states) or batching.iterative
         """The next request of a sequence cannot run before the answer to the one before is there."""
-        self._keeps_order = batching.oldest is not None and batching.oldest.preserve_ordering
         self._idle_seconds = (batching.max_sequence_idle_microseconds or 1_000_000) / 1e6
         self._layouts: BatchLayouts | RequestBatches
         self._answerer: BatchAnswerer | RequestBatches
@@ -91,15 +96,13 @@ class SequenceScheduler:
         else:
             self._layouts, self._answerer = BatchLayouts(config), BatchAnswerer(config, version, statistics)
         self._lock = threading.Lock()
-        self._pool = instance_pool(limiter, self._granted, sends_ahead=False)
-        self._by_channel: dict[Channel, SequenceInstance] = {}
-        self._numbers = 0
+        self._is_open = False
         self._running = 0
         self._closed = False
         self._outage: ServeError | None = None
         self._drained: Callable[[], None] | None = None
         self._deadlines = Deadlines(timers, self._expire)
-        self._clients = ClientWatch(timers, self._lock, self._all_waiting, self._has_waiting, self._client_left)
+        self._clients = ClientWatch(timers, self._lock, self._instances.waiting, self._has_waiting, self._client_left)
         self._delay_timer: tuple[int, TimerHandle] | None = None
         self._idle_timer: object | None = None
 
@@ -109,7 +112,7 @@ class SequenceScheduler:
     def waiting(self) -> int:
         """See Scheduler."""
         with self._lock:
-            return sum(1 for _ in self._all_waiting())
+            return sum(1 for _ in self._instances.waiting())
 
     def submit(self, request: InferRequest, plan: RequestPlan, responder: Responder) -> None:
         """See Scheduler."""
@@ -165,7 +168,7 @@ class SequenceScheduler:
             work = None
             collecting = self._timers.collecting
             if slot is not None:
-                self._strategy.feed(slot, now)
+                self._instances.feed_slot(slot, now)
                 if not collecting:
                     work = self._next_work(slot.instance)
             self._arm_idle()
@@ -181,7 +184,7 @@ class SequenceScheduler:
             limit = now + timeout / 1e6
             entry.expires_at = limit if entry.expires_at is None else min(limit, entry.expires_at)
         if entry.expires_at is not None and self._deadlines.add(entry):
-            self._deadlines.keep_only(self._all_waiting())
+            self._deadlines.keep_only(self._instances.waiting())
         self._clients.start()
 
     # Instances
@@ -190,40 +193,19 @@ class SequenceScheduler:
         """See Scheduler."""
         with self._lock:
             self._outage = None
-            self._pool.attach(channel)
-            instance = SequenceInstance(channel, self._numbers)
-            if not self._numbers:
-                self._homes.opened(self._config.name, self)
-            self._numbers += 1
-            instance.slots = [Slot(instance, index) for index in range(self._strategy.slot_count)]
-            if self._keeps_order:
-                instance.order = AnswerOrder()
-            self._strategy.prepare(instance)
-            self._by_channel[channel] = instance
-            now = time.monotonic()
-            self._book.add_instance(instance, now)
-            for slot in instance.slots:
-                self._strategy.feed(slot, now)
+            self._instances.attach(channel, time.monotonic())
             self._arm_idle()
+            is_first, self._is_open = not self._is_open, True
+        if is_first:
+            self._homes.opened(self._config.name, self)
         self._pump()
 
     def detach(self, channel: Channel) -> None:
         """See Scheduler. Its sequences are lost: what the model knew of them, the worker knew."""
         with self._lock:
-            self._lose(channel, _WORKER_ENDED)
+            self._instances.lose(channel, _WORKER_ENDED)
         self._carry_on(None)
         self._report_drained()
-
-    def _lose(self, channel: Channel, reason: str) -> None:
-        """Under the lock."""
-        self._pool.detach(channel)
-        instance = self._by_channel.pop(channel, None)
-        if instance is None:
-            return
-        self._book.remove_instance(instance, reason)
-        for entry in instance.candidates.clear() if instance.candidates is not None else ():
-            if isinstance(entry, SequenceRequest):
-                self._book.refused.append((entry, lost(entry.tag.id, reason)))
 
     def stop_sending_ahead(self) -> None:
         """Nothing is ever sent ahead: the next request of a sequence waits for the one before."""
@@ -240,7 +222,7 @@ class SequenceScheduler:
         """An instance that had to wait for its turn may run."""
         self._pump()
         with self._lock:
-            self._pool.return_unused()
+            self._instances.pool.return_unused()
 
     # The end
 
@@ -259,17 +241,15 @@ class SequenceScheduler:
         """Under the lock: no request of any comes any more."""
         now = time.monotonic()
         self._book.end_all()
-        for instance in self._book.instances:
+        for instance in self._instances:
             for slot in instance.slots:
                 if not slot.busy:
                     self._book.settle(slot, now)
-                self._strategy.feed(slot, now)
+            self._instances.feed(instance, now)
 
     def _report_drained(self) -> None:
         with self._lock:
-            if self._drained is None or self._running or not self._book.is_empty:
-                return
-            if any(instance.candidates for instance in self._book.instances):
+            if self._drained is None or self._running or not self._book.is_empty or self._instances.has_waiting:
                 return
             drained, self._drained = self._drained, None
         self._homes.closed(self._config.name, self)
@@ -279,33 +259,14 @@ class SequenceScheduler:
 
     def _next_work(self, instance: SequenceInstance) -> FormedBatch | None:
         """Under the lock: the next batch of an instance, where it is free and has one."""
-        channel = instance.channel
-        if instance.answering or not self._pool.is_idle(channel):
-            return None
-        now_ns = time.monotonic_ns()
-        ready_at = self._strategy.ready_at(instance, now_ns)
-        if ready_at is None:
-            return None
-        if ready_at > now_ns:
-            self._arm_delay(ready_at)
-            return None
-        if self._pool.is_limited and not self._pool.claim(channel):
-            return None
-        entries: list[QueuedRequest] = list(self._strategy.form(instance, now_ns))
-        batch = FormedBatch(entries, now_ns)
-        for entry in entries:
-            if entry.responder is NOBODY:
-                batch.drop(entry)
-            elif instance.order is not None and not isinstance(entry.responder, OrderedResponder):
-                entry.responder = OrderedResponder(entry.responder, instance.order.take_turn())
-        self._running += 1
-        self._pool.begin(channel, batch)
+        batch = self._instances.next_batch(instance, time.monotonic_ns(), self._arm_delay)
+        self._running += batch is not None
         return batch
 
     def _pump(self) -> None:
         """Start all that can run now."""
         with self._lock:
-            works = [(instance, self._next_work(instance)) for instance in list(self._book.instances)]
+            works = [(instance, self._next_work(instance)) for instance in self._instances]
         for instance, work in works:
             if work is not None:
                 self._run(instance, work)
@@ -337,10 +298,11 @@ class SequenceScheduler:
             self._layouts.forget(batch)
             with self._lock:
                 self._running -= 1
-                self._pool.end(channel, batch, 0)
+                self._instances.pool.end(channel, batch, 0)
+                for entry in batch.undropped:
+                    self._instances.done(entry, time.monotonic())
             failure = internal(f"the batch could not be handed to the worker: {error}")
             for entry in batch.undropped:
-                self._done(entry)
                 self._refuse(entry, failure)
             self._pump()
             self._report_drained()
@@ -349,7 +311,7 @@ class SequenceScheduler:
         """The worker is gone and nothing of the batch ran: nor will anything else of its sequences."""
         with self._lock:
             self._running -= 1
-            self._lose(instance.channel, reason)
+            self._instances.lose(instance.channel, reason)
         for entry in batch.undropped:
             if isinstance(entry, SequenceRequest):
                 self._refuse(entry, lost(entry.tag.id, reason))
@@ -365,12 +327,12 @@ class SequenceScheduler:
             return
         work = None
         with self._lock:
-            self._pool.end(instance.channel, batch, outcome.output_start_ns - outcome.input_end_ns)
+            self._instances.pool.end(instance.channel, batch, outcome.output_start_ns - outcome.input_end_ns)
             if self._waits_for_answers:
                 instance.answering = True
             else:
                 for entry in batch.undropped:
-                    self._next_of(entry)
+                    self._instances.done(entry, time.monotonic())
                 work = self._next_work(instance)
         if work is not None:
             self._run(instance, work)
@@ -389,13 +351,6 @@ class SequenceScheduler:
             if is_answered:
                 self._batch_ended()
 
-    def _next_of(self, entry: QueuedRequest) -> None:
-        """Under the lock: a request is done, its sequence's next may run."""
-        slot = entry.slot if isinstance(entry, SequenceRequest) else None
-        if slot is not None:
-            slot.busy = False
-            self._strategy.feed(slot, time.monotonic())
-
     def _ended(self, entry: SequenceRequest) -> None:
         """A request of a model whose answers are waited for has its last; called before that is sent."""
         slot = entry.slot
@@ -404,33 +359,24 @@ class SequenceScheduler:
         with self._lock:
             if self._iterative:
                 self._book.end(slot, entry.tag.id)
-            self._next_of(entry)
+            self._instances.done(entry, time.monotonic())
             work = self._next_work(slot.instance)
         self._carry_on(work)
 
     def _again(self, entry: SequenceRequest) -> None:
         """The model wants a request once more, as it was but for the flags."""
-        slot, bare, answers = entry.slot, entry.bare, entry.answers
-        assert slot is not None and bare is not None and answers is not None, "it has run"
-        tag = SequenceTag(entry.tag.id)
-        again = replace(
-            entry, request=bare[0], plan=bare[1], bare=None, tag=tag, slot=None, queue_start_ns=time.monotonic_ns()
-        )
+        slot, answers = entry.slot, entry.answers
+        assert slot is not None and answers is not None, "it has run"
+        again = once_more(entry, time.monotonic_ns())
         again.on_again = functools.partial(self._again, again)
         answers.request = again
         with self._lock:
-            slot.busy = False
-            is_taken = self._book.take_again(again, slot, again.queue_start_ns / 1e9)
-            self._strategy.feed(slot, time.monotonic())
+            is_taken = self._instances.run_again(again, slot, time.monotonic())
             self._clients.start()
             work = self._next_work(slot.instance)
         if not is_taken:
-            self._refuse(again, self._admission.unknown(tag.id, self._book.reason_of_loss(tag.id)))
+            self._refuse(again, self._admission.unknown(again.tag.id, self._book.reason_of_loss(again.tag.id)))
         self._carry_on(work)
-
-    def _done(self, entry: QueuedRequest) -> None:
-        with self._lock:
-            self._next_of(entry)
 
     def _batch_ended(self) -> None:
         """All requests of a batch have been answered."""
@@ -453,27 +399,16 @@ class SequenceScheduler:
 
     # Time
 
-    def _all_waiting(self) -> Iterator[QueuedRequest]:
-        """Under the lock."""
-        yield from self._book.waiting()
-        for instance in self._book.instances:
-            yield from instance.candidates or ()
-
     def _has_waiting(self) -> bool:
         """Under the lock."""
-        return bool(self._book.count) or any(instance.candidates for instance in self._book.instances)
+        return self._instances.has_waiting
 
     def _client_left(self, entry: QueuedRequest) -> None:
         """Its sequence ends with it, unless it runs already."""
         if not isinstance(entry, SequenceRequest):
             return
         with self._lock:
-            if not self._book.cancel(entry, time.monotonic()):
-                slot = entry.slot
-                queue = slot.instance.candidates if slot is not None else None
-                if queue is not None and queue.remove(entry):
-                    self._book.refused.append((entry, cancelled()))
-                    self._next_of(entry)
+            self._instances.leave(entry, time.monotonic())
         self._pump()
 
     def _expire(self) -> None:
@@ -517,8 +452,7 @@ class SequenceScheduler:
             self._idle_timer = None
             self._arm_idle()
             now = time.monotonic()
-            for instance in self._book.instances:
-                for slot in instance.slots:
-                    self._strategy.feed(slot, now)
+            for instance in self._instances:
+                self._instances.feed(instance, now)
         self._pump()
         self._report_drained()
