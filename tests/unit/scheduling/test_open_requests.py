@@ -7,6 +7,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from support.workers import until
 
 from rocserve.backends.request_model import Answer, ModelResponse
 from rocserve.core.errors import ServeError, StatusCode, unavailable
+from rocserve.core.latencies import FIRST_RESPONSE_HISTOGRAM, LatencyOptions
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import Tensor, tensor_from_numpy
@@ -105,9 +107,9 @@ class HandChannel:
 
 
 class Model:
-    def __init__(self, timers) -> None:
-        self.statistics = ModelStatistics()
-        settings = config(max_batch_size=1)
+    def __init__(self, timers, decoupled: bool = False) -> None:
+        settings = replace(config(max_batch_size=1), decoupled=decoupled)
+        self.statistics = ModelStatistics(LatencyOptions(histograms=True).distributions(settings))
         self.scheduler = ModelScheduler(
             settings, 1, self.statistics, timers, QueueLimits(), logging.getLogger("test"), answers_requests=True
         )
@@ -266,6 +268,32 @@ def test_an_error_over_the_conversation_is_a_failure(model: Model) -> None:
     assert told.error is not None
     assert told.error.code is StatusCode.NOT_FOUND
     assert model.counts() == (0, 0, 1)
+
+
+def test_responses_of_a_decoupled_model_are_counted_by_their_place(timers) -> None:
+    model = Model(timers, decoupled=True)
+    channel = model.channel()
+    for number in (1, 2):
+        model.submit()
+        channel.finish(open_requests={0})
+        channel.conversation.say(number, value(4), False)
+        if number == 1:
+            channel.conversation.say(number, ServeError(StatusCode.NOT_FOUND, "no"), False)
+        channel.conversation.say(number, None, True)
+    counted = model.statistics.snapshot()
+    places = [
+        (place.success.count, place.fail.count, place.empty_response.count) for place in counted.responses.values()
+    ]
+    assert places == [(2, 0, 0), (0, 1, 1), (0, 0, 1)]
+    assert counted.latencies is not None
+    assert counted.latencies.histograms[FIRST_RESPONSE_HISTOGRAM].count == 2
+
+
+def test_responses_of_other_models_have_no_places(model: Model) -> None:
+    channel = model.channel()
+    model.submit()
+    over_the_conversation(channel)
+    assert model.statistics.snapshot().responses == {}
 
 
 def test_a_dead_worker_fails_what_is_open(model: Model) -> None:
