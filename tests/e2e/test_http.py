@@ -7,6 +7,7 @@ import base64
 import gzip
 import http.client
 import json
+import random
 import shutil
 import signal
 import socket
@@ -488,6 +489,70 @@ def test_what_is_no_http_leaves_the_server_as_it_is(server: RocserveProcess) -> 
             connection.settimeout(20)
             connection.recv(65536)
     assert ask(server, "GET", "/v2/health/live") == (200, b"")
+    assert "Traceback" not in server.log_text
+
+
+VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    2**32,
+    2**64,
+    1.5,
+    "",
+    "x",
+    "\ud800",
+    "\0",
+    [],
+    {},
+    [1, 2, 3, 4],
+    ["a"],
+    [[]],
+)
+WORDS = (
+    "id",
+    "inputs",
+    "outputs",
+    "parameters",
+    "name",
+    "shape",
+    "datatype",
+    "data",
+    "binary_data_size",
+    "binary_data",
+)
+WORDS += ("shared_memory_region", "sequence_id", "timeout", "key", "offset", "byte_size", "ready", "raw_handle", "b64")
+WORDS += ("INPUT0", "IN", "trace_rate", "log_format", "classification", "file:../x")
+
+
+def nonsense(chance: random.Random, depth: int = 0) -> Any:
+    kind = chance.random() if depth < 4 else 1.0
+    if kind < 0.4:
+        return {chance.choice(WORDS): nonsense(chance, depth + 1) for _ in range(4)}
+    if kind < 0.6:
+        return [nonsense(chance, depth + 1) for _ in range(3)]
+    return chance.choice(VALUES)
+
+
+def test_nonsense_is_refused_and_leaves_the_server_as_it_is(server: RocserveProcess) -> None:
+    chance = random.Random(5)
+    paths = ("models/add_sub/infer", "models/seen/generate", "models/seen/generate_stream", "repository/index")
+    paths += ("systemsharedmemory/region/r/register", "cudasharedmemory/region/r/register", "trace/setting", "logging")
+    paths += ("repository/models/nowhere/load", "repository/models/nowhere/unload")
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20)
+    for number in range(400):
+        data = bytearray(json.dumps(nonsense(chance)).encode())
+        if number % 4 == 0:
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        headers = (
+            {"Inference-Header-Content-Length": chance.choice(["5", "-1", "x", "9" * 30])} if number % 5 == 0 else {}
+        )
+        connection.request("POST", f"/v2/{paths[number % len(paths)]}", bytes(data), headers)
+        answer = connection.getresponse()
+        body = answer.read()
+        assert answer.status == 200 or json.loads(body)["error"]
+    connection.close()
+    assert sums(ask(server, "POST", "/v2/models/add_sub/infer", add_sub_body())[1]) == [6, 7, 8, 9]
     assert "Traceback" not in server.log_text
 
 

@@ -7,19 +7,22 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.grpc.dense_traffic import Companion
 from rocserve.frontends.grpc.select import create_transport
 from rocserve.frontends.grpc.service import GrpcService
 from rocserve.frontends.grpc.transport import Transport, TransportOptions
-from rocserve.frontends.http.endpoint import HttpEndpoint
-from rocserve.frontends.http.service import HttpService
-from rocserve.frontends.metrics.endpoint import MetricsEndpoint
 from rocserve.services.inference import InferenceService
 from rocserve.services.methods import Method
 from rocserve.services.readiness import Readiness
 from rocserve.settings import GrpcSettings, ServerSettings
+
+if TYPE_CHECKING:
+    # A server of gRPC alone is spared aiohttp: a fifth of a second, and 14 MB.
+    from rocserve.frontends.http.endpoint import HttpEndpoint
+    from rocserve.frontends.metrics.endpoint import MetricsEndpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,8 @@ class FrontEnds:
         settings = self._settings.metrics
         if not settings.allow:
             return
+        from rocserve.frontends.metrics.endpoint import MetricsEndpoint
+
         endpoint = MetricsEndpoint(
             settings.address, settings.port, self._served.write_metrics, self._log.getChild("metrics")
         )
@@ -99,6 +104,9 @@ class FrontEnds:
         settings = self._settings.http
         if not settings.allow:
             return
+        from rocserve.frontends.http.endpoint import HttpEndpoint
+        from rocserve.frontends.http.service import HttpService
+
         served, log = self._served, self._log.getChild("http")
         service = HttpService(served.inference, served.methods, served.tables, settings, log)
         endpoint = HttpEndpoint(service, settings, log)

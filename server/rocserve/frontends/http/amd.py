@@ -8,7 +8,7 @@ from rocserve.core.errors import invalid_argument
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.errors import JSON, PLAIN, HttpError
 from rocserve.frontends.http.json_text import parse_json
-from rocserve.frontends.http.json_values import MISSING, find, members, text, unsigned
+from rocserve.frontends.http.json_values import MISSING, checked_text, find, members, text, unsigned
 from rocserve.frontends.http.management import GET, POST, ManagementRoute
 from rocserve.frontends.http.places import Place
 from rocserve.protocol import grpc_service_pb2 as pb
@@ -49,6 +49,9 @@ def _parameters(body: Buffer) -> dict[str, bool | int | float | str]:
     for name, value in given.items():
         if not isinstance(value, bool | int | float | str):
             raise invalid_argument(f"parameter '{name}' must be a boolean, a number or a text, got {value!r}")
+        for told in (name, value):
+            if isinstance(told, str):
+                checked_text(told)
     return dict(given)
 
 

@@ -33,6 +33,10 @@ from rocserve.frontends.http.routes import Inference, find_destination
         ("/v2/trace/setting", "TraceSetting", Place()),
         ("/v2/models/m/trace/setting", "TraceSetting", Place("m")),
         ("/v2/logging", "LogSettings", Place()),
+        ("/v2/models", "ModelList", Place()),
+        ("/v2/hardware", "HasHardware", Place()),
+        ("/v2/workers/migraphx/load", "WorkerLoad", Place("migraphx")),
+        ("/v2/repository/models/m/versions/2/unload", "ModelUnload", Place("m", "2")),
     ],
 )
 def test_methods(path: str, method: str, place: Place) -> None:
@@ -55,7 +59,6 @@ def test_inference(what: Inference) -> None:
         "/",
         "/v2/",
         "/v2/health",
-        "/v2/models",
         "/v2/models/",
         "/v2/models/m/",
         "/v2/models/m/versions/x",

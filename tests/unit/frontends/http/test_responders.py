@@ -1,0 +1,112 @@
+"""Answers on their way from another thread to the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, StatusCode, internal
+from rocserve.core.requests import InferResponse
+from rocserve.core.tensors import Tensor
+from rocserve.frontends.http import responders
+from rocserve.frontends.http.responders import AnswerStream, SingleAnswer
+from rocserve.services.observation import RequestOrigin
+
+
+def origin() -> RequestOrigin:
+    return RequestOrigin("HTTP", (0, 0), {})
+
+
+def response(data: bytearray) -> InferResponse:
+    return InferResponse("m", "1", "", [Tensor("X", DataType.UINT8, (len(data),), memoryview(data))])
+
+
+async def elsewhere(call: Callable[[], None]) -> None:
+    """Do it on another thread and wait until it is done."""
+    thread = threading.Thread(target=call)
+    thread.start()
+    await asyncio.to_thread(thread.join)
+
+
+async def test_one_answer_on_memory_of_its_own() -> None:
+    answer = SingleAnswer(asyncio.get_running_loop(), origin)
+    memory = bytearray(b"abc")
+    await elsewhere(lambda: answer.send(response(memory)))
+    memory[:] = b"xyz"
+    outcome = await answer.outcome()
+    assert isinstance(outcome, InferResponse)
+    assert outcome.outputs[0].data == b"abc"
+
+
+async def test_an_error_tells_whether_the_request_was_scheduled() -> None:
+    refused = SingleAnswer(asyncio.get_running_loop(), origin)
+    refused.fail(internal("no"))
+    refused.handed_over()
+    failed = SingleAnswer(asyncio.get_running_loop(), origin)
+    failed.handed_over()
+    failed.fail(internal("no"))
+    assert [refused.is_refused, failed.is_refused] == [True, False]
+    assert isinstance(await refused.outcome(), ServeError)
+
+
+async def test_there_is_room_for_one_response_only() -> None:
+    answer = SingleAnswer(asyncio.get_running_loop(), origin)
+    with pytest.raises(ServeError, match="doesn't support models with decoupled transaction policy"):
+        answer.expect_many()
+    answer.end()
+    outcome = await answer.outcome()
+    assert isinstance(outcome, ServeError)
+    assert outcome.text == "expected a single response, got 0"
+
+
+async def test_a_client_that_has_gone() -> None:
+    answer = SingleAnswer(asyncio.get_running_loop(), origin)
+    told: list[str] = []
+    answer.watch_cancellation(lambda: told.append("early"))
+    waiting = asyncio.ensure_future(answer.outcome())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    answer.watch_cancellation(lambda: told.append("late"))
+    answer.cancel()
+    assert told == ["early", "late"]
+    # What still comes is nobody's.
+    answer.send(response(bytearray(b"a")))
+    await asyncio.sleep(0)
+
+
+async def test_a_stream_of_answers() -> None:
+    stream = AnswerStream(asyncio.get_running_loop(), origin)
+    stream.expect_many()
+
+    def answer() -> None:
+        stream.send(response(bytearray(b"a")), final=False)
+        stream.fail(internal("no"), final=False)
+        stream.end()
+        stream.end()
+
+    await elsewhere(answer)
+    outcomes = [await stream.next() for _ in range(3)]
+    assert isinstance(outcomes[0], InferResponse)
+    assert isinstance(outcomes[1], ServeError)
+    assert outcomes[2] is None
+
+
+async def test_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responders, "BACKLOG_LIMIT_BYTES", 10)
+    stream = AnswerStream(asyncio.get_running_loop(), origin)
+    cancelled: list[bool] = []
+    stream.watch_cancellation(lambda: cancelled.append(True))
+    for _ in range(5):
+        stream.send(response(bytearray(4)), final=False)
+    await asyncio.sleep(0)
+    outcome = await stream.next()
+    assert isinstance(outcome, ServeError)
+    assert outcome.code is StatusCode.RESOURCE_EXHAUSTED
+    assert await stream.next() is None
+    assert cancelled == [True]
