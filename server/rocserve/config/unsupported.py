@@ -71,6 +71,9 @@ def _ignored(message: ModelConfig, backend: BackendSpec | None) -> Iterator[str]
     for setting in ("secondary_devices", "profile"):
         if any(getattr(group, setting) for group in message.instance_group):
             yield f"instance_group.{setting}"
+    if backend is not None and backend.answers_requests:
+        # Its models see each request with its own shape.
+        yield from (setting for setting in ("batch_input", "batch_output") if getattr(message, setting))
     if message.model_operations.op_library_filename and not takes_operators:
         yield "model_operations.op_library_filename"
     if message.runtime:
