@@ -151,7 +151,12 @@ class Server:
     def _inference_service(self, readiness: Readiness) -> InferenceService:
         observer = RequestObserver(self._tracing, self._tables, self._log.getChild("requests"))
         self._server_log.on_change = observer.switch
-        return InferenceService(self._tables, readiness, ClientMemory(self._tables, self._client_regions), observer)
+        return InferenceService(
+            self._tables,
+            readiness,
+            ClientMemory(self._tables, self._client_regions, self._settings.max_queue_bytes),
+            observer,
+        )
 
     def _services(self, readiness: Readiness) -> Services:
         return Services(

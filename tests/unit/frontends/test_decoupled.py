@@ -99,7 +99,7 @@ def models() -> dict[str, HandModel]:
 def served(serve: Any, models: dict[str, HandModel]) -> Any:
     tables = ServingTableHolder()
     tables.table = ServingTable({name: ServedModel(name, {1: model}, model) for name, model in models.items()})  # type: ignore[dict-item, arg-type]
-    memory = ClientMemory(tables, ClientRegions())
+    memory = ClientMemory(tables, ClientRegions(), 0)
     service = InferenceService(tables, Readiness(lambda: True), memory, no_observer(tables))
     handlers = InferenceHandlers(service, InferCodec())
     return serve({INFER: UnaryRoute(handlers.model_infer), STREAM: StreamRoute(handlers.model_stream_infer)})

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, internal, invalid_argument
+from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
 from rocserve.core.serving import Responder, ServingTableHolder
@@ -23,9 +23,11 @@ _ZERO = np.zeros(1, dtype=np.uint8)
 class ClientMemory:
     """Callable from any thread."""
 
-    def __init__(self, tables: ServingTableHolder, regions: ClientRegions) -> None:
+    def __init__(self, tables: ServingTableHolder, regions: ClientRegions, most_bytes: int) -> None:
+        """`most_bytes`: of one request's inputs. A file may be said to be longer than all memory."""
         self._tables = tables
         self._regions = regions
+        self._most_bytes = most_bytes
 
     def attach(self, request: InferRequest, responder: Responder) -> Responder:
         """Put the inputs that lie in regions into the request's data.
@@ -38,10 +40,12 @@ class ClientMemory:
         """
         head = request.head
         config = self._tables.table.find(head.model_name, head.model_version).config
+        left = self._most_bytes
         for index, entry in enumerate(head.inputs):
             reference = read_reference(entry.name, entry.parameters)
             if reference is not None:
-                request.data[index] = self._fetch(entry, reference)
+                request.data[index] = self._fetch(entry, reference, left)
+                left -= reference.nbytes
         wanted = _wanted_parts(head)
         if not wanted:
             return responder
@@ -54,11 +58,19 @@ class ClientMemory:
             raise
         return RegionResponder(responder, parts, self._give_back, config)
 
-    def _fetch(self, entry: InputHead, reference: RegionReference) -> Buffer:
+    def _fetch(self, entry: InputHead, reference: RegionReference, left: int) -> Buffer:
+        """`left`: how many bytes of the request may yet be fetched."""
         if _has_other_size(entry, reference.nbytes):
             self._regions.checked(reference)
             # Validation refuses it for its length: as many zeros, which take no memory, spare the reading.
             return np.broadcast_to(_ZERO, reference.nbytes).data
+        if reference.nbytes > left:
+            self._regions.checked(reference)
+            raise ServeError(
+                StatusCode.RESOURCE_EXHAUSTED,
+                f"the inputs in shared memory have more bytes than may wait for a model ({self._most_bytes};"
+                " --max-queue-bytes)",
+            )
         return self._regions.read(reference)
 
     def _give_back(self, parts: Mapping[str, RegionPart]) -> None:

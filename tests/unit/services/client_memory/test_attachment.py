@@ -75,7 +75,7 @@ def memory(regions: ClientRegions) -> ClientMemory:
     configs = [ModelConfig(name="m"), ModelConfig(name="e", ensemble_steps=(EnsembleStep("m", -1, {}, {}),))]
     versions = {config.name: Version(config) for config in configs}
     tables.table = ServingTable({name: ServedModel(name, {1: version}, version) for name, version in versions.items()})  # type: ignore[dict-item, arg-type]
-    return ClientMemory(tables, regions)
+    return ClientMemory(tables, regions, most_bytes=4000)
 
 
 def part(nbytes: int | None = 16, offset: int | None = None, region: Any = "r", **more: Any) -> dict[str, Any]:
@@ -200,6 +200,15 @@ def test_references_that_are_refused(
     assert error_of(memory, request(four(**parameters)), regions) == text
     at_output = request(four(), outputs={"IN": parameters})
     assert error_of(memory, at_output, regions) == text
+
+
+def test_no_more_is_fetched_than_may_wait(memory: ClientMemory, regions: ClientRegions) -> None:
+    texts = [InputHead(name, "BYTES", (1,), part(2001)) for name in ("A", "B")]
+    memory.attach(request(texts[0]), Heard(regions))
+    assert error_of(memory, request(*texts), regions) == (
+        "RESOURCE_EXHAUSTED: the inputs in shared memory have more bytes than may wait for a model (4000;"
+        " --max-queue-bytes)"
+    )
 
 
 def test_an_unknown_model_is_told_before_an_unknown_region(memory: ClientMemory, regions: ClientRegions) -> None:
