@@ -275,7 +275,7 @@ def test_a_response(pb_utils: Any) -> None:
     response = pb_utils.InferenceResponse([tensor], parameters={"n": 1})
     assert pb_utils.get_output_tensor_by_name(response, "Y") is tensor
     assert pb_utils.get_output_tensor_by_name(response, "Z") is None
-    assert (response.has_error(), response.error(), response.parameters()) == (False, None, '{"n": 1}')
+    assert (response.has_error(), response.error(), response.parameters()) == (False, None, '{"n":1}')
     failed = pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError("no"))
     assert failed.has_error()
     assert (failed.error().message(), failed.error().code()) == ("no", pb_utils.TritonError.INTERNAL)

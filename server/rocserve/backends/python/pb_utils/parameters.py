@@ -27,4 +27,5 @@ def checked_parameters(parameters: dict[str, Any] | None) -> dict[str, Parameter
 
 
 def parameters_text(parameters: Parameters) -> str:
-    return json.dumps(dict(parameters))
+    """As Triton writes them: without spaces, and text as it is."""
+    return json.dumps(dict(parameters), separators=(",", ":"), ensure_ascii=False)
