@@ -51,10 +51,14 @@ class InstancePool:
 
     def ahead(self) -> Channel | None:
         """A busy instance that may be sent one more batch, the one with the fewest."""
-        if self._engine_ns >= SHORT_NS or not self._in_hand or not self._sends_ahead:
+        if self._engine_ns >= SHORT_NS or not self._sends_ahead:
             return None
-        channel, batches = min(self._in_hand.items(), key=_count)
-        return channel if len(batches) <= AHEAD else None
+        best, fewest = None, AHEAD + 1
+        for channel, batches in self._in_hand.items():
+            count = len(batches)
+            if count < fewest:
+                best, fewest = channel, count
+        return best
 
     def stop_sending_ahead(self) -> None:
         """From now on a busy instance gets nothing more."""
@@ -114,7 +118,3 @@ def _waiting_of(batch: FormedBatch, place: int) -> Iterator[QueuedRequest]:
     for entry in batch.undropped:
         if entry is not begun:
             yield entry
-
-
-def _count(item: tuple[Channel, deque[FormedBatch]]) -> int:
-    return len(item[1])
