@@ -41,6 +41,7 @@ class HttpListener:
         self._limits = limits or ConnectionLimits()
         self._runner: web.ServerRunner | None = None
         self._site: web.TCPSite | None = None
+        self._is_ending = False
         self._open_requests = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -76,9 +77,11 @@ class HttpListener:
         return int(self._runner.addresses[0][1])
 
     async def stop(self, grace_seconds: float = 0.0) -> None:
-        """Take no more connections, let open requests finish within the grace time, close all connections."""
+        """Take no more connections, let open requests finish within the grace time, close all connections. What is
+        asked on open connections meanwhile is answered, and the connection closed."""
         if self._runner is None or self._site is None:
             return
+        self._is_ending = True
         await self._site.stop()
         try:
             async with asyncio.timeout(grace_seconds):
@@ -95,6 +98,8 @@ class HttpListener:
             response = await self._handler(request)
             if not response.prepared:
                 response.headers["Server"] = _SERVER_NAME
+                if self._is_ending:
+                    response.force_close()
             return response
         finally:
             self._open_requests -= 1

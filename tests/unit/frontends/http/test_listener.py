@@ -52,7 +52,7 @@ async def test_the_end_waits_for_open_requests() -> None:
         await asyncio.open_connection("127.0.0.1", port)
     # A connection that was open is still answered.
     idle_writer.write(REQUEST % b"again")
-    await idle_reader.readuntil(b"answer")
+    assert b"Connection: close\r\n" in await idle_reader.readuntil(b"answer")
     gate.open.set()
     head = await reader.readuntil(b"answer")
     assert b"Server: rocserve\r\n" in head
