@@ -132,6 +132,12 @@ class ModelStatistics:
             with self._lock:
                 self._count()
 
+    def leave_out(self, rows: int) -> None:
+        """Of the batch that was recorded last, so many rows were of no request: they are part of the batch's size, but
+        no inferences."""
+        with self._lock:
+            self.inference_count -= rows
+
     def _count(self) -> None:
         """Under the lock."""
         request_end = 0

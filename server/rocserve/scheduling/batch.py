@@ -44,6 +44,8 @@ class FormedBatch:
     compute_start_ns: int
     one_by_one: bool = False
     """A convoy: its requests run one after the other."""
+    absent_rows: int = 0
+    """Rows of no request; they are among the dropped."""
     dropped: set[QueuedRequest] | None = None
     """Those that have been answered since, because they waited in the worker for too long."""
 
@@ -207,7 +209,9 @@ class BatchAnswerer:
         if batch.one_by_one:
             self._record_convoy(times, queue_starts, now, batch.entries[0].plan.batch_size)
         elif queue_starts:
-            self._statistics.record_batch(*times, queue_starts, now, rows)
+            self._statistics.record_batch(*times, queue_starts, now, rows + batch.absent_rows)
+            if batch.absent_rows:
+                self._statistics.leave_out(batch.absent_rows)
 
     def _record_convoy(self, times: tuple[int, int, int, int], queue_starts: list[int], now: int, rows: int) -> None:
         """An execution for each request; of the time, each has the same part."""

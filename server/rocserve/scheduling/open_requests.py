@@ -302,6 +302,8 @@ class RequestBatches:
             rows = sum([single.entry.plan.batch_size for single in requests])
             queue_starts = [single.entry.queue_start_ns for single in good]
             self._statistics.record_batch(start, *times, queue_starts, ended_ns, rows)
+            if running.formed.absent_rows:
+                self._statistics.leave_out(running.formed.absent_rows)
         return True
 
     # Traces

@@ -320,6 +320,24 @@ DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
         r"'fail': {'count': '[12]'}",
     ),
     Difference(
+        "Sequences may be named by texts, as in newer versions of Triton; 24.10 spoils the control that tells of them",
+        ["sequences: texts as ids", "sequences: a row of nobody with texts", "sequences: a number for a text"],
+        "^INVALID_ARGUMENT: unexpected number of string elements 2 for inference input 'ID', expecting 1$",
+        r"^OK: .*'SEEN'|^INVALID_ARGUMENT: .* 'ID' data-type is 'UINT64', but model 'sequence_\d+' expects 'BYTES'$",
+    ),
+    Difference(
+        "A text for a sequence's number is refused, as in newer versions of Triton; 24.10 tells the model nonsense",
+        ["sequences: a text for a number"],
+        "^OK: .*'SEEN'",
+        r"^INVALID_ARGUMENT: .* 'ID' data-type is 'BYTES', but model 'sequence_\d+' expects 'UINT64'$",
+    ),
+    Difference(
+        "The end of an iterative sequence is no failure; Triton counts the request of its own by which it ends it",
+        ["sequences: iterative", "sequences: iterative, not again"],
+        r"'fail': {'count': '\d+', 'ns': 1}",
+        r"'fail': {}",
+    ),
+    Difference(
         "What is wrong with a malformed message is said, and that it is the client's fault",
         [
             "no message",

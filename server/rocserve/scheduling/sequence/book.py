@@ -195,8 +195,7 @@ class SequenceBook:
         for slot in self._slots():
             if request in slot.queue:
                 request.cancelled = True
-                if not slot.busy:
-                    self.settle(slot, now)
+                self.settle(slot, now)
                 return True
         backlog = self._backlog_of(request)
         if backlog is None:

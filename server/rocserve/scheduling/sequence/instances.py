@@ -82,6 +82,7 @@ class SequenceInstances:
         for entry in entries:
             if entry.responder is NOBODY:
                 batch.drop(entry)
+                batch.absent_rows += 1
             elif instance.order is not None and not isinstance(entry.responder, OrderedResponder):
                 entry.responder = OrderedResponder(entry.responder, instance.order.take_turn())
         self.pool.begin(channel, batch)

@@ -1,0 +1,241 @@
+"""A sequence scheduler on channels that a test answers by hand."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError
+from rocserve.core.model_config import (
+    ControlInput,
+    ControlKind,
+    InputConfig,
+    ModelConfig,
+    OutputConfig,
+    SequenceBatching,
+    SequenceControl,
+    SequenceState,
+)
+from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
+from rocserve.core.sequences import SequenceTag
+from rocserve.core.statistics import ModelStatistics
+from rocserve.core.tensors import Tensor
+from rocserve.core.validation import RequestValidator
+from rocserve.scheduling.queue import QueueLimits
+from rocserve.scheduling.sequence.homes import SequenceHomes
+from rocserve.scheduling.sequence.scheduler import SequenceScheduler
+from rocserve.workers.batch_inputs import InputLayout
+from rocserve.workers.channel import WorkerGone
+from rocserve.workers.completion import CompletionThread
+
+CONTROLS = (
+    ControlInput("START", (SequenceControl(ControlKind.START, DataType.INT32),)),
+    ControlInput("END", (SequenceControl(ControlKind.END, DataType.INT32),)),
+    ControlInput("READY", (SequenceControl(ControlKind.READY, DataType.INT32),)),
+    ControlInput("ID", (SequenceControl(ControlKind.CORRELATION_ID, DataType.INT64),)),
+)
+STATE = SequenceState("STATE_IN", "STATE_OUT", DataType.INT32, (-1,))
+
+
+@dataclass
+class Row:
+    """What the model sees of one row."""
+
+    value: int
+    start: int
+    end: int
+    ready: int
+    sequence: int
+    state: list[int] | None = None
+
+
+class Outcome:
+    """What a channel reports: OUT is the value; STATE_OUT is STATE_IN with the value behind it."""
+
+    def __init__(self, batch: Execution, error: ServeError | None, failures: Mapping[int, ServeError]) -> None:
+        self.error = error
+        self.failures = failures
+        self.input_end_ns = self.output_start_ns = self.compute_end_ns = time.monotonic_ns()
+        self._batch = batch
+
+    def outputs_of(self, request_index: int) -> list[Tensor]:
+        row = self._batch.rows[request_index]
+        outputs = [Tensor("OUT", DataType.INT32, (1, 1), np.int32(row.value).tobytes())]
+        if row.state is not None:
+            state = np.array([*row.state, row.value], np.int32)
+            outputs.append(Tensor("STATE_OUT", DataType.INT32, (1, state.size), state.tobytes()))
+        return outputs
+
+    def release(self) -> None:
+        """Nothing is shared."""
+
+
+class Execution:
+    """A batch that a channel was given."""
+
+    def __init__(self, layout: InputLayout, requests: Sequence[Sequence[bytes]], on_outcome: Callable) -> None:
+        self._on_outcome = on_outcome
+        names = [head.name for head in layout.heads]
+        self.rows: list[Row] = []
+        for request in requests:
+            given = dict(zip(names, request, strict=True))
+            state = np.frombuffer(given["STATE_IN"], np.int32).tolist() if "STATE_IN" in given else None
+            numbers = [
+                int.from_bytes(given[name], "little") for name in ("IN", "START", "END", "READY", "ID") if name in given
+            ]
+            self.rows.append(Row(*numbers, state=state))
+
+    def finish(self, error: ServeError | None = None, failures: Mapping[int, ServeError] | None = None) -> None:
+        self._on_outcome(Outcome(self, error, failures or {}))
+
+
+class HandChannel:
+    """A channel whose batches the test finishes."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.executions: list[Execution] = []
+
+    def execute(self, layout, requests, on_outcome) -> None:
+        if self.closed:
+            raise WorkerGone("gone")
+        self.executions.append(Execution(layout, requests, on_outcome))
+
+    @property
+    def last(self) -> Execution:
+        return self.executions[-1]
+
+
+class Answer:
+    """A responder that keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.value: int | None = None
+        self.names: list[str] = []
+        self.error: ServeError | None = None
+        self.leave: Callable[[], None] | None = None
+        self.done = threading.Event()
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        assert not self.done.is_set(), "answered twice"
+        self.names = [tensor.name for tensor in response.outputs]
+        self.value = int.from_bytes(response.outputs[0].data, "little")
+        self.done.set()
+
+    def expect_many(self) -> None:
+        raise AssertionError("the model is not decoupled")
+
+    def end(self) -> None:
+        raise AssertionError("the model is not decoupled")
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        assert not self.done.is_set(), "answered twice"
+        self.error = error
+        self.done.set()
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        self.leave = callback
+
+    @property
+    def text(self) -> str:
+        """Of the error that comes, or has come."""
+        assert self.done.wait(5)
+        assert self.error is not None
+        return self.error.text
+
+
+def config(batching: SequenceBatching, max_batch_size: int = 4) -> ModelConfig:
+    return ModelConfig(
+        name="m",
+        max_batch_size=max_batch_size,
+        inputs=(InputConfig("IN", DataType.INT32, (1,)),),
+        outputs=(OutputConfig("OUT", DataType.INT32, (1,)),),
+        sequence_batching=batching,
+    )
+
+
+class Bench:
+    """A scheduler and the means to feed it."""
+
+    def __init__(
+        self,
+        timers: CompletionThread,
+        batching: SequenceBatching,
+        channels: int = 1,
+        limits: QueueLimits | None = None,
+        homes: SequenceHomes | None = None,
+        initial: Mapping[str, bytes] | None = None,
+    ) -> None:
+        model = config(batching)
+        self.statistics = ModelStatistics()
+        self.scheduler = SequenceScheduler(
+            model,
+            1,
+            self.statistics,
+            timers,
+            limits or QueueLimits(),
+            logging.getLogger("test"),
+            homes or SequenceHomes(),
+            initial or {},
+        )
+        self.validator = RequestValidator(model)
+        self._head = RequestHead("m", "", (InputHead("IN", "INT32", (1, 1)),))
+        self.channels = [HandChannel() for _ in range(channels)]
+        for channel in self.channels:
+            self.scheduler.attach(channel)
+
+    def ask(
+        self,
+        sequence: int | str,
+        value: int = 0,
+        start: bool = False,
+        end: bool = False,
+        deadline: float | None = None,
+        timeout: int = 0,
+    ) -> Answer:
+        head = self._head
+        if timeout:
+            head = RequestHead("m", "", head.inputs, (), {"timeout": timeout})
+        tag = SequenceTag(sequence, start, end)
+        request = InferRequest(head, "r", [np.int32(value).tobytes()], deadline, sequence=tag)
+        answer = Answer()
+        self.scheduler.submit(request, self.validator.validate(request), answer)
+        return answer
+
+    @property
+    def channel(self) -> HandChannel:
+        return self.channels[0]
+
+    @property
+    def rows(self) -> list[Row]:
+        """Of the last batch."""
+        return self.channel.last.rows
+
+
+@pytest.fixture
+def timers():
+    thread = CompletionThread(logging.getLogger("test"))
+    thread.start()
+    yield thread
+    thread.stop()
+
+
+@pytest.fixture
+def make_bench(timers):
+    def make(**settings) -> Bench:
+        bench_settings = {
+            name: settings.pop(name) for name in ("channels", "limits", "homes", "initial") if name in settings
+        }
+        batching = SequenceBatching(
+            **{"max_sequence_idle_microseconds": 10_000_000, "control_inputs": CONTROLS, **settings}
+        )
+        return Bench(timers, batching, **bench_settings)
+
+    return make

@@ -1,0 +1,359 @@
+"""Which requests of which sequences run together, on which instance, with which controls and states."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from rocserve.core.errors import ServeError, StatusCode, unavailable
+from rocserve.core.model_config import DirectStrategy, InitialState, OldestStrategy, SequenceState
+from rocserve.core.serving import VersionEnding
+from rocserve.scheduling.queue import QueueLimits
+from rocserve.scheduling.sequence.homes import SequenceHomes
+
+from .conftest import STATE, Row
+
+OLDEST = OldestStrategy(max_candidate_sequences=4)
+
+
+def wait_until(condition) -> None:
+    end = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < end, "it did not come to be in time"
+        time.sleep(0.002)
+
+
+def test_a_sequence_keeps_its_row(make_bench):
+    bench = make_bench()
+    first = bench.ask(1, 10, start=True)
+    # While the first runs, three more come; they are run together, each in its row.
+    others = [bench.ask(sequence, 10 * sequence, start=True) for sequence in (2, 3)]
+    again = bench.ask(1, 11)
+    assert bench.rows == [Row(10, 1, 0, 1, 1)]
+    bench.channel.last.finish()
+    assert bench.rows == [Row(11, 0, 0, 1, 1), Row(20, 1, 0, 1, 2), Row(30, 1, 0, 1, 3)]
+    bench.channel.last.finish()
+    assert [answer.value for answer in (first, again, *others)] == [10, 11, 20, 30]
+    # The rows before the third's are of nobody.
+    last = bench.ask(3, 31, end=True)
+    assert bench.rows == [Row(0, 0, 0, 0, 0), Row(0, 0, 0, 0, 0), Row(31, 0, 1, 1, 3)]
+    bench.channel.last.finish()
+    assert last.value == 31
+    counted = bench.statistics.snapshot()
+    assert (counted.inference_count, counted.execution_count, counted.success.count) == (5, 3, 5)
+    assert set(counted.batches) == {1, 3}
+
+
+def test_a_row_is_free_after_the_end(make_bench):
+    bench = make_bench()
+    bench.ask(1, start=True, end=True)
+    bench.channel.last.finish()
+    bench.ask(2, 5, start=True)
+    assert bench.rows == [Row(5, 1, 0, 1, 2)]
+
+
+def test_sequences_wait_for_a_slot_in_their_order(make_bench):
+    bench = make_bench()
+    running = [bench.ask(sequence, start=True) for sequence in (1, 2, 3, 4)]
+    waiting = [bench.ask(5, 50, start=True), bench.ask(6, 60, start=True), bench.ask(5, 51)]
+    bench.channel.last.finish()
+    bench.channel.last.finish()
+    assert all(answer.value == 0 for answer in running)
+    assert not any(answer.done.is_set() for answer in waiting)
+    bench.ask(2, end=True)
+    bench.channel.last.finish()
+    # Row 1 is the fifth sequence's now.
+    assert [row.value for row in bench.rows] == [0, 50]
+    bench.channel.last.finish()
+    assert [row.value for row in bench.rows] == [0, 51]
+    bench.channel.last.finish()
+    assert [answer.value for answer in waiting] == [50, None, 51]
+
+
+def test_sequences_spread_over_the_instances_and_stay_there(make_bench):
+    bench = make_bench(channels=2)
+    for sequence in (1, 2, 3, 4):
+        bench.ask(sequence, sequence, start=True)
+    for channel in bench.channels:
+        channel.last.finish()
+        channel.last.finish()
+    seen = [[row.sequence for execution in channel.executions for row in execution.rows] for channel in bench.channels]
+    assert [sorted(set(ids) - {0}) for ids in seen] == [[1, 3], [2, 4]]
+    before = len(bench.channels[1].executions)
+    bench.ask(3, 33, end=True)
+    assert bench.rows[-1] == Row(33, 0, 1, 1, 3)
+    assert len(bench.channels[1].executions) == before
+
+
+def test_a_batch_waits_until_enough_slots_are_used(make_bench):
+    bench = make_bench(direct=DirectStrategy(60_000_000, 0.75))
+    for sequence in (1, 2):
+        bench.ask(sequence, sequence, start=True)
+    assert not bench.channel.executions
+    bench.ask(3, 3, start=True)
+    assert [row.value for row in bench.rows] == [1, 2, 3]
+
+
+def test_a_batch_waits_no_longer_than_its_delay(make_bench):
+    bench = make_bench(direct=DirectStrategy(20_000, 1.0))
+    bench.ask(1, 7, start=True)
+    assert not bench.channel.executions
+    wait_until(lambda: bench.channel.executions)
+    assert [row.value for row in bench.rows] == [7]
+
+
+def test_oldest_runs_one_request_of_a_sequence_at_a_time(make_bench):
+    bench = make_bench(oldest=OLDEST)
+    for value in (1, 2):
+        bench.ask(1, value, start=value == 1)
+    for sequence in (2, 3):
+        bench.ask(sequence, 10 * sequence, start=True)
+    assert [row.value for row in bench.rows] == [1]
+    bench.channel.last.finish()
+    # In the order in which they came up, without rows of nobody.
+    assert [row.value for row in bench.rows] == [20, 30, 2]
+    bench.channel.last.finish()
+    bench.ask(3, 31, end=True)
+    assert [row.value for row in bench.rows] == [31]
+
+
+def test_oldest_has_as_many_candidates_as_it_says(make_bench):
+    bench = make_bench(oldest=OldestStrategy(max_candidate_sequences=1))
+    bench.ask(1, 1, start=True)
+    second = bench.ask(2, 2, start=True, end=True)
+    bench.channel.last.finish()
+    assert len(bench.channel.executions) == 1
+    bench.ask(1, 3, end=True)
+    bench.channel.last.finish()
+    assert [row.value for row in bench.rows] == [2]
+    bench.channel.last.finish()
+    assert second.value == 2
+
+
+def test_oldest_waits_for_a_preferred_size(make_bench):
+    oldest = OldestStrategy(4, preferred_batch_sizes=(2,), max_queue_delay_microseconds=60_000_000)
+    bench = make_bench(oldest=oldest)
+    bench.ask(1, 1, start=True)
+    assert not bench.channel.executions
+    bench.ask(2, 2, start=True)
+    assert [row.value for row in bench.rows] == [1, 2]
+
+
+@pytest.mark.parametrize("strategy", [{}, {"oldest": OLDEST}])
+def test_the_server_keeps_states(make_bench, strategy):
+    bench = make_bench(states=(STATE,), **strategy)
+    answers = []
+    # All of it comes at once: the second request of the sequence waits for the state that the first gives.
+    for place, value in enumerate((5, 6, 7)):
+        answers.append(bench.ask(1, value, start=place == 0, end=place == 2))
+    states = []
+    for _ in range(3):
+        states.append(bench.rows[0].state)
+        bench.channel.last.finish()
+    # A dimension of any size is 1 before the model says more.
+    assert states == [[0], [0, 5], [0, 5, 6]]
+    assert [answer.value for answer in answers] == [5, 6, 7]
+    assert [answer.names for answer in answers] == [["OUT"]] * 3
+
+
+def test_states_of_different_shapes_run_apart(make_bench):
+    bench = make_bench(states=(STATE,))
+    bench.ask(1, 5, start=True)
+    bench.channel.last.finish()
+    bench.ask(2, 6, start=True)
+    bench.ask(1, 7)
+    assert [row.state for row in bench.rows] == [[0], [0]], "a row of nobody, and the second sequence"
+    assert [row.ready for row in bench.rows] == [0, 1]
+    bench.channel.last.finish()
+    assert [row.state for row in bench.rows] == [[0, 5]]
+
+
+def test_a_state_may_begin_with_a_file(make_bench):
+    begun = np.array([8, 9], np.int32)
+    initial = InitialState("begin", STATE.datatype, (2,), "file")
+    state = SequenceState("STATE_IN", "STATE_OUT", STATE.datatype, (-1,), (initial,))
+    bench = make_bench(states=(state,), initial={"STATE_IN": begun.tobytes()})
+    bench.ask(1, 1, start=True)
+    assert bench.rows[0].state == [8, 9]
+    bench.channel.last.finish()
+    # A second start begins anew.
+    bench.ask(1, 2, start=True)
+    assert bench.rows[0].state == [8, 9]
+
+
+def test_a_request_that_fails_leaves_the_state_as_it_was(make_bench):
+    bench = make_bench(states=(STATE,))
+    bench.ask(1, 1, start=True)
+    bench.channel.last.finish()
+    failed = bench.ask(1, 2)
+    bench.channel.last.finish(failures={0: ServeError(StatusCode.INTERNAL, "this one")})
+    assert failed.text == "this one"
+    bench.ask(1, 3)
+    assert bench.rows[0].state == [0, 1]
+
+
+# What is refused
+
+
+def test_what_is_refused_at_once(make_bench):
+    bench = make_bench()
+    with pytest.raises(ServeError, match="must specify a non-zero or non-empty correlation ID"):
+        bench.ask(0, start=True)
+    with pytest.raises(ServeError, match="must specify the START flag on the first request of the sequence"):
+        bench.ask(1)
+    with pytest.raises(ServeError, match="sequence batching control 'ID' data-type is 'BYTES', but model 'm' expects"):
+        bench.ask("text", start=True)
+
+
+def test_the_queue_has_a_bound(make_bench):
+    bench = make_bench(limits=QueueLimits(max_requests=2))
+    bench.ask(1, start=True)
+    for _ in range(2):
+        bench.ask(1)
+    with pytest.raises(ServeError, match="Exceeds maximum queue size"):
+        bench.ask(1)
+    assert bench.scheduler.waiting == 2
+
+
+@pytest.mark.parametrize("strategy", [{}, {"oldest": OldestStrategy(max_candidate_sequences=1)}])
+def test_a_client_that_leaves_ends_its_sequence(make_bench, strategy):
+    bench = make_bench(**strategy)
+    running = bench.ask(1, 1, start=True)
+    second, third = bench.ask(1, 2), bench.ask(1, 3)
+    wait_until(lambda: second.leave is not None)
+    second.leave()
+    bench.channel.last.finish()
+    assert running.value == 1
+    assert {second.error.code, third.error.code} == {StatusCode.CANCELLED}
+    assert len(bench.channel.executions) == 1
+    with pytest.raises(ServeError, match="must specify the START flag"):
+        bench.ask(1, 4)
+    assert bench.statistics.snapshot().cancel.count == 2
+
+
+def test_a_client_that_leaves_the_backlog_takes_its_sequence_along(make_bench):
+    bench = make_bench(oldest=OldestStrategy(max_candidate_sequences=1))
+    bench.ask(1, start=True)
+    waiting = [bench.ask(2, start=True), bench.ask(2)]
+    wait_until(lambda: waiting[1].leave is not None)
+    waiting[1].leave()
+    assert [answer.error.code for answer in waiting] == [StatusCode.CANCELLED] * 2
+    assert bench.scheduler.waiting == 0
+
+
+def test_a_deadline_in_the_queue_ends_the_sequence(make_bench):
+    bench = make_bench()
+    bench.ask(1, start=True)
+    late = bench.ask(1, deadline=time.monotonic() + 0.02)
+    assert late.done.wait(5)
+    assert late.error.code is StatusCode.CANCELLED
+    assert bench.scheduler.waiting == 0
+
+
+def test_a_backlog_expires_as_a_whole(make_bench):
+    bench = make_bench(oldest=OldestStrategy(max_candidate_sequences=1))
+    bench.ask(1, start=True)
+    answers = [bench.ask(2, start=True), bench.ask(2, timeout=20_000)]
+    assert [answer.text for answer in answers] == ["timeout of the corresponding sequence has been expired"] * 2
+    assert answers[0].error.code is StatusCode.UNAVAILABLE
+
+
+def test_an_idle_sequence_ends_but_not_one_that_runs(make_bench):
+    bench = make_bench(max_sequence_idle_microseconds=30_000, oldest=OldestStrategy(max_candidate_sequences=1))
+    running = bench.ask(1, 1, start=True)
+    waiting = bench.ask(2, 2, start=True)
+    time.sleep(0.1)
+    assert not waiting.done.is_set()
+    assert len(bench.channel.executions) == 1
+    bench.channel.last.finish()
+    assert running.value == 1
+    wait_until(lambda: len(bench.channel.executions) == 2)
+    assert bench.rows[0].sequence == 2
+    with pytest.raises(ServeError, match="for sequence 1 to model 'm' must specify the START flag"):
+        bench.ask(1)
+
+
+# Instances that come and go
+
+
+def test_sequences_are_lost_with_their_worker(make_bench):
+    bench = make_bench(channels=2)
+    running, other = bench.ask(1, 1, start=True), bench.ask(2, 2, start=True)
+    queued = bench.ask(1, 3)
+    bench.scheduler.detach(bench.channel)
+    assert queued.text == ("sequence 1 has been lost with the worker that ran it, start it again: the worker has ended")
+    bench.channel.last.finish(error=unavailable("crashed"))
+    assert running.text == "crashed"
+    with pytest.raises(ServeError) as caught:
+        bench.ask(1)
+    assert caught.value.code is StatusCode.UNAVAILABLE
+    assert "sequence 1 of model 'm' has been lost with the worker that ran it, start it again" in caught.value.text
+    bench.channels[1].last.finish()
+    assert other.value == 2
+    # It can begin again, on the instance that is left.
+    bench.ask(1, 5, start=True)
+    assert bench.channels[1].last.rows[-1] == Row(5, 1, 0, 1, 1)
+
+
+def test_a_worker_that_ends_unnoticed_loses_its_sequences(make_bench):
+    bench = make_bench()
+    bench.channel.closed = True
+    assert "has been lost with the worker that ran it" in bench.ask(1, start=True).text
+    replacement = type(bench.channel)()
+    bench.scheduler.attach(replacement)
+    bench.ask(1, 4, start=True)
+    assert replacement.last.rows == [Row(4, 1, 0, 1, 1)]
+
+
+def test_without_a_worker_sequences_wait_until_that_is_hopeless(make_bench):
+    bench = make_bench()
+    bench.scheduler.detach(bench.channel)
+    waiting = bench.ask(1, start=True)
+    bench.scheduler.fail_queue(unavailable("no worker"))
+    assert waiting.text == "no worker"
+    with pytest.raises(ServeError, match="no worker"):
+        bench.ask(2, start=True)
+
+
+# The end of a version
+
+
+def test_a_version_without_a_successor_ends_its_sequences(make_bench):
+    bench = make_bench()
+    running, queued = bench.ask(1, 1, start=True), bench.ask(1, 2)
+    drained = threading.Event()
+    bench.scheduler.close(drained.set)
+    with pytest.raises(VersionEnding):
+        bench.ask(2, start=True)
+    with pytest.raises(VersionEnding):
+        bench.ask(1)
+    bench.channel.last.finish()
+    assert not drained.is_set()
+    bench.channel.last.finish()
+    assert (running.value, queued.value) == (1, 2)
+    assert drained.is_set()
+
+
+def test_a_replaced_version_goes_on_with_its_sequences(make_bench):
+    homes = SequenceHomes()
+    old, new = make_bench(homes=homes), make_bench(homes=homes)
+    old.ask(1, 1, start=True)
+    old.channel.last.finish()
+    drained = threading.Event()
+    old.scheduler.close(drained.set)
+    with pytest.raises(VersionEnding):
+        old.ask(2, start=True)
+    # Requests come to the new version, which leads those of old sequences back.
+    new.ask(2, 2, start=True)
+    assert new.rows == [Row(2, 1, 0, 1, 2)]
+    answer = new.ask(1, 3, end=True)
+    assert old.rows == [Row(3, 0, 1, 1, 1)]
+    assert not drained.is_set()
+    old.channel.last.finish()
+    assert answer.value == 3
+    assert drained.is_set()
+    with pytest.raises(ServeError, match="must specify the START flag"):
+        new.ask(1)
