@@ -63,9 +63,9 @@ class SequenceInstances:
     def feed_slot(self, slot: Slot, now: float) -> None:
         self._strategy.feed(slot, now)
 
-    def next_batch(self, instance: SequenceInstance, now_ns: int, arm: Callable[[int], None]) -> FormedBatch | None:
-        """What a free instance is to run now. `arm` is called with the time at which to ask again, where it is to wait
-        for more requests."""
+    def next_batch(self, instance: SequenceInstance, now_ns: int, arm: Callable[[float], None]) -> FormedBatch | None:
+        """What a free instance is to run now. `arm` is called with the time at which to ask again, by
+        time.monotonic(), where it is to wait for more requests."""
         channel = instance.channel
         if instance.answering or not self.pool.is_idle(channel):
             return None
@@ -73,7 +73,7 @@ class SequenceInstances:
         if ready_at is None:
             return None
         if ready_at > now_ns:
-            arm(ready_at)
+            arm(ready_at / 1e9)
             return None
         if self.pool.is_limited and not self.pool.claim(channel):
             return None
@@ -90,13 +90,17 @@ class SequenceInstances:
 
     def done(self, entry: QueuedRequest, now: float) -> None:
         """A request has run: its sequence's next may."""
-        slot = entry.slot if isinstance(entry, SequenceRequest) else None
-        if slot is not None:
+        if isinstance(entry, SequenceRequest) and entry.slot is not None:
+            # Once only: the slot may soon be busy with another.
+            slot, entry.slot = entry.slot, None
             slot.busy = False
             self._strategy.feed(slot, now)
 
-    def run_again(self, again: SequenceRequest, slot: Slot, now: float) -> bool:
-        """A request that has run is to run once more; False: its sequence no longer has the slot."""
+    def run_again(self, entry: SequenceRequest, again: SequenceRequest, now: float) -> bool:
+        """A request that has run is to run once more, as `again`; False: its sequence no longer has the slot."""
+        slot, entry.slot = entry.slot, None
+        if slot is None:
+            return False
         slot.busy = False
         is_taken = self._book.take_again(again, slot, now)
         self._strategy.feed(slot, now)
@@ -117,7 +121,6 @@ class SequenceInstances:
         for instance in self._book.instances:
             yield from instance.candidates or ()
 
-    @property
     def has_waiting(self) -> bool:
         return bool(self._book.count) or any(instance.candidates for instance in self._book.instances)
 

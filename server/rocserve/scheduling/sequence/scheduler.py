@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from rocserve.core.errors import ServeError, StatusCode, internal
+from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import SequenceId
@@ -20,18 +20,19 @@ from rocserve.scheduling.client_watch import ClientWatch
 from rocserve.scheduling.deadlines import Deadlines
 from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.limited_instances import instance_pool
-from rocserve.scheduling.model_scheduler import TimerHandle, Timers
+from rocserve.scheduling.model_scheduler import Timers
 from rocserve.scheduling.open_requests import RequestBatches
-from rocserve.scheduling.ordering import OrderedResponder
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.sequence.admission import Admission
+from rocserve.scheduling.sequence.alarm import Alarm
 from rocserve.scheduling.sequence.book import SequenceBook, lost
 from rocserve.scheduling.sequence.controls import ControlTensors
 from rocserve.scheduling.sequence.dressing import Dressing
 from rocserve.scheduling.sequence.homes import SequenceHomes
 from rocserve.scheduling.sequence.instances import SequenceInstances, once_more
 from rocserve.scheduling.sequence.places import SequenceInstance, SequenceRequest, Slot
+from rocserve.scheduling.sequence.refusals import refuse
 from rocserve.scheduling.sequence.responder import SequenceResponder
 from rocserve.scheduling.sequence.states import StateKeeper
 from rocserve.scheduling.sequence.strategies import strategy_of
@@ -102,9 +103,11 @@ class SequenceScheduler:
         self._outage: ServeError | None = None
         self._drained: Callable[[], None] | None = None
         self._deadlines = Deadlines(timers, self._expire)
-        self._clients = ClientWatch(timers, self._lock, self._instances.waiting, self._has_waiting, self._client_left)
-        self._delay_timer: tuple[int, TimerHandle] | None = None
-        self._idle_timer: object | None = None
+        self._clients = ClientWatch(
+            timers, self._lock, self._instances.waiting, self._instances.has_waiting, self._client_left
+        )
+        self._delay = Alarm(timers, self._delay_passed)
+        self._idle = Alarm(timers, self._reap)
 
     # Requests
 
@@ -249,7 +252,7 @@ class SequenceScheduler:
 
     def _report_drained(self) -> None:
         with self._lock:
-            if self._drained is None or self._running or not self._book.is_empty or self._instances.has_waiting:
+            if self._drained is None or self._running or not self._book.is_empty or self._instances.has_waiting():
                 return
             drained, self._drained = self._drained, None
         self._homes.closed(self._config.name, self)
@@ -259,7 +262,7 @@ class SequenceScheduler:
 
     def _next_work(self, instance: SequenceInstance) -> FormedBatch | None:
         """Under the lock: the next batch of an instance, where it is free and has one."""
-        batch = self._instances.next_batch(instance, time.monotonic_ns(), self._arm_delay)
+        batch = self._instances.next_batch(instance, time.monotonic_ns(), self._delay.set)
         self._running += batch is not None
         return batch
 
@@ -371,7 +374,7 @@ class SequenceScheduler:
         again.on_again = functools.partial(self._again, again)
         answers.request = again
         with self._lock:
-            is_taken = self._instances.run_again(again, slot, time.monotonic())
+            is_taken = self._instances.run_again(entry, again, time.monotonic())
             self._clients.start()
             work = self._next_work(slot.instance)
         if not is_taken:
@@ -386,22 +389,9 @@ class SequenceScheduler:
             self._report_drained()
 
     def _refuse(self, entry: QueuedRequest, error: ServeError) -> None:
-        now = time.monotonic_ns()
-        entry.note_unrun()
-        if error.code is StatusCode.CANCELLED:
-            self._statistics.record_cancellation(entry.queue_start_ns, now)
-        else:
-            self._statistics.record_rejection(entry.queue_start_ns, now)
-        responder = entry.responder
-        if isinstance(responder, OrderedResponder):
-            responder = responder.out_of_turn()
-        responder.fail(error)
+        refuse(entry, error, self._statistics)
 
     # Time
-
-    def _has_waiting(self) -> bool:
-        """Under the lock."""
-        return self._instances.has_waiting
 
     def _client_left(self, entry: QueuedRequest) -> None:
         """Its sequence ends with it, unless it runs already."""
@@ -428,28 +418,21 @@ class SequenceScheduler:
             self._client_left(entry)
         self._carry_on(None)
 
-    def _arm_delay(self, when_ns: int) -> None:
-        if self._delay_timer is not None:
-            if self._delay_timer[0] <= when_ns:
-                return
-            self._delay_timer[1].cancel()
-        self._delay_timer = (when_ns, self._timers.call_at(when_ns / 1e9, self._delay_passed))
-
     def _delay_passed(self) -> None:
         with self._lock:
-            self._delay_timer = None
+            self._delay.rung()
         self._pump()
 
     def _arm_idle(self) -> None:
         """Under the lock: see to it that sequences end that nobody uses."""
-        if self._idle_timer is None:
+        if not self._idle.is_set:
             look_at = self._book.reap(time.monotonic(), self._idle_seconds)
             if look_at is not None:
-                self._idle_timer = self._timers.call_about(look_at, self._reap)
+                self._idle.set(look_at)
 
     def _reap(self) -> None:
         with self._lock:
-            self._idle_timer = None
+            self._idle.rung()
             self._arm_idle()
             now = time.monotonic()
             for instance in self._instances:
