@@ -150,13 +150,17 @@ class Server:
 
     def _inference_service(self, readiness: Readiness) -> InferenceService:
         observer = RequestObserver(self._tracing, self._tables, self._log.getChild("requests"))
-        self._server_log.on_change = observer.switch
+        loop = asyncio.get_running_loop()
+        self._server_log.on_change += [observer.switch, lambda: loop.call_soon_threadsafe(self._set_workers_verbosity)]
         return InferenceService(
             self._tables,
             readiness,
             ClientMemory(self._tables, self._client_regions, self._settings.max_queue_bytes),
             observer,
         )
+
+    def _set_workers_verbosity(self) -> None:
+        self._launcher.set_verbose(self._server_log.settings.verbose > 0)
 
     def _services(self, readiness: Readiness) -> Services:
         return Services(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
@@ -18,6 +19,22 @@ from support.server import RocserveProcess, wait_until
 from tritonclient.utils import InferenceServerException
 
 SECRET = 1234.5
+DETAILS_CONFIG = """
+backend: "python"
+max_batch_size: 4
+input { name: "X" data_type: TYPE_FP32 dims: 2 }
+output { name: "Y" data_type: TYPE_FP32 dims: 2 }
+"""
+DETAILS = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        pb_utils.Logger.log_verbose("a detail")
+        pb_utils.Logger.log_info("a word")
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", r.inputs()[0].as_numpy())]) for r in requests]
+"""
 
 
 @pytest.fixture
@@ -29,10 +46,10 @@ def server(serve: Any, repository: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     yield running
 
 
-def ask(server: RocserveProcess, shape: tuple[int, ...] = (1, 2), **options: object) -> None:
+def ask(server: RocserveProcess, shape: tuple[int, ...] = (1, 2), model: str = "m", **options: object) -> None:
     entry = triton.InferInput("X", list(shape), "FP32")
     entry.set_data_from_numpy(np.full(shape, SECRET, np.float32))
-    server.client().infer("m", [entry], **options)
+    server.client().infer(model, [entry], **options)
 
 
 def test_lines_are_tritons(server: RocserveProcess) -> None:
@@ -95,6 +112,31 @@ def test_the_form_and_the_levels_are_changed_at_once(server: RocserveProcess) ->
     ask(server)
     assert server.terminate() == 0
     assert server.log_text[length:] == ""
+
+
+def test_a_running_model_is_told_of_details(serve: Any, repository: Path) -> None:
+    (repository / "details" / "1").mkdir(parents=True)
+    (repository / "details" / "config.pbtxt").write_text(DETAILS_CONFIG)
+    (repository / "details" / "1" / "model.py").write_text(DETAILS)
+    server = serve(repository)
+    server.wait_until_ready()
+    client = server.client()
+
+    numbers = itertools.count()
+
+    def words() -> list[str]:
+        request_id = str(next(numbers))
+        ask(server, model="details", request_id=request_id)
+        prefix = f"details:1: [request id: {request_id}] "
+        wait_until(lambda: f"{prefix}a word" in server.log_text, what="the model's word")
+        return [line.partition(prefix)[2] for line in server.log_text.splitlines() if prefix in line]
+
+    assert words() == ["a word"]
+    client.update_log_settings({"log_verbose_level": 1})
+    # It is told beside the requests.
+    wait_until(lambda: words() == ["a detail", "a word"], what="the model's detail")
+    client.update_log_settings({"log_verbose_level": 0})
+    wait_until(lambda: words() == ["a word"], what="the end of the details")
 
 
 def test_a_file_that_is_rotated(repository: Path, tmp_path: Path) -> None:

@@ -40,16 +40,16 @@ class ServerLog:
         self.logger = logging.getLogger(ROOT)
         self.logger.handlers = [handler]
         self.logger.propagate = False
-        self.on_change: Callable[[], None] | None = None
-        """Called when settings have changed."""
+        self.on_change: list[Callable[[], object]] = []
+        """All are called when settings have changed."""
         self.settings = settings
         self._apply(settings)
 
     def change(self, **changes: Any) -> None:
         """New values by the names of LogSettings, from the next line on; `file` stays as it is."""
         self._apply(replace(self.settings, **changes))
-        if self.on_change is not None:
-            self.on_change()
+        for callback in self.on_change:
+            callback()
 
     def close(self) -> None:
         """Let go of the file."""

@@ -136,6 +136,11 @@ class WorkerLauncher:
             for peer in peers:
                 peer.close()
 
+    def set_verbose(self, verbose: bool) -> None:
+        """Have all workers write details to the log, or none, from now on."""
+        for worker in self._workers.values():
+            worker.set_verbose(verbose)
+
     async def close(self) -> None:
         """End the zygote; the workers are to have been stopped."""
         self._detach()

@@ -22,7 +22,7 @@ from rocserve.core.lifeline import die_with_holder
 from rocserve.workers.batch_loop import error_text
 from rocserve.workers.control_socket import ControlSocket
 from rocserve.workers.current_requests import current_prefix
-from rocserve.workers.messages import Load, Loaded, LoadFailed, Progress, WarmedUp, WarmUp
+from rocserve.workers.messages import ControlMessage, Load, Loaded, LoadFailed, Progress, Verbosity, WarmedUp, WarmUp
 from rocserve.workers.model_service import ModelService, TensorService
 from rocserve.workers.request_service import RequestService
 
@@ -75,15 +75,15 @@ class Worker:
         self._control = control
         self._channels = channels
         self._log = log
+        self._quiet_levels: dict[str, int] = {}
+        """By logger, while the log is verbose: what it was before."""
 
     def run(self) -> int:
         """Raises: EOFError, OSError: the server is gone."""
-        load = self._control.receive()
+        load = self._receive()
         if not isinstance(load, Load):
             raise ValueError(f"expected Load, got {type(load).__name__}")
-        if load.verbose:
-            for name in ("", _SERVER_LOG):
-                logging.getLogger(name).setLevel(logging.DEBUG)
+        self._set_verbose(load.verbose)
         started = time.monotonic_ns()
         reports = Reports(self._control)
         service: ModelService
@@ -100,16 +100,32 @@ class Worker:
             return self._fail("load", error)
         self._control.send(loaded)
         reports.describe = lambda: service.properties
-        request = self._control.receive()
+        request = self._receive()
         if isinstance(request, WarmUp):
             started = time.monotonic_ns()
             try:
                 service.warm_up(request)
             except BaseException as error:
                 return self._fail("warm up", error)
-            service.serve(lambda: self._control.send(WarmedUp(time.monotonic_ns() - started)), self._control.receive)
+            service.serve(lambda: self._control.send(WarmedUp(time.monotonic_ns() - started)), self._receive)
         service.close()
         return 0
+
+    def _receive(self) -> ControlMessage:
+        """The next message that is not about the log. Raises: EOFError, OSError."""
+        while isinstance(message := self._control.receive(), Verbosity):
+            self._set_verbose(message.verbose)
+        return message
+
+    def _set_verbose(self, verbose: bool) -> None:
+        for name in ("", _SERVER_LOG):
+            logger = logging.getLogger(name)
+            if verbose:
+                # A model may have set a level of its own, which is to come back.
+                self._quiet_levels.setdefault(name, logger.level)
+                logger.setLevel(logging.DEBUG)
+            else:
+                logger.setLevel(self._quiet_levels.pop(name, logger.level))
 
     def _fail(self, action: str, error: BaseException) -> int:
         if isinstance(error, ServeError):

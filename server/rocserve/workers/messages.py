@@ -91,7 +91,14 @@ class Unload:
     """End, after the batches in hand."""
 
 
-ControlMessage = Load | Loaded | LoadFailed | Progress | MetricChanges | WarmUp | WarmedUp | Unload
+@dataclass(frozen=True, slots=True)
+class Verbosity:
+    """Write details to the log from now on, or none. May come at any time; nothing answers it."""
+
+    verbose: bool
+
+
+ControlMessage = Load | Loaded | LoadFailed | Progress | MetricChanges | WarmUp | WarmedUp | Unload | Verbosity
 
 
 @dataclass(frozen=True, slots=True)

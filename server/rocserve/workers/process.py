@@ -12,7 +12,17 @@ from collections.abc import Callable, Sequence
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError, internal
 from rocserve.workers.channel import Channel
-from rocserve.workers.messages import ControlMessage, Load, Loaded, LoadFailed, Progress, Unload, WarmedUp, WarmUp
+from rocserve.workers.messages import (
+    ControlMessage,
+    Load,
+    Loaded,
+    LoadFailed,
+    Progress,
+    Unload,
+    Verbosity,
+    WarmedUp,
+    WarmUp,
+)
 from rocserve.workers.wire import FrameReader, encode_frame, status_code
 from rocserve.workers.worker_output import WorkerOutput
 
@@ -47,12 +57,28 @@ class WorkerProcess:
         self._on_progress: Callable[[Progress | MetricChanges], None] | None = None
         self._reply: asyncio.Future[ControlMessage] | None = None
         """Of the message that is under way."""
+        self._verbosity: Verbosity | None = None
+        """What it has not been told yet."""
         self._loop.add_reader(self._control, self._on_readable)
         self._end = ""
         self._broken = ""
         self._kill_timer: asyncio.TimerHandle | None = None
 
     # Conversation
+
+    def set_verbose(self, verbose: bool) -> None:
+        """Have it write details to the log, or none, from now on. While it loads, once it has loaded."""
+        self._verbosity = Verbosity(verbose)
+        self._tell_verbosity()
+
+    def _tell_verbosity(self) -> None:
+        message = self._verbosity
+        if message is None or self._reply is not None or self._exited.is_set():
+            return
+        self._verbosity = None
+        # A worker that reads nothing is past caring for its log.
+        with contextlib.suppress(OSError):
+            self._control.send(encode_frame(message), socket.MSG_DONTWAIT)
 
     async def load(self, message: Load, on_progress: Callable[[Progress | MetricChanges], None]) -> Loaded:
         """`on_progress` is called with all that the engine and the model tell, now and as long as the worker lives.
@@ -114,6 +140,7 @@ class WorkerProcess:
             reply.cancel()
             exited.cancel()
             self._reply = None
+            self._tell_verbosity()
             self._close_control()
 
     async def _send(self, message: ControlMessage) -> None:

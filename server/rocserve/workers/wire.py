@@ -101,6 +101,7 @@ _NAMED: dict[str, type[Any]] = {
         messages.WarmUp,
         messages.WarmedUp,
         messages.Unload,
+        messages.Verbosity,
         messages.Spawn,
         messages.Spawned,
         messages.SpawnFailed,

@@ -118,7 +118,7 @@ def test_levels_are_switched_while_it_is_written(written: WrittenLog) -> None:
         nonlocal changes
         changes += 1
 
-    written.server_log.on_change = count
+    written.server_log.on_change.append(count)
     assert say_all() == "IWE"
     written.server_log.change(info=False)
     assert say_all() == "WE"

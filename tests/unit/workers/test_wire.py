@@ -33,6 +33,7 @@ CONTROL = [
     messages.WarmUp,
     messages.WarmedUp,
     messages.Unload,
+    messages.Verbosity,
 ]
 ZYGOTE = [messages.Spawn, messages.Spawned, messages.SpawnFailed, messages.Exited]
 NUMBERS = st.lists(st.integers(0, 2**64 - 1), max_size=40)
