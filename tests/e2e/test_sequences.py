@@ -10,7 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.models import drop
 from support.sequences import (
+    CRASHING_CONFIG,
+    CRASHING_MODEL,
+    ENSEMBLE_CONFIG,
+    GROWING_CONFIG,
     ITERATIVE_CONFIG,
     ITERATIVE_MODEL,
     PYTHON_CONFIG,
@@ -18,6 +23,7 @@ from support.sequences import (
     ask,
     drop_accumulator,
     drop_python,
+    growing,
     request_input,
     run_at_once,
     run_sequence,
@@ -41,6 +47,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess
     begin = {"initial_state/begin": np.array([100, 200], np.int32).tobytes()}
     drop_python(repository, "python", PYTHON_MODEL, PYTHON_CONFIG, begin)
     iterative = ITERATIVE_CONFIG + "sequence_batching { iterative_sequence: true }"
+    drop(repository, "growing", growing(), GROWING_CONFIG)
+    (repository / "chain" / "1").mkdir(parents=True)
+    (repository / "chain" / "config.pbtxt").write_text(ENSEMBLE_CONFIG)
+    drop_python(repository, "crashing", CRASHING_MODEL, CRASHING_CONFIG)
     drop_python(repository, "iterative", ITERATIVE_MODEL, iterative)
     decoupled = iterative + " model_transaction_policy { decoupled: true }"
     drop_python(repository, "iterative_decoupled", ITERATIVE_MODEL, decoupled)
@@ -122,6 +132,53 @@ def test_rows_of_nobody_stand_between(client: triton.InferenceServerClient) -> N
     assert result.as_numpy("SEEN").tolist() == [[-3, 1, 1, 3]]
     for sequence in ("one", "two"):
         ask(client, "python", 1, sequence, end=True)
+
+
+def test_states_of_text_grow_as_the_model_says(server: RocserveProcess) -> None:
+    def run(number: int) -> None:
+        words = [f"{number}:{place}" for place in range(number % 5 + 1)]
+        given = triton.InferInput("INPUT", [1, 1], "BYTES")
+        with server.client() as own:
+            for place, word in enumerate(words):
+                given.set_data_from_numpy(np.array([[word.encode()]], dtype=object))
+                last = place == len(words) - 1
+                result = own.infer(
+                    "growing", [given], sequence_id=f"s{number}", sequence_start=place == 0, sequence_end=last
+                )
+                seen = [entry.decode() for entry in result.as_numpy("WORDS")[0]]
+                # It begins with one empty text: a dimension of any size is 1 then.
+                assert seen == ["", *words[: place + 1]]
+
+    run_at_once(20, run)
+
+
+def test_an_ensemble_passes_sequences_on(client: triton.InferenceServerClient) -> None:
+    assert run_sequence(client, "chain", 61, [4, 5, 6]) == [4, 9, 15]
+    with pytest.raises(InferenceServerException, match="in ensemble 'chain', inference request for sequence 61"):
+        ask(client, "chain", 1, 61)
+
+
+def test_a_crash_ends_the_sequences_that_were_there(client: triton.InferenceServerClient) -> None:
+    ask(client, "crashing", 1, 1, start=True)
+    ask(client, "crashing", 1, 2, start=True)
+    with pytest.raises(InferenceServerException) as caught:
+        ask(client, "crashing", -1, 1)
+    assert caught.value.status() == "StatusCode.UNAVAILABLE"
+    # The other sequence was there as well: what the model knew of it is gone.
+    wait_until(lambda: _starts_again(client), what="the model's new worker")
+    with pytest.raises(InferenceServerException) as caught:
+        ask(client, "crashing", 1, 2)
+    assert caught.value.status() == "StatusCode.UNAVAILABLE"
+    assert "sequence 2 of model 'crashing' has been lost with the worker that ran it" in caught.value.message()
+    assert ask(client, "crashing", 5, 2, start=True, end=True).as_numpy("SUM").tolist() == [[5, 10]]
+
+
+def _starts_again(client: triton.InferenceServerClient) -> bool:
+    try:
+        ask(client, "crashing", 1, 3, start=True, end=True)
+    except InferenceServerException:
+        return False
+    return True
 
 
 def _iterative_input(value: int) -> triton.InferInput:

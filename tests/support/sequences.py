@@ -66,6 +66,20 @@ def accumulator(batches: bool = True) -> bytes:
     )
 
 
+def growing() -> bytes:
+    """WORDS = STATE_OUT = STATE_IN with INPUT behind it: the state grows with each request."""
+    text = TensorProto.STRING
+    nodes = [
+        helper.make_node("Concat", ["STATE_IN", "INPUT"], ["WORDS"], axis=1),
+        helper.make_node("Identity", ["WORDS"], ["STATE_OUT"]),
+    ]
+    return graph(
+        nodes,
+        {"STATE_IN": (text, ["batch", "words"]), "INPUT": (text, ["batch", 1])},
+        {"WORDS": (text, ["batch", "more"]), "STATE_OUT": (text, ["batch", "more"])},
+    )
+
+
 def drop_accumulator(
     repository: Path, name: str, batching: str, max_batch_size: int = 4, more: str = "", version: int = 1
 ) -> Path:
@@ -112,6 +126,55 @@ sequence_batching {
     initial_state { name: "begin" data_type: TYPE_INT32 dims: [2] data_file: "begin" }
   }
   max_sequence_idle_microseconds: 5000000
+}
+"""
+GROWING_CONFIG = """
+backend: "onnxruntime"
+max_batch_size: 4
+input { name: "INPUT" data_type: TYPE_STRING dims: [1] }
+output { name: "WORDS" data_type: TYPE_STRING dims: [-1] }
+sequence_batching {
+  state { input_name: "STATE_IN" output_name: "STATE_OUT" data_type: TYPE_STRING dims: [-1] }
+  oldest { max_candidate_sequences: 16 }
+  max_sequence_idle_microseconds: 5000000
+}
+"""
+CRASHING_MODEL = """
+import os
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            if pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy()[0, 0] < 0:
+                os._exit(3)
+        return [
+            pb_utils.InferenceResponse([
+                pb_utils.Tensor("SUM", pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy())
+            ])
+            for request in requests
+        ]
+"""
+CRASHING_CONFIG = """
+backend: "python"
+max_batch_size: 4
+input { name: "INPUT" data_type: TYPE_INT32 dims: [2] }
+output { name: "SUM" data_type: TYPE_INT32 dims: [2] }
+sequence_batching { oldest { max_candidate_sequences: 4 } max_sequence_idle_microseconds: 20000000 }
+"""
+ENSEMBLE_CONFIG = """
+platform: "ensemble"
+max_batch_size: 4
+input { name: "INPUT" data_type: TYPE_INT32 dims: [2] }
+output { name: "SUM" data_type: TYPE_INT32 dims: [2] }
+output { name: "SEEN" data_type: TYPE_INT64 dims: [4] }
+ensemble_scheduling {
+  step {
+    model_name: "oldest" model_version: -1
+    input_map { key: "INPUT" value: "INPUT" }
+    output_map { key: "SUM" value: "SUM" }
+    output_map { key: "SEEN" value: "SEEN" }
+  }
 }
 """
 ITERATIVE_MODEL = """
