@@ -69,6 +69,6 @@ def test_a_model_that_asks_for_the_gpu_is_not_moved_to_the_cpu(server: RocserveP
 
         wait_until(has_failed)
     text = reasons[0]
-    assert text.startswith("MIGraphX's target gpu cannot be used: ")
+    assert text.startswith("Unavailable: MIGraphX's target gpu cannot be used: ")
     assert "; engine onnxruntime does not take its place: instance group on_gpu_0 of model on_gpu has kind" in text
     assert "parameter 'engine' to \"auto\" to accept the CPU" in text

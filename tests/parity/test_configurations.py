@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support.parity.bad_configurations import bad_configurations
 from support.parity.configuration_differences import CONFIGURATION_DIFFERENCES
 from support.parity.configurations import Configuration, IndexRows, described, dropped
 from support.parity.counting import Comparisons
+from support.parity.exchange import Exchange
 from support.parity.good_configurations import good_configurations
 from support.parity.models import ParityModel, parity_models, python, tensor, write_model
 from support.parity.pair import Pair, running_pair
@@ -26,7 +28,10 @@ FLOATS = ParityModel(
 
 @pytest.fixture(scope="module")
 def members(
-    triton_peer: TritonPeer, comparisons: Comparisons, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    triton_peer: TritonPeer,
+    comparisons: Comparisons,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Pair]:
     """Both servers on what the ensembles here need, so that the index holds little else."""
     folder = tmp_path_factory.mktemp("configurations")
@@ -38,15 +43,25 @@ def members(
     with running_pair(
         triton_peer, [models, scratch], folder, comparisons, CONFIGURATION_DIFFERENCES, ["--load-model=*"]
     ) as running:
-        yield running
+        here = [
+            item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function)
+        ]
+        wanted = [item.callspec.params["configuration"] for item in here]
+        with running.asking_ahead([exchange_of(configuration, scratch) for configuration in wanted]):
+            yield running
+
+
+def exchange_of(configuration: Configuration, scratch: Path) -> Exchange:
+    is_bad = bool(configuration.group)
+    asked = [IndexRows(configuration.name)] if is_bad else described(configuration.name)
+    return dropped(configuration, scratch, asked)
 
 
 @pytest.mark.parametrize("configuration", bad_configurations(), ids=lambda configuration: configuration.name)
 def test_bad_configurations(members: Pair, configuration: Configuration) -> None:
-    asked = [IndexRows(configuration.name)]
-    members.compare(dropped(configuration, members.scratch, asked), configuration.name)
+    members.compare(exchange_of(configuration, members.scratch), configuration.name)
 
 
 @pytest.mark.parametrize("configuration", good_configurations(), ids=lambda configuration: configuration.name)
 def test_good_configurations(members: Pair, configuration: Configuration) -> None:
-    members.compare(dropped(configuration, members.scratch, described(configuration.name)), configuration.name)
+    members.compare(exchange_of(configuration, members.scratch), configuration.name)

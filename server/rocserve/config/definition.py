@@ -29,6 +29,7 @@ from rocserve.config.signature_checks import check_signature
 from rocserve.config.sources import Dialect, WrittenConfig, WrittenModel, read_written_config
 from rocserve.config.unsupported import check_supported
 from rocserve.config.validation import check_loadable, check_model_config, check_readable
+from rocserve.config.versions import ignored_versions
 from rocserve.config.warmup import check_warmup, check_warmup_fits
 from rocserve.core import model_config as plain
 from rocserve.core.errors import ServeError, invalid_argument
@@ -251,7 +252,7 @@ class _Reading:
                 parameters={key: value.string_value for key, value in sorted(message.parameters.items())},
             ),
             backend=backend,
-            warnings=warnings,
+            warnings=warnings + ignored_versions(self.folder),
             model_filenames=filenames,
             dialect=written.dialect,
             source=written.source,

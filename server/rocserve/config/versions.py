@@ -21,6 +21,19 @@ def find_versions(folder: Path) -> tuple[int, ...]:
     return tuple(sorted(int(name) for name in names if is_version_name(name)))
 
 
+def ignored_versions(folder: Path) -> tuple[str, ...]:
+    """What Triton warns of: sub-folders that would be versions but for zeros in front."""
+    try:
+        names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+    except OSError:
+        return ()
+    return tuple(
+        f"ignore version directory '{name}' which contains leading zeros in its directory name"
+        for name in names
+        if len(name) > 1 and name.startswith("0") and name.isascii() and name.isdigit()
+    )
+
+
 def is_version_name(name: str) -> bool:
     """Whether a folder of this name holds a version: digits only, no leading zero but "0" itself, at most 63 bits."""
     digits = name.isascii() and name.isdigit() and len(name) <= 19

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +25,11 @@ TRITON_FLAGS = (
 ROCSERVE_FLAGS = ("--model-control-mode=explicit", "--allow-client-shm=true")
 
 
+Answers = tuple[Sequence[Outcome] | None, Sequence[Outcome]]
+"""What Triton said, unless it was left out, and what rocserve said."""
+_ASKED_AT_ONCE = 3
+
+
 class Pair:
     """Two running servers. What is written into `scratch` both can load."""
 
@@ -40,6 +46,24 @@ class Pair:
         self.scratch = scratch
         self._comparisons = comparisons
         self._differences = differences
+        self._ahead: dict[str, Future[Answers]] = {}
+
+    @contextmanager
+    def asking_ahead(self, exchanges: Sequence[Exchange]) -> Iterator[None]:
+        """In the block, exchanges that do not mind each other are taken beside each other, before `compare` wants them:
+        Triton is slow to start a model's process."""
+        with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
+            self._ahead = {exchange.name: pool.submit(self._ask, exchange) for exchange in exchanges}
+            yield
+            pool.shutdown(cancel_futures=True)
+
+    def _known(self, exchange: Exchange) -> list[Difference]:
+        return [entry for entry in self._differences if exchange.name in entry.exchanges]
+
+    def _ask(self, exchange: Exchange) -> Answers:
+        left_out = any(entry.triton is None for entry in self._known(exchange))
+        expected = None if left_out else exchange.ask(self.triton)
+        return expected, exchange.ask(self.rocserve)
 
     def compare(self, exchange: Exchange, configuration: str = "") -> None:
         """Take the exchange's steps with both servers; an AssertionError where outcomes differ without a reason.
@@ -47,10 +71,9 @@ class Pair:
         Args:
             configuration: names the model configuration that the exchange is about, to count it.
         """
-        known = [entry for entry in self._differences if exchange.name in entry.exchanges]
-        left_out = any(entry.triton is None for entry in known)
-        expected = None if left_out else exchange.ask(self.triton)
-        found = exchange.ask(self.rocserve)
+        known = self._known(exchange)
+        ahead = self._ahead.pop(exchange.name, None)
+        expected, found = self._ask(exchange) if ahead is None else ahead.result()
         shown: list[Difference] = []
         for index, step in enumerate(exchange.steps):
             theirs = None if expected is None else expected[index]

@@ -6,7 +6,7 @@ import pytest
 
 from rocserve.config.pbtxt import parse_model_config
 from rocserve.config.plain import version_policy
-from rocserve.config.versions import find_versions, is_version_name, select_versions
+from rocserve.config.versions import find_versions, ignored_versions, is_version_name, select_versions
 from rocserve.core.model_config import VersionPolicy, VersionPolicyKind
 
 
@@ -42,6 +42,9 @@ def test_versions_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "7").write_text("a file")
     assert find_versions(tmp_path) == (0, 1, 2, 10)
     assert find_versions(tmp_path / "absent") == ()
+    assert ignored_versions(tmp_path) == (
+        "ignore version directory '01' which contains leading zeros in its directory name",
+    )
 
 
 def test_a_version_fits_63_bits() -> None:
