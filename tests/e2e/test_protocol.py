@@ -158,7 +158,8 @@ def test_statistics_count_what_was_asked(client):
     assert after.inference_count - before.inference_count == 6
     assert after.execution_count - before.execution_count == 3
     assert after.inference_stats.success.count - before.inference_stats.success.count == 3
-    assert after.inference_stats.fail.count - before.inference_stats.fail.count == 1
+    # What does not fit the model has never been one of its requests.
+    assert after.inference_stats.fail.count == before.inference_stats.fail.count
     for phase in ("queue", "compute_input", "compute_infer", "compute_output"):
         assert getattr(after.inference_stats, phase).ns > 0
     assert after.inference_stats.success.ns >= after.inference_stats.compute_infer.ns

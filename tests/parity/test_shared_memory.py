@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
 import numpy as np
 import pytest
-from support.parity.exchange import Call, Exchange, Local, Step
+from support.parity.exchange import Asked, Call, Exchange, Local, Outcome, Step
 from support.parity.inference import Input, Output, infer, raw_input
 from support.parity.pair import Pair
 from tritonclient.grpc import service_pb2 as pb
@@ -61,9 +63,23 @@ def ask(first: Input, second: Input, *outputs: Output | str, **more: Any) -> Cal
     return Call("ModelInfer", infer("add_sub", first, second, outputs=outputs, **more))
 
 
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """All regions are let go, once Triton has let go of the request that was answered before."""
+
+    def digest(self) -> str:
+        return unregister().digest()
+
+    def ask(self, server: Asked) -> Outcome:
+        end = time.monotonic() + 5
+        while (outcome := unregister().ask(server)).status == "INTERNAL" and time.monotonic() < end:
+            time.sleep(0.02)
+        return outcome
+
+
 def exchange(name: str, *steps: Step) -> Exchange:
     """Whatever is left of other exchanges is let go before and after."""
-    return Exchange(name, [unregister(), *steps, unregister()])
+    return Exchange(name, [LetGo(), *steps, LetGo()])
 
 
 FIRST, SECOND = lying("INPUT0", "r", 0, 16), lying("INPUT1", "r", 16, 16)
