@@ -131,6 +131,9 @@ def _check(settings: ServerSettings) -> None:
         raise FlagError("--load-model needs --model-control-mode=explicit")
     if settings.exit_on_error:
         _check_repositories(settings.model_repositories)
+    for folder in settings.worker_load_folders:
+        if not folder.is_dir():
+            raise FlagError(f"--allow-worker-load={folder}: there is no such folder")
     if not settings.grpc.allow and not settings.http.allow:
         raise FlagError("--allow-grpc=false and --allow-http=false leave nothing to serve; allow one of them")
     _check_restricted("--http-restricted-api", "api", settings.http.restricted)
