@@ -38,10 +38,14 @@ class GenerateHandler:
             raise not_allowed(JSON)
         arrival = Arrival(request)
         version = self._tables.table.find(place.model, place.version)
-        if request.headers.get("Content-Encoding", "identity") not in ("", "identity"):
-            raise invalid_argument("Unsupported content-encoding, only 'identity' is supported.")
-        body = await self._bodies.json_body(request)
-        generate_request = GenerateRequest(version.config, place.version).read(body)
+        try:
+            if request.headers.get("Content-Encoding", "identity") not in ("", "identity"):
+                raise invalid_argument("Unsupported content-encoding, only 'identity' is supported.")
+            body = await self._bodies.json_body(request)
+            generate_request = GenerateRequest(version.config, place.version).read(body)
+        except ServeError as error:
+            self._service.refuse(error)
+            raise
         responder = AnswerStream(asyncio.get_running_loop(), arrival.completed())
         self._service.infer(generate_request, responder)
         responder.handed_over()
