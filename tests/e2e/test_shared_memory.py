@@ -23,6 +23,7 @@ RIGHT = np.full((1, 16), 3, np.int32)
 NBYTES = LEFT.nbytes
 LARGE = 3 << 20
 """Elements of the model that takes many."""
+WIDE = 50_000
 PYTHON_MODELS = Path(__file__).parents[1] / "data" / "python-models"
 CHAIN = """
 platform: "ensemble"
@@ -45,6 +46,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     drop(folder, "add_sub", add_sub(), 'platform: "onnx_onnxv1"\nmax_batch_size: 8\n')
     drop(folder, "patient", add_sub(), batching)
+    drop(folder, "wide", identity(TensorProto.FLOAT, ["batch", WIDE]), batching)
     drop(folder, "large", identity(TensorProto.FLOAT, [LARGE]))
     drop(folder, "words", identity(TensorProto.STRING, [3]))
     shutil.copytree(PYTHON_MODELS / "repeat", folder / "repeat")
@@ -92,9 +94,9 @@ def integers(file: SharedFile, offset: int = 2 * NBYTES) -> list[int]:
     return np.frombuffer(file.get(offset, NBYTES), np.int32).tolist()
 
 
-def waits(server: RocserveProcess) -> bool:
-    """Whether a request is in the queue of the patient model."""
-    return scrape(port_of(server))['nv_inference_pending_request_count{model="patient",version="1"}'] == "1"
+def waits(server: RocserveProcess, model: str = "patient") -> bool:
+    """Whether a request is in the model's queue."""
+    return scrape(port_of(server))[f'nv_inference_pending_request_count{{model="{model}",version="1"}}'] == "1"
 
 
 def refused(call: Callable[[], object]) -> str:
@@ -225,6 +227,26 @@ def test_a_file_that_is_cut_fails_its_own_requests_and_harms_nobody(client, serv
     assert error is not None
     assert f"shared memory region 'r' has been cut: byte 192 of '{file.key}' is needed, which has 64 now" in str(error)
     assert "byte 128 of" in refused(lambda: client.infer("add_sub", shared_inputs()))
+
+
+def test_a_large_input_that_is_cut_while_it_waits(client, server):
+    values = np.random.default_rng(2).random((1, WIDE), dtype=np.float32)
+    with shared_file(values.nbytes, "wide") as file:
+        file.put(0, values.tobytes())
+        client.register_system_shared_memory("wide", file.key, values.nbytes)
+        entry = triton.InferInput("INPUT0", values.shape, "FP32")
+        entry.set_shared_memory("wide", values.nbytes)
+        assert (client.infer("wide", [entry]).as_numpy("OUTPUT0") == values).all()
+        answers = Answers()
+        client.async_infer("wide", [entry], callback=answers)
+        wait_until(lambda: waits(server, "wide"))
+        file.cut(4096)
+        sent = triton.InferInput("INPUT0", values.shape, "FP32")
+        sent.set_data_from_numpy(values)
+        assert (client.infer("wide", [sent]).as_numpy("OUTPUT0") == values).all()
+        error = answers.next()
+        assert error is not None
+        assert f"'wide' has been cut: byte {values.nbytes} of '{file.key}' is needed, which has 4096 now" in str(error)
 
 
 def test_a_region_stays_while_a_request_is_to_write_to_it(client, server, file):

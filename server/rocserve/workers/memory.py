@@ -6,6 +6,7 @@ sealed against shrinking, so a faulty worker cannot make the server's reads faul
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -23,6 +24,9 @@ _SMALLEST = 64 * 1024
 
 _COPIED_IN_PLACE = 64 * 1024
 """Bytes up to which a copy takes less time than letting go of the GIL for it."""
+
+_MAPPED_AT_ONCE = 1 << 30
+"""Bytes; a call moves less than 2 GiB."""
 
 # Before Python 3.13 each mapping keeps a copy of the file's descriptor.
 _MAPPED_WITHOUT_A_COPY: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
@@ -100,9 +104,24 @@ class Arena:
         nbytes = len(data)
         if nbytes <= _COPIED_IN_PLACE:
             self.mapping[offset : offset + nbytes] = data
+        elif type(data) is memoryview and type(data.obj) is mmap.mmap:
+            self._write_mapped(offset, data)
         else:
             # numpy lets go of the GIL while it copies.
             self.octets[offset : offset + nbytes] = np.frombuffer(data, dtype=np.uint8)
+
+    def _write_mapped(self, offset: int, data: memoryview) -> None:
+        """From a mapped file, which is a client's and may be cut at any time. Touching what is gone would end the
+        process (SIGBUS); the kernel's copy just ends there. In the place of what is gone stand zeros."""
+        done, nbytes = 0, len(data)
+        while done < nbytes:
+            try:
+                done += os.pwrite(self._descriptor, data[done : done + _MAPPED_AT_ONCE], offset + done)
+            except OSError as error:
+                if error.errno != errno.EFAULT:
+                    raise
+                self.octets[offset + done : offset + nbytes] = 0
+                return
 
     def trim(self, keep: int) -> None:
         """Give the pages beyond the first `keep` bytes, and beyond what was used since the last call, back to the

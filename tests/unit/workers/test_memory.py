@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from pathlib import Path
 
@@ -75,3 +76,23 @@ def test_close_gives_everything_back() -> None:
 
 def test_alignment() -> None:
     assert [aligned(offset) for offset in (0, 1, 64, 65)] == [0, ALIGNMENT, ALIGNMENT, 2 * ALIGNMENT]
+
+
+@pytest.mark.parametrize("kept", [0, 4096, 123_456, 300_000])
+def test_what_is_gone_of_a_mapped_file_becomes_zeros(tmp_path: Path, kept: int) -> None:
+    # More than is copied in place, so that it is the kernel that copies; touching it would end this process.
+    size = 300_000
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * size)
+    with path.open("r+b") as file:
+        mapping = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+    arena = Arena.create("test")
+    arena.reserve(10 + size)
+    arena.octets[:] = 1
+    os.truncate(path, kept)
+    arena.write(10, memoryview(mapping))
+    # The last page that is left is filled up with zeros.
+    assert bytes(arena.view[10 : 10 + kept]) == b"x" * kept
+    assert not arena.octets[10 + kept : 10 + size].any()
+    assert bytes(arena.view[:10]) == b"\1" * 10
+    arena.close()

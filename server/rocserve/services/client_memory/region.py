@@ -1,14 +1,14 @@
 """One registered region: a part of a file of POSIX shared memory.
 
-It is read and written by system calls, not mapped. A client may cut its file at any time, by mistake or not, and a
-mapping beyond the end of its file ends the process that touches it (SIGBUS), as does one whose pages the file system
-has no room for; a call says so instead. What a client changes while its request is under way does no harm either, for
-inputs are copied before they are looked at.
+This process never touches its memory, but reads and writes it by system calls. A client may cut its file at any time,
+by mistake or not, and a mapping beyond the end of its file ends the process that touches it (SIGBUS), as does one whose
+pages the file system has no room for; a call says so instead.
 """
 
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import stat
 
@@ -26,7 +26,7 @@ _AT_ONCE = 1 << 30
 class ClientRegion:
     """Safe on any thread. The file is closed with the last reference to it."""
 
-    __slots__ = ("_descriptor", "is_leaving", "key", "name", "nbytes", "offset", "users")
+    __slots__ = ("_descriptor", "_mapping", "is_leaving", "key", "name", "nbytes", "offset", "users")
 
     def __init__(self, name: str, key: str, offset: int, nbytes: int) -> None:
         """Open the file; `offset` and `nbytes` say which part of it the region is.
@@ -42,6 +42,7 @@ class ClientRegion:
         """Requests under way that write to it; kept by whoever owns the region."""
         self.is_leaving = False
         """It goes when its last user has."""
+        self._mapping: mmap.mmap | None = None
         self._descriptor = -1
         self._descriptor = _open(name, key)
         try:
@@ -94,6 +95,31 @@ class ClientRegion:
             position += len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """A part that is within bounds where it lies, for whoever has the kernel copy it (workers.memory.Arena does).
+
+        It stays valid when the region goes.
+
+        Raises:
+            ServeError: INVALID_ARGUMENT, the client has cut the file.
+        """
+        begin, end = self.offset + offset, self.offset + offset + nbytes
+        self.check_present(offset + nbytes)
+        mapping = self._mapping
+        if mapping is None:
+            try:
+                mapping = mmap.mmap(self._descriptor, self.offset + self.nbytes, prot=mmap.PROT_READ)
+            except (OSError, ValueError):
+                # The file has been cut elsewhere, or there is no room for the map.
+                return memoryview(self.read(offset, nbytes))
+            self._mapping = mapping
+        return memoryview(mapping)[begin:end]
+
+    def check_present(self, end: int) -> None:
+        """Raises: ServeError: INVALID_ARGUMENT, the client has cut the file before byte `end` of the region."""
+        if os.fstat(self._descriptor).st_size < self.offset + end:
+            raise self._cut(self.offset + end)
+
     def write(self, offset: int, data: Buffer) -> None:
         """Fill a part that is within bounds.
 
@@ -102,10 +128,8 @@ class ClientRegion:
                 for its pages.
         """
         position, view = self.offset + offset, memoryview(data)
-        end = position + len(view)
         # A write beyond the end would lengthen the file, which does no harm but is not what the client expects.
-        if os.fstat(self._descriptor).st_size < end:
-            raise self._cut(end)
+        self.check_present(offset + len(view))
         while view:
             try:
                 written = os.pwrite(self._descriptor, view[:_AT_ONCE], position)

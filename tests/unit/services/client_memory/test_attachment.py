@@ -11,7 +11,7 @@ from support.shared_memory import SharedFile, shared_file
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.core.model_config import EnsembleStep, ModelConfig
+from rocserve.core.model_config import EnsembleStep, InputConfig, ModelConfig, SequenceBatching
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestedOutput, RequestHead
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.tensors import Tensor
@@ -70,12 +70,23 @@ def regions(file: SharedFile) -> ClientRegions:
 
 
 @pytest.fixture
-def memory(regions: ClientRegions) -> ClientMemory:
+def tables() -> ServingTableHolder:
     tables = ServingTableHolder()
-    configs = [ModelConfig(name="m"), ModelConfig(name="e", ensemble_steps=(EnsembleStep("m", -1, {}, {}),))]
+    configs = [
+        ModelConfig(name="m"),
+        ModelConfig(name="e", ensemble_steps=(EnsembleStep("m", -1, {}, {}),)),
+        ModelConfig(name="cached", response_cache=True),
+        ModelConfig(name="texts", inputs=(InputConfig("TEXT", DataType.BYTES, (1,)),)),
+        ModelConfig(name="sequences", sequence_batching=SequenceBatching()),
+    ]
     versions = {config.name: Version(config) for config in configs}
     tables.table = ServingTable({name: ServedModel(name, {1: version}, version) for name, version in versions.items()})  # type: ignore[dict-item, arg-type]
-    return ClientMemory(tables, regions, most_bytes=4000)
+    return tables
+
+
+@pytest.fixture
+def memory(tables: ServingTableHolder, regions: ClientRegions) -> ClientMemory:
+    return ClientMemory(tables, regions, most_bytes=1 << 20)
 
 
 def part(nbytes: int | None = 16, offset: int | None = None, region: Any = "r", **more: Any) -> dict[str, Any]:
@@ -130,6 +141,57 @@ def test_what_a_client_changes_afterwards_does_not_reach_the_request(
     memory.attach(asked, Heard(regions))
     file.put(0, b"changed")
     assert asked.data == [bytes(16)]
+
+
+LARGE = 20_000
+"""Elements: more than 64 KiB."""
+
+
+@pytest.fixture
+def large(regions: ClientRegions) -> Iterator[SharedFile]:
+    with shared_file(2 * 4 * LARGE, "large") as made:
+        made.put(0, b"abcd" * LARGE)
+        regions.register("large", made.key, 4, 8 * LARGE - 4)
+        yield made
+
+
+def large_input(name: str = "IN", **more: Any) -> InputHead:
+    return InputHead(name, "INT32", (LARGE,), part(4 * LARGE, 0, "large", **more))
+
+
+def test_a_large_input_is_seen_where_it_lies(memory: ClientMemory, regions: ClientRegions, large: SharedFile) -> None:
+    asked, heard = request(large_input()), Heard(regions)
+    responder = memory.attach(asked, heard)
+    (seen,) = asked.data
+    assert isinstance(seen, memoryview)
+    assert (len(seen), bytes(seen[:4]), bytes(seen[-4:])) == (4 * LARGE, b"abcd", bytes(4))
+    regions.unregister("large")
+    assert bytes(seen[:4]) == b"abcd"
+    responder.send(answer(b"done"))
+    assert isinstance(heard.told[0], InferResponse)
+
+
+def test_what_is_done_with_inputs_beside_copying_them_has_a_copy(
+    memory: ClientMemory, regions: ClientRegions, large: SharedFile
+) -> None:
+    for model in ("e", "cached", "texts", "sequences"):
+        asked = request(large_input(), model=model)
+        memory.attach(asked, Heard(regions))
+        assert type(asked.data[0]) is bytes, model
+
+
+def test_a_file_that_is_cut_while_its_request_is_under_way_fails_it(
+    memory: ClientMemory, regions: ClientRegions, large: SharedFile
+) -> None:
+    heard = Heard(regions)
+    responder = memory.attach(request(large_input()), heard)
+    large.cut(4 * LARGE)
+    responder.send(answer(b"done"))
+    end = 4 * LARGE + 4
+    assert heard.told[0].text.startswith(f"shared memory region 'large' has been cut: byte {end} of")
+    assert error_of(memory, request(large_input()), regions).startswith(
+        "INVALID_ARGUMENT: shared memory region 'large'"
+    )
 
 
 def test_an_input_of_strings_is_fetched_whatever_its_size(
@@ -202,7 +264,8 @@ def test_references_that_are_refused(
     assert error_of(memory, at_output, regions) == text
 
 
-def test_no_more_is_fetched_than_may_wait(memory: ClientMemory, regions: ClientRegions) -> None:
+def test_no_more_is_fetched_than_may_wait(tables: ServingTableHolder, regions: ClientRegions) -> None:
+    memory = ClientMemory(tables, regions, most_bytes=4000)
     texts = [InputHead(name, "BYTES", (1,), part(2001)) for name in ("A", "B")]
     memory.attach(request(texts[0]), Heard(regions))
     assert error_of(memory, request(*texts), regions) == (
