@@ -162,5 +162,5 @@ def test_older_flags_of_traces(tmp_path: Path) -> None:
 def test_folders_for_workers_must_be_there(tmp_path: Path) -> None:
     allowed = settings(f"--model-repository={tmp_path}", f"--allow-worker-load={tmp_path}")
     assert allowed.worker_load_folders == (tmp_path,)
-    with pytest.raises(FlagError, match="--allow-worker-load=.*none: there is no such folder"):
+    with pytest.raises(FlagError, match=r"--allow-worker-load=.*none: there is no such folder"):
         settings(f"--model-repository={tmp_path}", f"--allow-worker-load={tmp_path / 'none'}")
