@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
-from support.parity.exchange import Call, Exchange
+from support.paced_models import REPEATING_SCRIPT, REPEATING_TENSORS, drop_paced
+from support.parity.exchange import Call, Exchange, Stream
+from support.parity.inference import infer, raw_input
 from support.parity.models import ParityModel, python, tensor, write_model
 from support.parity.pacing import Arrival, PacedStream
 from support.parity.pair import Pair
@@ -43,13 +45,10 @@ CASES = [
     Case("up to the largest batch", "", [RUNNING, *waiting(*[1] * 10)]),
     Case("a request is not split", "", [RUNNING, *waiting(5, 5, 2)]),
     Case("other shapes", "", [RUNNING, *waiting(1, 1), *waiting(1, width=2), *waiting(1, 1, width=1)]),
-    Case("no batch dimension", "", [RUNNING, *waiting(1, 1)], max_batch_size=1),
     Case("a preferred size", f"preferred_batch_size: [ 4 ] {NO_PREFETCH}", [RUNNING, *waiting(*[1] * 10)]),
     Case("a preferred size, filled ahead", "preferred_batch_size: [ 4 ]", [RUNNING, *waiting(*[1] * 10)]),
     Case("a preferred size passed over", f"preferred_batch_size: [ 4 ] {NO_PREFETCH}", [RUNNING, *waiting(3, 3, 2)]),
-    Case("larger than preferred", f"preferred_batch_size: [ 4 ] {NO_PREFETCH}", [RUNNING, *waiting(6, 1, 1)]),
     Case("two preferred sizes", f"preferred_batch_size: [ 2, 4 ] {NO_PREFETCH}", [RUNNING, *waiting(*[1] * 7)]),
-    Case("the larger is reached", f"preferred_batch_size: [ 2, 6 ] {NO_PREFETCH}", [RUNNING, *waiting(1, 2, 3, 1)]),
     Case(
         "a delay that waits for a preferred size",
         f"preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 500000 {NO_PREFETCH}",
@@ -67,12 +66,12 @@ CASES = [
     ),
     Case(
         "a delay that has not passed when the model is free",
-        f"preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 900000 {NO_PREFETCH}",
+        f"preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 700000 {NO_PREFETCH}",
         [Arrival(4, run_ms=300), *waiting(*[1] * 6)],
     ),
     Case(
         "another shape ends the delay",
-        f"preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 700000 {NO_PREFETCH}",
+        f"preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 400000 {NO_PREFETCH}",
         [Arrival(), Arrival(), Arrival(width=3, after_ms=50)],
     ),
     Case(
@@ -120,20 +119,10 @@ CASES = [
         [RUNNING, *waiting(1, 1, parameters=REQUEST), Arrival()],
     ),
     Case(
-        "time-outs that requests cannot lengthen",
-        "default_queue_policy { default_timeout_microseconds: 50000 allow_timeout_override: true }",
-        [RUNNING, *waiting(1, parameters={"timeout": 5_000_000})],
-    ),
-    Case(
         "late requests run after the others",
         LATE,
         [RUNNING, *waiting(1, 1, parameters=REQUEST), Arrival(), Arrival()],
         max_batch_size=1,
-    ),
-    Case(
-        "late requests share a batch with the others",
-        LATE,
-        [RUNNING, *waiting(1, 1, parameters=REQUEST), Arrival()],
     ),
     Case(
         "a late request of a high level goes before a low level",
@@ -150,14 +139,32 @@ CASES = [
 ]
 
 
+def load(name: str) -> Call:
+    return Call("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name=name))
+
+
+def unload(name: str) -> Call:
+    return Call("RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name=name))
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_same_batches(pair: Pair, case: Case) -> None:
     name = "paced_" + "_".join(case.name.replace(",", "").split())
     batching = "" if case.batching == "-" else f"dynamic_batching {{ {case.batching} }}\n"
     config = python(TENSORS, case.max_batch_size, batching + "instance_group { count: 1 kind: KIND_CPU }\n")
     write_model(pair.scratch, ParityModel(name, config, "paced"))
-    loaded = Call("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name=name))
-    unloaded = Call("RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name=name))
     statistics = Call("ModelStatistics", pb.ModelStatisticsRequest(name=name))
-    steps = [loaded, PacedStream(name, case.arrivals), statistics, unloaded]
+    steps = [load(name), PacedStream(name, case.arrivals), statistics, unload(name)]
     pair.compare(Exchange(f"batching: {case.name}", steps))
+
+
+@pytest.mark.parametrize("preserve_ordering", ["true", "false"])
+def test_decoupled_models_keep_the_order_where_they_are_to(pair: Pair, preserve_ordering: str) -> None:
+    name = f"repeating_{preserve_ordering}"
+    config = (
+        f"dynamic_batching {{ preserve_ordering: {preserve_ordering} }} instance_group {{ kind: KIND_CPU count: 2 }}"
+    )
+    drop_paced(pair.scratch, name, config, REPEATING_TENSORS, REPEATING_SCRIPT)
+    requests = [infer(name, raw_input("MS", [[pause]]), request_id=f"pause {pause}") for pause in (300, 0)]
+    steps = [load(name), Stream(requests), unload(name)]
+    pair.compare(Exchange(f"decoupled, preserve_ordering: {preserve_ordering}", steps))

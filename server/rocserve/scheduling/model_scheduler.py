@@ -133,8 +133,8 @@ class ModelScheduler:
                 self._queue.push(entry)
                 if not collecting:
                     work = self._next_work()
-                if entry.waiting:
-                    self._clients.start()
+                    if entry.waiting:
+                        self._clients.start()
             if entry.expires_at is not None:
                 self._note_deadline(entry)
         if work is not None:
