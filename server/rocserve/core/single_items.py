@@ -124,7 +124,11 @@ class _ItemResponder:
         if self._is_item:
             response.outputs = [_without_batch(tensor) for tensor in response.outputs]
         response.is_typed = self._is_typed
-        self._responder.send(response, final)
+        try:
+            self._responder.send(response, final)
+        except ServeError as error:
+            # Not every datatype can be typed.
+            self._responder.fail(error, final)
 
     def end(self) -> None:
         self._responder.end()
