@@ -75,6 +75,14 @@ class LatencyDistributions:
                 for name, buckets in DEFAULT_BUCKETS.items()
                 if name != FIRST_RESPONSE_HISTOGRAM or config.decoupled
             }
+        # Those that are looked up for each request.
+        self._request_summary = self._summaries.get(REQUEST_SUMMARY)
+        self._queue_summary = self._summaries.get(QUEUE_SUMMARY)
+        self._phases = [
+            self._summaries[name] for name in (INPUT_SUMMARY, INFER_SUMMARY, OUTPUT_SUMMARY) if name in self._summaries
+        ]
+        self._request_histogram = self._histograms.get(REQUEST_HISTOGRAM)
+        self._queue_histogram = self._histograms.get(QUEUE_HISTOGRAM)
 
     def note_batch(
         self,
@@ -85,9 +93,9 @@ class LatencyDistributions:
         batch_size: int,
     ) -> None:
         """An execution; `phases` are the nanoseconds of input, engine and output."""
-        requests = len(queue_starts)
-        for name, nanoseconds in zip((INPUT_SUMMARY, INFER_SUMMARY, OUTPUT_SUMMARY), phases, strict=True):
-            self._summarise(name, nanoseconds, request_end, requests)
+        for summary, nanoseconds in zip(self._phases, phases, strict=False):
+            # Times of two processes: a phase may come out below zero.
+            summary.observe(max(0, nanoseconds) // 1000, request_end, len(queue_starts))
         for queue_start in queue_starts:
             self._note_request(request_end - queue_start, compute_start - queue_start, request_end)
         self._observe(BATCH_SIZE_HISTOGRAM, batch_size)
@@ -116,15 +124,18 @@ class LatencyDistributions:
         )
 
     def _note_request(self, nanoseconds: int, waited_ns: int, ended_ns: int) -> None:
-        self._summarise(REQUEST_SUMMARY, nanoseconds, ended_ns)
-        self._summarise(QUEUE_SUMMARY, waited_ns, ended_ns)
-        self._observe(REQUEST_HISTOGRAM, nanoseconds / 1e6)
-        self._observe(QUEUE_HISTOGRAM, waited_ns / 1e6)
+        if self._request_summary is not None:
+            self._request_summary.observe(nanoseconds // 1000, ended_ns)
+        if self._queue_summary is not None:
+            self._queue_summary.observe(waited_ns // 1000, ended_ns)
+        if self._request_histogram is not None and self._queue_histogram is not None:
+            self._request_histogram.observe(nanoseconds / 1e6)
+            self._queue_histogram.observe(waited_ns / 1e6)
 
-    def _summarise(self, name: str, nanoseconds: int, at_ns: int, times: int = 1) -> None:
+    def _summarise(self, name: str, nanoseconds: int, at_ns: int) -> None:
         summary = self._summaries.get(name)
-        if summary is not None and times:
-            summary.observe(max(0, nanoseconds) // 1000, at_ns, times)
+        if summary is not None:
+            summary.observe(nanoseconds // 1000, at_ns)
 
     def _observe(self, name: str, value: float) -> None:
         histogram = self._histograms.get(name)
