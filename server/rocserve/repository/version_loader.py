@@ -33,7 +33,7 @@ from rocserve.scheduling.rate_limiter import RateLimiter, needs_of
 from rocserve.scheduling.response_cache import ResponseCache
 from rocserve.scheduling.scheduler import Scheduler
 from rocserve.scheduling.selection import SchedulerParts, create_scheduler
-from rocserve.scheduling.sequence.homes import SequenceHomes
+from rocserve.scheduling.sequence.homes import AllSequenceHomes
 from rocserve.scheduling.served_version import ScheduledVersion
 from rocserve.settings import EngineSettings
 from rocserve.workers.completion import CompletionThread
@@ -109,7 +109,7 @@ class WorkerVersionLoader:
         self._limiter = limiter
         self._latencies = latencies
         self._custom_metrics = custom_metrics
-        self._homes = SequenceHomes()
+        self._homes = AllSequenceHomes()
         self._log = log
 
     async def load(
@@ -198,7 +198,7 @@ class WorkerVersionLoader:
                     self._log.getChild("scheduler"),
                     definition.backend.answers_requests,
                     self._limiter,
-                    self._homes,
+                    self._homes.of(f"{definition.folder}:{definition.name}"),
                     _initial_states(complete),
                 )
             )

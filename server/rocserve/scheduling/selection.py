@@ -31,7 +31,7 @@ class SchedulerParts:
     limiter: RateLimiter | None = None
     """Says which instances may run; None = each as it is free."""
     homes: SequenceHomes = field(default_factory=SequenceHomes)
-    """Where the sequences are of the versions that this one replaces."""
+    """The versions of the model: sequences may go on in those that this one replaces."""
     initial_states: Mapping[str, bytes] = field(default_factory=dict)
     """By input name, the files that states of sequences begin with."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Protocol
 
 from rocserve.core.requests import InferRequest
@@ -25,42 +26,50 @@ class SequenceHome(Protocol):
 
 
 class SequenceHomes:
-    """All versions of sequence models that there are. Callable from any thread."""
+    """The versions of one model with sequences. Callable from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: dict[str, list[SequenceHome]] = {}
-        self._closing: dict[str, list[SequenceHome]] = {}
+        self._open: tuple[SequenceHome, ...] = ()
+        self._closing: tuple[SequenceHome, ...] = ()
 
-    def opened(self, model: str, home: SequenceHome) -> None:
+    def opened(self, home: SequenceHome) -> None:
         with self._lock:
-            self._open.setdefault(model, []).append(home)
+            self._open = (*self._open, home)
 
-    def closing(self, model: str, home: SequenceHome) -> bool:
-        """A version takes no new sequences any more; whether another of its model does, through which requests of its
-        sequences still come."""
+    def closing(self, home: SequenceHome) -> bool:
+        """A version takes no new sequences any more; whether another one does, through which requests of its sequences
+        still come."""
         with self._lock:
-            _remove(self._open, model, home)
-            if model not in self._open:
+            self._open = _without(self._open, home)
+            if not self._open:
                 return False
-            self._closing.setdefault(model, []).append(home)
+            self._closing = (*self._closing, home)
             return True
 
-    def closed(self, model: str, home: SequenceHome) -> None:
+    def closed(self, home: SequenceHome) -> None:
         """All its sequences have ended."""
         with self._lock:
-            _remove(self._closing, model, home)
+            self._closing = _without(self._closing, home)
 
-    def find(self, model: str, sequence: SequenceId) -> SequenceHome | None:
+    def find(self, sequence: SequenceId) -> SequenceHome | None:
         """The closing version that has a sequence."""
-        with self._lock:
-            closing = tuple(self._closing.get(model, ()))
-        return next((home for home in closing if home.knows(sequence)), None)
+        return next((home for home in self._closing if home.knows(sequence)), None)
 
 
-def _remove(homes: dict[str, list[SequenceHome]], model: str, home: SequenceHome) -> None:
-    left = [other for other in homes.get(model, ()) if other is not home]
-    if left:
-        homes[model] = left
-    else:
-        homes.pop(model, None)
+class AllSequenceHomes:
+    """Those of all models, for as long as anybody has them."""
+
+    def __init__(self) -> None:
+        self._homes: weakref.WeakValueDictionary[str, SequenceHomes] = weakref.WeakValueDictionary()
+
+    def of(self, model: str) -> SequenceHomes:
+        """Those of the versions of a model. `model`: names it in all repositories."""
+        homes = self._homes.get(model)
+        if homes is None:
+            homes = self._homes[model] = SequenceHomes()
+        return homes
+
+
+def _without(homes: tuple[SequenceHome, ...], home: SequenceHome) -> tuple[SequenceHome, ...]:
+    return tuple(other for other in homes if other is not home)

@@ -59,7 +59,7 @@ class SequenceScheduler:
     ) -> None:
         """
         Args:
-            homes: where the sequences of the versions are that this one replaces.
+            homes: the versions of the model; sequences may go on in those that this one replaces.
             initial_states: by input name, the content of those states that begin with a file.
             answers_requests: the model sees each request for itself, and requests may outlive their batch.
             limiter: says which instances may run; None = each as it is free.
@@ -128,7 +128,7 @@ class SequenceScheduler:
         if self._iterative:
             entry.on_again = functools.partial(self._again, entry)
         if not self._place(entry):
-            home = self._homes.find(self._config.name, tag.id)
+            home = self._homes.find(tag.id)
             if home is None:
                 raise self._admission.unknown(tag.id, self._book.reason_of_loss(tag.id))
             home.adopt(request, responder)
@@ -200,7 +200,7 @@ class SequenceScheduler:
             self._arm_idle()
             is_first, self._is_open = not self._is_open, True
         if is_first:
-            self._homes.opened(self._config.name, self)
+            self._homes.opened(self)
         self._pump()
 
     def detach(self, channel: Channel) -> None:
@@ -231,7 +231,7 @@ class SequenceScheduler:
 
     def close(self, drained: Callable[[], None]) -> None:
         """See Scheduler. Sequences that are under way go on, as long as requests of them can still come."""
-        has_successor = self._homes.closing(self._config.name, self)
+        has_successor = self._homes.closing(self)
         with self._lock:
             self._closed = True
             self._drained = drained
@@ -255,7 +255,7 @@ class SequenceScheduler:
             if self._drained is None or self._running or not self._book.is_empty or self._instances.has_waiting():
                 return
             drained, self._drained = self._drained, None
-        self._homes.closed(self._config.name, self)
+        self._homes.closed(self)
         drained()
 
     # Work

@@ -17,6 +17,7 @@ from rocserve.core.model_config import (
     ControlInput,
     ControlKind,
     InputConfig,
+    InstanceRateLimiter,
     ModelConfig,
     OutputConfig,
     SequenceBatching,
@@ -29,6 +30,7 @@ from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import Tensor
 from rocserve.core.validation import RequestValidator
 from rocserve.scheduling.queue import QueueLimits
+from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.sequence.homes import SequenceHomes
 from rocserve.scheduling.sequence.scheduler import SequenceScheduler
 from rocserve.workers.batch_inputs import InputLayout
@@ -101,6 +103,8 @@ class HandChannel:
 
     def __init__(self) -> None:
         self.closed = False
+        self.device = None
+        self.rate_limiter: InstanceRateLimiter | None = None
         self.executions: list[Execution] = []
 
     def execute(self, layout, requests, on_outcome) -> None:
@@ -172,6 +176,8 @@ class Bench:
         limits: QueueLimits | None = None,
         homes: SequenceHomes | None = None,
         initial: Mapping[str, bytes] | None = None,
+        limiter: RateLimiter | None = None,
+        limits_of_channels: InstanceRateLimiter | None = None,
     ) -> None:
         model = config(batching)
         self.statistics = ModelStatistics()
@@ -184,11 +190,13 @@ class Bench:
             logging.getLogger("test"),
             homes or SequenceHomes(),
             initial or {},
+            limiter=limiter,
         )
         self.validator = RequestValidator(model)
         self._head = RequestHead("m", "", (InputHead("IN", "INT32", (1, 1)),))
         self.channels = [HandChannel() for _ in range(channels)]
         for channel in self.channels:
+            channel.rate_limiter = limits_of_channels
             self.scheduler.attach(channel)
 
     def ask(
@@ -230,12 +238,9 @@ def timers():
 @pytest.fixture
 def make_bench(timers):
     def make(**settings) -> Bench:
-        bench_settings = {
-            name: settings.pop(name) for name in ("channels", "limits", "homes", "initial") if name in settings
-        }
-        batching = SequenceBatching(
-            **{"max_sequence_idle_microseconds": 10_000_000, "control_inputs": CONTROLS, **settings}
-        )
-        return Bench(timers, batching, **bench_settings)
+        own = ("channels", "limits", "homes", "initial", "limiter", "limits_of_channels")
+        of_bench = {name: settings.pop(name) for name in own if name in settings}
+        batching = {"max_sequence_idle_microseconds": 10_000_000, "control_inputs": CONTROLS, **settings}
+        return Bench(timers, SequenceBatching(**batching), **of_bench)
 
     return make

@@ -9,9 +9,17 @@ import numpy as np
 import pytest
 
 from rocserve.core.errors import ServeError, StatusCode, unavailable
-from rocserve.core.model_config import DirectStrategy, InitialState, OldestStrategy, SequenceState
+from rocserve.core.model_config import (
+    DirectStrategy,
+    InitialState,
+    InstanceRateLimiter,
+    OldestStrategy,
+    RateLimiterResource,
+    SequenceState,
+)
 from rocserve.core.serving import VersionEnding
 from rocserve.scheduling.queue import QueueLimits
+from rocserve.scheduling.rate_limiter import RateLimiter, needs_of
 from rocserve.scheduling.sequence.homes import SequenceHomes
 
 from .conftest import STATE, Row
@@ -357,3 +365,17 @@ def test_a_replaced_version_goes_on_with_its_sequences(make_bench):
     assert drained.is_set()
     with pytest.raises(ServeError, match="must specify the START flag"):
         new.ask(1)
+
+
+def test_instances_run_when_the_rate_limiter_says_so(make_bench, timers):
+    limits = InstanceRateLimiter((RateLimiterResource("r", 1),))
+    limiter = RateLimiter([], timers.call_soon)
+    limiter.register([needs_of(limits, None)] * 2)
+    bench = make_bench(channels=2, limiter=limiter, limits_of_channels=limits)
+    answers = [bench.ask(sequence, sequence, start=True) for sequence in (1, 2)]
+    first, second = bench.channels
+    assert (len(first.executions), len(second.executions)) == (1, 0)
+    first.last.finish()
+    wait_until(lambda: second.executions)
+    second.last.finish()
+    assert [answer.value for answer in answers] == [1, 2]
