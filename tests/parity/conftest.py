@@ -15,6 +15,7 @@ from benchmarks.triton_peer import TritonPeer, TritonUnavailable, default_cache_
 
 NO_TRITON = "no Triton here"
 PROVISION_SECONDS = 900
+FLAGS = ("--load-model=*", "--cache-config=local,size=4194304")
 COMPARISONS = pytest.StashKey[Comparisons]()
 HERE = Path(__file__).parent
 
@@ -61,7 +62,5 @@ def pair(triton_peer: TritonPeer, comparisons: Comparisons, tmp_path_factory: py
     models.mkdir()
     scratch.mkdir()
     write_models(models)
-    with running_pair(
-        triton_peer, [models, scratch], folder, comparisons, DELIBERATE_DIFFERENCES, ["--load-model=*"]
-    ) as running:
+    with running_pair(triton_peer, [models, scratch], folder, comparisons, DELIBERATE_DIFFERENCES, FLAGS) as running:
         yield running

@@ -23,6 +23,8 @@ MODELS = [
 ]
 READY = (Call("ServerReady"), Call("/grpc.health.v1.Health/Check"), HttpCall("GET", "/v2/health/ready"))
 IN_THEIR_ORDER = [
+    Exchange("health of a service", [Call("/grpc.health.v1.Health/Check", b"\x0a\x1einference.GRPCInferenceService")]),
+    Exchange("health of nothing known", [Call("/grpc.health.v1.Health/Check", b"\x0a\x07nowhere")]),
     Exchange("ready without models", READY),
     Exchange("ready with a model", [load("good"), *READY]),
     Exchange("ready with an unloaded model", [load("again"), unload("again"), Index(["again"]), *READY]),

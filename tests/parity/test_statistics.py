@@ -25,6 +25,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 FAULTS = tensor("input", "MODE", "STRING", [1]) + tensor("output", "OUT", "FP32", [1])
 REPEAT = tensor("input", "IN", "INT32", [1]) + tensor("output", "OUT", "INT32", [1])
+CACHED = "response_cache { enable: true }\n"
 _SETTLE_SECONDS = 0.1
 
 
@@ -103,6 +104,8 @@ MEMBER = ParityModel("counted_member", python(add_sub_tensors()), "add_sub")
 FAULTY_MEMBER = ParityModel("counted_faulty_member", python(FAULTS, 0), "faults")
 MAPS = ({f"INPUT{i}": f"INPUT{i}" for i in (0, 1)}, {f"OUTPUT{i}": f"OUTPUT{i}" for i in (0, 1)})
 CHAIN = ParityModel("counted_chain", ensemble(add_sub_tensors(), step("counted_member", *MAPS)))
+CACHED_MEMBER = ParityModel("counted_cached_member", python(add_sub_tensors(), more=CACHED), "add_sub")
+CACHED_CHAIN = ParityModel("counted_cached_chain", ensemble(add_sub_tensors(), step("counted_cached_member", *MAPS)))
 FAULTY_CHAIN = ParityModel(
     "counted_faulty_chain",
     ensemble(FAULTS, step("counted_faulty_member", {"MODE": "MODE"}, {"OUT": "OUT"}), max_batch_size=0),
@@ -126,6 +129,25 @@ CASES = [
         add_sub("counted_refused", 9),
         add_sub("counted_refused"),
         add_sub("counted_refused", outputs=["X"]),
+    ),
+    counted("a cache", *(add_sub("counted_cache", rows) for rows in (1, 2, 1, 1, 2)), config=CACHED),
+    counted(
+        "a cache and other outputs",
+        add_sub("counted_cache_outputs"),
+        add_sub("counted_cache_outputs", outputs=["OUTPUT0"]),
+        add_sub("counted_cache_outputs", outputs=["OUTPUT0"], request_id="again", parameters={"colour": "red"}),
+        config=CACHED,
+    ),
+    counted(
+        "a cache before a dynamic batcher",
+        *(add_sub("counted_cache_batched", rows) for rows in (2, 2, 3)),
+        config=CACHED + "dynamic_batching { }\n",
+    ),
+    Case(
+        "a chain with a cache",
+        CACHED_CHAIN,
+        [add_sub("counted_cached_chain"), add_sub("counted_cached_chain"), add_sub("counted_cached_chain", 2)],
+        [CACHED_MEMBER],
     ),
     Case(
         "a model that fails",
