@@ -106,7 +106,7 @@ CASES = [
     Case(
         "time-outs of the policy",
         "default_queue_policy { default_timeout_microseconds: 50000 }",
-        [RUNNING, *waiting(1, 1), Arrival(after_ms=150)],
+        [RUNNING, *waiting(1, 1), Arrival(after_ms=500)],
     ),
     Case(
         "time-outs that requests may not shorten",
