@@ -259,6 +259,12 @@ def test_what_is_too_large(server: RocserveProcess) -> None:
         "request JSON size of 1000001 bytes exceeds the maximum allowed input size of 1000000 bytes. Use"
         " --http-max-input-size to increase the limit.",
     )
+    status, answer = ask(server, "POST", path, bytes(1_000_001), {"Inference-Header-Content-Length": "0"})
+    assert (status, answer["error"]) == (
+        400,
+        "Raw input has a byte_size (1000001 bytes) that exceeds the maximum allowed value of 1000000 bytes. Use"
+        " --http-max-input-size to increase the limit.",
+    )
     bomb = gzip.compress(b" " * 50_000_000)
     status, answer = ask(server, "POST", path, bomb, {"Content-Encoding": "gzip"})
     assert (status, answer["error"]) == (
@@ -474,6 +480,22 @@ def test_a_client_that_gives_up(server: RocserveProcess) -> None:
     give_up("/v2/models/patient/generate_stream", b'{"WAIT": true}')
     status, answer = ask(server, "POST", "/v2/models/patient/infer", patient(False))
     assert (status, answer["outputs"][0]["data"]) == (200, [2])
+
+
+def test_a_client_that_does_not_wait_for_the_end_of_its_answer(server: RocserveProcess) -> None:
+    array = np.zeros((1, 4_000_000), dtype=np.float32)
+    entry = {"name": "INPUT_FP32", "shape": array.shape, "datatype": "FP32"}
+    entry["parameters"] = {"binary_data_size": array.nbytes}
+    head = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}}).encode()
+    with socket.create_connection(("127.0.0.1", server.http_port), timeout=20) as connection:
+        connection.sendall(
+            b"POST /v2/models/types/infer HTTP/1.1\r\nHost: x\r\nInference-Header-Content-Length: %d\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (len(head), len(head) + array.nbytes, head)
+        )
+        connection.sendall(array.tobytes())
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200 OK")
+    assert ask(server, "GET", "/v2/health/live") == (200, b"")
+    assert "Traceback" not in server.log_text
 
 
 def test_what_is_no_http_leaves_the_server_as_it_is(server: RocserveProcess) -> None:

@@ -21,5 +21,4 @@ class AnswerForm:
         return self.binary.get(output_name, self.otherwise_binary)
 
 
-JSON_ONLY = AnswerForm()
 BINARY_ONLY = AnswerForm(otherwise_binary=True)

@@ -47,10 +47,20 @@ class BodyReader:
             return decompressed(body, self.max_input_size)
         return await asyncio.to_thread(decompressed, body, self.max_input_size)
 
-    def check_json_size(self, length: int) -> None:
-        """Raises: ServeError: INVALID_ARGUMENT, so many bytes of JSON are too many."""
-        if length > self.max_input_size:
-            raise json_too_large(length, self.max_input_size)
+    def check_size(self, body_length: int, json_length: int) -> None:
+        """What stands behind the JSON is not bound here; a body without JSON is.
+
+        Raises:
+            ServeError: INVALID_ARGUMENT, so many bytes are too many.
+        """
+        limit = self.max_input_size
+        if json_length > limit:
+            raise _json_too_large(json_length, limit)
+        if not json_length and body_length > limit:
+            raise invalid_argument(
+                f"Raw input has a byte_size ({body_length} bytes) that exceeds the maximum allowed value of {limit}"
+                " bytes. Use --http-max-input-size to increase the limit."
+            )
 
     async def _read(self, request: web.BaseRequest, limit: int) -> Buffer:
         length = request.content_length
@@ -62,41 +72,33 @@ class BodyReader:
         if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         try:
-            return await _collect(request, length, limit)
+            return await _collect(request, limit)
         except TimeoutError:
             raise HttpError(408, f"nothing came of the request's body for {_PAUSE_SECONDS:g} s") from None
         except web.RequestPayloadError as error:
             raise HttpError(400, f"the request's body cannot be read: {error}") from None
 
 
-async def _collect(request: web.BaseRequest, length: int | None, limit: int) -> bytearray:
-    """The body as it comes in; what has a length is put where it belongs at once."""
-    body = bytearray(length or 0)
-    position = 0
-    with memoryview(body) if length else memoryview(b"") as place:
-        while True:
-            async with asyncio.timeout(_PAUSE_SECONDS):
-                part = await request.content.readany()
-            if not part:
-                break
-            end = position + len(part)
-            if end > limit:
-                raise _too_large(end, limit)
-            if length:
-                place[position:end] = part
-            else:
-                body += part
-            position = end
-    return body
+async def _collect(request: web.BaseRequest, limit: int) -> bytearray:
+    """The body as it comes in. It takes no more memory than has come, whatever length the client has promised."""
+    body = bytearray()
+    while True:
+        async with asyncio.timeout(_PAUSE_SECONDS):
+            part = await request.content.readany()
+        if not part:
+            return body
+        if len(body) + len(part) > limit:
+            raise _too_large(len(body) + len(part), limit)
+        body += part
 
 
 def _too_large(length: int, limit: int) -> ServeError | HttpError:
     if limit == LARGEST_BODY:
         return HttpError(413, f"request body of {length} bytes exceeds the maximum of {limit} bytes")
-    return json_too_large(length, limit)
+    return _json_too_large(length, limit)
 
 
-def json_too_large(length: int, limit: int) -> ServeError:
+def _json_too_large(length: int, limit: int) -> ServeError:
     return invalid_argument(
         f"request JSON size of {length} bytes exceeds the maximum allowed input size of {limit} bytes. Use"
         " --http-max-input-size to increase the limit."

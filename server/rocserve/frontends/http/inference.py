@@ -66,7 +66,7 @@ class InferHandler:
             header = request.headers.get(HEADER_LENGTH)
             body = await self._bodies.tensor_body(request, encoding, is_json=header is None)
             header_length = len(body) if header is None else _header_length(header, len(body))
-            self._bodies.check_json_size(header_length or len(body))
+            self._bodies.check_size(len(body), header_length)
             content_type = JSON
             if header_length:
                 infer_request, form = self._reader.read(body, header_length, place.model, place.version)

@@ -51,6 +51,8 @@ class HttpService:
             return await self._answer(request)
         except (ServeError, HttpError) as error:
             return error_response(error)
+        except ConnectionError:
+            raise  # The client has gone in the middle of its answer.
         except Exception as error:
             self._log.exception("%s %s failed", request.method, request.rel_url.raw_path)
             return error_response(internal(f"{type(error).__name__}: {error}"))
