@@ -44,8 +44,6 @@ def _heads() -> dict[str, str]:
         "whole": _python(max_batch_size=0),
         "platform_of_another": 'platform: "onnxruntime_onnx"\n' + _python(),
         "custom_operators": _python('model_operations { op_library_filename: "no.so" }'),
-        "platform_beside": 'platform: "anything"\n' + _python(),
-        "other_brackets": _python(tensors=_TENSORS.replace("{", "<").replace("}", ">")),
         "quotes": "backend: 'py' 'thon'\n" + _TENSORS,
         "parameters": _python(
             'parameters { key: "one" value { string_value: "1" } } parameters { key: "two" value { } }'
@@ -79,15 +77,12 @@ def _tensors() -> dict[str, str]:
             ' source_input: "IN" } batch_output { target_name: "OUT" source_input: "IN" }'
         ),
         "no_input": _python(tensors=_OUTPUT, max_batch_size=0),
-        "no_output": _python(tensors=_INPUT, max_batch_size=0),
-        "no_tensors": _python(tensors="", max_batch_size=0),
     }
 
 
 def _policies() -> dict[str, str]:
     return {
         "latest_default": _python("version_policy { }"),
-        "latest_many": _python("version_policy { latest { num_versions: 1000 } }"),
         "all": _python("version_policy { all { } }"),
         "specific": _python("version_policy { specific { versions: [1, 9, 1] } }"),
     }
@@ -97,7 +92,6 @@ def _groups() -> dict[str, str]:
     return {
         "cpu": _python("instance_group { kind: KIND_CPU }"),
         "count": _python("instance_group { kind: KIND_CPU count: 2 }"),
-        "count_negative": _python("instance_group { kind: KIND_CPU count: -3 }"),
         "kind_auto": _python("instance_group { count: 1 }"),
         "two_groups": _python('instance_group [ { kind: KIND_CPU }, { name: "right" kind: KIND_CPU } ]'),
         "passive": _python("instance_group [ { kind: KIND_CPU }, { kind: KIND_CPU passive: true } ]"),
@@ -118,8 +112,6 @@ def _batching() -> dict[str, str]:
         "dynamic": batching(""),
         "dynamic_whole": _python("dynamic_batching { }", max_batch_size=0),
         "preferred": batching("preferred_batch_size: [4, 2, 8]"),
-        "delay": batching("max_queue_delay_microseconds: 100"),
-        "ordered": batching("preserve_ordering: true"),
         "levels": batching(
             "priority_levels: 3 default_priority_level: 2 priority_queue_policy"
             " { key: 1 value { max_queue_size: 4 timeout_action: DELAY default_timeout_microseconds: 7 } }"
@@ -143,7 +135,6 @@ def _sequences() -> dict[str, str]:
     )
     return {
         "sequences": batching(""),
-        "sequences_whole": batching("", 0),
         "sequences_direct": batching("direct { max_queue_delay_microseconds: 5 minimum_slot_utilization: 0.5 }"),
         "sequences_oldest": batching("oldest { max_candidate_sequences: 4 preferred_batch_size: [2, 4] }"),
         "sequences_idle": batching(f"max_sequence_idle_microseconds: 5000000 {controls}"),
@@ -177,13 +168,11 @@ def _others() -> dict[str, str]:
         "warmup_zero": _python(f'model_warmup {{ name: "z" batch_size: 2 {sample} zero_data: true }} }} }}'),
         "warmup_no_batch": _python(f'model_warmup {{ name: "n" {sample} zero_data: true }} }} }}', max_batch_size=0),
         "decoupled": _python("model_transaction_policy { decoupled: true }"),
-        "metric_tags": _python('metric_tags { key: "team" value: "vision" }'),
         "metrics": _python(
             'model_metrics { metric_control { metric_identifier { family: "nv_inference_first_response_histogram_ms" }'
             " histogram_options { buckets: [1, 2.5] } } }"
         ),
         "cached": _python("response_cache { enable: true }"),
-        "cc_files": _python('cc_model_filenames { key: "7.5" value: "other.py" }'),
     }
 
 
