@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from rocserve.config.versions import is_version_name
 from rocserve.core.errors import ServeError, invalid_argument
 
 _FILE_PREFIX = "file:"
@@ -46,11 +45,10 @@ def parse_load_parameters(name: str, parameters: Mapping[str, bool | int | str |
 def _file_path(name: str, key: str) -> PurePosixPath:
     text = key.removeprefix(_FILE_PREFIX)
     parts = text.split("/")
-    fine = len(parts) >= 2 and is_version_name(parts[0]) and all(part not in ("", ".", "..") for part in parts)
-    if not fine or "\0" in text or "\\" in text:
+    if any(part in ("", ".", "..") for part in parts) or "\0" in text or "\\" in text:
         raise invalid_argument(
-            f"failed to load '{name}', load parameter '{key}' must be 'file:<version>/<path>' with a path that stays"
-            " in the version's folder"
+            f"failed to load '{name}', load parameter '{key}' must be 'file:<version>/<path>', or another path that stays"
+            " in the model's folder"
         )
     return PurePosixPath(text)
 

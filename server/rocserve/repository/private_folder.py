@@ -69,4 +69,8 @@ def link_file(name: str, file: Path | None) -> PrivateFolder:
 
 
 def _failed(name: str, error: OSError) -> ServeError:
-    return internal(f"failed to load '{name}', its files cannot be put into a temporary folder: {error}")
+    why = error.strerror or str(error)
+    return internal(
+        f"failed to load '{name}', failed to poll from model repository: its files cannot be put into a temporary"
+        f" folder: {why}"
+    )

@@ -195,19 +195,33 @@ async def test_private_files_are_deleted_when_the_model_is_unloaded(
         "file:1/../../model.onnx",
         "file:/etc/passwd",
         "file:1//model.onnx",
-        "file:model.onnx",
-        "file:x/model.onnx",
-        "file:01/model.onnx",
         "file:1/",
         "file:1/a\\..\\b",
         "file:",
     ],
 )
-async def test_paths_that_leave_the_versions_folder_are_refused(explicit: Start, key: str, tmp_path: Path) -> None:
+async def test_paths_that_leave_the_models_folder_are_refused(explicit: Start, key: str, tmp_path: Path) -> None:
     served: Served = await explicit()
     code, text = await error_of(served.repository.load("m", {"config": CONFIG_JSON, key: b"x"}))
     assert code is StatusCode.INVALID_ARGUMENT
     assert "'file:<version>/<path>'" in text
+
+
+@pytest.mark.parametrize("key", ["file:model.onnx", "file:x/model.onnx", "file:01/model.onnx"])
+async def test_files_outside_a_version_make_no_version(explicit: Start, key: str) -> None:
+    served: Served = await explicit()
+    code, text = await error_of(served.repository.load("m", {"config": CONFIG_JSON, key: b"x"}))
+    assert code is StatusCode.INVALID_ARGUMENT
+    assert text.endswith("at least one version must be available under the version policy of model 'm'")
+
+
+@pytest.mark.parametrize("files", [["A" * 256], ["1/model.onnx", "1/model.onnx/more"]])
+async def test_files_that_cannot_be_written(explicit: Start, files: list[str]) -> None:
+    served: Served = await explicit()
+    parameters = {"config": CONFIG_JSON, **{f"file:{path}": b"x" for path in files}}
+    code, text = await error_of(served.repository.load("m", parameters))
+    assert code is StatusCode.INTERNAL
+    assert text.startswith("failed to load 'm', failed to poll from model repository: its files cannot be put into")
 
 
 async def test_wrong_parameters_are_refused(explicit: Start, folders: Folders) -> None:
