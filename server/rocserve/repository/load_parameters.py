@@ -47,8 +47,8 @@ def _file_path(name: str, key: str) -> PurePosixPath:
     parts = text.split("/")
     if any(part in ("", ".", "..") for part in parts) or "\0" in text or "\\" in text:
         raise invalid_argument(
-            f"failed to load '{name}', load parameter '{key}' must be 'file:<version>/<path>', or another path that stays"
-            " in the model's folder"
+            f"failed to load '{name}', load parameter '{key}' must be 'file:<version>/<path>', or another path that"
+            " stays in the model's folder"
         )
     return PurePosixPath(text)
 

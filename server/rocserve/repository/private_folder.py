@@ -70,7 +70,4 @@ def link_file(name: str, file: Path | None) -> PrivateFolder:
 
 def _failed(name: str, error: OSError) -> ServeError:
     why = error.strerror or str(error)
-    return internal(
-        f"failed to load '{name}', failed to poll from model repository: its files cannot be put into a temporary"
-        f" folder: {why}"
-    )
+    return internal(f"failed to load '{name}', its files cannot be put into a temporary folder: {why}")
