@@ -93,5 +93,11 @@ class HttpService:
         # It goes on when the client does not wait for it.
         task: asyncio.Task[object] = asyncio.ensure_future(method.answer(message))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._forget)
         return await asyncio.shield(task)
+
+    def _forget(self, task: asyncio.Task[object]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            # Looked at, so that asyncio does not complain of an error that nobody waited for.
+            task.exception()
