@@ -51,10 +51,10 @@ class Dressing:
         """Make it the request that the model gets. `begin` was called for it."""
         assert request.states is not None
         plan = self.plan(request)
-        bare = request.request
-        request.bare = (bare, request.plan)
-        data = [*bare.data, *self._controls.of(request.tag), *[value.data for value in request.states.values]]
-        request.request = replace(bare, data=data, sequence=request.tag)
+        whole = request.request
+        request.bare = (whole.data, request.plan)
+        whole.data = [*whole.data, *self._controls.of(request.tag), *[value.data for value in request.states.values]]
+        whole.sequence = request.tag
         request.plan = plan
 
     def absent(self, model: SequenceRequest) -> SequenceRequest:

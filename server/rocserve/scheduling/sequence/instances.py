@@ -128,7 +128,7 @@ class SequenceInstances:
 def once_more(entry: SequenceRequest, now_ns: int) -> SequenceRequest:
     """A request that has run, as it was before but for the flags."""
     assert entry.bare is not None, "it has run"
-    request, plan = entry.bare
-    again = replace(entry, request=request, plan=plan, bare=None, slot=None, queue_start_ns=now_ns)
+    entry.request.data, plan = entry.bare
+    again = replace(entry, plan=plan, bare=None, slot=None, queue_start_ns=now_ns)
     again.tag = SequenceTag(entry.tag.id)
     return again

@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import NO_SEQUENCE, SequenceId, SequenceTag
+from rocserve.core.tensors import Buffer
 from rocserve.core.validation import RequestPlan
 from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.ordering import AnswerOrder
@@ -33,8 +33,8 @@ class SequenceRequest(QueuedRequest):
     """Its client has gone."""
     answers: SequenceAnswers | None = None
     """Who is told of its answers on their way; follows the request when it is to run once more."""
-    bare: tuple[InferRequest, RequestPlan] | None = None
-    """The request and its plan as they came, once controls and states have been added."""
+    bare: tuple[list[Buffer], RequestPlan] | None = None
+    """Its data and its plan as they came, once controls and states have been added."""
 
 
 @dataclass(slots=True, eq=False)
