@@ -47,6 +47,34 @@ class TritonPythonModel:
 """
 
 
+SEQUENCE_CONFIG = """
+max_batch_size: 8
+sequence_batching {
+  oldest { }
+  control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }
+}
+input { name: "X" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true }
+batch_input { kind: BATCH_ELEMENT_COUNT target_name: "COUNT" data_type: TYPE_FP32 source_input: "X" }
+output { name: "COUNTS" data_type: TYPE_FP32 dims: [ 1 ] reshape { shape: [ ] } }
+output { name: "STARTS" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "DOUBLED" data_type: TYPE_FP32 dims: [ -1 ] }
+batch_output { target_name: "DOUBLED" kind: BATCH_SCATTER_WITH_INPUT_SHAPE source_input: "X" }
+"""
+
+
+def sequence_model() -> bytes:
+    floats, integers = TensorProto.FLOAT, TensorProto.INT32
+    return graph(
+        [
+            helper.make_node("Identity", ["COUNT"], ["COUNTS"]),
+            helper.make_node("Identity", ["START"], ["STARTS"]),
+            helper.make_node("Add", ["X", "X"], ["DOUBLED"]),
+        ],
+        {"X": (floats, ["n"]), "COUNT": (floats, ["r"]), "START": (integers, ["b", 1])},
+        {"COUNTS": (floats, ["r"]), "STARTS": (integers, ["b", 1]), "DOUBLED": (floats, ["n"])},
+    )
+
+
 def counted_texts() -> bytes:
     return graph(
         [helper.make_node("Identity", ["COUNT"], ["COUNTS"]), helper.make_node("Identity", ["X"], ["unused"])],
@@ -65,6 +93,7 @@ def server(tmp_path_factory):
         ' inputs { key: "X" value { data_type: TYPE_FP32 dims: [ 2, 3 ] zero_data: true } } }'
     )
     drop(repository, "warmed", ragged_model(), RAGGED_CONFIG + warm_up)
+    drop(repository, "sequence", sequence_model(), SEQUENCE_CONFIG)
     drop(repository, "texts", counted_texts(), TEXTS_CONFIG)
     drop(
         repository,
@@ -129,6 +158,18 @@ def test_a_model_without_a_batch_dimension_gets_one_line_of_elements(server: Roc
     array = np.arange(12, dtype=np.float32).reshape(3, 4)
     (answer,) = ask_all(server, "whole", [array], "FP32", "INPUT0")
     np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), array)
+
+
+def test_requests_of_a_sequence_too(server: RocserveProcess) -> None:
+    client = server.client()
+    for length, starts in ((3, True), (5, False)):
+        array = np.ones((1, length), np.float32)
+        entry = triton.InferInput("X", [1, length], "FP32")
+        entry.set_data_from_numpy(array)
+        answer = client.infer("sequence", [entry], sequence_id=7, sequence_start=starts, client_timeout=30)
+        np.testing.assert_array_equal(answer.as_numpy("DOUBLED"), 2 * array)
+        assert answer.as_numpy("COUNTS").tolist() == [[length]]
+        assert answer.as_numpy("STARTS").tolist() == [[int(starts)]]
 
 
 def test_a_python_model_sees_each_request_with_its_own_shape(server: RocserveProcess) -> None:

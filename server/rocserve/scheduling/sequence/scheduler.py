@@ -23,6 +23,7 @@ from rocserve.scheduling.limited_instances import instance_pool
 from rocserve.scheduling.model_scheduler import Timers
 from rocserve.scheduling.open_requests import RequestBatches
 from rocserve.scheduling.queue import QueueLimits
+from rocserve.scheduling.ragged_layouts import batch_layouts
 from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.sequence.admission import Admission
 from rocserve.scheduling.sequence.alarm import Alarm
@@ -95,7 +96,7 @@ class SequenceScheduler:
                 config, version, statistics, timers, self._batch_ended, self._client_left
             )
         else:
-            self._layouts, self._answerer = BatchLayouts(config), BatchAnswerer(config, version, statistics)
+            self._layouts, self._answerer = batch_layouts(config), BatchAnswerer(config, version, statistics)
         self._lock = threading.Lock()
         self._is_open = False
         self._running = 0
