@@ -6,16 +6,12 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from rocserve.scheduling.entry import QueuedRequest
+from rocserve.scheduling.timers import RoughTimers
 
 _LOOK_SECONDS = 0.01
 """A request that has waited this long is asked after: whoever is served sooner never pays for the asking."""
-
-
-class RoughTimers(Protocol):
-    def call_about(self, when: float, callback: Callable[[], None]) -> object: ...
 
 
 class ClientWatch:

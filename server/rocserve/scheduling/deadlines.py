@@ -5,19 +5,11 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from rocserve.scheduling.entry import QueuedRequest
+from rocserve.scheduling.timers import ExactTimers, TimerHandle
 
 _FEW = 256
-
-
-class TimerHandle(Protocol):
-    def cancel(self) -> None: ...
-
-
-class ExactTimers(Protocol):
-    def call_at(self, when: float, callback: Callable[[], None]) -> TimerHandle: ...
 
 
 class Deadlines:

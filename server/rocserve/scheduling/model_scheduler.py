@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.model_config import ModelConfig
@@ -26,31 +25,10 @@ from rocserve.scheduling.ordering import AnswerOrder, OrderedResponder
 from rocserve.scheduling.queue import QueueLimits, RequestQueue
 from rocserve.scheduling.ragged_layouts import batch_layouts
 from rocserve.scheduling.rate_limiter import RateLimiter
+from rocserve.scheduling.timers import TimerHandle, Timers
 from rocserve.workers.channel import BatchOutcome, Channel, WorkerGone
 
 _Work = tuple[Channel, FormedBatch]
-
-
-class TimerHandle(Protocol):
-    def cancel(self) -> None: ...
-
-
-class Timers(Protocol):
-    """Calls back on the completion thread (rocserve.workers.completion.CompletionThread)."""
-
-    collecting: bool
-    """More requests are coming on this thread this very moment."""
-
-    def when_collected(self, callback: Callable[[], None]) -> None:
-        """Call back once they are all there."""
-
-    def call_soon(self, callback: Callable[[], None]) -> None: ...
-
-    def call_at(self, when: float, callback: Callable[[], None]) -> TimerHandle:
-        """`when` is time.monotonic() seconds."""
-
-    def call_about(self, when: float, callback: Callable[[], None]) -> TimerHandle:
-        """The same where some milliseconds more do not matter."""
 
 
 class ModelScheduler:

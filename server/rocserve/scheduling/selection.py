@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.statistics import ModelStatistics
-from rocserve.scheduling.model_scheduler import ModelScheduler, Timers
+from rocserve.scheduling.model_scheduler import ModelScheduler
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.scheduler import Scheduler
 from rocserve.scheduling.sequence.homes import SequenceHomes
 from rocserve.scheduling.sequence.scheduler import SequenceScheduler
+from rocserve.scheduling.timers import Timers
 
 
 @dataclass(frozen=True, slots=True)

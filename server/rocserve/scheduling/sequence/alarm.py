@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rocserve.scheduling.deadlines import ExactTimers, TimerHandle
+from rocserve.scheduling.timers import ExactTimers, TimerHandle
 
 
 class Alarm:

@@ -20,7 +20,6 @@ from rocserve.scheduling.client_watch import ClientWatch
 from rocserve.scheduling.deadlines import Deadlines
 from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.limited_instances import instance_pool
-from rocserve.scheduling.model_scheduler import Timers
 from rocserve.scheduling.open_requests import RequestBatches
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.ragged_layouts import batch_layouts
@@ -37,6 +36,7 @@ from rocserve.scheduling.sequence.refusals import refuse
 from rocserve.scheduling.sequence.responder import SequenceResponder
 from rocserve.scheduling.sequence.states import StateKeeper
 from rocserve.scheduling.sequence.strategies import strategy_of
+from rocserve.scheduling.timers import Timers
 from rocserve.workers.channel import BatchOutcome, Channel, WorkerGone
 
 _WORKER_ENDED = "the worker has ended"
