@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-
 DEFAULT_MAX_BATCH_SIZE = "default-max-batch-size"
 """--backend-config's setting that says what max_batch_size becomes where a model can batch and nothing is said."""
 
