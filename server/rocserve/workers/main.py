@@ -113,8 +113,12 @@ class Worker:
 
     def _receive(self) -> ControlMessage:
         """The next message that is not about the log. Raises: EOFError, OSError."""
-        while isinstance(message := self._control.receive(), Verbosity):
-            self._set_verbose(message.verbose)
+        try:
+            while isinstance(message := self._control.receive(), Verbosity):
+                self._set_verbose(message.verbose)
+        except (EOFError, ConnectionError):
+            _end_group()
+            raise
         return message
 
     def _set_verbose(self, verbose: bool) -> None:
@@ -158,6 +162,13 @@ class Reports:
         if progress != self._last:
             self._last = progress
             self._control.tell(progress)
+
+
+def _end_group() -> None:
+    """The server is gone. The lifeline ends this group, with all that a model has started; but who leaves it before the
+    signal comes would leave the others behind."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
 
 
 def _become(title: str) -> None:
