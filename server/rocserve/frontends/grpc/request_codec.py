@@ -50,6 +50,8 @@ class RequestDecoder:
     def __init__(self) -> None:
         # Threads may both parse a head that is new; the dict's own operations are atomic.
         self._heads: dict[bytes, _ParsedHead] = {}
+        self._of_sequences: dict[bytes, tuple[_ParsedHead, SequenceTag]] = {}
+        """With what they say of a sequence that goes on; apart, since each sequence has its own."""
 
     def decode_request(self, data: bytes) -> InferRequest:
         """One request. The data of its inputs are views on `data`.
@@ -112,10 +114,21 @@ class RequestDecoder:
 
     def _decode_of_sequence(self, head_bytes: bytes, request_id: str, raw: list[Buffer]) -> InferRequest:
         """What it says of its sequence is kept apart, so that its head is that of all others."""
+        known = self._of_sequences.get(head_bytes)
+        if known is not None:
+            return InferRequest(known[0].head, request_id, _assign(known[0], raw), sequence=known[1])
         stem, sequence = cut_sequence(head_bytes) or (head_bytes, None)
         parsed = self._heads.get(stem) or self._parse_head(stem, bool(raw))
-        data = _assign(parsed, raw)
-        return InferRequest(parsed.head, request_id, data, sequence=sequence or parsed.sequence)
+        if (
+            sequence is not None
+            and not sequence.flags
+            and parsed.reusable
+            and len(head_bytes) <= LONGEST_REMEMBERED_HEAD
+        ):
+            if len(self._of_sequences) >= REMEMBERED_HEADS:
+                self._of_sequences.clear()
+            self._of_sequences[head_bytes] = parsed, sequence
+        return InferRequest(parsed.head, request_id, _assign(parsed, raw), sequence=sequence or parsed.sequence)
 
     def _parse_head(self, head_bytes: bytes, has_raw: bool) -> _ParsedHead:
         parsed = _read_head(_parse(head_bytes), has_raw)
