@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import DynamicBatching, QueuePolicy, TimeoutAction
+from rocserve.core.request_prefix import request_prefix
 from rocserve.scheduling.entry import QueuedRequest
 
 
@@ -26,8 +27,7 @@ class QueueFull(ServeError):
     """There is no room for one more request."""
 
     def __init__(self, request_id: str) -> None:
-        text = f"[request id: {request_id or '<id_unknown>'}] Exceeds maximum queue size"
-        super().__init__(StatusCode.UNAVAILABLE, text)
+        super().__init__(StatusCode.UNAVAILABLE, request_prefix([request_id]) + "Exceeds maximum queue size")
 
 
 class _Level:
