@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+import tritonclient.http as triton_http
 from support.models import drop
 from support.sequences import (
     CRASHING_CONFIG,
@@ -112,6 +113,23 @@ def test_streams_with_many_sequences(server: RocserveProcess, model: str) -> Non
             assert int(result.as_numpy("SUM")[0, 0]) == expected.pop(result.get_response().id)
         client.stop_stream()
     assert not expected
+
+
+@pytest.mark.parametrize("sequence", [2**63 + 5, "a text"])
+def test_sequences_over_http(server: RocserveProcess, sequence: int | str) -> None:
+    model = "python" if isinstance(sequence, str) else "direct"
+    given = triton_http.InferInput("INPUT", [1, 2], "INT32")
+    with triton_http.InferenceServerClient(server.http_address) as client:
+        totals = []
+        for place in range(3):
+            given.set_data_from_numpy(np.array([[1, 2]], np.int32))
+            result = client.infer(
+                model, [given], sequence_id=sequence, sequence_start=place == 0, sequence_end=place == 2
+            )
+            totals.append(int(result.as_numpy("SUM")[0, 0]) % 100)
+        assert totals == [1, 2, 3]
+        with pytest.raises(InferenceServerException, match=f"inference request for sequence {sequence} to model"):
+            client.infer(model, [given], sequence_id=sequence)
 
 
 def test_a_python_model_sees_its_controls_and_states(client: triton.InferenceServerClient) -> None:

@@ -154,7 +154,7 @@ class SequenceScheduler:
         tag, now = entry.tag, entry.queue_start_ns / 1e9
         with self._lock:
             is_known = tag.id in self._book
-            if self._closed and not is_known:
+            if self._closed and (tag.starts or not is_known):
                 raise VersionEnding
             if not is_known and not tag.starts:
                 return False
