@@ -1,0 +1,49 @@
+"""Versions as clients write them, and what a look-up says in Triton's words."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.serving import ServedModel, ServingTable, parse_version
+
+TABLE = ServingTable({"m": ServedModel("m", {}, None, {2: "unloaded"})})
+
+
+@pytest.mark.parametrize(("text", "number"), [("1", 1), ("007", 7), (str(2**63 - 1), 2**63 - 1)])
+def test_a_version_is_a_number(text: str, number: int) -> None:
+    assert parse_version(text) == number
+
+
+@pytest.mark.parametrize("text", ["", " 3", "3 ", "3x", "+3", "0x3", "1.0", "-", "-0", "\u0663", str(2**63), "9" * 30])
+def test_anything_else_is_none(text: str) -> None:
+    with pytest.raises(ServeError) as caught:
+        parse_version(text)
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+    assert caught.value.text == (
+        f"failed to get model version from specified version string '{text}' (details: stol), version should be an"
+        " integral value > 0"
+    )
+
+
+def test_a_version_below_zero_has_a_text_of_its_own() -> None:
+    with pytest.raises(ServeError) as caught:
+        parse_version("-3")
+    assert caught.value.text == "invalid model version specified '-3' , version should be an integral value > 0"
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "code", "text"),
+    [
+        ("x", "", StatusCode.NOT_FOUND, "Request for unknown model: 'x' is not found"),
+        ("x", "abc", StatusCode.INVALID_ARGUMENT, "failed to get model version from specified version string 'abc'"),
+        ("m", "", StatusCode.NOT_FOUND, "Request for unknown model: 'm' has no available versions"),
+        ("m", "1", StatusCode.NOT_FOUND, "Request for unknown model: 'm' version 1 is not found"),
+        ("m", "2", StatusCode.UNAVAILABLE, "Request for unknown model: 'm' version 2 is not at ready state"),
+    ],
+)
+def test_what_cannot_be_found(name: str, version: str, code: StatusCode, text: str) -> None:
+    with pytest.raises(ServeError) as caught:
+        TABLE.find(name, version)
+    assert caught.value.code is code
+    assert caught.value.text.startswith(text)

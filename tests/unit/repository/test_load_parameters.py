@@ -1,0 +1,39 @@
+"""The parameters of load requests: their types, and paths that stay where they belong."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+import pytest
+
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.repository.load_parameters import parse_load_parameters
+
+
+def test_a_configuration_and_files() -> None:
+    found = parse_load_parameters("m", {"config": "{}", "file:1/model.onnx": b"x", "file:1/data/weights": b"y"})
+    assert found.config == "{}"
+    assert found.files == {PurePosixPath("1/model.onnx"): b"x", PurePosixPath("1/data/weights"): b"y"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"colour": "red"}, "unrecognized load parameter 'colour'."),
+        ({"config": b"{}"}, "invalid value type for load parameter 'config', expected string_param."),
+        ({"config": True}, "invalid value type for load parameter 'config', expected string_param."),
+        ({"file:1/m": "x"}, "invalid value type for load parameter 'file:1/m', expected bytes_param."),
+    ],
+)
+def test_wrong_parameters_are_refused_in_tritons_words(
+    parameters: dict[str, bool | int | str | bytes], text: str
+) -> None:
+    with pytest.raises(ServeError) as caught:
+        parse_load_parameters("m", parameters)
+    assert (caught.value.code, caught.value.text) == (StatusCode.INVALID_ARGUMENT, text)
+
+
+@pytest.mark.parametrize("path", ["", "/etc/passwd", "../1/m", "1/../../m", "1/./m", "1//m", "1/a\\b", "1/\0"])
+def test_paths_stay_in_the_models_folder(path: str) -> None:
+    with pytest.raises(ServeError, match="path that stays in the model's folder"):
+        parse_load_parameters("m", {"config": "{}", f"file:{path}": b"x"})
