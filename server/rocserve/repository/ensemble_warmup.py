@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
+from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, unavailable
+from rocserve.core.model_config import ControlKind, ModelConfig
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
-from rocserve.core.serving import VersionEnding
+from rocserve.core.sequences import SequenceTag
+from rocserve.core.serving import ServingTable, VersionEnding
 from rocserve.core.statistics import ModelStatistics
 from rocserve.scheduling.ensemble.version import EnsembleVersion
 from rocserve.workers.warmup import warm_up_samples
 
+_FIRST_SEQUENCE = 0xFFFF_FFFF_0000_0000
+"""Where no client's numbers are likely to be: members may be serving already."""
+_DEEPEST = 32
+"""Ensembles within ensembles."""
+
 
 async def warm_up_ensemble(ensemble: EnsembleVersion, folder: Path) -> None:
     """Run each sample of `model_warmup`, one after the other, beside the statistics of the ensemble itself.
+
+    For members with sequences each run is a sequence of one request.
 
     Args:
         folder: the model's, which holds the samples' files.
@@ -24,14 +35,34 @@ async def warm_up_ensemble(ensemble: EnsembleVersion, folder: Path) -> None:
         ServeError: what the first sample that failed was answered with.
     """
     config, number = ensemble.config, ensemble.version
+    has_text_ids = _has_text_ids(config, ensemble.tables.table)
+    numbers = itertools.count(_FIRST_SEQUENCE)
     for name, batch in warm_up_samples(config, folder):
         trial = EnsembleVersion(config, ensemble.config_message, number, ModelStatistics(), ensemble.tables)
         heads = tuple(InputHead(entry.name, entry.datatype.value, entry.shape) for entry in batch.inputs.values())
         head = RequestHead(config.name, str(number), heads)
+        identity = next(numbers)
+        sequence = SequenceTag(f"warmup {identity}" if has_text_ids else identity, starts=True, ends=True)
+        request = InferRequest(head, "", [entry.data for entry in batch.inputs.values()], sequence=sequence)
         try:
-            await _answered(trial, InferRequest(head, "", [entry.data for entry in batch.inputs.values()]))
+            await _answered(trial, request)
         except ServeError as error:
             raise ServeError(error.code, f"failed to run warmup sample '{name}': {error.text}") from None
+
+
+def _has_text_ids(config: ModelConfig, table: ServingTable, depth: int = 0) -> bool:
+    """Whether a member, at any depth, takes the ids of sequences as texts."""
+    if config.sequence_batching is not None:
+        return any(
+            control.kind is ControlKind.CORRELATION_ID and control.datatype is DataType.BYTES
+            for entry in config.sequence_batching.control_inputs
+            for control in entry.controls
+        )
+    if depth > _DEEPEST:
+        return False
+    models = (table.models.get(step.member) for step in config.ensemble_steps)
+    members = [model.latest.config for model in models if model is not None and model.latest is not None]
+    return any(_has_text_ids(member, table, depth + 1) for member in members)
 
 
 async def _answered(trial: EnsembleVersion, request: InferRequest) -> None:

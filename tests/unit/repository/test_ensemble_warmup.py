@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,20 @@ import pytest
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
-from rocserve.core.model_config import EnsembleStep, InputConfig, ModelConfig, OutputConfig, WarmupInput, WarmupSample
+from rocserve.core.model_config import (
+    ControlInput,
+    ControlKind,
+    EnsembleStep,
+    InputConfig,
+    ModelConfig,
+    OutputConfig,
+    SequenceBatching,
+    SequenceControl,
+    WarmupInput,
+    WarmupSample,
+)
 from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.sequences import SequenceTag
 from rocserve.core.serving import Responder, ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import tensor_from_numpy
@@ -35,12 +48,14 @@ class Member:
 
     def __init__(self, error: ServeError | None = None) -> None:
         self.seen: list[np.ndarray[Any, Any]] = []
+        self.sequences: list[SequenceTag | None] = []
         self._error = error
 
     def infer(self, request: InferRequest, responder: Responder) -> None:
         (shape,) = (head.shape for head in request.head.inputs)
         values = np.frombuffer(request.data[0], np.float32).reshape(shape)
         self.seen.append(values)
+        self.sequences.append(request.sequence)
         if self._error is not None:
             responder.fail(self._error)
         else:
@@ -81,3 +96,16 @@ async def test_a_sample_that_fails_fails_the_load(tmp_path: Path) -> None:
     with pytest.raises(ServeError) as raised:
         await warm_up_ensemble(version, tmp_path)
     assert raised.value.text == "failed to run warmup sample 'first': in ensemble 'chain', out of order"
+
+
+@pytest.mark.parametrize(("datatype", "kind"), [(DataType.UINT64, int), (DataType.BYTES, str)])
+async def test_each_run_is_a_sequence_of_its_own(tmp_path: Path, datatype: DataType, kind: type) -> None:
+    member = Member()
+    identity = ControlInput("ID", (SequenceControl(ControlKind.CORRELATION_ID, datatype),))
+    member.config = replace(Member.config, sequence_batching=SequenceBatching(control_inputs=(identity,)))
+    await warm_up_ensemble(ensemble(member, sample("zeros", "zero", count=2)), tmp_path)
+    first, second = member.sequences
+    assert first is not None
+    assert second is not None
+    assert first.starts and first.ends and isinstance(first.id, kind)
+    assert first.id != second.id

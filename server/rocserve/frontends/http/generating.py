@@ -11,6 +11,7 @@ from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.http.body import BodyReader
 from rocserve.frontends.http.errors import JSON, error_body, error_response, not_allowed, status_of
 from rocserve.frontends.http.generate import NOT_ONE_RESPONSE, GenerateRequest, event, generate_body
+from rocserve.frontends.http.listener import SERVER_NAME
 from rocserve.frontends.http.origin import Arrival
 from rocserve.frontends.http.places import Place
 from rocserve.frontends.http.responders import AnswerStream, Outcome
@@ -80,7 +81,9 @@ async def _only_response(first: Outcome | None, responder: AnswerStream) -> web.
 async def _send_events(request: web.BaseRequest, first: Outcome | None, responder: AnswerStream) -> web.StreamResponse:
     """The first one decides about the status; what fails later is an event of the stream."""
     status, body = (200, b"") if first is None else _told(first)
-    response = web.StreamResponse(status=status, headers={"Content-Type": _EVENTS, "Cache-Control": "no-cache"})
+    response = web.StreamResponse(
+        status=status, headers={"Server": SERVER_NAME, "Content-Type": _EVENTS, "Cache-Control": "no-cache"}
+    )
     response.enable_chunked_encoding()
     await response.prepare(request)
     outcome = first

@@ -16,6 +16,7 @@ from rocserve.frontends.http.encodings import IDENTITY, compressed, request_enco
 from rocserve.frontends.http.errors import JSON, PLAIN, HttpError, error_response, not_allowed
 from rocserve.frontends.http.infer_request import InferRequestReader
 from rocserve.frontends.http.infer_response import InferBody, infer_body, takes_long
+from rocserve.frontends.http.listener import SERVER_NAME
 from rocserve.frontends.http.origin import Arrival
 from rocserve.frontends.http.places import Place
 from rocserve.frontends.http.raw_request import raw_request
@@ -111,7 +112,7 @@ async def _response(request: web.BaseRequest, body: InferBody, encoding: str) ->
         return web.Response(body=await asyncio.to_thread(compressed, body.parts, encoding), headers=headers)
     if size <= _ONE_PIECE:
         return web.Response(body=b"".join(body.parts) if body.tensors else body.json, headers=headers)
-    response = web.StreamResponse(headers=headers)
+    response = web.StreamResponse(headers={"Server": SERVER_NAME, **headers})
     response.content_length = size
     await response.prepare(request)
     for part in body.parts:

@@ -19,7 +19,8 @@ _READ_BYTES = 1 << 20
 """What is read ahead of a body before its sender has to wait."""
 _PENDING_CONNECTIONS = 1024
 _CLOSE_SECONDS = 1.0
-_SERVER_NAME = "rocserve"
+SERVER_NAME = "rocserve"
+"""Of the header `Server`, also of answers that are sent as they are made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class HttpListener:
         try:
             response = await self._handler(request)
             if not response.prepared:
-                response.headers["Server"] = _SERVER_NAME
+                response.headers["Server"] = SERVER_NAME
                 if self._is_ending:
                     response.force_close()
             return response
