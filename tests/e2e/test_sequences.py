@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
-from support.models import drop
+from onnx import TensorProto
+from support.models import drop, identity
 from support.sequences import (
     CRASHING_CONFIG,
     CRASHING_MODEL,
@@ -21,6 +22,7 @@ from support.sequences import (
     ITERATIVE_MODEL,
     PYTHON_CONFIG,
     PYTHON_MODEL,
+    TEXTS_CONFIG,
     ask,
     drop_accumulator,
     drop_python,
@@ -49,6 +51,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess
     drop_python(repository, "python", PYTHON_MODEL, PYTHON_CONFIG, begin)
     iterative = ITERATIVE_CONFIG + "sequence_batching { iterative_sequence: true }"
     drop(repository, "growing", growing(), GROWING_CONFIG)
+    drop(repository, "texts", identity(TensorProto.STRING, ["batch", 2]), TEXTS_CONFIG)
     (repository / "chain" / "1").mkdir(parents=True)
     (repository / "chain" / "config.pbtxt").write_text(ENSEMBLE_CONFIG)
     drop_python(repository, "crashing", CRASHING_MODEL, CRASHING_CONFIG)
@@ -197,6 +200,15 @@ def _starts_again(client: triton.InferenceServerClient) -> bool:
     except InferenceServerException:
         return False
     return True
+
+
+def test_rows_of_nobody_have_empty_texts(client: triton.InferenceServerClient) -> None:
+    given = triton.InferInput("INPUT0", [1, 2], "BYTES")
+    for sequence in (1, 2, 3):
+        words = [f"a{sequence}".encode(), b"" if sequence == 2 else b"longer"]
+        given.set_data_from_numpy(np.array([words], dtype=object))
+        result = client.infer("texts", [given], sequence_id=sequence, sequence_start=True)
+        assert result.as_numpy("OUTPUT0").tolist() == [words]
 
 
 def _iterative_input(value: int) -> triton.InferInput:

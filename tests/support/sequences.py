@@ -139,6 +139,13 @@ sequence_batching {
   max_sequence_idle_microseconds: 5000000
 }
 """
+TEXTS_CONFIG = """
+backend: "onnxruntime"
+max_batch_size: 4
+input { name: "INPUT0" data_type: TYPE_STRING dims: [2] }
+output { name: "OUTPUT0" data_type: TYPE_STRING dims: [2] }
+sequence_batching { max_sequence_idle_microseconds: 5000000 }
+"""
 CRASHING_MODEL = """
 import os
 import triton_python_backend_utils as pb_utils

@@ -12,7 +12,7 @@ from rocserve.core.tensors import Buffer
 from rocserve.core.validation import InputPlan, RequestPlan
 from rocserve.scheduling.sequence.controls import ControlTensors
 from rocserve.scheduling.sequence.places import SequenceRequest, Slot
-from rocserve.scheduling.sequence.states import StateKeeper, zeros
+from rocserve.scheduling.sequence.states import StateKeeper
 
 _REMEMBERED_PLANS = 1024
 
@@ -25,7 +25,8 @@ class Dressing:
         self._keeper = keeper
         self._lead = 1 if batches else 0
         self._plans: dict[tuple[RequestPlan, tuple[tuple[int, ...], ...]], RequestPlan] = {}
-        self._absent: dict[RequestPlan, list[Buffer]] = {}
+        self._zero_bytes = b""
+        """As many as the largest input of a row of no request had."""
 
     def begin(self, request: SequenceRequest, slot: Slot) -> None:
         """The request is the slot's next: it changes the states that are there now, or begins them."""
@@ -43,7 +44,6 @@ class Dressing:
             plan = self._make(request.plan, shapes)
             if len(self._plans) >= _REMEMBERED_PLANS:
                 self._plans.clear()
-                self._absent.clear()
             self._plans[request.plan, shapes] = plan
         return plan
 
@@ -60,14 +60,19 @@ class Dressing:
     def absent(self, model: SequenceRequest) -> SequenceRequest:
         """What stands in the place of a request that is not there, in a batch with `model`, a dressed one."""
         plan = model.plan
-        data = self._absent.get(plan)
-        if data is None:
-            first = len(plan.inputs) - len(self._controls.inputs) - len(self._keeper.states)
-            data = [zeros(entry.datatype, (entry.element_count,)) for entry in plan.inputs]
-            data[first : first + len(self._controls.inputs)] = self._controls.absent
-            self._absent[plan] = data
+        own = plan.inputs[: len(plan.inputs) - len(self._controls.inputs) - len(self._keeper.states)]
+        data = [self._zeros(entry) for entry in own]
+        data += self._controls.absent
+        data += [self._zeros(entry) for entry in plan.inputs[len(data) :]]
         request = InferRequest(model.request.head, "", data)
         return SequenceRequest(request, plan, NOBODY, model.queue_start_ns)
+
+    def _zeros(self, entry: InputPlan) -> Buffer:
+        """A BYTES element of zeros is an empty one, behind the 4 bytes of its length."""
+        nbytes = entry.element_count * (entry.datatype.itemsize or 4)
+        if nbytes > len(self._zero_bytes):
+            self._zero_bytes = bytes(nbytes)
+        return memoryview(self._zero_bytes)[:nbytes]
 
     def _make(self, plan: RequestPlan, shapes: tuple[tuple[int, ...], ...]) -> RequestPlan:
         states = tuple(

@@ -14,6 +14,8 @@ from rocserve.core.serving import Responder
 class SequenceHome(Protocol):
     """A version's scheduler."""
 
+    @property
+    def version(self) -> int: ...
     def knows(self, sequence: SequenceId) -> bool: ...
 
     def adopt(self, request: InferRequest, responder: Responder) -> None:
@@ -52,9 +54,16 @@ class SequenceHomes:
         with self._lock:
             self._closing = _without(self._closing, home)
 
-    def find(self, sequence: SequenceId) -> SequenceHome | None:
-        """The closing version that has a sequence."""
-        return next((home for home in self._closing if home.knows(sequence)), None)
+    def find(self, sequence: SequenceId, version: str, but: SequenceHome) -> SequenceHome | None:
+        """Another version that has a sequence: one that has been replaced, or is about to be.
+
+        Args:
+            version: as the request names it, "" where it does not; only that one will do.
+            but: the version that asks.
+        """
+        others = (home for home in (*self._closing, *self._open) if home is not but)
+        fitting = (home for home in others if not version or int(version) == home.version)
+        return next((home for home in fitting if home.knows(sequence)), None)
 
 
 class AllSequenceHomes:

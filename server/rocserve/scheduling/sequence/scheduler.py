@@ -68,6 +68,7 @@ class SequenceScheduler:
         batching = config.sequence_batching
         assert batching is not None, "a model without sequences"
         self._config = config
+        self.version = version
         self._statistics = statistics
         self._timers = timers
         self._log = log
@@ -129,7 +130,7 @@ class SequenceScheduler:
         if self._iterative:
             entry.on_again = functools.partial(self._again, entry)
         if not self._place(entry):
-            home = self._homes.find(tag.id)
+            home = self._homes.find(tag.id, request.head.model_version, self)
             if home is None:
                 raise self._admission.unknown(tag.id, self._book.reason_of_loss(tag.id))
             home.adopt(request, responder)

@@ -367,6 +367,18 @@ def test_a_replaced_version_goes_on_with_its_sequences(make_bench):
         new.ask(1)
 
 
+def test_a_version_that_is_about_to_be_replaced_has_its_sequences(make_bench):
+    homes = SequenceHomes()
+    old, new = make_bench(homes=homes), make_bench(homes=homes)
+    old.ask(1, 1, start=True)
+    old.channel.last.finish()
+    # The new version is offered already, and the old one is still to be told.
+    new.ask(1, 2)
+    assert old.rows == [Row(2, 0, 0, 1, 1)]
+    with pytest.raises(ServeError, match="must specify the START flag"):
+        new.ask(2)
+
+
 def test_instances_run_when_the_rate_limiter_says_so(make_bench, timers):
     limits = InstanceRateLimiter((RateLimiterResource("r", 1),))
     limiter = RateLimiter([], timers.call_soon)
