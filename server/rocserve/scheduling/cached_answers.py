@@ -39,8 +39,13 @@ class CachedAnswers:
         """Answers of a version that was replaced are not those of its successor, which may have the same number."""
         self._said_too_large = False
 
-    def look_up(self, request: InferRequest, plan: RequestPlan, responder: Responder) -> Responder | None:
+    def look_up(
+        self, request: InferRequest, plan: RequestPlan, responder: Responder, in_turn: Responder | None = None
+    ) -> Responder | None:
         """Answer a request that was answered before.
+
+        Args:
+            in_turn: takes the answer in the responder's place, where it may have to wait for others.
 
         Returns:
             None when that was done, else the responder that keeps the answer on its way.
@@ -55,7 +60,8 @@ class CachedAnswers:
         if request.trace is not None and not self._is_ensemble:
             request.trace.note(QUEUE_START, started_ns)
         outputs = list(cached.outputs)
-        responder.send(InferResponse(self._name, self._version, request.id, outputs, dict(cached.parameters)))
+        answer = InferResponse(self._name, self._version, request.id, outputs, dict(cached.parameters))
+        (in_turn or responder).send(answer)
         return None
 
     def keep(self, key: bytes, response: InferResponse, lookup_ns: int) -> None:

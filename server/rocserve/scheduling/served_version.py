@@ -12,7 +12,7 @@ from rocserve.core.serving import Responder, VersionEnding
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.validation import RequestPlan, RequestValidator
 from rocserve.scheduling.cached_answers import CachedAnswers
-from rocserve.scheduling.ordering import AnswerOrder, OrderedResponder, nothing
+from rocserve.scheduling.ordering import AnswerOrder, OrderedResponder
 from rocserve.scheduling.queue import QueueFull
 from rocserve.scheduling.scheduler import Scheduler
 
@@ -81,11 +81,16 @@ class ScheduledVersion:
     def _submit_cached_in_order(self, request: InferRequest, plan: RequestPlan, responder: Responder) -> None:
         """What comes from the cache may not overtake what is still being run."""
         assert self._order is not None
+        assert self._answers is not None
         turn = self._order.take_turn()
+        keeper = self._answers.look_up(request, plan, responder, OrderedResponder(responder, turn))
+        if keeper is None:
+            return
         try:
-            self._submit_cached(request, plan, OrderedResponder(responder, turn))
+            # Outermost, so that a request that is refused later on need not wait for its turn.
+            self._scheduler.submit(request, plan, OrderedResponder(keeper, turn))
         except (ServeError, VersionEnding):
-            turn.give(nothing)
+            turn.leave()
             raise
 
     def _submit_decoupled(self, request: InferRequest, plan: RequestPlan, responder: Responder) -> None:
