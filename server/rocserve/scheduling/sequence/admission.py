@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, invalid_argument, unavailable
+from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import NO_SEQUENCE, SequenceId, SequenceTag
@@ -44,14 +44,8 @@ class Admission:
             f"inference request to model '{self._model}' must specify a non-zero or non-empty correlation ID"
         )
 
-    def unknown(self, sequence: SequenceId, reason: str) -> ServeError:
-        """What a request is told that goes on with a sequence that is not there. `reason`: why it was lost; "" = it
-        never was, or has ended."""
-        if reason:
-            return unavailable(
-                f"sequence {sequence} of model '{self._model}' has been lost with the worker that ran it, start it"
-                f" again: {reason}"
-            )
+    def unknown(self, sequence: SequenceId) -> ServeError:
+        """What a request is told that goes on with a sequence that never was, or has ended."""
         return invalid_argument(
             f"inference request for sequence {sequence} to model '{self._model}' must specify the START flag on the"
             " first request of the sequence"

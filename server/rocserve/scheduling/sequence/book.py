@@ -20,7 +20,8 @@ Refused = tuple[SequenceRequest, ServeError]
 class SequenceBook:
     """Not thread-safe: the scheduler that owns it calls it under its lock."""
 
-    def __init__(self, limits: QueueLimits) -> None:
+    def __init__(self, model: str, limits: QueueLimits) -> None:
+        self._model = model
         self._limits = limits
         self.instances: list[SequenceInstance] = []
         self._places: dict[SequenceId, Place] = {}
@@ -47,9 +48,16 @@ class SequenceBook:
         """Whether no sequence goes on and no request waits."""
         return not self._places and not self.count
 
-    def reason_of_loss(self, sequence: SequenceId) -> str:
-        """ "" = it was not lost, as far as anyone remembers."""
-        return self._lost.get(sequence, "")
+    def loss(self, sequence: SequenceId) -> ServeError | None:
+        """What is told to requests of a sequence that was lost; None = it was not, as far as anyone remembers."""
+        reason = self._lost.get(sequence)
+        return None if reason is None else self.loss_of(sequence, reason)
+
+    def loss_of(self, sequence: SequenceId, reason: str) -> ServeError:
+        return unavailable(
+            f"sequence {sequence} of model '{self._model}' has been lost with the worker that ran it, start it again:"
+            f" {reason}"
+        )
 
     def place(self, request: SequenceRequest, now: float) -> Slot | None:
         """Take a request in; its slot, None while its sequence waits for one.
@@ -178,7 +186,7 @@ class SequenceBook:
                 if self._places.get(slot.sequence) is slot:
                     self._forget(slot.sequence)
                     self._lost[slot.sequence] = reason
-                self._refuse(slot.queue, lost(slot.sequence, reason))
+                self._refuse(slot.queue, self.loss_of(slot.sequence, reason))
             slot.sequence = None
         while len(self._lost) > _REMEMBERED_LOSSES:
             self._lost.popitem(last=False)
@@ -264,7 +272,3 @@ class SequenceBook:
 
 def cancelled() -> ServeError:
     return ServeError(StatusCode.CANCELLED, "the request was cancelled before it ran")
-
-
-def lost(sequence: SequenceId, reason: str) -> ServeError:
-    return unavailable(f"sequence {sequence} has been lost with the worker that ran it, start it again: {reason}")

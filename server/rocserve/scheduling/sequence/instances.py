@@ -10,7 +10,7 @@ from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.instances import InstancePool
 from rocserve.scheduling.ordering import AnswerOrder, OrderedResponder
-from rocserve.scheduling.sequence.book import SequenceBook, cancelled, lost
+from rocserve.scheduling.sequence.book import SequenceBook, cancelled
 from rocserve.scheduling.sequence.dressing import NOBODY
 from rocserve.scheduling.sequence.places import SequenceInstance, SequenceRequest, Slot
 from rocserve.scheduling.sequence.strategies import Strategy
@@ -54,7 +54,7 @@ class SequenceInstances:
         self._book.remove_instance(instance, reason)
         for entry in instance.candidates.clear() if instance.candidates is not None else ():
             if isinstance(entry, SequenceRequest):
-                self._book.refused.append((entry, lost(entry.tag.id, reason)))
+                self._book.refused.append((entry, self._book.loss_of(entry.tag.id, reason)))
 
     def feed(self, instance: SequenceInstance, now: float) -> None:
         for slot in instance.slots:

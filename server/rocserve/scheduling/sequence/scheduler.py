@@ -26,7 +26,7 @@ from rocserve.scheduling.ragged_layouts import batch_layouts
 from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.sequence.admission import Admission
 from rocserve.scheduling.sequence.alarm import Alarm
-from rocserve.scheduling.sequence.book import SequenceBook, lost
+from rocserve.scheduling.sequence.book import SequenceBook
 from rocserve.scheduling.sequence.controls import ControlTensors
 from rocserve.scheduling.sequence.dressing import Dressing
 from rocserve.scheduling.sequence.homes import SequenceHomes
@@ -77,7 +77,7 @@ class SequenceScheduler:
         controls = ControlTensors(batching, config.max_batch_size > 0)
         self._admission = Admission(config, controls.correlation_id)
         self._keeper = StateKeeper(config, initial_states)
-        self._book = SequenceBook(limits)
+        self._book = SequenceBook(config.name, limits)
         dressing = Dressing(controls, self._keeper, config.max_batch_size > 0)
         oldest = batching.oldest
         self._instances = SequenceInstances(
@@ -132,7 +132,7 @@ class SequenceScheduler:
         if not self._place(entry):
             home = self._homes.find(tag.id, request.head.model_version, self)
             if home is None:
-                raise self._admission.unknown(tag.id, self._book.reason_of_loss(tag.id))
+                raise self._book.loss(tag.id) or self._admission.unknown(tag.id)
             home.adopt(request, responder)
 
     def adopt(self, request: InferRequest, responder: Responder) -> None:
@@ -319,7 +319,7 @@ class SequenceScheduler:
             self._instances.lose(instance.channel, reason)
         for entry in batch.undropped:
             if isinstance(entry, SequenceRequest):
-                self._refuse(entry, lost(entry.tag.id, reason))
+                self._refuse(entry, self._book.loss_of(entry.tag.id, reason))
         self._carry_on(None)
         self._report_drained()
 
@@ -380,7 +380,7 @@ class SequenceScheduler:
             self._clients.start()
             work = self._next_work(slot.instance)
         if not is_taken:
-            self._refuse(again, self._admission.unknown(again.tag.id, self._book.reason_of_loss(again.tag.id)))
+            self._refuse(again, self._book.loss(again.tag.id) or self._admission.unknown(again.tag.id))
         self._carry_on(work)
 
     def _batch_ended(self) -> None:

@@ -292,7 +292,9 @@ def test_sequences_are_lost_with_their_worker(make_bench):
     running, other = bench.ask(1, 1, start=True), bench.ask(2, 2, start=True)
     queued = bench.ask(1, 3)
     bench.scheduler.detach(bench.channel)
-    assert queued.text == ("sequence 1 has been lost with the worker that ran it, start it again: the worker has ended")
+    assert queued.text == (
+        "sequence 1 of model 'm' has been lost with the worker that ran it, start it again: the worker has ended"
+    )
     bench.channel.last.finish(error=unavailable("crashed"))
     assert running.text == "crashed"
     with pytest.raises(ServeError) as caught:
