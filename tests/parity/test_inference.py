@@ -60,7 +60,7 @@ def every_type(datatype: str, shape: list[int]) -> Input:
         return Input(name, "BF16", shape, bytes(range(8)))
     if datatype == "BYTES":
         return raw_input(name, np.array([b"one", b"", b"\x00\xff", "ä".encode()], object).reshape(shape), "object")
-    return raw_input(name, np.array(_EXTREMES[datatype]).reshape(shape), _DTYPES[datatype])
+    return raw_input(name, np.array(_EXTREMES[datatype], _DTYPES[datatype]).reshape(shape), _DTYPES[datatype])
 
 
 def typed(datatype: str, shape: list[int]) -> Input:

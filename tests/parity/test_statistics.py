@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -171,8 +171,16 @@ CASES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def loadable(pair: Pair) -> Iterator[None]:
+    for case in CASES:
+        for model in [*case.members, case.model]:
+            write_model(pair.scratch, model)
+    with pair.asking_ahead([case.exchange for case in CASES]):
+        yield
+
+
+@pytest.mark.usefixtures("loadable")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_statistics(pair: Pair, case: Case) -> None:
-    for model in [*case.members, case.model]:
-        write_model(pair.scratch, model)
     pair.compare(case.exchange)
