@@ -12,13 +12,17 @@ from rocserve.core.serving import Responder
 
 
 class AnswerOrder:
-    """Holds back answers until all that took their turn earlier have given their last."""
+    """Holds back answers until all that took their turn earlier have given their last.
+
+    One thread gives at a time, so that none overtakes another; whoever comes meanwhile leaves its answer to that one.
+    """
 
     def __init__(self) -> None:
-        # Re-entrant: an answer may lead to a further request of the same model, in an ensemble. Held while answering,
-        # so that two threads cannot overtake each other.
-        self._lock = threading.RLock()
+        # Never held while answering: an answer may lead to a further request, of this model or of another one in order,
+        # and that takes locks of schedulers, under which turns are taken.
+        self._lock = threading.Lock()
         self._turns: deque[Turn] = deque()
+        self._is_giving = False
 
     def take_turn(self) -> Turn:
         turn = Turn(self)
@@ -26,22 +30,43 @@ class AnswerOrder:
             self._turns.append(turn)
         return turn
 
-    def is_first(self, turn: Turn) -> bool:
-        """Whether what the turn gives is given at once; once it is so, it stays so."""
-        turns = self._turns
-        return bool(turns) and turns[0] is turn
+    def begin(self, turn: Turn) -> bool:
+        """Whether the turn's next answer may be given at once: by the caller, with `go_on`."""
+        with self._lock:
+            is_free = not self._is_giving and bool(self._turns) and self._turns[0] is turn and not turn.answers
+            self._is_giving = self._is_giving or is_free
+        return is_free
+
+    def go_on(self, answer: Callable[[], None] | None) -> None:
+        """Give this, and then what may be given by now, as the one that gives."""
+        try:
+            while answer is not None:
+                answer()
+                answer = self._next()
+        except BaseException:
+            self._is_giving = False
+            raise
 
     def flush(self) -> None:
-        """Give what may be given."""
+        """Give what may be given by now, unless somebody is giving, who then takes it along."""
+        with self._lock:
+            if self._is_giving:
+                return
+            self._is_giving = True
+        self.go_on(self._next())
+
+    def _next(self) -> Callable[[], None] | None:
+        """The next answer; None, and nobody is giving any more."""
         with self._lock:
             while self._turns:
                 turn = self._turns[0]
                 if turn.answers:
-                    turn.answers.popleft()()
-                elif turn.has_ended:
-                    self._turns.popleft()
-                else:
-                    return
+                    return turn.answers.popleft()
+                if not turn.has_ended:
+                    break
+                self._turns.popleft()
+            self._is_giving = False
+            return None
 
 
 class Turn:
@@ -55,10 +80,15 @@ class Turn:
         """Those that wait."""
         self.has_ended = False
 
-    @property
-    def is_first(self) -> bool:
-        """Nothing before it is left: answers are given at once."""
-        return self._order.is_first(self)
+    def give_now(self, answer: Callable[[], None], final: bool = True) -> bool:
+        """Call `answer` if nothing is before it, else False: it has to be given so that it can wait. `final`: the turn
+        ends with it."""
+        order = self._order
+        if not order.begin(self):
+            return False
+        self.has_ended = final
+        order.go_on(answer)
+        return True
 
     def give(self, answer: Callable[[], None], final: bool = True) -> None:
         """Call `answer` now, or when all earlier turns have ended. `final`: this one ends with it."""
@@ -83,10 +113,13 @@ class OrderedResponder:
         self._responder.expect_many()
 
     def send(self, response: InferResponse, final: bool = True) -> None:
-        if not self._turn.is_first:
+        def answer() -> None:
+            self._responder.send(response, final)
+
+        if not self._turn.give_now(answer, final):
             # The tensors are views on memory that is used again when this call returns.
             response.outputs = [tensor.copied() for tensor in response.outputs]
-        self._turn.give(lambda: self._responder.send(response, final), final)
+            self._turn.give(answer, final)
 
     def end(self) -> None:
         self._turn.give(self._responder.end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import numpy as np
@@ -80,6 +81,69 @@ def test_who_leaves_its_turn_keeps_nobody_waiting(responders, said) -> None:
     assert said == ["b:1.", "a:refused"]
     c.end()
     assert said[-1] == "c:end"
+
+
+def test_turns_are_taken_while_an_answer_is_given() -> None:
+    """A scheduler takes them under its lock, which the answer may lead to: the next step of an ensemble."""
+    order = AnswerOrder()
+    is_giving, is_taken = threading.Event(), threading.Event()
+    waited: list[bool] = []
+
+    def answer() -> None:
+        is_giving.set()
+        waited.append(is_taken.wait(5))
+
+    giver = threading.Thread(target=order.take_turn().give, args=(answer,))
+    giver.start()
+    assert is_giving.wait(5)
+    order.take_turn()
+    is_taken.set()
+    giver.join(5)
+    assert waited == [True]
+
+
+def test_answers_of_two_models_may_lead_to_each_other() -> None:
+    orders = [AnswerOrder(), AnswerOrder()]
+    both_give = threading.Barrier(2, timeout=5)
+    said: list[str] = []
+
+    def give(own: AnswerOrder, other: AnswerOrder, name: str) -> None:
+        def answer() -> None:
+            both_give.wait()
+            other.take_turn().give(lambda: said.append(f"behind {name}"))
+
+        own.take_turn().give(answer)
+
+    threads = [
+        threading.Thread(target=give, args=(own, other, name), daemon=True)
+        for own, other, name in ((*orders, "a"), (*reversed(orders), "b"))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+    assert sorted(said) == ["behind a", "behind b"]
+
+
+def test_an_answer_that_comes_while_another_thread_gives_is_taken_along_on_memory_of_its_own(said) -> None:
+    order = AnswerOrder()
+    first, second = order.take_turn(), OrderedResponder(Log("b", said), order.take_turn())
+    is_giving, may_end = threading.Event(), threading.Event()
+
+    def answer() -> None:
+        is_giving.set()
+        assert may_end.wait(5)
+
+    giver = threading.Thread(target=first.give, args=(answer,))
+    giver.start()
+    assert is_giving.wait(5)
+    data = bytearray(b"1")
+    second.send(response(data))
+    data[:] = b"9"
+    assert said == []
+    may_end.set()
+    giver.join(5)
+    assert said == ["b:1."]
 
 
 def test_what_is_refused_in_the_queue_does_not_wait_for_what_runs(make_bench) -> None:
