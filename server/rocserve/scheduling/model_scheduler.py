@@ -275,6 +275,8 @@ class ModelScheduler:
             for entry in batch.undropped:
                 self._reject(entry, failure)
             self._report_drained()
+            # Not in here: the next batch may fail as well, and so on for all that wait.
+            self._timers.call_soon(self._pump)
 
     def _take_back(self, channel: Channel, batch: FormedBatch) -> None:
         """The worker is gone and nothing of the batch ran: its requests keep their place for another instance."""

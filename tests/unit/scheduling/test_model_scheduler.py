@@ -368,3 +368,29 @@ def test_many_threads_at_once_lose_nothing(make_bench):
     stop.set()
     server.join()
     assert bench.statistics.snapshot().success.count == 800
+
+
+def test_what_waits_behind_a_batch_that_cannot_be_handed_over_runs(make_bench, monkeypatch):
+    bench = make_bench()
+    channel = bench.channels[0]
+    hand_over, values = channel.execute, []
+
+    def execute(layout, requests, on_outcome) -> None:
+        values.append(float(np.frombuffer(requests[0][0], np.float32)[0]))
+        if values[-1] in (2.0, 3.0):
+            raise OSError("no room")
+        hand_over(layout, requests, on_outcome)
+
+    monkeypatch.setattr(channel, "execute", execute)
+    running, *failing, waiting = [bench.submit(value) for value in (1.0, 2.0, 3.0, 4.0)]
+    bench.executions[0].finish()
+    assert value_of(running) == 2.0
+    for answer in failing:
+        assert answer.done.wait(5)
+        assert answer.error.text == "the batch could not be handed to the worker: no room"
+    wait_for(lambda: len(bench.executions) == 2)
+    bench.executions[1].finish()
+    assert value_of(waiting) == 8.0
+    drained = threading.Event()
+    bench.scheduler.close(drained.set)
+    assert drained.wait(5)

@@ -309,8 +309,9 @@ class SequenceScheduler:
             failure = internal(f"the batch could not be handed to the worker: {error}")
             for entry in batch.undropped:
                 self._refuse(entry, failure)
-            self._pump()
             self._report_drained()
+            # Not in here: the next batch may fail as well, and so on for all that wait.
+            self._timers.call_soon(self._pump)
 
     def _fail(self, instance: SequenceInstance, batch: FormedBatch, reason: str) -> None:
         """The worker is gone and nothing of the batch ran: nor will anything else of its sequences."""

@@ -393,3 +393,20 @@ def test_instances_run_when_the_rate_limiter_says_so(make_bench, timers):
     wait_until(lambda: second.executions)
     second.last.finish()
     assert [answer.value for answer in answers] == [1, 2]
+
+
+def test_what_waits_behind_batches_that_cannot_be_handed_over_runs(make_bench, monkeypatch):
+    bench = make_bench()
+    hand_over, count = bench.channel.execute, 2000
+
+    def execute(layout, requests, on_outcome) -> None:
+        if 0 < int.from_bytes(requests[0][0], "little") < count:
+            raise OSError("no room")
+        hand_over(layout, requests, on_outcome)
+
+    monkeypatch.setattr(bench.channel, "execute", execute)
+    answers = [bench.ask(1, number, start=not number) for number in range(count + 1)]
+    bench.channel.last.finish()
+    assert answers[1].text == answers[-2].text == "the batch could not be handed to the worker: no room"
+    wait_until(lambda: len(bench.channel.executions) == 2)
+    assert bench.rows[0].value == count
