@@ -9,13 +9,14 @@ from rocserve.config.datatypes import datatype_of_number, format_shape
 from rocserve.config.paths import resolve_within
 from rocserve.config.sequence_validation import sequence_tensor_names
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
+from rocserve.core.request_prefix import request_prefix
 from rocserve.protocol import model_config_pb2
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelWarmup
 
 WARMUP_FOLDER = "warmup"
 """The folder in the model's folder that holds the files of samples (Triton's name)."""
 
-_REQUEST = "[request id: <id_unknown>] "
+_REQUEST = request_prefix([""])
 _BATCH_NOTE = (
     " NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each"
     " input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting"

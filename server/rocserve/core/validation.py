@@ -10,6 +10,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InputConfig, ModelConfig
 from rocserve.core.request_parameters import check_request_parameters, class_count
+from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.tensors import bytes_elements
 
@@ -81,7 +82,7 @@ class RequestValidator:
         """
         plan = self._plans.get(request.head)
         if plan is None:
-            plan = self._plan(request.head, _prefix(request.id))
+            plan = self._plan(request.head, request_prefix([request.id]))
             if len(self._plans) >= _REMEMBERED_HEADS:
                 self._plans.clear()
             self._plans[request.head] = plan
@@ -93,13 +94,13 @@ class RequestValidator:
     def _check_bytes(self, entry: InputPlan, data: bytes | bytearray | memoryview, request_id: str) -> None:
         if entry.nbytes >= 0:
             raise invalid_argument(
-                f"{_prefix(request_id)}input byte size mismatch for input '{entry.name}' for model"
+                f"{request_prefix([request_id])}input byte size mismatch for input '{entry.name}' for model"
                 f" '{self._config.name}'. Expected {entry.nbytes}, got {len(data)}"
             )
         try:
             bytes_elements(data, entry.element_count, entry.name, self._config.name)
         except ServeError as error:
-            raise ServeError(error.code, _prefix(request_id) + error.text) from None
+            raise ServeError(error.code, request_prefix([request_id]) + error.text) from None
 
     def _plan(self, head: RequestHead, prefix: str) -> RequestPlan:
         check_request_parameters(head.parameters)
@@ -233,10 +234,6 @@ def _fits(dims: tuple[int, ...], pattern: tuple[int, ...]) -> bool:
     return len(dims) == len(pattern) and all(
         size >= 0 and expected in (-1, size) for size, expected in zip(dims, pattern, strict=True)
     )
-
-
-def _prefix(request_id: str) -> str:
-    return f"[request id: {request_id or '<id_unknown>'}] "
 
 
 def _quoted(names: Sequence[str]) -> str:

@@ -7,11 +7,12 @@ import math
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import ModelConfig
+from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import NO_PARAMETERS, InferRequest, InputHead
 from rocserve.core.tensors import Buffer, encode_bytes_elements
 from rocserve.frontends.http.request_heads import RequestHeads
 
-_UNKNOWN_ID = "[request id: <id_unknown>] "
+_UNKNOWN_ID = request_prefix([""])
 
 
 def raw_request(body: Buffer, config: ModelConfig, model_version: str, heads: RequestHeads) -> InferRequest:

@@ -21,6 +21,7 @@ from rocserve.core.dispatch import dispatch
 from rocserve.core.errors import ServeError, StatusCode, internal, unimplemented
 from rocserve.core.model_config import EnsembleStep, ModelConfig
 from rocserve.core.phases import PhaseTotals
+from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import NO_PARAMETERS, InferRequest, InferResponse
 from rocserve.core.sequences import (
     SEQUENCE_END,
@@ -291,8 +292,8 @@ class EnsembleRun:
             return None
         return ServeError(
             StatusCode.INVALID_ARGUMENT,
-            f"in ensemble '{self._config.name}', [request id: {self._request.id or '<id_unknown>'}] unexpected"
-            " deadlock, at least one output is not set while no more ensemble steps can be made",
+            f"in ensemble '{self._config.name}', {request_prefix([self._request.id])}unexpected deadlock, at least one"
+            " output is not set while no more ensemble steps can be made",
         )
 
     def _on_end(self, failed: bool) -> None:

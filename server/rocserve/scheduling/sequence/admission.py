@@ -7,6 +7,7 @@ import itertools
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ModelConfig
+from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import NO_SEQUENCE, SequenceId, SequenceTag
 from rocserve.core.validation import InputPlan, RequestPlan
@@ -58,6 +59,6 @@ class Admission:
         given = "BYTES" if isinstance(sequence, str) else "UINT64"
         if (control.datatype is DataType.BYTES) is not isinstance(sequence, str):
             raise invalid_argument(
-                f"[request id: {request_id or '<id_unknown>'}] sequence batching control '{control.name}' data-type is"
+                f"{request_prefix([request_id])}sequence batching control '{control.name}' data-type is"
                 f" '{given}', but model '{self._model}' expects '{control.datatype.value}'"
             )
