@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import itertools
+import json
 import re
 import subprocess
 import sys
@@ -68,11 +70,16 @@ def test_single_requests_are_told_of_when_asked_for(server: RocserveProcess) -> 
         ask(server, (1, 3), request_id="wrong")
     empty = triton.InferInput("X", [1, 2], "FP32")
     with pytest.raises(InferenceServerException):
-        client.infer("m", [empty])
+        client.infer("m", [empty], request_id="empty")
+    refused = {"id": "refused", "inputs": [{"name": "X", "shape": [1, 2], "datatype": "FP32", "data": ["a", "b"]}]}
+    connection = http.client.HTTPConnection(server.http_address, timeout=20)
+    connection.request("POST", "/v2/models/m/infer", json.dumps(refused))
+    assert connection.getresponse().status == 500
+    connection.close()
     ask(server)
     client.update_log_settings({"log_verbose_level": 0})
     ask(server, request_id="after")
-    wait_until(lambda: server.log_text.count("[request id: <id_unknown>]") == 3, what="the words on the last one")
+    wait_until(lambda: server.log_text.count("[request id: <id_unknown>]") == 2, what="the words on the last one")
     told = [line.partition('] "')[2] for line in server.log_text.splitlines() if "[request id: " in line]
     assert [re.sub(r"\d+\.\d{3} ms", "_ ms", line) for line in told] == [
         "[request id: told] inference of model 'm' begins: X FP32 [1, 2]\"",
@@ -83,8 +90,10 @@ def test_single_requests_are_told_of_when_asked_for(server: RocserveProcess) -> 
         " requires a batch dimension to be prepended to each input shape. If you want to specify the full shape"
         " including the batch dim in your input dims config, try setting max_batch_size to zero. See the model"
         ' configuration docs for more info on max_batch_size."',
-        "[request id: <id_unknown>] inference is refused: INVALID_ARGUMENT: unable to find data for input tensor 'X'"
+        "[request id: empty] inference is refused: INVALID_ARGUMENT: unable to find data for input tensor 'X'"
         " for model 'm' in request.\"",
+        "[request id: refused] inference is refused: INTERNAL: Unable to parse 'data': attempt to access JSON"
+        ' non-number as double"',
         "[request id: <id_unknown>] inference of model 'm' begins: X FP32 [1, 2]\"",
         "[request id: <id_unknown>] inference of model 'm' version 1 ends: OK after _ ms\"",
     ]

@@ -269,8 +269,9 @@ class ModelStatistics:
             self._reject.add(ended_ns - started_ns)
 
     def record_cancellation(self, started_ns: int, ended_ns: int) -> None:
-        """A request that was dropped because its client had gone."""
+        """A request that was dropped because its client had gone: a failure, counted apart as well."""
         with self._lock:
+            self._fail.add(ended_ns - started_ns)
             self._cancel.add(ended_ns - started_ns)
 
     def snapshot(self) -> StatisticsSnapshot:

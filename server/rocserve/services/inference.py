@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rocserve.core.dispatch import dispatch
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.requests import InferRequest
@@ -31,10 +33,13 @@ class InferenceService:
         self._client_memory = client_memory
         self._observer = observer
 
-    def refuse(self, error: ServeError) -> None:
-        """A front end could not make a request of what has come; it has told its client why."""
+    def refuse(self, error: ServeError, find_id: Callable[[], str]) -> None:
+        """A front end could not make a request of what has come; it has told its client why.
+
+        `find_id` looks what id the request was to have, as far as that can be read; it is asked where the log wants it.
+        """
         if self._observer.is_on:
-            self._observer.note_refusal(error)
+            self._observer.note_refusal(error, find_id)
 
     def infer(self, request: InferRequest, client: ClientResponder) -> None:
         """Schedule a request; never blocks, and every error goes to the responder."""

@@ -68,9 +68,11 @@ class RequestObserver:
             responder = self._begin_trace(request, responder, origin, now_ns)
         return responder
 
-    def note_refusal(self, error: ServeError) -> None:
+    def note_refusal(self, error: ServeError, find_id: Callable[[], str]) -> None:
         """What has come is no request."""
-        self._log.debug("%sinference is refused: %s: %s", request_prefix([""]), error.code.name, error.text)
+        if self._log.isEnabledFor(logging.DEBUG):
+            prefix = request_prefix([find_id()])
+            self._log.debug("%sinference is refused: %s: %s", prefix, error.code.name, error.text)
 
     def note_tensors(self, request: InferRequest, responder: Responder) -> Responder:
         """The request's data are there, from wherever they came: the responder that the model is to answer to."""

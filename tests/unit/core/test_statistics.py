@@ -22,6 +22,7 @@ def test_failures_count_as_failures_only():
     statistics = ModelStatistics()
     statistics.record_failure(10, 30)
     statistics.record_rejection(10, 15)
+    statistics.record_cancellation(10, 17)
     counted = statistics.snapshot()
-    assert (counted.fail.count, counted.fail.ns) == (2, 25)
+    assert (counted.fail.count, counted.fail.ns) == (3, 32)
     assert counted.success.count == counted.inference_count == counted.execution_count == 0

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from rocserve.core.errors import ServeError, StatusCode, unimplemented
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.frontends.grpc.codec import InferCodec
+from rocserve.frontends.grpc.request_codec import id_of_refused
 from rocserve.frontends.grpc.transport import Metadata, StreamCall, UnaryCall
 from rocserve.scheduling.ordering import AnswerOrder, Turn, nothing
 from rocserve.services.forwarded_headers import HeaderForwarding
@@ -35,7 +37,7 @@ class InferenceHandlers:
                 request.head = self._forwarding.forward(request.head, call.metadata)
         except ServeError as error:
             call.fail(error.code, error.text)
-            self._service.refuse(error)
+            self._service.refuse(error, partial(id_of_refused, call.message))
             return
         request.deadline = call.deadline
         self._service.infer(request, _UnaryResponder(call, self._codec))
@@ -121,7 +123,7 @@ class InferenceStream:
                 request.head = self._forwarding.forward(request.head, self._call.metadata)
         except ServeError as error:
             responder.fail(error)
-            self._service.refuse(error)
+            self._service.refuse(error, partial(id_of_refused, message))
             return
         responder.request = request
         request.deadline = self._call.deadline

@@ -145,6 +145,14 @@ class RequestDecoder:
         return InferRequest(parsed.head, message.id, _assign(parsed, raw), sequence=parsed.sequence)
 
 
+def id_of_refused(data: bytes) -> str:
+    """The id in a message that could not be made a request of; empty where it cannot be read either."""
+    try:
+        return ModelInferRequest.FromString(data).id
+    except DecodeError:
+        return ""
+
+
 def _parse(data: bytes) -> ModelInferRequest:
     try:
         return ModelInferRequest.FromString(data)

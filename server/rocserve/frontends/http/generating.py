@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from aiohttp import web
 
 from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.core.serving import ServingTableHolder
+from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.body import BodyReader
 from rocserve.frontends.http.errors import JSON, error_body, error_response, not_allowed, status_of
 from rocserve.frontends.http.generate import NOT_ONE_RESPONSE, GenerateRequest, event, generate_body
+from rocserve.frontends.http.infer_request import id_of_refused
 from rocserve.frontends.http.listener import SERVER_NAME
 from rocserve.frontends.http.origin import Arrival
 from rocserve.frontends.http.places import Place
@@ -39,13 +42,14 @@ class GenerateHandler:
             raise not_allowed(JSON)
         arrival = Arrival(request)
         version = self._tables.table.find(place.model, place.version)
+        body: Buffer = b""
         try:
             if request.headers.get("Content-Encoding", "identity") not in ("", "identity"):
                 raise invalid_argument("Unsupported content-encoding, only 'identity' is supported.")
             body = await self._bodies.json_body(request)
             generate_request = GenerateRequest(version.config, place.version).read(body)
         except ServeError as error:
-            self._service.refuse(error)
+            self._service.refuse(error, partial(id_of_refused, body))
             raise
         responder = AnswerStream(asyncio.get_running_loop(), arrival.completed())
         self._service.infer(generate_request, responder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from rocserve.core.errors import invalid_argument
+from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.requests import NO_PARAMETERS, InferRequest, InputHead, ParameterValue, RequestedOutput
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.answer_form import AnswerForm
@@ -49,6 +49,14 @@ class InferRequestReader:
         if parameters is not None:
             request.sequence = parameters.sequence
         return request, form
+
+
+def id_of_refused(json: Buffer) -> str:
+    """The id in a body that could not be made a request of; empty where it cannot be read either."""
+    try:
+        return read_id(parse_json(json))
+    except ServeError:
+        return ""
 
 
 def read_id(head: Any) -> str:

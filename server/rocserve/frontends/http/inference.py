@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import re
+from functools import partial
 
 from aiohttp import web
 
 from rocserve.core.errors import ServeError, StatusCode, unimplemented
 from rocserve.core.requests import InferRequest
 from rocserve.core.serving import ServingTableHolder
+from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.answer_form import BINARY_ONLY, AnswerForm
 from rocserve.frontends.http.body import BodyReader
 from rocserve.frontends.http.encodings import IDENTITY, compressed, request_encoding, response_encoding
 from rocserve.frontends.http.errors import JSON, PLAIN, HttpError, error_response, not_allowed
-from rocserve.frontends.http.infer_request import InferRequestReader
+from rocserve.frontends.http.infer_request import InferRequestReader, id_of_refused
 from rocserve.frontends.http.infer_response import InferBody, infer_body, takes_long
 from rocserve.frontends.http.listener import SERVER_NAME
 from rocserve.frontends.http.origin import Arrival
@@ -58,6 +60,7 @@ class InferHandler:
         if request.method != "POST":
             raise not_allowed()
         content_type = PLAIN
+        json: Buffer = b""
         try:
             arrival = Arrival(request)
             version = self._tables.table.find(place.model, place.version)
@@ -70,6 +73,7 @@ class InferHandler:
             self._bodies.check_size(len(body), header_length)
             content_type = JSON
             if header_length:
+                json = memoryview(body)[:header_length]
                 infer_request, form = self._reader.read(body, header_length, place.model, place.version)
             else:
                 infer_request = raw_request(body, version.config, place.version, self._heads)
@@ -77,7 +81,7 @@ class InferHandler:
             if self._forwarding is not None:
                 infer_request.head = self._forwarding.forward(infer_request.head, request.headers.items())
         except ServeError as error:
-            self._service.refuse(error)
+            self._service.refuse(error, partial(id_of_refused, json))
             return error_response(error, content_type)
         return await self._run(request, infer_request, form, arrival)
 

@@ -180,11 +180,11 @@ def _family(row: _Row, kind: str, readings: Sequence[VersionReading]) -> MetricF
 
 def _failures(reading: VersionReading) -> Iterable[Sample]:
     numbers = reading.numbers
-    # What the queue refused, and what the model failed at, is among the failures too.
+    # All of them are among the failures.
     reasons = {
         "REJECTED": numbers.reject.count,
         "CANCELED": numbers.cancel.count,
         "BACKEND": numbers.backend_failures,
-        "OTHER": numbers.fail.count - numbers.reject.count - numbers.backend_failures,
     }
+    reasons["OTHER"] = numbers.fail.count - sum(reasons.values())
     return (Sample({**reading.labels, "reason": reason}, count) for reason, count in reasons.items())
