@@ -68,7 +68,10 @@ class BodyReader:
             raise _too_large(length, limit)
         content = request.content
         if content.is_eof():
-            return content.read_nowait()
+            whole = content.read_nowait()
+            if len(whole) > limit:
+                raise _too_large(len(whole), limit)
+            return whole
         if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         try:

@@ -1,0 +1,50 @@
+"""Bodies within bounds, whatever their client says of their length."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from aiohttp import web
+
+from rocserve.core.errors import ServeError
+from rocserve.frontends.http.body import BodyReader
+from rocserve.frontends.http.listener import HttpListener
+
+HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        (b"Content-Length: 10\r\n\r\n0123456789", b"0123456789"),
+        (b"Content-Length: 11\r\n\r\n0123456789a", b"request JSON size of 11 bytes exceeds"),
+        (b"Transfer-Encoding: chunked\r\n\r\na\r\n0123456789\r\n0\r\n\r\n", b"0123456789"),
+        (b"Transfer-Encoding: chunked\r\n\r\nb\r\n0123456789a\r\n0\r\n\r\n", b"request JSON size of 11 bytes exceeds"),
+    ],
+)
+@pytest.mark.parametrize("pause", [0.0, 0.05], ids=["at once", "later"])
+async def test_no_more_is_taken_than_may_be(sent: bytes, told: bytes, pause: float) -> None:
+    bodies = BodyReader(10)
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        try:
+            return web.Response(body=bytes(await bodies.json_body(request)))
+        except ServeError as error:
+            return web.Response(body=error.text.encode())
+
+    listener = HttpListener(answer, logging.getLogger("test"))
+    port = await listener.start("127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head, _, body = sent.partition(b"\r\n\r\n")
+    if pause:
+        writer.write(HEAD + head + b"\r\n\r\n")
+        await asyncio.sleep(pause)
+        writer.write(body)
+    else:
+        writer.write(HEAD + sent)
+    answered = await asyncio.wait_for(reader.readuntil(told), 5)
+    assert answered.startswith(b"HTTP/1.1 200 OK\r\n")
+    writer.close()
+    await listener.stop(0)
