@@ -28,7 +28,8 @@ class Responder(Protocol):
         """
 
     def send(self, response: InferResponse, final: bool = True) -> None:
-        """One response, the last unless `final` is False. Its tensors are valid only until this call returns."""
+        """One response, the last unless `final` is False. Its tensors are valid only until this call returns. What has
+        no form on the wire is told as an error instead."""
 
     def end(self) -> None:
         """No further response comes (decoupled models only)."""

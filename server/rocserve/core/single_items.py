@@ -124,11 +124,7 @@ class _ItemResponder:
         if self._is_item:
             response.outputs = [_without_batch(tensor) for tensor in response.outputs]
         response.is_typed = self._is_typed
-        try:
-            self._responder.send(response, final)
-        except ServeError as error:
-            # Not every datatype can be typed.
-            self._responder.fail(error, final)
+        self._responder.send(response, final)
 
     def end(self) -> None:
         self._responder.end()

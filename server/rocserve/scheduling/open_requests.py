@@ -254,17 +254,12 @@ class RequestBatches:
         single.responded_ns = now_ns
 
     def _tell(self, entry: QueuedRequest, told: InferResponse | ServeError | None, final: bool) -> None:
-        responder = entry.responder
-        try:
-            if told is None:
-                responder.end()
-            elif isinstance(told, ServeError):
-                responder.fail(told, final)
-            else:
-                responder.send(told, final)
-        except ServeError as error:
-            # A parameter that has no form on the wire.
-            responder.fail(error, final)
+        if told is None:
+            entry.responder.end()
+        elif isinstance(told, ServeError):
+            entry.responder.fail(told, final)
+        else:
+            entry.responder.send(told, final)
 
     def _mark_ended(self, single: _Running, failed: bool, now_ns: int) -> None:
         single.ended_ns = now_ns

@@ -191,6 +191,35 @@ def test_an_error_may_stand_between_responses(stream: Stream, models: dict[str, 
     assert stream.told() == ("a", 1, True)
 
 
+def test_a_response_that_cannot_be_said_is_told_as_an_error(
+    served: Any, stream: Stream, models: dict[str, HandModel]
+) -> None:
+    def send(model: str, final: bool = True) -> None:
+        parameters: dict[str, int] = {"n": 1 << 64}
+        models[model].next().send(InferResponse(model, "1", "a", [], parameters), final)
+
+    reason = "parameter 'n' is 18446744073709551616, which 64 bits do not hold"
+    future = served.unary(INFER).future(pb.ModelInferRequest(model_name="one").SerializeToString(), timeout=10)
+    send("one")
+    assert (future.code(), future.details()) == (grpc.StatusCode.INTERNAL, reason)
+    for model in ("one", "many"):
+        stream.ask(model, "a")
+        send(model)
+        error = stream.receive()
+        assert (error.error_message, error.infer_response.id) == (reason, "a")
+    stream.close_sending()
+    with pytest.raises(StopIteration):
+        stream.receive()
+
+
+def test_an_answer_that_cannot_be_typed_is_an_error(served: Any, models: dict[str, HandModel]) -> None:
+    future = served.unary(INFER).future(pb.ModelInferRequest(model_name="one").SerializeToString(), timeout=10)
+    output = Tensor("OUT", DataType.BF16, (1,), b"\0\0")
+    models["one"].next().send(InferResponse("one", "1", "a", [output], is_typed=True))
+    assert future.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert "BF16, which has no typed contents" in future.details()
+
+
 def test_who_leaves_is_told_of_for_each_open_request(
     stream: Stream, models: dict[str, HandModel], eventually: Callable[[Callable[[], bool]], None]
 ) -> None:

@@ -70,7 +70,12 @@ class _UnaryResponder:
         raise unimplemented("ModelInfer RPC doesn't support models with decoupled transaction policy")
 
     def send(self, response: InferResponse, final: bool = True) -> None:
-        self._call.reply(self._codec.encode_response(response))
+        try:
+            message = self._codec.encode_response(response)
+        except ServeError as error:
+            self.fail(error)
+            return
+        self._call.reply(message)
 
     def end(self) -> None:
         self._call.fail(StatusCode.INTERNAL, "the model ended the request without a response")
@@ -216,7 +221,12 @@ class _StreamResponder:
         self._turn.give(nothing)
 
     def send(self, response: InferResponse, final: bool = True) -> None:
-        self._answer(self._stream.codec.encode_stream_response(response, final), final)
+        try:
+            message = self._stream.codec.encode_stream_response(response, final)
+        except ServeError as error:
+            self.fail(error, final)
+            return
+        self._answer(message, final)
 
     def end(self) -> None:
         request = self.request

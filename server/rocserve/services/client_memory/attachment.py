@@ -142,7 +142,7 @@ class RegionResponder:
         self._responder.watch_cancellation(callback)
 
     def _end(self) -> None:
-        # Before the answer: a client that has it may unregister its regions at once. Twice when it cannot be sent.
+        # Before the answer: a client that has it may unregister its regions at once.
         parts, self._parts = self._parts, {}
         self._give_back(parts)
 
