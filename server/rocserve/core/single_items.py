@@ -6,11 +6,11 @@ input nor the shape of BYTES, which its clients fill with the length of the one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError
+from rocserve.core.forwarding import ForwardingResponder
 from rocserve.core.model_config import InputConfig, ModelConfig
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
 from rocserve.core.serving import Responder
@@ -107,33 +107,21 @@ def _is_one_element(entry: InputHead, data: Buffer) -> bool:
     return entry.shape == (length,) != (1,) and int.from_bytes(data[:_LENGTH_BYTES], "little") == length
 
 
-class _ItemResponder:
+class _ItemResponder(ForwardingResponder):
     """Takes the batch dimension off an item's answer."""
 
-    __slots__ = ("_is_item", "_is_typed", "_responder")
+    __slots__ = ("_is_item", "_is_typed")
 
     def __init__(self, responder: Responder, is_item: bool, is_typed: bool) -> None:
-        self._responder = responder
+        super().__init__(responder)
         self._is_item = is_item
         self._is_typed = is_typed
-
-    def expect_many(self) -> None:
-        self._responder.expect_many()
 
     def send(self, response: InferResponse, final: bool = True) -> None:
         if self._is_item:
             response.outputs = [_without_batch(tensor) for tensor in response.outputs]
         response.is_typed = self._is_typed
         self._responder.send(response, final)
-
-    def end(self) -> None:
-        self._responder.end()
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        self._responder.fail(error, final)
-
-    def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        self._responder.watch_cancellation(callback)
 
 
 def _without_batch(tensor: Tensor) -> Tensor:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.dispatch import dispatch
 from rocserve.core.errors import ServeError
+from rocserve.core.forwarding import ForwardingResponder
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.serving import Responder, ServingTableHolder
 from rocserve.core.tensors import Tensor
@@ -40,17 +40,14 @@ def note_inputs(trace: Trace, request: InferRequest) -> None:
         trace.note_tensors(TENSOR_QUEUE_INPUT, tensors)
 
 
-class TracedResponder:
+class TracedResponder(ForwardingResponder):
     """Stands before the responder of a request that another one made, and ends its trace."""
 
-    __slots__ = ("_responder", "_trace")
+    __slots__ = ("_trace",)
 
     def __init__(self, responder: Responder, trace: Trace) -> None:
-        self._responder = responder
+        super().__init__(responder)
         self._trace = trace
-
-    def expect_many(self) -> None:
-        self._responder.expect_many()
 
     def send(self, response: InferResponse, final: bool = True) -> None:
         if self._trace.wants_tensors:
@@ -65,9 +62,6 @@ class TracedResponder:
     def fail(self, error: ServeError, final: bool = True) -> None:
         self._note_end(final)
         self._responder.fail(error, final)
-
-    def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        self._responder.watch_cancellation(callback)
 
     def _note_end(self, final: bool) -> None:
         # Before the answer goes on: it may end the whole, and this trace is part of it.

@@ -6,9 +6,8 @@ import hashlib
 import logging
 import struct
 import time
-from collections.abc import Callable
 
-from rocserve.core.errors import ServeError
+from rocserve.core.forwarding import ForwardingResponder
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest, InferResponse
@@ -88,31 +87,19 @@ class CachedAnswers:
             )
 
 
-class _Keeper:
+class _Keeper(ForwardingResponder):
     """Keeps the answer that goes through it."""
 
     def __init__(self, answers: CachedAnswers, key: bytes, responder: Responder, lookup_ns: int) -> None:
         self._answers = answers
         self._key = key
-        self._responder = responder
+        super().__init__(responder)
         self._lookup_ns = lookup_ns
-
-    def expect_many(self) -> None:
-        self._responder.expect_many()
 
     def send(self, response: InferResponse, final: bool = True) -> None:
         # Before it is sent: who has an answer and asks again, or asks for the statistics, finds it there.
         self._answers.keep(self._key, response, self._lookup_ns)
         self._responder.send(response, final)
-
-    def end(self) -> None:
-        self._responder.end()
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        self._responder.fail(error, final)
-
-    def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        self._responder.watch_cancellation(callback)
 
 
 def _key(request: InferRequest, plan: RequestPlan) -> bytes:

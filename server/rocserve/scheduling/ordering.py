@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from rocserve.core.errors import ServeError
+from rocserve.core.forwarding import ForwardingResponder
 from rocserve.core.requests import InferResponse
 from rocserve.core.serving import Responder
 
@@ -102,15 +103,12 @@ class Turn:
         self._order.flush()
 
 
-class OrderedResponder:
+class OrderedResponder(ForwardingResponder):
     """A responder whose answers wait for their turn."""
 
     def __init__(self, responder: Responder, turn: Turn) -> None:
-        self._responder = responder
+        super().__init__(responder)
         self._turn = turn
-
-    def expect_many(self) -> None:
-        self._responder.expect_many()
 
     def send(self, response: InferResponse, final: bool = True) -> None:
         def answer() -> None:
@@ -126,9 +124,6 @@ class OrderedResponder:
 
     def fail(self, error: ServeError, final: bool = True) -> None:
         self._turn.give(lambda: self._responder.fail(error, final), final)
-
-    def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        self._responder.watch_cancellation(callback)
 
     def out_of_turn(self) -> Responder:
         """The responder itself, for a request that is refused at once; its turn is over."""

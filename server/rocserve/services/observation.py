@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rocserve.core.errors import ServeError
+from rocserve.core.forwarding import ForwardingResponder
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.serving import Responder, ServingTableHolder
@@ -101,45 +102,30 @@ class RequestObserver:
         return _ClientTracedResponder(responder, trace, origin.protocol)
 
 
-class _TensorResponder:
+class _TensorResponder(ForwardingResponder):
     """Writes down the tensors of answers as the model gives them: a client may want them in its own memory."""
 
-    __slots__ = ("_responder", "_trace")
+    __slots__ = ("_trace",)
 
     def __init__(self, responder: Responder, trace: Trace) -> None:
-        self._responder = responder
+        super().__init__(responder)
         self._trace = trace
-
-    def expect_many(self) -> None:
-        self._responder.expect_many()
 
     def send(self, response: InferResponse, final: bool = True) -> None:
         self._trace.note_tensors(TENSOR_BACKEND_OUTPUT, response.outputs)
         self._responder.send(response, final)
 
-    def end(self) -> None:
-        self._responder.end()
 
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        self._responder.fail(error, final)
-
-    def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        self._responder.watch_cancellation(callback)
-
-
-class _ClientTracedResponder:
+class _ClientTracedResponder(ForwardingResponder):
     """Writes down how the request of a client is answered, and ends its trace."""
 
-    __slots__ = ("_is_complete", "_protocol", "_responder", "_trace")
+    __slots__ = ("_is_complete", "_protocol", "_trace")
 
     def __init__(self, responder: Responder, trace: TraceRecord, protocol: str) -> None:
-        self._responder = responder
+        super().__init__(responder)
         self._trace = trace
         self._protocol = protocol
         self._is_complete = False
-
-    def expect_many(self) -> None:
-        self._responder.expect_many()
 
     def send(self, response: InferResponse, final: bool = True) -> None:
         self._tell(lambda: self._responder.send(response, final), final)
@@ -149,9 +135,6 @@ class _ClientTracedResponder:
 
     def fail(self, error: ServeError, final: bool = True) -> None:
         self._tell(lambda: self._responder.fail(error, final), final)
-
-    def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        self._responder.watch_cancellation(callback)
 
     def _tell(self, tell: Callable[[], None], final: bool) -> None:
         trace = self._trace

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 
 from rocserve.core.errors import ServeError
+from rocserve.core.forwarding import ForwardingResponder
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.serving import Responder
 
 
-class LoggedResponder:
+class LoggedResponder(ForwardingResponder):
     """Says in the log what became of a request; never what its tensors hold."""
 
-    __slots__ = ("_log", "_request", "_responder", "_sent", "_started_ns")
+    __slots__ = ("_log", "_request", "_sent", "_started_ns")
 
     def __init__(self, responder: Responder, request: InferRequest, started_ns: int, log: logging.Logger) -> None:
-        self._responder = responder
+        super().__init__(responder)
         self._request = request
         self._started_ns = started_ns
         self._log = log
         self._sent = 0
         inputs = ", ".join(f"{entry.name} {entry.datatype} {list(entry.shape)}" for entry in request.head.inputs)
         self._say("inference of model '%s'%s begins: %s", self._model, self._asked_version, inputs)
-
-    def expect_many(self) -> None:
-        self._responder.expect_many()
 
     def send(self, response: InferResponse, final: bool = True) -> None:
         self._sent += 1
@@ -57,9 +54,6 @@ class LoggedResponder:
             error.text.removeprefix(self._prefix),
         )
         self._responder.fail(error, final)
-
-    def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        self._responder.watch_cancellation(callback)
 
     def _say(self, text: str, *values: object) -> None:
         self._log.debug(f"%s{text}", self._prefix, *values, stacklevel=2)

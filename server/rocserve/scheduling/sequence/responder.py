@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rocserve.core.errors import ServeError
+from rocserve.core.forwarding import ForwardingResponder
 from rocserve.core.requests import InferResponse
 from rocserve.core.serving import Responder
 from rocserve.scheduling.sequence.places import SequenceRequest
 from rocserve.scheduling.sequence.states import StateKeeper
 
 
-class SequenceResponder:
+class SequenceResponder(ForwardingResponder):
     """For models with states, and for those that may ask for the same request again."""
 
-    __slots__ = ("_keeper", "_on_ended", "_responder", "request")
+    __slots__ = ("_keeper", "_on_ended", "request")
 
     def __init__(
         self,
@@ -24,13 +25,10 @@ class SequenceResponder:
         on_ended: Callable[[SequenceRequest], None],
     ) -> None:
         """`on_ended`: called when the request has its last answer, before that is sent."""
-        self._responder = responder
+        super().__init__(responder)
         self.request = request
         self._keeper = keeper
         self._on_ended = on_ended
-
-    def expect_many(self) -> None:
-        self._responder.expect_many()
 
     def send(self, response: InferResponse, final: bool = True) -> None:
         request = self.request
@@ -54,6 +52,3 @@ class SequenceResponder:
         if final:
             self._on_ended(self.request)
         self._responder.fail(error, final)
-
-    def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        self._responder.watch_cancellation(callback)

@@ -10,6 +10,7 @@ import numpy as np
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument
+from rocserve.core.forwarding import ForwardingResponder
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
 from rocserve.core.serving import Responder, ServingTableHolder
@@ -89,7 +90,7 @@ class ClientMemory:
             self._regions.give_back(part)
 
 
-class RegionResponder:
+class RegionResponder(ForwardingResponder):
     """Leaves outputs in regions on their way to whoever waits for them."""
 
     def __init__(
@@ -105,14 +106,11 @@ class RegionResponder:
             parts: by output; given back when the request has ended.
             seen: the regions whose memory the model is given where it lies, each with the end of what it is given.
         """
-        self._responder = responder
+        super().__init__(responder)
         self._parts = parts
         self._seen = seen
         self._give_back = give_back
         self._where = f"in ensemble '{config.name}', " if config.ensemble_steps else ""
-
-    def expect_many(self) -> None:
-        self._responder.expect_many()
 
     def send(self, response: InferResponse, final: bool = True) -> None:
         try:
@@ -137,9 +135,6 @@ class RegionResponder:
         if final:
             self._end()
         self._responder.fail(error, final)
-
-    def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        self._responder.watch_cancellation(callback)
 
     def _end(self) -> None:
         # Before the answer: a client that has it may unregister its regions at once.
