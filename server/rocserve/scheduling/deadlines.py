@@ -6,8 +6,9 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable
 
+from rocserve.scheduling.alarm import Alarm
 from rocserve.scheduling.entry import QueuedRequest
-from rocserve.scheduling.timers import ExactTimers, TimerHandle
+from rocserve.scheduling.timers import ExactTimers
 
 _FEW = 256
 
@@ -20,19 +21,17 @@ class Deadlines:
 
     def __init__(self, timers: ExactTimers, on_due: Callable[[], None]) -> None:
         """`on_due` is called on the timers' thread when `pop_due` has something to give."""
-        self._timers = timers
-        self._on_due = on_due
+        self._alarm = Alarm(timers, on_due)
         self._heap: list[tuple[float, int, QueuedRequest]] = []
         self._numbers = itertools.count()
         self._most = _FEW
-        self._armed: tuple[float, TimerHandle] | None = None
 
     def add(self, entry: QueuedRequest) -> bool:
         """A request that has a time to expire at; True: there are many, and it is time to call `keep_only`."""
         when = entry.expires_at
         assert when is not None
         heapq.heappush(self._heap, (when, next(self._numbers), entry))
-        self._arm(when)
+        self._alarm.set(when)
         return len(self._heap) > self._most
 
     def keep_only(self, entries: Iterable[QueuedRequest]) -> None:
@@ -45,7 +44,7 @@ class Deadlines:
 
     def pop_due(self, now: float) -> list[QueuedRequest]:
         """Those whose time has come, and the timer is set for the next; `now` is time.monotonic()."""
-        self._armed = None
+        self._alarm.rung()
         due: list[QueuedRequest] = []
         while self._heap and self._heap[0][0] <= now:
             when, _, entry = heapq.heappop(self._heap)
@@ -53,12 +52,5 @@ class Deadlines:
             if entry.expires_at == when:
                 due.append(entry)
         if self._heap:
-            self._arm(self._heap[0][0])
+            self._alarm.set(self._heap[0][0])
         return due
-
-    def _arm(self, when: float) -> None:
-        if self._armed is not None:
-            if self._armed[0] <= when:
-                return
-            self._armed[1].cancel()
-        self._armed = (when, self._timers.call_at(when, self._on_due))

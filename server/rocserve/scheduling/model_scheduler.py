@@ -14,6 +14,7 @@ from rocserve.core.requests import InferRequest
 from rocserve.core.serving import Responder, VersionEnding
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.validation import RequestPlan
+from rocserve.scheduling.alarm import Alarm
 from rocserve.scheduling.batch import BatchAnswerer, BatchLayouts, FormedBatch
 from rocserve.scheduling.batch_policy import batch_policy
 from rocserve.scheduling.client_watch import ClientWatch
@@ -25,7 +26,7 @@ from rocserve.scheduling.ordering import AnswerOrder, OrderedResponder
 from rocserve.scheduling.queue import QueueLimits, RequestQueue
 from rocserve.scheduling.ragged_layouts import batch_layouts
 from rocserve.scheduling.rate_limiter import RateLimiter
-from rocserve.scheduling.timers import TimerHandle, Timers
+from rocserve.scheduling.timers import Timers
 from rocserve.workers.channel import BatchOutcome, Channel, WorkerGone
 
 _Work = tuple[Channel, FormedBatch]
@@ -73,7 +74,7 @@ class ModelScheduler:
         self._outage: ServeError | None = None
         self._drained: Callable[[], None] | None = None
         self._deadlines = Deadlines(timers, self._expire)
-        self._delay_timer: tuple[int, TimerHandle] | None = None
+        self._delay = Alarm(timers, self._delay_passed)
         self._clients = ClientWatch(timers, self._lock, self._all_waiting, self._has_waiting, self._client_left)
 
     # Requests
@@ -214,7 +215,7 @@ class ModelScheduler:
         if idle is None and not decision.is_full:
             return None
         if decision.request_count == 0:
-            self._arm_delay(decision.look_again_at_ns)
+            self._delay.set(decision.look_again_at_ns / 1e9)
             return None
         if self._instances.is_limited and not self._instances.claim(channel):
             return None
@@ -346,16 +347,9 @@ class ModelScheduler:
         if (entry.waiting or self._instances.batch_ahead(entry) is not None) and self._deadlines.add(entry):
             self._deadlines.keep_only(self._all_waiting())
 
-    def _arm_delay(self, when_ns: int) -> None:
-        if self._delay_timer is not None:
-            if self._delay_timer[0] <= when_ns:
-                return
-            self._delay_timer[1].cancel()
-        self._delay_timer = (when_ns, self._timers.call_at(when_ns / 1e9, self._delay_passed))
-
     def _delay_passed(self) -> None:
         with self._lock:
-            self._delay_timer = None
+            self._delay.rung()
         self._pump()
 
     def _expire(self) -> None:

@@ -15,6 +15,7 @@ from rocserve.core.sequences import SequenceId
 from rocserve.core.serving import Responder, VersionEnding
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.validation import RequestPlan, RequestValidator
+from rocserve.scheduling.alarm import Alarm
 from rocserve.scheduling.batch import BatchAnswerer, BatchLayouts, FormedBatch
 from rocserve.scheduling.client_watch import ClientWatch
 from rocserve.scheduling.deadlines import Deadlines
@@ -25,7 +26,6 @@ from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.ragged_layouts import batch_layouts
 from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.sequence.admission import Admission
-from rocserve.scheduling.sequence.alarm import Alarm
 from rocserve.scheduling.sequence.book import SequenceBook
 from rocserve.scheduling.sequence.controls import ControlTensors
 from rocserve.scheduling.sequence.dressing import Dressing
