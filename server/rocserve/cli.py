@@ -63,7 +63,9 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, Verb]]:
     from rocserve.tools.verbs import add_model_verbs
 
     parser = argparse.ArgumentParser(
-        prog="rocserve", description="Serve a repository of models over KServe v2 gRPC.", allow_abbrev=False
+        prog="rocserve",
+        description="Serve a repository of models over KServe v2, by gRPC and HTTP.",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"rocserve {rocserve.__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
@@ -186,7 +188,7 @@ def _serve(options: argparse.Namespace) -> int:
     try:
         log = ServerLog(settings.log)
     except OSError as error:
-        print(f"rocserve serve: the log file cannot be opened: {error}", file=sys.stderr)
+        print(f"rocserve serve: --log-file={settings.log.file}: {error.strerror or error}", file=sys.stderr)
         return 2
 
     from rocserve.backends.registry import discover_backends

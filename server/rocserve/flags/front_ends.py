@@ -7,7 +7,9 @@ from pathlib import Path
 from rocserve.flags.flag import Flag
 from rocserve.flags.values import (
     COUNT,
+    MESSAGE_BYTES,
     MILLISECONDS,
+    PORT,
     POSITIVE,
     POSITIVE_MILLISECONDS,
     boolean,
@@ -18,7 +20,7 @@ from rocserve.flags.values import (
 HTTP = (
     Flag("allow-http", "http.allow", boolean, "serve HTTP/REST (default true)"),
     Flag("http-address", "http.address", str, "the address to listen on (default 0.0.0.0)", value="ADDRESS"),
-    Flag("http-port", "http.port", COUNT, "the port to listen on; 0 = any free one (default 8000)", value="PORT"),
+    Flag("http-port", "http.port", PORT, "the port to listen on; 0 = any free one (default 8000)"),
     Flag("reuse-http-port", "http.reuse_port", boolean, "let several servers share the port (default false)"),
     Flag(
         "http-thread-count",
@@ -51,7 +53,7 @@ HTTP = (
 GRPC = (
     Flag("allow-grpc", "grpc.allow", boolean, "serve gRPC (default true)"),
     Flag("grpc-address", "grpc.address", str, "the address to listen on (default 0.0.0.0)", value="ADDRESS"),
-    Flag("grpc-port", "grpc.port", COUNT, "the port to listen on; 0 = any free one (default 8001)", value="PORT"),
+    Flag("grpc-port", "grpc.port", PORT, "the port to listen on; 0 = any free one (default 8001)"),
     Flag("reuse-grpc-port", "grpc.reuse_port", boolean, "let several servers share the port (default false)"),
     Flag(
         "grpc-transport",
@@ -70,7 +72,7 @@ GRPC = (
     Flag(
         "grpc-max-message-bytes",
         "grpc.max_message_bytes",
-        POSITIVE,
+        MESSAGE_BYTES,
         "the largest message, either way (default 2147483647)",
     ),
     Flag(

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from rocserve.flags.flag import Flag
-from rocserve.flags.values import COUNT, POSITIVE_MILLISECONDS, boolean, part_of, scoped_setting, setting
+from rocserve.flags.values import COUNT, PORT, POSITIVE_MILLISECONDS, boolean, part_of, scoped_setting, setting
 
 METRICS = (
     Flag("allow-metrics", "metrics.allow", boolean, "serve metrics over HTTP, at /metrics (default true)"),
     Flag("metrics-address", "metrics.address", str, "the address to listen on (default 0.0.0.0)", value="ADDRESS"),
-    Flag("metrics-port", "metrics.port", COUNT, "the port to listen on; 0 = any free one (default 8002)", value="PORT"),
+    Flag("metrics-port", "metrics.port", PORT, "the port to listen on; 0 = any free one (default 8002)"),
     Flag(
         "metrics-interval-ms",
         "metrics.interval_ms",

@@ -164,9 +164,10 @@ def _check_restricted(flag: str, kind: str, groups: Sequence[RestrictedProtocols
 
 
 def _check_certificates(grpc: GrpcSettings) -> None:
-    for path in (grpc.server_cert, grpc.server_key, grpc.root_cert):
+    files = {"server-cert": grpc.server_cert, "server-key": grpc.server_key, "root-cert": grpc.root_cert}
+    for name, path in files.items():
         if path is not None and not path.is_file():
-            raise FlagError(f"the certificate or key file {path} does not exist")
+            raise FlagError(f"--grpc-{name}={path}: there is no such file")
     if (grpc.use_ssl or grpc.use_ssl_mutual) and not (grpc.server_cert and grpc.server_key):
         raise FlagError("TLS needs --grpc-server-cert and --grpc-server-key")
     if grpc.use_ssl_mutual and not grpc.root_cert:

@@ -12,7 +12,7 @@ from rocserve.flags.values import (
     boolean,
     folder,
     rate_limit_resource,
-    scoped_setting,
+    setting_of,
 )
 from rocserve.settings import ControlMode
 
@@ -121,7 +121,7 @@ SERVER = (
     Flag(
         "cache-config",
         "cache",
-        scoped_setting,
+        setting_of("local,size=BYTES"),
         "the response cache, e.g. local,size=104857600; repeatable",
         repeatable=True,
         value="local,SETTING=VALUE",
@@ -137,7 +137,7 @@ SERVER = (
     Flag(
         "host-policy",
         "host_policies",
-        scoped_setting,
+        setting_of("POLICY,SETTING=VALUE"),
         "where the instances of a host policy run: gpu_0,numa-node=0 or gpu_0,cpu-cores=0-3; repeatable",
         repeatable=True,
         value="POLICY,SETTING=VALUE",

@@ -36,26 +36,34 @@ def folder(text: str) -> str:
     return str(Path(text).expanduser().absolute())
 
 
-def at_least(minimum: float, kind: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A parser of numbers from `minimum` on, for argparse."""
+def at_least(minimum: float, kind: Callable[[str], Any], most: int | None = None) -> Callable[[str], Any]:
+    """A parser of numbers from `minimum` on, for argparse; `most`: None = without an end."""
 
     def parse(text: str) -> Any:
         try:
             value = kind(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"expected a number, got '{text}'") from None
-        if value < minimum:
+        # Also of what is no number, such as "nan", which is not less than anything.
+        if not value >= minimum:
             raise argparse.ArgumentTypeError(f"expected at least {minimum:g}, got '{text}'")
+        if most is not None and value > most:
+            raise argparse.ArgumentTypeError(f"expected at most {most}, got '{text}'")
         return value
 
     return parse
 
 
-COUNT = at_least(0, int)
+LARGEST_INT32 = (1 << 31) - 1
+"""What gRPC's core can hold."""
+
+PORT = at_least(0, int, most=65535)
+COUNT = at_least(0, int, most=LARGEST_INT32)
 POSITIVE = at_least(1, int)
+MESSAGE_BYTES = at_least(1, int, most=LARGEST_INT32)
 SECONDS = at_least(0, float)
-MILLISECONDS = at_least(0, int)
-POSITIVE_MILLISECONDS = at_least(1, int)
+MILLISECONDS = at_least(0, int, most=LARGEST_INT32)
+POSITIVE_MILLISECONDS = at_least(1, int, most=LARGEST_INT32)
 
 
 def setting(text: str) -> tuple[str, str]:
@@ -72,6 +80,19 @@ def scoped_setting(text: str) -> tuple[str, str, str]:
     if separator and "=" not in first:
         return (first, *setting(rest))
     return ("", *setting(text))
+
+
+def setting_of(form: str) -> Callable[[str], tuple[str, str, str]]:
+    """A parser of `scope,name=value`, without which it makes no sense. `form`: what the error shows."""
+
+    def parse(text: str) -> tuple[str, str, str]:
+        scope, _, rest = text.partition(",")
+        name, equals, value = rest.partition("=")
+        if "=" in scope or not (scope and name and equals):
+            raise argparse.ArgumentTypeError(f"expected {form}, got '{text}'")
+        return scope, name, value
+
+    return parse
 
 
 def part_of(scope: str, name: str) -> Callable[[str], tuple[str, str, str]]:

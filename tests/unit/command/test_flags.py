@@ -164,3 +164,30 @@ def test_folders_for_workers_must_be_there(tmp_path: Path) -> None:
     assert allowed.worker_load_folders == (tmp_path,)
     with pytest.raises(FlagError, match=r"--allow-worker-load=.*none: there is no such folder"):
         settings(f"--model-repository={tmp_path}", f"--allow-worker-load={tmp_path / 'none'}")
+
+
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [
+        ("--http-port=70000", "expected at most 65535, got '70000'"),
+        ("--grpc-port=65536", "expected at most 65535, got '65536'"),
+        ("--metrics-port=-1", "expected at least 0, got '-1'"),
+        ("--grpc-keepalive-time=99999999999", "expected at most 2147483647, got '99999999999'"),
+        ("--grpc-max-message-bytes=4294967296", "expected at most 2147483647, got '4294967296'"),
+        ("--exit-timeout-secs=nan", "expected at least 0, got 'nan'"),
+        ("--host-policy=gpu_0", "expected POLICY,SETTING=VALUE, got 'gpu_0'"),
+        ("--host-policy=numa-node=0", "expected POLICY,SETTING=VALUE, got 'numa-node=0'"),
+        ("--cache-config=local", "expected local,size=BYTES, got 'local'"),
+        ("--cache-config=size=100", "expected local,size=BYTES, got 'size=100'"),
+    ],
+)
+def test_values_that_cannot_be(flag: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        settings(f"--model-repository={tmp_path}", flag)
+    assert capsys.readouterr().err.endswith(f"argument {flag.partition('=')[0]}: {text}\n")
+
+
+@pytest.mark.parametrize("name", ["grpc-server-cert", "grpc-server-key", "grpc-root-cert"])
+def test_a_certificate_that_is_not_there_is_named_by_its_flag(name: str, tmp_path: Path) -> None:
+    with pytest.raises(FlagError, match=f"^--{name}={tmp_path}: there is no such file$"):
+        settings(f"--model-repository={tmp_path}", "--grpc-use-ssl", f"--{name}={tmp_path}")

@@ -247,10 +247,17 @@ def binding_error(options: TransportOptions) -> OSError:
         number, reason = error.errno or errno.EADDRNOTAVAIL, error.strerror or str(error)
     else:
         if options.secure:
-            used = [str(path) for path in (options.server_cert, options.server_key, options.root_cert) if path]
+            used = ", ".join(str(path) for path in (options.server_cert, options.server_key, options.root_cert) if path)
             return OSError(errno.EINVAL, f"cannot serve gRPC with TLS: expected PEM files that belong together: {used}")
         number, reason = errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)
-    return OSError(number, f"cannot serve gRPC at {where}: {reason}; choose another address or port")
+    return OSError(number, f"cannot serve gRPC at {where}: {reason}; {_way_out(number)}")
+
+
+def _way_out(number: int) -> str:
+    # Names that cannot be resolved have numbers below zero.
+    if number == errno.EADDRNOTAVAIL or number < 0:
+        return "name an address of this machine with --grpc-address"
+    return "name another with --grpc-port, or switch gRPC off with --allow-grpc=false"
 
 
 def status_text(text: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from rocserve.observability.tracing.json_sink import JsonSink
 from rocserve.observability.tracing.options import TraceConfig, TraceLevel, TraceOptions, trace_options
+from rocserve.observability.tracing.trace_file import why_unwritable
 from rocserve.observability.tracing.tracing import TraceSink, Tracing
 
 NEEDS_EXTRA = (
@@ -34,6 +35,8 @@ def _create_sink(options: TraceOptions, service_name: str, log: logging.Logger) 
     if options.mode == "triton":
         if options.values.level is not TraceLevel.OFF and not options.file:
             log.warning("nothing is traced: the trace file is not named; --trace-config=triton,file=FILE does so")
+        elif options.file and (why := why_unwritable(options.file)):
+            log.warning("traces will be lost: the trace file %s cannot be written: %s", options.file, why)
         return JsonSink(options.file, log)
     if options.values.level & TraceLevel.TENSORS:
         log.warning("Tensor level tracing is not supported by the mode: opentelemetry")

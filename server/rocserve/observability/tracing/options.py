@@ -156,6 +156,8 @@ def _spans(config: TraceConfig, environment: Mapping[str, str]) -> tuple[SpanOpt
         if scope.lower() != "opentelemetry":
             continue
         if name == "url":
+            if not value.lower().startswith(("http://", "https://")):
+                raise ValueError(f"opentelemetry,url={value}: expected http://HOST:PORT/PATH, such as {_DEFAULT_URL}")
             url = value
         elif name == "resource":
             key, equals, text = value.partition("=")

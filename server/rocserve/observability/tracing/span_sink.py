@@ -30,6 +30,8 @@ from rocserve.observability.tracing.writer_thread import WriterThread
 _TRACER = "rocserve"
 _COMPUTE = (COMPUTE_START, COMPUTE_INPUT_END, COMPUTE_OUTPUT_START, COMPUTE_END)
 _CLOSE_MS = 5000
+_EXPORTER_LOG = "opentelemetry"
+_SECONDS_BETWEEN_REMARKS = 60.0
 
 
 class SpanSink:
@@ -51,6 +53,8 @@ class SpanSink:
             max_export_batch_size=options.max_export_batch_size,
         )
         provider.add_span_processor(self._processor)
+        self._remarks = _Remarks(log)
+        logging.getLogger(_EXPORTER_LOG).addHandler(self._remarks)
         self._provider = provider
         self._tracer = provider.get_tracer(_TRACER)
         # Making spans takes some time as well; sending them has a thread of the processor's.
@@ -68,6 +72,7 @@ class SpanSink:
         self._writer.close()
         self._processor.force_flush(_CLOSE_MS)
         self._provider.shutdown()
+        logging.getLogger(_EXPORTER_LOG).removeHandler(self._remarks)
 
     # On the writer's thread
 
@@ -146,6 +151,21 @@ def _resource(options: SpanOptions, service_name: str) -> Resource:
     if SERVICE_NAME in options.resource or not str(found.attributes[SERVICE_NAME]).startswith("unknown_service"):
         return found
     return found.merge(Resource({SERVICE_NAME: service_name}))
+
+
+class _Remarks(logging.Handler):
+    """Brings what the exporter says into the server's log, one remark a minute: it repeats itself while a collector is
+    away."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
+        self._next = 0.0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.created >= self._next:
+            self._next = record.created + _SECONDS_BETWEEN_REMARKS
+            self._log.warning("spans cannot be sent: %s", record.getMessage())
 
 
 class _GivenIds(IdGenerator):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from io import FileIO
 from pathlib import Path
 
@@ -66,6 +68,21 @@ class TraceFile:
         if not self._is_failing:
             self._log.error("failed creating trace file %s: %s; traces are lost", path, error.strerror or error)
         self._is_failing = True
+
+
+def why_unwritable(path: str) -> str:
+    """Why a file cannot be written there, as far as can be told without making it; empty = it seems that it can."""
+    file = Path(path)
+    folder = file.parent
+    if file.is_dir():
+        number = errno.EISDIR
+    elif not folder.is_dir():
+        number = errno.ENOENT
+    elif not os.access(file if file.exists() else folder, os.W_OK):
+        number = errno.EACCES
+    else:
+        return ""
+    return os.strerror(number)
 
 
 def _write_all(file: FileIO, data: bytes) -> None:

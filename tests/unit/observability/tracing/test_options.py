@@ -104,6 +104,12 @@ def test_what_is_refused(setting: tuple[str, str, str], text: str) -> None:
             "opentelemetry,resource=vision: expected KEY=VALUE, such as service.name=vision",
         ),
         (
+            "url",
+            "collector:4318",
+            {},
+            "opentelemetry,url=collector:4318: expected http://HOST:PORT/PATH, such as http://localhost:4318/v1/traces",
+        ),
+        (
             "bsp_schedule_delay",
             "soon",
             {},

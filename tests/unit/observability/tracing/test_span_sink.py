@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
+import socket
 import sys
 from collections.abc import Iterator
 
 import pytest
 from support.collector import Collector, attributes, events
+from support.server import wait_until
 
 from rocserve.observability.tracing.creation import create_tracing
 from rocserve.observability.tracing.tracing import Tracing
@@ -20,6 +23,13 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 def collector() -> Iterator[Collector]:
     with Collector() as running:
         yield running
+
+
+@pytest.fixture
+def unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def tracing(collector: Collector, *config: tuple[str, str, str], environment: dict[str, str] | None = None) -> Tracing:
@@ -141,3 +151,35 @@ def test_tensors_have_no_place_in_spans(collector: Collector, caplog: pytest.Log
     assert not group.begin("m", "1", "", 0, 1).wants_tensors
     traces.close()
     assert "Tensor level tracing is not supported by the mode: opentelemetry" in caplog.messages
+
+
+def test_a_collector_that_is_not_there_is_said_once_in_the_log(
+    unused_port: int, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    url = f"http://127.0.0.1:{unused_port}/v1/traces"
+    traces = create_tracing(
+        (
+            ("", "mode", "opentelemetry"),
+            ("", "level", "TIMESTAMPS"),
+            ("", "rate", "1"),
+            ("opentelemetry", "url", url),
+            ("opentelemetry", "bsp_schedule_delay", "20"),
+        ),
+        "my server",
+        LOG,
+        {},
+    )
+    group = traces.begin("m", {})
+    assert group is not None
+    group.begin("m", "1", "", 0, 1).end()
+
+    def remarks() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == LOG.name]
+
+    wait_until(remarks, what="the word in the log")
+    # A second one of the exporter's is not passed on.
+    logging.getLogger("opentelemetry.exporter").warning("once more")
+    traces.close()
+    assert [re.sub(": .*", "", text) for text in remarks()] == ["spans cannot be sent"]
+    assert "Connection refused" in remarks()[0]
+    assert capfd.readouterr().err == ""

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from pathlib import Path
 
 import pytest
 from support.observation import HeldSink
 
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.observability.tracing.creation import create_tracing
 from rocserve.observability.tracing.options import TraceConfig, TraceLevel, trace_options
 from rocserve.observability.tracing.record import SpanContext, client_context
 from rocserve.observability.tracing.tracing import Tracing
 
 ON: TraceConfig = (("", "level", "TIMESTAMPS"), ("", "rate", "1"), ("triton", "file", "/nowhere"))
 SPANS: TraceConfig = (("", "mode", "opentelemetry"), ("", "level", "TIMESTAMPS"))
+LOG = logging.getLogger("rocserve.test.tracing")
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -157,3 +161,16 @@ def test_headers_that_are_none(header: str) -> None:
 def test_a_header_of_a_later_version() -> None:
     context = client_context({"traceparent": f"01{TRACEPARENT[2:]}-more"})
     assert context == SpanContext(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331)
+
+
+@pytest.mark.parametrize(
+    ("place", "why"), [("gone/trace.json", "No such file or directory"), ("", "Is a directory"), ("trace.json", "")]
+)
+def test_a_trace_file_that_cannot_be_written_is_said_at_the_start(
+    place: str, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / place
+    create_tracing((("", "level", "TIMESTAMPS"), ("triton", "file", str(path))), "server", LOG, {}).close()
+    said = f"traces will be lost: the trace file {path} cannot be written: {why}"
+    assert caplog.messages == ([said] if why else [])
+    assert path.exists() == (place == ""), "nothing is made by the look"
