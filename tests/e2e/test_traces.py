@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -107,7 +108,13 @@ class TraceFile:
 
     @property
     def entries(self) -> list[dict[str, Any]]:
-        return json.loads(self.path.read_text()) if self.path.exists() else []
+        """Read again where the server was in the middle of writing."""
+        for _ in range(100):
+            try:
+                return json.loads(self.path.read_text()) if self.path.exists() else []
+            except json.JSONDecodeError:
+                time.sleep(0.02)
+        raise AssertionError(f"{self.path} is no JSON")
 
     def wait_for(self, request_id: str) -> list[dict[str, Any]]:
         """A client's request and those that came of it, once they are there: the head of each, `stamps` by name,
