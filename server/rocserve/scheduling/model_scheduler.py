@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest
 from rocserve.core.serving import Responder, VersionEnding
 from rocserve.core.statistics import ModelStatistics
@@ -26,6 +25,7 @@ from rocserve.scheduling.ordering import AnswerOrder, OrderedResponder
 from rocserve.scheduling.queue import QueueLimits, RequestQueue
 from rocserve.scheduling.ragged_layouts import batch_layouts
 from rocserve.scheduling.rate_limiter import RateLimiter
+from rocserve.scheduling.refusals import cancelled, not_handed_over, refuse
 from rocserve.scheduling.timers import Timers
 from rocserve.workers.channel import BatchOutcome, Channel, WorkerGone
 
@@ -125,19 +125,14 @@ class ModelScheduler:
         with self._lock:
             removed = self._queue.remove(entry)
         if removed:
-            self._tell_cancelled(entry)
+            self._refuse(entry, cancelled())
             self._report_drained()
         else:
             self._timers.call_soon(lambda: self._cancel_ahead(entry))
 
     def _cancel_ahead(self, entry: QueuedRequest) -> None:
         if self._drop_ahead(entry):
-            self._tell_cancelled(entry)
-
-    def _tell_cancelled(self, entry: QueuedRequest) -> None:
-        self._statistics.record_cancellation(entry.queue_start_ns, time.monotonic_ns())
-        entry.note_unrun()
-        _out_of_turn(entry).fail(ServeError(StatusCode.CANCELLED, "the request was cancelled before it ran"))
+            self._refuse(entry, cancelled())
 
     def _drop_ahead(self, entry: QueuedRequest) -> bool:
         """On the completion thread, where answers come too: whether the request waits in a worker behind others, and is
@@ -172,7 +167,7 @@ class ModelScheduler:
             self._outage = outage
             entries = self._queue.clear()
         for entry in entries:
-            self._reject(entry, outage)
+            self._refuse(entry, outage)
         self._report_drained()
 
     def _granted(self) -> None:
@@ -263,18 +258,13 @@ class ModelScheduler:
         except WorkerGone:
             self._take_back(channel, batch)
         except Exception as error:
-            self._log.exception(
-                "%sa batch of model '%s' could not be handed to its worker",
-                request_prefix([entry.request.id for entry in batch.entries]),
-                self._config.name,
-            )
+            failure = not_handed_over(batch, error, self._config.name, self._log)
             self._layouts.forget(batch)
             with self._lock:
                 self._running -= 1
                 self._instances.end(channel, batch, 0)
-            failure = ServeError(StatusCode.INTERNAL, f"the batch could not be handed to the worker: {error}")
             for entry in batch.undropped:
-                self._reject(entry, failure)
+                self._refuse(entry, failure)
             self._report_drained()
             # Not in here: the next batch may fail as well, and so on for all that wait.
             self._timers.call_soon(self._pump)
@@ -293,7 +283,7 @@ class ModelScheduler:
                         self._note_deadline(entry)
         if outage is not None:
             for entry in batch.undropped:
-                self._reject(entry, outage)
+                self._refuse(entry, outage)
             self._report_drained()
         self._pump()
 
@@ -326,10 +316,8 @@ class ModelScheduler:
         if self._drained is not None:
             self._report_drained()
 
-    def _reject(self, entry: QueuedRequest, error: ServeError) -> None:
-        self._statistics.record_rejection(entry.queue_start_ns, time.monotonic_ns())
-        entry.note_unrun()
-        _out_of_turn(entry).fail(error)
+    def _refuse(self, entry: QueuedRequest, error: ServeError) -> None:
+        refuse(entry, error, self._statistics)
 
     # Timers
 
@@ -370,17 +358,11 @@ class ModelScheduler:
         for entry in expired:
             deadline = entry.request.deadline
             if deadline is not None and deadline <= now:
-                self._reject(entry, ServeError(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"))
+                self._refuse(entry, ServeError(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"))
             else:
-                self._reject(entry, unavailable("Request timeout expired"))
+                self._refuse(entry, unavailable("Request timeout expired"))
         if due:
             # One that is gone, or comes later now, may have been in the way of a batch.
             self._pump()
         if expired:
             self._report_drained()
-
-
-def _out_of_turn(entry: QueuedRequest) -> Responder:
-    """Who answers a request that has not run: it need not wait for the answers to others."""
-    responder = entry.responder
-    return responder.out_of_turn() if isinstance(responder, OrderedResponder) else responder

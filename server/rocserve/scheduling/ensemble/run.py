@@ -38,6 +38,7 @@ from rocserve.core.validation import RequestPlan
 from rocserve.scheduling.ensemble.graph import EnsemblePlan
 from rocserve.scheduling.ensemble.inflight import InflightLimit
 from rocserve.scheduling.ensemble.outbox import Outbox
+from rocserve.scheduling.refusals import cancelled
 
 if TYPE_CHECKING:
     from rocserve.scheduling.ensemble.version import EnsembleVersion
@@ -248,7 +249,7 @@ class EnsembleRun:
             self.watch_cancellation(self._cancelled_while_waiting)
 
     def _cancelled_while_waiting(self) -> None:
-        self.step_failed(ServeError(StatusCode.CANCELLED, "the request was cancelled before it ran"))
+        self.step_failed(cancelled())
 
     # The answer
 

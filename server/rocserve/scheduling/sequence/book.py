@@ -6,9 +6,10 @@ import heapq
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 
-from rocserve.core.errors import ServeError, StatusCode, unavailable
+from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.sequences import SequenceId
 from rocserve.scheduling.queue import QueueFull, QueueLimits
+from rocserve.scheduling.refusals import cancelled
 from rocserve.scheduling.sequence.places import Backlog, Place, SequenceInstance, SequenceRequest, Slot
 
 _REMEMBERED_LOSSES = 10_000
@@ -268,7 +269,3 @@ class SequenceBook:
     def _drop(self, request: SequenceRequest) -> None:
         self.count -= 1
         self._nbytes -= request.nbytes
-
-
-def cancelled() -> ServeError:
-    return ServeError(StatusCode.CANCELLED, "the request was cancelled before it ran")

@@ -10,7 +10,8 @@ from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.instances import InstancePool
 from rocserve.scheduling.ordering import AnswerOrder, OrderedResponder
-from rocserve.scheduling.sequence.book import SequenceBook, cancelled
+from rocserve.scheduling.refusals import cancelled
+from rocserve.scheduling.sequence.book import SequenceBook
 from rocserve.scheduling.sequence.dressing import NOBODY
 from rocserve.scheduling.sequence.places import SequenceInstance, SequenceRequest, Slot
 from rocserve.scheduling.sequence.strategies import Strategy

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from rocserve.core.errors import ServeError, internal
+from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import SequenceId
@@ -25,6 +25,7 @@ from rocserve.scheduling.open_requests import RequestBatches
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.ragged_layouts import batch_layouts
 from rocserve.scheduling.rate_limiter import RateLimiter
+from rocserve.scheduling.refusals import not_handed_over, refuse
 from rocserve.scheduling.sequence.admission import Admission
 from rocserve.scheduling.sequence.book import SequenceBook
 from rocserve.scheduling.sequence.controls import ControlTensors
@@ -32,7 +33,6 @@ from rocserve.scheduling.sequence.dressing import Dressing
 from rocserve.scheduling.sequence.homes import SequenceHomes
 from rocserve.scheduling.sequence.instances import SequenceInstances, once_more
 from rocserve.scheduling.sequence.places import SequenceInstance, SequenceRequest, Slot
-from rocserve.scheduling.sequence.refusals import refuse
 from rocserve.scheduling.sequence.responder import SequenceResponder
 from rocserve.scheduling.sequence.states import StateKeeper
 from rocserve.scheduling.sequence.strategies import strategy_of
@@ -299,14 +299,13 @@ class SequenceScheduler:
             self._layouts.forget(batch)
             self._fail(instance, batch, gone.text)
         except Exception as error:
-            self._log.exception("a batch of model '%s' could not be handed to its worker", self._config.name)
+            failure = not_handed_over(batch, error, self._config.name, self._log)
             self._layouts.forget(batch)
             with self._lock:
                 self._running -= 1
                 self._instances.pool.end(channel, batch, 0)
                 for entry in batch.undropped:
                     self._instances.done(entry, time.monotonic())
-            failure = internal(f"the batch could not be handed to the worker: {error}")
             for entry in batch.undropped:
                 self._refuse(entry, failure)
             self._report_drained()
