@@ -25,6 +25,7 @@ from rocserve.repository.item_version import ItemVersionLoader
 from rocserve.repository.machine import ThisMachine
 from rocserve.repository.model_repository import ModelRepository
 from rocserve.repository.settings import RepositorySettings
+from rocserve.repository.summary import summary
 from rocserve.repository.version_loader import WorkerVersionLoader
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.rate_limiter import RateLimiter
@@ -197,6 +198,7 @@ class Server:
             self._log.error("ending because of models that failed to load; --exit-on-error=false serves the others")
             stopped.cancel()
             return 1
+        self._log.info("%s", summary(self._repository.index(ready_only=False)))
         await stopped
         return 0
 
