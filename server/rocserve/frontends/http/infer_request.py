@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from rocserve.core.errors import ServeError, invalid_argument
-from rocserve.core.requests import NO_PARAMETERS, InferRequest, InputHead, ParameterValue, RequestedOutput
+from rocserve.core.requests import (
+    NO_PARAMETERS,
+    InferRequest,
+    InputHead,
+    ParameterValue,
+    RequestedOutput,
+    RequestHead,
+)
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.answer_form import AnswerForm
 from rocserve.frontends.http.json_text import parse_json
@@ -15,14 +23,31 @@ from rocserve.frontends.http.request_heads import RequestHeads
 from rocserve.frontends.http.request_parameters import RequestParameters
 from rocserve.frontends.http.tensor_json import raw_contents
 
+REMEMBERED_TEXTS = 1024
+LONGEST_REMEMBERED_TEXT = 4096
+"""Bytes. Both bound the memory that clients can make the reader take."""
+
 _SHARED_MEMORY_NUMBERS = ("shared_memory_offset", "shared_memory_byte_size")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _RememberedText:
+    """JSON that holds nothing of one request alone: its tensors stand behind it, and it has no id."""
+
+    head: RequestHead
+    form: AnswerForm
+    parts: tuple[slice, ...]
+    """Where the inputs lie in the body."""
+    body_length: int
+
+
 class InferRequestReader:
-    """Reads the JSON and what stands behind it."""
+    """Reads the JSON and what stands behind it. Clients send the same JSON again and again, with other tensors: it is
+    parsed once. Called on the event loop."""
 
     def __init__(self, heads: RequestHeads) -> None:
         self._heads = heads
+        self._texts: dict[tuple[str, str, bytes], _RememberedText] = {}
 
     def read(
         self, body: Buffer, header_length: int, model_name: str, model_version: str
@@ -36,6 +61,30 @@ class InferRequestReader:
             ServeError: with Triton's codes and words.
         """
         view = memoryview(body)
+        if header_length > LONGEST_REMEMBERED_TEXT:
+            return self._parse(view, header_length, model_name, model_version)
+        key = (model_name, model_version, bytes(view[:header_length]))
+        known = self._texts.get(key)
+        # A body of another length does not fit its JSON, and is refused.
+        if known is not None and known.body_length == len(view):
+            return InferRequest(known.head, "", [view[part] for part in known.parts]), known.form
+        request, form = self._parse(view, header_length, model_name, model_version)
+        if not request.id and request.sequence is None and all(isinstance(data, memoryview) for data in request.data):
+            self._remember(key, request, form, header_length)
+        return request, form
+
+    def _remember(self, key: tuple[str, str, bytes], request: InferRequest, form: AnswerForm, start: int) -> None:
+        parts: list[slice] = []
+        for data in request.data:
+            parts.append(slice(start, start + len(data)))
+            start += len(data)
+        if len(self._texts) >= REMEMBERED_TEXTS:
+            self._texts.clear()
+        self._texts[key] = _RememberedText(request.head, form, tuple(parts), start)
+
+    def _parse(
+        self, view: memoryview, header_length: int, model_name: str, model_version: str
+    ) -> tuple[InferRequest, AnswerForm]:
         head = parse_json(view[:header_length])
         request_id = read_id(head)
         entry = find(head, "parameters")

@@ -6,14 +6,18 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rocserve.core.datatypes import DataType
 from rocserve.core.requests import InferResponse
 from rocserve.core.tensors import Buffer, Tensor
 from rocserve.frontends.http.answer_form import AnswerForm
 from rocserve.frontends.http.json_text import json_bytes
 from rocserve.frontends.http.tensor_json import element_slices
 
+REMEMBERED_TEXTS = 1024
 MANY_ELEMENTS = 10_000
 """From here on it takes milliseconds to write them as JSON."""
+
+_Key = tuple[str | DataType | tuple[int, ...] | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,35 @@ class InferBody:
 def detached(response: InferResponse) -> InferResponse:
     """The response on memory of its own, for whoever answers later."""
     return replace(response, outputs=[tensor.copied() for tensor in response.outputs])
+
+
+class InferBodyWriter:
+    """Writes bodies, and remembers the JSON of those that are all binary: it is the same from answer to answer, but for
+    the id. May be called from several threads."""
+
+    def __init__(self) -> None:
+        # Threads may both write what is new; the dict's own operations are atomic.
+        self._texts: dict[_Key, bytes] = {}
+
+    def write(self, response: InferResponse, form: AnswerForm) -> InferBody:
+        """See `infer_body`."""
+        if response.parameters or form.shared:
+            return infer_body(response, form)
+        said: list[str | DataType | tuple[int, ...] | int] = [response.model_name, response.model_version]
+        for tensor in response.outputs:
+            if not form.is_binary(tensor.name):
+                return infer_body(response, form)
+            said += (tensor.name, tensor.datatype, tensor.shape, len(tensor.data))
+        key = tuple(said)
+        text = self._texts.get(key)
+        if text is None:
+            text = infer_body(replace(response, id=""), form).json
+            if len(self._texts) >= REMEMBERED_TEXTS:
+                self._texts.clear()
+            self._texts[key] = text
+        if response.id:
+            text = b'{"id":%b,%b' % (json_bytes(response.id), text[1:])
+        return InferBody(text, [tensor.data for tensor in response.outputs if len(tensor.data)])
 
 
 def infer_body(response: InferResponse, form: AnswerForm) -> InferBody:

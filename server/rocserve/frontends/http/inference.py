@@ -17,7 +17,7 @@ from rocserve.frontends.http.body import BodyReader
 from rocserve.frontends.http.encodings import IDENTITY, compressed, request_encoding, response_encoding
 from rocserve.frontends.http.errors import JSON, PLAIN, HttpError, error_response, not_allowed
 from rocserve.frontends.http.infer_request import InferRequestReader, id_of_refused
-from rocserve.frontends.http.infer_response import InferBody, infer_body, takes_long
+from rocserve.frontends.http.infer_response import InferBody, InferBodyWriter, takes_long
 from rocserve.frontends.http.listener import SERVER_NAME
 from rocserve.frontends.http.origin import Arrival
 from rocserve.frontends.http.places import Place
@@ -50,6 +50,7 @@ class InferHandler:
         self._forwarding = forwarding
         self._heads = RequestHeads()
         self._reader = InferRequestReader(self._heads)
+        self._writer = InferBodyWriter()
 
     async def answer(self, request: web.BaseRequest, place: Place) -> web.StreamResponse:
         """The answer to one infer request; one that is sent in parts has been sent.
@@ -96,9 +97,9 @@ class InferHandler:
             return error_response(outcome, JSON if responder.is_refused else PLAIN)
         try:
             if takes_long(outcome, form):
-                body = await asyncio.to_thread(infer_body, outcome, form)
+                body = await asyncio.to_thread(self._writer.write, outcome, form)
             else:
-                body = infer_body(outcome, form)
+                body = self._writer.write(outcome, form)
         except ServeError as error:
             return error_response(error, PLAIN)
         return await _response(request, body, response_encoding(request.headers.get("Accept-Encoding")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Mapping
 
@@ -24,6 +25,8 @@ from rocserve.services.methods import Method, SlowMethod
 from rocserve.services.restrictions import Restriction, restrictions
 from rocserve.settings import HttpSettings
 
+_REMEMBERED_PATHS = 1024
+
 
 class HttpService:
     """Answers requests, on the event loop."""
@@ -43,6 +46,7 @@ class HttpService:
         forwarding = header_forwarding(settings.header_forward_pattern)
         self._infer = InferHandler(inference, tables, self._bodies, forwarding)
         self._generate = GenerateHandler(inference, tables, self._bodies)
+        self._find_destination = functools.lru_cache(_REMEMBERED_PATHS)(find_destination)
         self._tasks: set[asyncio.Task[object]] = set()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -58,7 +62,7 @@ class HttpService:
             return error_response(internal(f"{type(error).__name__}: {error}"))
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        destination = find_destination(request.method, request.rel_url.raw_path)
+        destination = self._find_destination(request.method, request.rel_url.raw_path)
         if destination is None:
             raise not_found()
         to, place = destination.to, destination.place

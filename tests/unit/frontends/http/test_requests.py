@@ -15,10 +15,10 @@ from rocserve.core.model_config import InputConfig, ModelConfig
 from rocserve.core.requests import InferResponse
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensors import Tensor
-from rocserve.frontends.http.answer_form import AnswerForm
+from rocserve.frontends.http.answer_form import BINARY_ONLY, AnswerForm
 from rocserve.frontends.http.generate import GenerateRequest, generate_body
-from rocserve.frontends.http.infer_request import InferRequestReader
-from rocserve.frontends.http.infer_response import infer_body
+from rocserve.frontends.http.infer_request import REMEMBERED_TEXTS, InferRequestReader
+from rocserve.frontends.http.infer_response import InferBodyWriter, infer_body
 from rocserve.frontends.http.raw_request import raw_request
 from rocserve.frontends.http.request_heads import MOST_ENTRIES, RequestHeads
 
@@ -82,6 +82,43 @@ def test_equal_requests_have_one_head() -> None:
     assert read({**body, "parameters": {"a": True}}, reader=reader)[0].head is not one
     long = {**body, "parameters": {str(number): number for number in range(MOST_ENTRIES)}}
     assert read(long, reader=reader)[0].head is not read(long, reader=reader)[0].head
+
+
+def test_the_same_json_again() -> None:
+    reader = InferRequestReader(RequestHeads())
+    two: dict[str, Any] = {
+        "inputs": [
+            {**INPUT, "parameters": {"binary_data_size": 2}},
+            {**INPUT, "name": "Y", "parameters": {"binary_data_size": 1}},
+        ],
+        "parameters": {"binary_data_output": True},
+    }
+    first, form = read(two, b"\1\2\3", reader)
+    again, same_form = read(two, b"\4\5\6", reader)
+    assert same_form is form
+    assert again.head is first.head
+    assert [bytes(data) for data in first.data] == [b"\1\2", b"\3"]
+    assert [bytes(data) for data in again.data] == [b"\4\5", b"\6"]
+    for binary, text in ((b"\1\2", "expecting 1 additional bytes"), (b"\1\2\3\4", "additional input data")):
+        with pytest.raises(ServeError, match=text):
+            read(two, binary, reader)
+    named = {**two, "id": "i", "parameters": {"sequence_id": 3}}
+    for _ in range(2):
+        request = read(named, b"\1\2\3", reader)[0]
+        assert (request.id, request.sequence) == ("i", SequenceTag(3, False, False))
+    for data in ([1, 2], [3, 4]):
+        assert bytes(read({"inputs": [{**INPUT, "data": data}]}, reader=reader)[0].data[0]) == bytes(data)
+
+
+def test_no_more_than_so_many_texts_are_remembered() -> None:
+    reader = InferRequestReader(RequestHeads())
+    for number in range(REMEMBERED_TEXTS + 2):
+        body = {"inputs": [{**INPUT, "parameters": {"binary_data_size": 2}}], "parameters": {"a": number}}
+        assert read(body, b"\1\2", reader)[0].head.parameters == {"a": number}
+    long = {"inputs": [{**INPUT, "parameters": {"binary_data_size": 2}}], "parameters": {"a": "x" * 5000}}
+    first, form = read(long, b"\1\2", reader)
+    assert read(long, b"\1\2", reader)[1] is not form
+    assert bytes(first.data[0]) == b"\1\2"
 
 
 _ONE_SOURCE = (
@@ -238,6 +275,19 @@ def test_an_answer() -> None:
         b'{"name":"B","datatype":"BYTES","shape":[1],"data":["b"]}]}'
     )
     assert shared.tensors == []
+
+
+@pytest.mark.parametrize("form", [BINARY_ONLY, AnswerForm({"B": True}), AnswerForm({"B": True}, shared={"A"})])
+@pytest.mark.parametrize("parameters", [{}, {"p": True}])
+def test_remembered_json_is_that_of_a_first_answer(form: AnswerForm, parameters: dict[str, bool]) -> None:
+    writer = InferBodyWriter()
+    for request_id in ("", 'i"', "j", ""):
+        for data in (b"\1\2", b"\3\4"):
+            first = Tensor("A", DataType.INT8, (1, 2), data)
+            response = replace(RESPONSE, id=request_id, parameters=parameters, outputs=[first, RESPONSE.outputs[1]])
+            assert writer.write(response, form) == infer_body(response, form)
+    other = replace(RESPONSE, parameters={}, outputs=[Tensor("A", DataType.INT8, (2, 1), b"\1\2")])
+    assert writer.write(other, form) == infer_body(other, form)
 
 
 def generate(body: Any, config: ModelConfig = CONFIG) -> Any:
