@@ -30,8 +30,8 @@ class QueuedRequest:
     """It stands in the queue."""
     watched: bool = False
     """Its responder has been asked to say when the client leaves."""
-    on_again: Callable[[], None] | None = None
-    """The model wants it once more; None = it may not."""
+    on_again: Callable[[QueuedRequest], None] | None = None
+    """Takes it when the model wants it once more; None = it may not."""
 
     def note_unrun(self) -> None:
         """In the request's trace: it has waited, and no more."""

@@ -232,7 +232,7 @@ class RequestBatches:
         is_done = self._count_if_done(single.batch)
         try:
             if entry.on_again is not None:
-                entry.on_again()
+                entry.on_again(entry)
             else:
                 self._tell(entry, internal("the model wants its request again, but has no iterative sequences"), True)
         finally:

@@ -17,7 +17,7 @@ from rocserve.workers.channel import Channel
 
 
 class SequenceAnswers(Protocol):
-    request: SequenceRequest
+    request: SequenceRequest | None
 
 
 @dataclass(slots=True, eq=False)

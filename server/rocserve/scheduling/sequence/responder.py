@@ -26,13 +26,15 @@ class SequenceResponder(ForwardingResponder):
     ) -> None:
         """`on_ended`: called when the request has its last answer, before that is sent."""
         super().__init__(responder)
-        self.request = request
+        self.request: SequenceRequest | None = request
+        """None once it has its last answer."""
         self._keeper = keeper
         self._on_ended = on_ended
 
     def send(self, response: InferResponse, final: bool = True) -> None:
+        """See core.serving.Responder."""
         request = self.request
-        if self._keeper.states and request.states is not None and request.bare is not None:
+        if self._keeper.states and request is not None and request.states is not None and request.bare is not None:
             try:
                 self._keeper.take(response.outputs, request.states)
             except ServeError as error:
@@ -41,14 +43,22 @@ class SequenceResponder(ForwardingResponder):
             wanted = request.bare[1].outputs
             response.outputs = [tensor for tensor in response.outputs if tensor.name in wanted]
         if final:
-            self._on_ended(request)
+            self._note_end()
         self._responder.send(response, final)
 
     def end(self) -> None:
-        self._on_ended(self.request)
+        """See core.serving.Responder."""
+        self._note_end()
         self._responder.end()
 
     def fail(self, error: ServeError, final: bool = True) -> None:
+        """See core.serving.Responder."""
         if final:
-            self._on_ended(self.request)
+            self._note_end()
         self._responder.fail(error, final)
+
+    def _note_end(self) -> None:
+        # It knows this: such a ring would keep the client's data until the next collection.
+        request, self.request = self.request, None
+        if request is not None:
+            self._on_ended(request)

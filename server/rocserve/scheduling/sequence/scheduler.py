@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 import time
@@ -10,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
+from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import SequenceId
 from rocserve.core.serving import Responder, VersionEnding
@@ -128,7 +128,7 @@ class SequenceScheduler:
         if self._waits_for_answers:
             entry.responder = entry.answers = SequenceResponder(responder, entry, self._keeper, self._ended)
         if self._iterative:
-            entry.on_again = functools.partial(self._again, entry)
+            entry.on_again = self._again
         if not self._place(entry):
             home = self._homes.find(tag.id, request.head.model_version, self)
             if home is None:
@@ -161,13 +161,6 @@ class SequenceScheduler:
                 return False
             if self._outage is not None:
                 raise ServeError(self._outage.code, self._outage.text)
-            if is_known and tag.starts:
-                self._log.warning(
-                    "sequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence"
-                    " start. Previous sequence will be terminated early.",
-                    tag.id,
-                    self._config.name,
-                )
             slot = self._book.place(entry, now)
             self._note_wait(entry, slot, now)
             work = None
@@ -177,6 +170,14 @@ class SequenceScheduler:
                 if not collecting:
                     work = self._next_work(slot.instance)
             self._arm_idle()
+        if is_known and tag.starts:
+            self._log.warning(
+                "%ssequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence"
+                " start. Previous sequence will be terminated early.",
+                request_prefix([entry.request.id]),
+                tag.id,
+                self._config.name,
+            )
         self._carry_on(work)
         if collecting:
             self._timers.when_collected(self._pump)
@@ -368,12 +369,12 @@ class SequenceScheduler:
             work = self._next_work(slot.instance)
         self._carry_on(work)
 
-    def _again(self, entry: SequenceRequest) -> None:
+    def _again(self, entry: QueuedRequest) -> None:
         """The model wants a request once more, as it was but for the flags."""
+        assert isinstance(entry, SequenceRequest)
         slot, answers = entry.slot, entry.answers
         assert slot is not None and answers is not None, "it has run"
         again = once_more(entry, time.monotonic_ns())
-        again.on_again = functools.partial(self._again, again)
         answers.request = again
         with self._lock:
             is_taken = self._instances.run_again(entry, again, time.monotonic())

@@ -193,7 +193,7 @@ class Bench:
             limiter=limiter,
         )
         self.validator = RequestValidator(model)
-        self._head = RequestHead("m", "", (InputHead("IN", "INT32", (1, 1)),))
+        self.head = RequestHead("m", "", (InputHead("IN", "INT32", (1, 1)),))
         self.channels = [HandChannel() for _ in range(channels)]
         for channel in self.channels:
             channel.rate_limiter = limits_of_channels
@@ -208,7 +208,7 @@ class Bench:
         deadline: float | None = None,
         timeout: int = 0,
     ) -> Answer:
-        head = self._head
+        head = self.head
         if timeout:
             head = RequestHead("m", "", head.inputs, (), {"timeout": timeout})
         tag = SequenceTag(sequence, start, end)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -17,12 +19,14 @@ from rocserve.core.model_config import (
     RateLimiterResource,
     SequenceState,
 )
+from rocserve.core.requests import InferRequest
+from rocserve.core.sequences import SequenceTag
 from rocserve.core.serving import VersionEnding
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.rate_limiter import RateLimiter, needs_of
 from rocserve.scheduling.sequence.homes import SequenceHomes
 
-from .conftest import STATE, Row
+from .conftest import STATE, Answer, Row
 
 OLDEST = OldestStrategy(max_candidate_sequences=4)
 
@@ -410,3 +414,27 @@ def test_what_waits_behind_batches_that_cannot_be_handed_over_runs(make_bench, m
     assert answers[1].text == answers[-2].text == "the batch could not be handed to the worker: no room"
     wait_until(lambda: len(bench.channel.executions) == 2)
     assert bench.rows[0].value == count
+
+
+@pytest.mark.parametrize("states", [(), (STATE,)], ids=["without states", "with states"])
+def test_answered_requests_leave_nothing_behind(make_bench, states):
+    """Not even until the next collection of garbage: their data may be large."""
+
+    class Data(bytearray):
+        """One that can be referred to weakly."""
+
+    bench = make_bench(states=states)
+    gc.collect()
+    gc.disable()
+    try:
+        data = Data(np.int32(7).tobytes())
+        request = InferRequest(bench.head, "r", [data], sequence=SequenceTag(1, starts=True))
+        bench.scheduler.submit(request, bench.validator.validate(request), answer := Answer())
+        bench.channel.last.finish()
+        assert answer.value == 7
+        bench.channel.executions.clear()
+        gone = weakref.ref(data)
+        del data, request
+        assert gone() is None
+    finally:
+        gc.enable()
