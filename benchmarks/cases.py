@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
+from benchmarks.http_request import HttpRequest, http_request
 from benchmarks.models import ADD_SUB_LENGTH, IDENTITY_LENGTH
 from benchmarks.probe import Outputs
 from benchmarks.shared_region import SharedRegion
@@ -53,12 +54,14 @@ class Case:
     connections: int
     streams: int
     message: bytes
-    """A serialised ModelInferRequest."""
+    """A serialised ModelInferRequest; empty where the request goes over HTTP."""
     check: Callable[[Outputs], None]
     """Raises AssertionError or KeyError when the outputs are not those of the message."""
     targets: tuple[Target, ...] = ()
     region: SharedRegion | None = None
     """What the message names; there while the case is measured, and registered by each contender."""
+    http: HttpRequest | None = None
+    """In place of the message."""
 
 
 def infer_request(model: str, inputs: Mapping[str, NDArray[numpy.generic]]) -> bytes:
@@ -129,6 +132,51 @@ def identity_cases() -> list[Case]:
         )
         for connections in (1, 4)
     ]
+
+
+def http_cases() -> list[Case]:
+    """add_sub on 1 and 32 connections and the identity on 1, over HTTP/1.1."""
+    generator = numpy.random.default_rng(SEED)
+    left, right = generator.integers(-1000, 1000, (2, 1, ADD_SUB_LENGTH), dtype=numpy.int32)
+    numbers = generator.random(IDENTITY_LENGTH, dtype=numpy.float32)
+
+    def check_sums(outputs: Outputs) -> None:
+        numpy.testing.assert_array_equal(outputs["OUTPUT0"], left + right)
+        numpy.testing.assert_array_equal(outputs["OUTPUT1"], left - right)
+
+    def check_identity(outputs: Outputs) -> None:
+        numpy.testing.assert_array_equal(outputs["OUTPUT0"], numbers)
+
+    small = [
+        Case(
+            group="http",
+            title=f"http_add_sub over HTTP, concurrency {connections}",
+            model="http_add_sub",
+            dynamic_batching=False,
+            unit="requests/s",
+            units_per_request=1.0,
+            connections=connections,
+            streams=1,
+            message=b"",
+            check=check_sums,
+            http=http_request("http_add_sub", {"INPUT0": left, "INPUT1": right}),
+        )
+        for connections in (1, 32)
+    ]
+    large = Case(
+        group="http",
+        title="identity of 4 MiB FP32 over HTTP, 1 connection",
+        model="http_identity",
+        dynamic_batching=False,
+        unit="MB/s each way",
+        units_per_request=numbers.nbytes / 1e6,
+        connections=1,
+        streams=1,
+        message=b"",
+        check=check_identity,
+        http=http_request("http_identity", {"INPUT0": numbers}),
+    )
+    return [*small, large]
 
 
 def shared_memory_cases() -> list[Case]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.cases import Case
-from benchmarks.load_generator import Load, frame, run_load
+from benchmarks.load_generator import INFER_CALL, Load, frame, run_load
 from benchmarks.probe import Probe, WrongAnswer
 from benchmarks.ratios import Measurement
 from benchmarks.server_process import ServerProcess
@@ -60,10 +60,18 @@ class ServedContender:
     def measure(self, case: Case, seconds: float) -> Measurement:
         load = Load(case.connections, case.streams, seconds)
         body = self._folder / "request.bin"
-        body.write_bytes(frame(case.message))
-        answer_bytes = self._probe.answer(case.message, case.check)
+        body.write_bytes(frame(case.message) if case.http is None else case.http.body)
+        address = self._server.address if case.http is None else self._server.http_address
+        call = INFER_CALL if case.http is None else case.http.call
+        answer_bytes = self._answer(case)
         before = self._probe.counts(case.model)
-        result = run_load(self._server.address, body, load, self._folder / f"{self.name}.tsv")
+        result = run_load(address, body, load, self._folder / f"{self.name}.tsv", call)
         self._probe.check_run(case.model, before, load, result, answer_bytes)
-        self._probe.answer(case.message, case.check)
+        self._answer(case)
         return Measurement(result.requests_per_second * case.units_per_request, result.p50, result.p99)
+
+    def _answer(self, case: Case) -> int:
+        """Ask once, and check the outputs; the bytes of the answer's body."""
+        if case.http is None:
+            return self._probe.answer(case.message, case.check)
+        return self._probe.answer_over_http(self._server.http_address, case.http, case.check)

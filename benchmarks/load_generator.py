@@ -1,7 +1,8 @@
 """h2load (Debian's nghttp2-client) as the load generator of every server, and what it reports.
 
-It repeats one HTTP/2 request, so a gRPC unary call is a file with the framed message. It is one C process that does
-not parse answers: it takes little of the machine away from the server, and the same from each.
+It repeats one request: over HTTP/2 a gRPC unary call, which is a file with the framed message, or one over HTTP/1.1. It
+is one C process that does not parse answers: it takes little of the machine away from the server, and the same from
+each.
 """
 
 from __future__ import annotations
@@ -18,6 +19,19 @@ from pathlib import Path
 INFER_PATH = "/inference.GRPCInferenceService/ModelInfer"
 FRAME_HEADER = struct.Struct(">BI")
 """A gRPC frame's head: compression flag, message length (PROTOCOL-HTTP2 of gRPC)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is asked, but for the body."""
+
+    path: str
+    headers: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    """Of h2load."""
+
+
+INFER_CALL = Call(INFER_PATH, ("content-type: application/grpc", "te: trailers"))
 
 
 class LoadFailed(RuntimeError):
@@ -69,8 +83,8 @@ def frame(message: bytes) -> bytes:
     return FRAME_HEADER.pack(0, len(message)) + message
 
 
-def run_load(address: str, body_file: Path, load: Load, log_file: Path) -> LoadResult:
-    """Send the body over and over to ModelInfer at `address` (host:port) for the load's time.
+def run_load(address: str, body_file: Path, load: Load, log_file: Path, call: Call = INFER_CALL) -> LoadResult:
+    """Send the body over and over to `address` (host:port) for the load's time.
 
     Raises:
         LoadFailed: h2load is not installed, failed, or did not get HTTP status 200 for each request.
@@ -83,9 +97,9 @@ def run_load(address: str, body_file: Path, load: Load, log_file: Path) -> LoadR
         f"--max-concurrent-streams={load.streams}",
         f"--data={body_file}",
         f"--log-file={log_file}",
-        "--header=content-type: application/grpc",
-        "--header=te: trailers",
-        f"http://{address}{INFER_PATH}",
+        *(f"--header={header}" for header in call.headers),
+        *call.options,
+        f"http://{address}{call.path}",
     ]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=load.seconds + 60.0, check=False)
     if finished.returncode:

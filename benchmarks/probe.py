@@ -16,6 +16,7 @@ import numpy
 from numpy.typing import NDArray
 from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 
+from benchmarks.http_request import HttpRequest, HttpRequestFailed
 from benchmarks.load_generator import FRAME_HEADER, INFER_PATH, Load, LoadResult
 from benchmarks.server_process import MESSAGE_BYTES
 from benchmarks.shared_region import SharedRegion
@@ -62,12 +63,23 @@ class Probe:
             raw: bytes = self._send(message, timeout=CALL_SECONDS)
         except grpc.RpcError as error:
             raise WrongAnswer(f"{self._name}: {error.code().name}: {error.details()}") from error
-        result = InferResult(service_pb2.ModelInferResponse.FromString(raw))
+        self._check(check, _outputs(InferResult(service_pb2.ModelInferResponse.FromString(raw))))
+        return FRAME_HEADER.size + len(raw)
+
+    def answer_over_http(self, address: str, request: HttpRequest, check: Callable[[Outputs], None]) -> int:
+        """As `answer`, at the server's port of HTTP; returns the bytes of the answer's body."""
         try:
-            check(_outputs(result))
+            outputs, nbytes = request.send(address)
+        except (HttpRequestFailed, OSError) as error:
+            raise WrongAnswer(f"{self._name}: {error}") from error
+        self._check(check, outputs)
+        return nbytes
+
+    def _check(self, check: Callable[[Outputs], None], outputs: Outputs) -> None:
+        try:
+            check(outputs)
         except (AssertionError, KeyError) as error:
             raise WrongAnswer(f"{self._name} answered wrongly: {error}") from error
-        return FRAME_HEADER.size + len(raw)
 
     def register(self, region: SharedRegion) -> None:
         """Let the server use a region of shared memory; once more does nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from benchmarks.server_process import ServerFailed, ServerProcess
+from benchmarks.server_process import ServerFailed, ServerProcess, http_flags
 
 
 def rocserve_program() -> Path:
@@ -20,10 +20,14 @@ def rocserve_program() -> Path:
     return program
 
 
-def rocserve_server(repository: Path, port: int, log_file: Path, *flags: str) -> ServerProcess:
-    """The server on a model repository; HTTP and metrics are off, as nothing of them is measured.
+def rocserve_server(
+    repository: Path, port: int, log_file: Path, *flags: str, http_port: int | None = None
+) -> ServerProcess:
+    """The server on a model repository; metrics are off, as nothing of them is measured.
 
-    `flags`: further ones.
+    Args:
+        flags: further ones.
+        http_port: None = without HTTP.
     """
     command = [
         str(rocserve_program()),
@@ -31,9 +35,9 @@ def rocserve_server(repository: Path, port: int, log_file: Path, *flags: str) ->
         f"--model-repository={repository}",
         "--grpc-address=127.0.0.1",
         f"--grpc-port={port}",
-        "--allow-http=false",
+        *http_flags(http_port),
         "--allow-metrics=false",
         "--allow-client-shm=true",
         *flags,
     ]
-    return ServerProcess("rocserve", command, port, log_file)
+    return ServerProcess("rocserve", command, port, log_file, http_port=http_port)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.bare_contender import BareContender
-from benchmarks.cases import Case, add_sub_cases, identity_cases, shared_memory_cases
+from benchmarks.cases import Case, add_sub_cases, http_cases, identity_cases, shared_memory_cases
 from benchmarks.comparison import Comparison, compare
 from benchmarks.contenders import Contender, ServedContender
 from benchmarks.digits import load_digits
@@ -25,12 +25,12 @@ from benchmarks.resnet50 import load_resnet50
 from benchmarks.rocal_engine import ROCAL_FACTS, ROCAL_GROUP, measure_rocal
 from benchmarks.rocserve_peer import rocserve_server
 from benchmarks.sample_ensemble import SampleEnsemble
-from benchmarks.server_process import ServerFailed, ServerProcess, free_port
+from benchmarks.server_process import ServerFailed, ServerProcess, free_port, http_flags
 from benchmarks.table import render
-from benchmarks.triton_peer import TritonPeer, TritonUnavailable, default_cache_folder, provision
+from benchmarks.triton_peer import MEASURED_FLAGS, TritonPeer, TritonUnavailable, default_cache_folder, provision
 from rocserve.core.errors import ServeError
 
-GROUPS = ("add_sub", "python", "identity", "shared_memory", "digits", "resnet50", ROCAL_GROUP, MIGRAPHX_GROUP)
+GROUPS = ("add_sub", "python", "identity", "shared_memory", "http", "digits", "resnet50", ROCAL_GROUP, MIGRAPHX_GROUP)
 ENSEMBLE_GROUPS = frozenset({"digits", "resnet50"})
 GROUPS_WITHOUT_TRITON = frozenset({ROCAL_GROUP, MIGRAPHX_GROUP})
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -188,6 +188,9 @@ def choose(groups: Sequence[str], folder: Path) -> tuple[list[Model], list[Case]
     if "shared_memory" in groups:
         models.append(identity("shared_identity"))
         cases += shared_memory_cases()
+    if "http" in groups:
+        models += [add_sub("http_add_sub", dynamic_batching=False), identity("http_identity")]
+        cases += http_cases()
     if "digits" in groups:
         digits = load_digits()
         models.append(digits)
@@ -209,13 +212,21 @@ def build_servers(
         repository = folder / "rocserve"
         for model in models:
             model.write_for_rocserve(repository)
-        yield rocserve_server(repository, free_port(), folder / "rocserve.log")
+        log, http_port = folder / "rocserve.log", choose_http_port(options.groups)
+        yield rocserve_server(repository, free_port(), log, http_port=http_port)
     if triton is not None:
         repository = folder / "triton"
         for model in models:
             model.write_for_triton(repository)
         for name in [NOISE_SUBJECT, "triton"] if options.noise else ["triton"]:
-            yield triton.server(name, repository, free_port(), folder / f"{name}.log")
+            http_port = choose_http_port(options.groups)
+            flags = (*http_flags(http_port), *MEASURED_FLAGS)
+            yield triton.server(name, repository, free_port(), folder / f"{name}.log", flags, http_port)
+
+
+def choose_http_port(groups: Sequence[str]) -> int | None:
+    """None where nothing of HTTP is measured."""
+    return free_port() if "http" in groups else None
 
 
 def progress(line: str) -> None:

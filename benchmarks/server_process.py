@@ -30,6 +30,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def http_flags(port: int | None) -> tuple[str, ...]:
+    """The flags with which both servers take HTTP on a port of the loopback interface; None = not at all."""
+    return ("--allow-http=false",) if port is None else ("--http-address=127.0.0.1", f"--http-port={port}")
+
+
 class ServerFailed(RuntimeError):
     """A server did not come up; the message ends with the last lines of its log."""
 
@@ -45,13 +50,15 @@ class ServerProcess:
         log_file: Path,
         environment: Mapping[str, str] | None = None,
         clean_up: Callable[[], None] | None = None,
+        http_port: int | None = None,
     ) -> None:
-        """Keep what is needed to start; `port` is the gRPC port that the command names.
+        """Keep what is needed to start; `port` is the gRPC port that the command names, `http_port` the other one.
 
         `clean_up` is called when the server is gone.
         """
         self.name = name
         self.port = port
+        self.http_port = http_port
         self.log_file = log_file
         self._command = list(command)
         self._environment = dict(environment) if environment is not None else None
@@ -61,6 +68,13 @@ class ServerProcess:
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def http_address(self) -> str:
+        """Raises: ValueError, it does not serve HTTP."""
+        if self.http_port is None:
+            raise ValueError(f"{self.name} was started without HTTP")
+        return f"127.0.0.1:{self.http_port}"
 
     def __enter__(self) -> Self:
         """Start, and return once ServerReady says so.

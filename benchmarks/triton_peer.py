@@ -21,15 +21,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.server_process import ServerProcess
+from benchmarks.server_process import ServerProcess, http_flags
 
 CACHE_VARIABLE = "ROCSERVE_TRITON_CACHE"
 WHEEL = "nvidia-pytriton==0.7.0"
 TRITON_VERSION = "2.51 (24.10)"
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 SHARED_MEMORY_PREFIX = "rocserve_bench_"
-MEASURED_FLAGS = ("--allow-http=false", "--allow-metrics=false")
-"""For a server that is only asked by gRPC."""
+MEASURED_FLAGS = ("--allow-metrics=false",)
 
 
 class TritonUnavailable(RuntimeError):
@@ -61,9 +60,20 @@ class TritonPeer:
         return {distribution.metadata["Name"].lower(): distribution.version for distribution in found}
 
     def server(
-        self, name: str, repository: Path, port: int, log_file: Path, flags: Sequence[str] = MEASURED_FLAGS
+        self,
+        name: str,
+        repository: Path,
+        port: int,
+        log_file: Path,
+        flags: Sequence[str] = (*http_flags(None), *MEASURED_FLAGS),
+        http_port: int | None = None,
     ) -> ServerProcess:
-        """The server on a model repository. `flags` are further flags; these leave it without HTTP and metrics."""
+        """The server on a model repository.
+
+        Args:
+            flags: further flags; these leave it without HTTP and metrics.
+            http_port: the port of HTTP that they name.
+        """
         shared_memory_prefix = f"{SHARED_MEMORY_PREFIX}{port}_"
 
         def remove_shared_memory() -> None:
@@ -82,7 +92,8 @@ class TritonPeer:
             f"--grpc-port={port}",
             *flags,
         ]
-        return ServerProcess(name, command, port, log_file, self._process_environment(), remove_shared_memory)
+        environment = self._process_environment()
+        return ServerProcess(name, command, port, log_file, environment, remove_shared_memory, http_port)
 
     def _process_environment(self) -> dict[str, str]:
         libraries = [str(self.site_packages / "nvidia_pytriton.libs"), str(python_library_folder())]

@@ -31,7 +31,7 @@ def read(body: dict[str, Any] | bytes, binary: bytes = b"", reader: InferRequest
 
 
 def test_a_request() -> None:
-    body = {
+    body: dict[str, Any] = {
         "id": "i",
         "parameters": {"a": 1, "b": 1.5, "c": True, "d": "x", "e": 2**63, "priority": 2, "timeout": 3},
         "inputs": [
