@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -286,3 +289,33 @@ def test_the_end_waits_for_running_requests():
     member.finish()
     assert drained.is_set()
     assert answer.value() == [2, 2]
+
+
+def test_an_answered_request_leaves_nothing_behind():
+    """Not even until the next collection of garbage: its data may be large."""
+
+    class Data(bytearray):
+        """One that can be referred to weakly."""
+
+    member = Member("a", plus(1), held=True)
+    version = ensemble(member, steps=[step("a", "X", "Y")])
+    gc.collect()
+    gc.disable()
+    try:
+        data = Data(np.array([1.0, 2.0], np.float32).tobytes())
+        head = RequestHead("e", "", (InputHead("X", "FP32", (1, 2)),))
+        answer = Answer()
+        version.infer(InferRequest(head, "", [data]), answer)
+        # As a scheduler does with those that wait for a while.
+        responder = member._waiting[0][2]
+        responder.watch_cancellation(functools.partial(print, responder))
+        member.finish()
+        assert answer.value() == [2.0, 3.0]
+        gone = weakref.ref(data)
+        # What a client's transport lets go of.
+        del answer.leave
+        del data, responder, answer
+        member.requests.clear()
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -50,6 +50,11 @@ class HttpResponder:
                 return
             callback()
 
+    def _forget(self) -> None:
+        """The last answer is there. The callbacks know the request, which knows this: such a ring would keep the
+        client's data until the next collection."""
+        self._callbacks.clear()
+
     def _note_failure(self) -> None:
         if not self._is_handed_over:
             self.is_refused = True
@@ -74,6 +79,7 @@ class SingleAnswer(HttpResponder):
         raise unimplemented(NOT_FOR_DECOUPLED)
 
     def send(self, response: InferResponse, final: bool = True) -> None:
+        self._forget()
         self._loop.call_soon_threadsafe(self._set, detached(response))
 
     def end(self) -> None:
@@ -81,6 +87,7 @@ class SingleAnswer(HttpResponder):
 
     def fail(self, error: ServeError, final: bool = True) -> None:
         self._note_failure()
+        self._forget()
         self._loop.call_soon_threadsafe(self._set, error)
 
     def _set(self, outcome: Outcome) -> None:
@@ -107,13 +114,18 @@ class AnswerStream(HttpResponder):
     def expect_many(self) -> None: ...
 
     def send(self, response: InferResponse, final: bool = True) -> None:
+        if final:
+            self._forget()
         self._loop.call_soon_threadsafe(self._put, detached(response), final)
 
     def end(self) -> None:
+        self._forget()
         self._loop.call_soon_threadsafe(self._put, None, True)
 
     def fail(self, error: ServeError, final: bool = True) -> None:
         self._note_failure()
+        if final:
+            self._forget()
         self._loop.call_soon_threadsafe(self._put, error, final)
 
     def _put(self, outcome: Outcome | None, final: bool) -> None:

@@ -81,8 +81,9 @@ class EnsembleRun:
         self._phases = PhaseTotals()
         self._steps_running = 0
         self._ended = False
-        self._outbox = Outbox(responder, self._on_end, self._deadlock)
+        self._outbox = Outbox(responder)
         self._cancelled = False
+        self._is_done = False
         self._on_cancel: list[Callable[[], None]] | None = None
 
     def start(self) -> None:
@@ -145,11 +146,13 @@ class EnsembleRun:
             if self._ended:
                 return
             self._ended = True
-        self._outbox.fail(ServeError(error.code, f"in ensemble '{self._config.name}', {error.text}"))
+        self._outbox.fail(ServeError(error.code, f"in ensemble '{self._config.name}', {error.text}"), self)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         """Several steps may ask; whoever waits for the ensemble is asked once."""
         with self._lock:
+            if self._is_done:
+                return
             cancelled, first = self._cancelled, self._on_cancel is None
             if self._on_cancel is None:
                 self._on_cancel = []
@@ -193,7 +196,7 @@ class EnsembleRun:
         except ServeError as error:
             self.step_failed(error)
             return
-        self._outbox.flush()
+        self._outbox.flush(self)
         for request in requests:
             self._start(request)
 
@@ -287,8 +290,9 @@ class EnsembleRun:
         count = self._plan.classifications.get(name, 0)
         return classify(whole, count, self._ensemble.labels_of(config), batching) if count else whole
 
-    def _deadlock(self) -> ServeError | None:
-        """What is said when nothing more runs and nothing has been answered; None where that may be."""
+    def silence(self) -> ServeError | None:
+        """See OutboxOwner: nothing more runs and nothing has been answered, which is fine where the ensemble is
+        decoupled."""
         if self._config.decoupled:
             return None
         return ServeError(
@@ -297,9 +301,13 @@ class EnsembleRun:
             " output is not set while no more ensemble steps can be made",
         )
 
-    def _on_end(self, failed: bool) -> None:
-        """Before the last word is given: who has it and asks for the statistics finds it there."""
+    def end(self, failed: bool) -> None:
+        """See OutboxOwner: before the last word, so that who has it and asks for the statistics finds it there."""
         now = time.monotonic_ns()
+        with self._lock:
+            # They know the steps' requests, which know this.
+            self._is_done = True
+            self._on_cancel = None
         if failed:
             self._ensemble.statistics.record_failure(self._started_ns, now)
         else:

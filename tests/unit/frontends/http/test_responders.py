@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -78,6 +79,24 @@ async def test_a_client_that_has_gone() -> None:
     # What still comes is nobody's.
     answer.send(response(bytearray(b"a")))
     await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("kind", [SingleAnswer, AnswerStream])
+@pytest.mark.parametrize("fails", [False, True])
+async def test_what_waits_for_the_client_to_leave_is_let_go_with_the_answer(kind: type, fails: bool) -> None:
+    answer = kind(asyncio.get_running_loop(), origin)
+
+    def leave() -> None: ...
+
+    answer.watch_cancellation(leave)
+    gone = weakref.ref(leave)
+    del leave
+    if fails:
+        answer.fail(internal("no"))
+    else:
+        answer.send(response(bytearray(b"a")))
+    assert gone() is None
+    answer.cancel()
 
 
 async def test_a_stream_of_answers() -> None:
