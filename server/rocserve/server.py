@@ -17,6 +17,7 @@ from rocserve.frontends.metrics.custom_families import custom_families
 from rocserve.frontends.metrics.exposition import exposition
 from rocserve.frontends.running import FrontEnds, Served
 from rocserve.observability.logs import ServerLog
+from rocserve.observability.loop_errors import LoopErrors
 from rocserve.observability.tracing.creation import create_tracing
 from rocserve.observability.tracing.tracing import Tracing
 from rocserve.repository.fallbacks import FallbackCounter
@@ -112,6 +113,7 @@ class Server:
     async def run(self) -> int:
         """Start, serve, drain; returns the exit status."""
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(LoopErrors(self._log))
         ending = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number, ending)

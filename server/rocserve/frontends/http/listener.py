@@ -6,6 +6,8 @@ import asyncio
 import errno
 import logging
 import os
+import resource
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -19,6 +21,8 @@ _READ_BYTES = 1 << 20
 """What is read ahead of a body before its sender has to wait."""
 _PENDING_CONNECTIONS = 1024
 _CLOSE_SECONDS = 1.0
+_KEPT_DESCRIPTORS = 256
+_SECONDS_BETWEEN_REMARKS = 10.0
 SERVER_NAME = "rocserve"
 """Of the header `Server`, also of answers that are sent as they are made."""
 
@@ -63,7 +67,9 @@ class HttpListener:
             auto_decompress=False,
             read_bufsize=_READ_BYTES,
         )
+        server.log = self._log
         server.most_connections = self._limits.most
+        server.most_descriptors = _most_descriptors()
         self._runner = web.ServerRunner(server, shutdown_timeout=_CLOSE_SECONDS)
         await self._runner.setup()
         self._site = web.TCPSite(
@@ -110,11 +116,36 @@ class HttpListener:
 
 class _Server(web.Server):
     most_connections: int | None = None
+    most_descriptors: int | None = None
+    """Connections whose descriptor is above are closed at once: the server needs some for itself, for workers say."""
+    log: logging.Logger
+    _next_remark = 0.0
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
         if self.most_connections is not None and len(self.connections) > self.most_connections:
             transport.abort()
+        elif self.most_descriptors is not None:
+            # The kernel gives the lowest that is free, so its number tells how many are in use, whatever for.
+            connection = transport.get_extra_info("socket")
+            if connection is not None and connection.fileno() > self.most_descriptors:
+                transport.abort()
+                self._say_full()
+
+    def _say_full(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_remark:
+            self._next_remark = now + _SECONDS_BETWEEN_REMARKS
+            self.log.warning(
+                "connections are closed at once: of the files that may be open only those are left that the server needs"
+                " for itself; raise the hard limit (ulimit -Hn, LimitNOFILE), or let fewer clients connect"
+            )
+
+
+def _most_descriptors() -> int | None:
+    """None = any number."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if limit == resource.RLIM_INFINITY else limit - min(_KEPT_DESCRIPTORS, limit // 4)
 
 
 def _is_no_fault_of_a_client(record: logging.LogRecord) -> bool:

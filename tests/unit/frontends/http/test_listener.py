@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import re
+import resource
 
 import pytest
 from aiohttp import web
@@ -120,3 +122,35 @@ def test_ports_that_cannot_be_had(number: int, text: str) -> None:
     with pytest.raises(OSError, match=re.escape(text)) as caught:
         raise binding_refusal("HTTP", "1.2.3.4", 80, OSError(number, "?"), "http")
     assert caught.value.errno == number
+
+
+async def test_the_last_descriptors_are_kept_for_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    probe = os.open("/dev/null", os.O_RDONLY)
+    os.close(probe)
+    # A quarter is kept: of the next eight descriptors some are above that.
+    resource.setrlimit(resource.RLIMIT_NOFILE, ((probe + 8) * 4 // 3, hard))
+    try:
+        listener = HttpListener(Gate().answer, LOG)
+        port = await listener.start("127.0.0.1", 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    writers, answers = [], []
+    for _ in range(8):
+        reader, writer = await ask(port, b"at-once")
+        writers.append(writer)
+        try:
+            answers.append(await reader.read(15))
+        except ConnectionResetError:
+            answers.append(b"")
+    assert answers[0] == b"HTTP/1.1 200 OK"
+    assert answers[-1] == b""
+    assert [text.partition(":")[0] for text in caplog.messages] == ["connections are closed at once"]
+    # What leaves makes room.
+    for writer in writers:
+        writer.close()
+    await asyncio.sleep(0.1)
+    reader, writer = await ask(port, b"at-once")
+    assert await reader.read(15) == b"HTTP/1.1 200 OK"
+    writer.close()
+    await listener.stop()
