@@ -14,16 +14,15 @@ from rocserve.core.serving import Responder, VersionEnding
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.validation import RequestPlan
 from rocserve.scheduling.alarm import Alarm
-from rocserve.scheduling.batch import BatchAnswerer, BatchLayouts, FormedBatch
+from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.batch_policy import batch_policy
+from rocserve.scheduling.batch_ways import batch_ways
 from rocserve.scheduling.client_watch import ClientWatch
 from rocserve.scheduling.deadlines import Deadlines
 from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.limited_instances import instance_pool
-from rocserve.scheduling.open_requests import RequestBatches
 from rocserve.scheduling.ordering import AnswerOrder, OrderedResponder
 from rocserve.scheduling.queue import QueueLimits, RequestQueue
-from rocserve.scheduling.ragged_layouts import batch_layouts
 from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.refusals import cancelled, not_handed_over, refuse
 from rocserve.scheduling.timers import Timers
@@ -56,14 +55,8 @@ class ModelScheduler:
         self._timers = timers
         self._log = log
         self._policy = batch_policy(config, answers_requests)
-        self._layouts: BatchLayouts | RequestBatches
-        self._answerer: BatchAnswerer | RequestBatches
-        if answers_requests:
-            self._layouts = self._answerer = RequestBatches(
-                config, version, statistics, timers, self._batch_ended, self._client_left
-            )
-        else:
-            self._layouts, self._answerer = batch_layouts(config), BatchAnswerer(config, version, statistics)
+        ways = batch_ways(config, version, statistics, timers, answers_requests, self._batch_ended, self._client_left)
+        self._layouts, self._answerer = ways.layouts, ways.answerer
         batching = config.dynamic_batching
         self._order = AnswerOrder() if batching is not None and batching.preserve_ordering else None
         self._lock = threading.Lock()

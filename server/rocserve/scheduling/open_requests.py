@@ -21,6 +21,7 @@ from rocserve.core.trace import Trace
 from rocserve.scheduling.batch import BatchLayouts, FormedBatch, Outcome, convoy_shares
 from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.responses import ResponseMaker
+from rocserve.scheduling.timers import RoughTimers
 from rocserve.workers.batch_inputs import InputLayout
 from rocserve.workers.channel import Channel
 from rocserve.workers.conversation import Conversation, ConversationEnded
@@ -36,12 +37,6 @@ class RequestOutcome(Outcome, Protocol):
 
     def is_open(self, request_index: int) -> bool: ...
     def parameters_of(self, request_index: int) -> Parameters: ...
-
-
-class Clock(Protocol):
-    """Calls back on the completion thread."""
-
-    def call_about(self, when: float, callback: Callable[[], None]) -> object: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +78,7 @@ class RequestBatches:
         config: ModelConfig,
         version: int,
         statistics: ModelStatistics,
-        clock: Clock,
+        timers: RoughTimers,
         on_answered: Callable[[], None],
         on_left: Callable[[QueuedRequest], None],
     ) -> None:
@@ -97,7 +92,7 @@ class RequestBatches:
         self._details = DetailsWriter()
         self._responses = ResponseMaker(config, version)
         self._statistics = statistics
-        self._clock = clock
+        self._timers = timers
         self._on_answered = on_answered
         self._on_left = on_left
         self._batches: dict[FormedBatch, _RunningBatch] = {}
@@ -326,7 +321,7 @@ class RequestBatches:
             if self._looking:
                 return
             self._looking = True
-        self._clock.call_about(time.monotonic() + LOOK_SECONDS, self._look)
+        self._timers.call_about(time.monotonic() + LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
         """Ask after the clients of requests that have run for a while, so that the model can be told when they go."""
@@ -337,7 +332,7 @@ class RequestBatches:
                 due.append(self._unwatched.popleft())
             self._looking = bool(self._unwatched)
             if self._looking:
-                self._clock.call_about(time.monotonic() + LOOK_SECONDS, self._look)
+                self._timers.call_about(time.monotonic() + LOOK_SECONDS, self._look)
         for running in due:
             for single in running.requests:
                 if not single.ended_ns:

@@ -16,14 +16,13 @@ from rocserve.core.serving import Responder, VersionEnding
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.validation import RequestPlan, RequestValidator
 from rocserve.scheduling.alarm import Alarm
-from rocserve.scheduling.batch import BatchAnswerer, BatchLayouts, FormedBatch
+from rocserve.scheduling.batch import FormedBatch
+from rocserve.scheduling.batch_ways import batch_ways
 from rocserve.scheduling.client_watch import ClientWatch
 from rocserve.scheduling.deadlines import Deadlines
 from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.limited_instances import instance_pool
-from rocserve.scheduling.open_requests import RequestBatches
 from rocserve.scheduling.queue import QueueLimits
-from rocserve.scheduling.ragged_layouts import batch_layouts
 from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.refusals import not_handed_over, refuse
 from rocserve.scheduling.sequence.admission import Admission
@@ -31,6 +30,7 @@ from rocserve.scheduling.sequence.book import SequenceBook
 from rocserve.scheduling.sequence.controls import ControlTensors
 from rocserve.scheduling.sequence.dressing import Dressing
 from rocserve.scheduling.sequence.homes import SequenceHomes
+from rocserve.scheduling.sequence.idle import IdleWatch
 from rocserve.scheduling.sequence.instances import SequenceInstances, once_more
 from rocserve.scheduling.sequence.places import SequenceInstance, SequenceRequest, Slot
 from rocserve.scheduling.sequence.responder import SequenceResponder
@@ -89,15 +89,8 @@ class SequenceScheduler:
         self._iterative = batching.iterative
         self._waits_for_answers = bool(batching.states) or batching.iterative
         """The next request of a sequence cannot run before the answer to the one before is there."""
-        self._idle_seconds = (batching.max_sequence_idle_microseconds or 1_000_000) / 1e6
-        self._layouts: BatchLayouts | RequestBatches
-        self._answerer: BatchAnswerer | RequestBatches
-        if answers_requests:
-            self._layouts = self._answerer = RequestBatches(
-                config, version, statistics, timers, self._batch_ended, self._client_left
-            )
-        else:
-            self._layouts, self._answerer = batch_layouts(config), BatchAnswerer(config, version, statistics)
+        ways = batch_ways(config, version, statistics, timers, answers_requests, self._batch_ended, self._client_left)
+        self._layouts, self._answerer = ways.layouts, ways.answerer
         self._lock = threading.Lock()
         self._is_open = False
         self._running = 0
@@ -109,7 +102,7 @@ class SequenceScheduler:
             timers, self._lock, self._instances.waiting, self._instances.has_waiting, self._client_left
         )
         self._delay = Alarm(timers, self._delay_passed)
-        self._idle = Alarm(timers, self._reap)
+        self._idle = IdleWatch(batching, self._book, timers, self._reap)
 
     # Requests
 
@@ -169,7 +162,7 @@ class SequenceScheduler:
                 self._instances.feed_slot(slot, now)
                 if not collecting:
                     work = self._next_work(slot.instance)
-            self._arm_idle()
+            self._idle.start()
         if is_known and tag.starts:
             self._log.warning(
                 "%ssequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence"
@@ -200,7 +193,7 @@ class SequenceScheduler:
         with self._lock:
             self._outage = None
             self._instances.attach(channel, time.monotonic())
-            self._arm_idle()
+            self._idle.start()
             is_first, self._is_open = not self._is_open, True
         if is_first:
             self._homes.opened(self)
@@ -426,17 +419,9 @@ class SequenceScheduler:
             self._delay.rung()
         self._pump()
 
-    def _arm_idle(self) -> None:
-        """Under the lock: see to it that sequences end that nobody uses."""
-        if not self._idle.is_set:
-            look_at = self._book.reap(time.monotonic(), self._idle_seconds)
-            if look_at is not None:
-                self._idle.set(look_at)
-
     def _reap(self) -> None:
         with self._lock:
-            self._idle.rung()
-            self._arm_idle()
+            self._idle.look()
             now = time.monotonic()
             for instance in self._instances:
                 self._instances.feed(instance, now)
