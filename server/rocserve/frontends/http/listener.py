@@ -137,8 +137,8 @@ class _Server(web.Server):
         if now >= self._next_remark:
             self._next_remark = now + _SECONDS_BETWEEN_REMARKS
             self.log.warning(
-                "connections are closed at once: of the files that may be open only those are left that the server needs"
-                " for itself; raise the hard limit (ulimit -Hn, LimitNOFILE), or let fewer clients connect"
+                "connections are closed at once: of the files that may be open only those are left that the server"
+                " needs for itself; raise the hard limit (ulimit -Hn, LimitNOFILE), or let fewer clients connect"
             )
 
 
