@@ -39,7 +39,8 @@ class HttpListener:
     """All calls are made on the loop."""
 
     def __init__(self, handler: Handler, log: logging.Logger, limits: ConnectionLimits | None = None) -> None:
-        """`handler`: answers a request; it is cancelled when the client goes away, and raises nothing else."""
+        """`handler`: answers a request; it is cancelled when the client goes away, and raises nothing else but a
+        ConnectionError, if it finds that out by itself."""
         self._handler = handler
         self._log = log.getChild("connections")
         self._log.addFilter(_is_no_fault_of_a_client)
@@ -149,8 +150,9 @@ def _most_descriptors() -> int | None:
 
 
 def _is_no_fault_of_a_client(record: logging.LogRecord) -> bool:
-    """What is no HTTP is answered, and would fill the log: anybody can send it."""
-    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+    """What is no HTTP is answered, and clients may go in the middle of an answer; both would fill the log: anybody can
+    do it."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError | ConnectionError)
 
 
 def binding_refusal(what: str, address: str, port: int, error: OSError, flags: str) -> OSError:

@@ -89,6 +89,29 @@ async def test_a_client_that_goes_away_cancels_its_request() -> None:
     await listener.stop(0)
 
 
+async def test_a_client_that_is_gone_when_its_answer_begins_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    refused = asyncio.Event()
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.close()
+        response = web.StreamResponse()
+        try:
+            await response.prepare(request)
+        except ConnectionError:
+            refused.set()
+            raise
+        return response
+
+    listener = HttpListener(answer, LOG)
+    reader, writer = await ask(await listener.start("127.0.0.1", 0), b"")
+    assert await reader.read() == b""
+    assert refused.is_set()
+    writer.close()
+    await listener.stop(1.0)
+    assert caplog.messages == []
+
+
 async def test_one_connection_too_many() -> None:
     listener = HttpListener(Gate().answer, LOG, ConnectionLimits(most=1))
     port = await listener.start("127.0.0.1", 0)
