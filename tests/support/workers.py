@@ -18,7 +18,8 @@ from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig, O
 from rocserve.core.tensors import Buffer, tensor_from_numpy
 from rocserve.settings import EngineSettings
 from rocserve.workers.batch_inputs import InputLayout
-from rocserve.workers.channel import BatchOutcome, Channel
+from rocserve.workers.batch_outcome import BatchOutcome
+from rocserve.workers.channel import Channel
 from rocserve.workers.completion import CompletionThread
 from rocserve.workers.group import WorkerGroup, WorkerPlan
 from rocserve.workers.launcher import WorkerLauncher

@@ -25,7 +25,7 @@ _REMEMBERED_LAYOUTS = 1024
 
 
 class Outcome(Protocol):
-    """What an instance reports of a batch (rocserve.workers.channel.BatchOutcome)."""
+    """What an instance reports of a batch (rocserve.workers.batch_outcome.BatchOutcome)."""
 
     error: ServeError | None
     failures: Mapping[int, ServeError]

@@ -26,7 +26,8 @@ from rocserve.scheduling.queue import QueueLimits, RequestQueue
 from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.refusals import cancelled, not_handed_over, refuse
 from rocserve.scheduling.timers import Timers
-from rocserve.workers.channel import BatchOutcome, Channel, WorkerGone
+from rocserve.workers.batch_outcome import BatchOutcome
+from rocserve.workers.channel import Channel, WorkerGone
 
 _Work = tuple[Channel, FormedBatch]
 

@@ -33,7 +33,7 @@ LOOK_SECONDS = 0.01
 
 
 class RequestOutcome(Outcome, Protocol):
-    """What an instance reports of such a batch (rocserve.workers.channel.BatchOutcome)."""
+    """What an instance reports of such a batch (rocserve.workers.batch_outcome.BatchOutcome)."""
 
     def is_open(self, request_index: int) -> bool: ...
     def parameters_of(self, request_index: int) -> Parameters: ...

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import NO_LIMITS, InstanceRateLimiter
 from rocserve.core.plain import from_json
-from rocserve.core.requests import NO_PARAMETERS, Parameters
-from rocserve.core.tensors import Buffer, Tensor
+from rocserve.core.tensors import Buffer
 from rocserve.workers.batch_inputs import InputLayout
-from rocserve.workers.batch_outputs import OutputCuts, OutputLayout, OutputLayouts
+from rocserve.workers.batch_outcome import BatchOutcome, Slot
+from rocserve.workers.batch_outputs import OutputLayouts
 from rocserve.workers.completion import CompletionThread, TimerHandle
 from rocserve.workers.conversation import Conversation
 from rocserve.workers.memory import Arena
@@ -44,88 +44,6 @@ class WorkerGone(ServeError):
 
     def __init__(self, text: str) -> None:
         super().__init__(StatusCode.UNAVAILABLE, text)
-
-
-_NO_OUTPUTS = OutputLayout((), 0)
-
-
-class _Slot:
-    """A batch's place: its memory and who waits for it."""
-
-    __slots__ = ("batch_id", "cuts", "index", "input_arena", "on_outcome", "output_arena", "request_sizes")
-
-    def __init__(self, index: int, name: str) -> None:
-        self.index = index
-        self.input_arena = Arena.create(f"{name} in")
-        self.output_arena = Arena.create(f"{name} out")
-        self.batch_id = 0
-        self.request_sizes: tuple[int, ...] = ()
-        self.cuts: OutputCuts | None = None
-        self.on_outcome: Callable[[BatchOutcome], None] | None = None
-
-    def close(self) -> None:
-        self.input_arena.close()
-        self.output_arena.close()
-
-
-class BatchOutcome:
-    """What became of a batch; valid until `release`. Given to its callback on the completion thread."""
-
-    __slots__ = (
-        "_channel",
-        "_layout",
-        "_slot",
-        "_view",
-        "compute_end_ns",
-        "error",
-        "failures",
-        "input_end_ns",
-        "output_start_ns",
-    )
-
-    def __init__(
-        self,
-        channel: Channel,
-        slot: _Slot,
-        error: ServeError | None,
-        times: tuple[int, int, int],
-        layout: OutputLayout = _NO_OUTPUTS,
-        view: memoryview | None = None,
-    ) -> None:
-        self._channel = channel
-        self._slot: _Slot | None = slot
-        self._layout = layout
-        self._view = view
-        self.error = error
-        """Set when the whole batch failed."""
-        self.failures = layout.failures
-        """Single requests that failed, by their place in the batch."""
-        # time.monotonic_ns() when the engine began, when it ended, and when the outputs lay in shared memory.
-        self.input_end_ns, self.output_start_ns, self.compute_end_ns = times
-
-    def outputs_of(self, request_index: int) -> list[Tensor]:
-        """One request's rows of each output, as views on shared memory."""
-        view = self._view
-        assert view is not None, "a batch that failed has no outputs"
-        return [
-            Tensor(name, datatype, shape, view[begin:end])
-            for name, datatype, shape, begin, end in self._layout.slices[request_index]
-        ]
-
-    def is_open(self, request_index: int) -> bool:
-        """Whether the model answers the request, or has answered it, over its conversation."""
-        return request_index in self._layout.open_requests
-
-    def parameters_of(self, request_index: int) -> Parameters:
-        """What the model says beside the outputs of its response to a request."""
-        return self._layout.parameters.get(request_index, NO_PARAMETERS)
-
-    def release(self) -> None:
-        """The slot may be used again; the tensors given out must no longer be. May be called twice."""
-        slot, self._slot = self._slot, None
-        if slot is not None:
-            self._view = None
-            self._channel._put_back(slot)
 
 
 class Channel:
@@ -163,7 +81,7 @@ class Channel:
         self.has_answered = False
         """Whether a batch of it has come back."""
         self._gone_text = f"the worker of model '{model_name}' has ended"
-        self._slots = [_Slot(index, f"rocserve:{model_name}") for index in range(SLOTS)]
+        self._slots = [Slot(index, f"rocserve:{model_name}") for index in range(SLOTS)]
         self._free = list(self._slots)
         self.conversation = conversation
         self._outputs = OutputLayouts() if conversation is None else RequestOutputLayouts()
@@ -220,7 +138,7 @@ class Channel:
         try:
             tail = layout.write(slot.input_arena, requests)
         except BaseException:
-            self._put_back(slot)
+            self.put_back(slot)
             raise
         slot.request_sizes = layout.request_sizes
         slot.cuts = layout.cuts
@@ -228,7 +146,7 @@ class Channel:
         if slot.input_arena.peak > _KEPT_BYTES and self._trim_timer is None:
             self._trim_later()
 
-    def _send(self, slot: _Slot, tail: bytes, on_outcome: Callable[[BatchOutcome], None]) -> None:
+    def _send(self, slot: Slot, tail: bytes, on_outcome: Callable[[BatchOutcome], None]) -> None:
         with self._lock:
             if not self.closed:
                 self._last_batch_id = slot.batch_id = self._last_batch_id + 1
@@ -240,10 +158,11 @@ class Channel:
                 except OSError:
                     # The worker's end is closed; the completion thread will find that out for itself.
                     slot.on_outcome = None
-        self._put_back(slot)
+        self.put_back(slot)
         raise WorkerGone(self._gone_text)
 
-    def _put_back(self, slot: _Slot) -> None:
+    def put_back(self, slot: Slot) -> None:
+        """See SlotOwner."""
         self._free.append(slot)
         if self._ended:
             self._close_free_slots()

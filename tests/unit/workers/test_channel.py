@@ -16,7 +16,8 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import unavailable
 from rocserve.core.plain import to_json
 from rocserve.workers import channel as channel_module
-from rocserve.workers.channel import SLOTS, BatchOutcome, Channel, WorkerGone
+from rocserve.workers.batch_outcome import BatchOutcome
+from rocserve.workers.channel import SLOTS, Channel, WorkerGone
 from rocserve.workers.completion import CompletionThread
 from rocserve.workers.messages import ResultLayout, TensorHead
 from rocserve.workers.wire import EXECUTE, EXECUTED, HEADER, pack_tail

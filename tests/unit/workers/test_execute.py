@@ -13,7 +13,8 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceKind
 from rocserve.core.tensors import encode_bytes_elements
-from rocserve.workers.channel import SLOTS, BatchOutcome
+from rocserve.workers.batch_outcome import BatchOutcome
+from rocserve.workers.channel import SLOTS
 from rocserve.workers.group import WorkerPlan
 
 

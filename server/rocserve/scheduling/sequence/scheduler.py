@@ -37,7 +37,8 @@ from rocserve.scheduling.sequence.responder import SequenceResponder
 from rocserve.scheduling.sequence.states import StateKeeper
 from rocserve.scheduling.sequence.strategies import strategy_of
 from rocserve.scheduling.timers import Timers
-from rocserve.workers.channel import BatchOutcome, Channel, WorkerGone
+from rocserve.workers.batch_outcome import BatchOutcome
+from rocserve.workers.channel import Channel, WorkerGone
 
 _WORKER_ENDED = "the worker has ended"
 
