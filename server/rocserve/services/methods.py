@@ -16,9 +16,6 @@ from rocserve.services.queries import QueryService
 from rocserve.services.repository_control import RepositoryControlService
 from rocserve.services.trace_control import TraceControlService
 
-STREAMED = ("ModelInfer", "ModelStreamInfer")
-"""Inference has ways of its own in each front end."""
-
 
 @dataclass(frozen=True, slots=True)
 class QuickMethod:
@@ -52,7 +49,8 @@ class Services:
 
 
 def methods(services: Services) -> Mapping[str, Method]:
-    """By name: all of the service but STREAMED."""
+    """By name: all of the service but ModelInfer and ModelStreamInfer, which have ways of their own in each front
+    end."""
     queries, control, memory = services.queries, services.repository_control, services.client_memory
     amd = services.amd
     return {
