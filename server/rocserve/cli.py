@@ -59,7 +59,7 @@ def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
 
 def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, Verb]]:
     """The parser, and what runs the verbs that tools/verbs.py adds."""
-    from rocserve.flags import add_serve_flags, at_least
+    from rocserve.flags import add_serve_flags, at_least, setting
     from rocserve.tools.verbs import add_model_verbs
 
     parser = argparse.ArgumentParser(
@@ -103,6 +103,20 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, Verb]]:
         "--interval", type=at_least(0.1, float), default=1.0, metavar="SECONDS", help="between two looks (default 1)"
     )
     status.add_argument("--once", action="store_true", help="print the table once and end")
+    status.add_argument(
+        "--header",
+        action="append",
+        default=[],
+        type=setting,
+        metavar="NAME=VALUE",
+        help="sent with each call, for servers with --grpc-restricted-protocol; repeatable",
+    )
+    status.add_argument("--tls", action="store_true", help="the server speaks TLS; implied by the files below")
+    status.add_argument(
+        "--root-cert", type=Path, metavar="FILE", help="what the server's certificate is checked against"
+    )
+    status.add_argument("--client-cert", type=Path, metavar="FILE", help="the client's own certificate, for mutual TLS")
+    status.add_argument("--client-key", type=Path, metavar="FILE", help="its key")
 
     get = verbs.add_parser(
         "get",
@@ -235,8 +249,16 @@ def _status(options: argparse.Namespace) -> int:
     _quieten_grpc()
     from rocserve.tools.running import guarded
     from rocserve.tools.status import run
+    from rocserve_client import Tls
 
-    return guarded("status", "", lambda: run(url=options.url, interval=options.interval, once=options.once))
+    files = (options.root_cert, options.client_key, options.client_cert)
+    tls = Tls(*files) if options.tls or any(files) else None
+    headers = dict(options.header)
+    return guarded(
+        "status",
+        "",
+        lambda: run(url=options.url, interval=options.interval, once=options.once, tls=tls, headers=headers),
+    )
 
 
 def _get(options: argparse.Namespace) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,6 +116,19 @@ def test_restricted_methods_want_their_header(channel: grpc.Channel) -> None:
     assert call(channel, INFERENCE + "ServerMetadata", metadata=KEYS[1:])
     assert call(channel, INFERENCE + "ServerLive")
     assert parameters_of(call(channel, INFERENCE + "ModelInfer", inference(), KEYS[:1])) == {}
+
+
+def test_the_status_verb_may_send_a_header(server: RocserveProcess) -> None:
+    def status(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "rocserve.cli", "status", "--once", f"--url={server.address}", *arguments]
+        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+
+    without = status()
+    assert without.returncode == 1
+    assert "does not tell everybody (UNAVAILABLE: This protocol is restricted, expecting header" in without.stderr
+    allowed = status(*(f"--header={name}={value}" for name, value in KEYS))
+    assert allowed.returncode == 0, allowed.stderr
+    assert "parameters" in allowed.stdout
 
 
 def test_a_restricted_stream_ends_at_once(server: RocserveProcess, channel: grpc.Channel) -> None:

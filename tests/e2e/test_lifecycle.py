@@ -214,6 +214,14 @@ def test_mutual_tls(serve, repository: Path, tmp_path: Path, transport: str):
     assert ask(trusted, "a") == [2.0, 3.0]
     with pytest.raises(InferenceServerException):
         ask(client(), "a")
+    files = (f"--root-cert={ours.root}", f"--client-cert={ours.certificate}", f"--client-key={ours.key}")
+    url = f"--url=localhost:{server.port}"
+    shown_status = rocserve("status", "--once", url, *files)
+    assert shown_status.returncode == 0, shown_status.stderr
+    assert "READY" in shown_status.stdout
+    refused = rocserve("status", "--once", url)
+    assert refused.returncode == 1
+    assert "does it want TLS?" in refused.stderr
 
 
 def test_a_taken_port_is_said(serve, repository: Path):

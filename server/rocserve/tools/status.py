@@ -16,7 +16,7 @@ from rich.text import Text
 from rocserve.tools.printing import UNWRAPPED_WIDTH, console_on, show_folded
 from rocserve.tools.status_engines import StatusEngines
 from rocserve.tools.status_rows import StatusRow, StatusRows
-from rocserve_client import Client, RocserveError
+from rocserve_client import Client, RocserveError, Tls
 
 _CALL_TIMEOUT_S = 5.0
 
@@ -42,7 +42,14 @@ _DISPENSABLE = ("queue ms", "compute ms", "batch", _ENGINE, "total ms", "req/s")
 _STATE_STYLES = {"READY": "green", "LOADING": "yellow", "UNLOADING": "yellow", "UNAVAILABLE": "red"}
 
 
-def run(url: str, interval: float, once: bool, console: Console | None = None) -> int:
+def run(
+    url: str,
+    interval: float,
+    once: bool,
+    console: Console | None = None,
+    tls: Tls | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> int:
     """Show the models of the server at `url` (host:port of its gRPC), with a look every `interval` seconds.
 
     It goes on until interrupted; with `once`, or where the output is no terminal, the table is printed once. Returns
@@ -50,7 +57,7 @@ def run(url: str, interval: float, once: bool, console: Console | None = None) -
     """
     if console is None or not console.is_terminal:
         console = console_on(console.file if console is not None else None)
-    with Client(url) as client:
+    with Client(url, tls=tls, headers=headers) as client:
         watch = _Watch(client, url, console)
         try:
             first = watch.look()
@@ -152,4 +159,6 @@ def _figure(value: float | None, decimals: int) -> str:
 
 
 def _unreachable(url: str, error: RocserveError) -> str:
-    return f"no answer from a server at {url} ({error}); is it running, and is this its gRPC port?"
+    if "This protocol is restricted" in error.text:
+        return f"the server at {url} does not tell everybody ({error}); send the header with --header=NAME=VALUE"
+    return f"no answer from a server at {url} ({error}); is it running, is this its gRPC port, and does it want TLS?"
