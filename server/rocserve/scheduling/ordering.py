@@ -34,16 +34,18 @@ class AnswerOrder:
     def begin(self, turn: Turn) -> bool:
         """Whether the turn's next answer may be given at once: by the caller, with `go_on`."""
         with self._lock:
-            is_free = not self._is_giving and bool(self._turns) and self._turns[0] is turn and not turn.answers
-            self._is_giving = self._is_giving or is_free
-        return is_free
+            if self._is_giving or not self._turns or self._turns[0] is not turn or turn.answers:
+                return False
+            self._is_giving = True
+            return True
 
     def go_on(self, answer: Callable[[], None] | None) -> None:
         """Give this, and then what may be given by now, as the one that gives."""
         try:
             while answer is not None:
                 answer()
-                answer = self._next()
+                with self._lock:
+                    answer = self._due()
         except BaseException:
             self._is_giving = False
             raise
@@ -51,23 +53,22 @@ class AnswerOrder:
     def flush(self) -> None:
         """Give what may be given by now, unless somebody is giving, who then takes it along."""
         with self._lock:
-            if self._is_giving:
-                return
-            self._is_giving = True
-        self.go_on(self._next())
+            answer = None if self._is_giving else self._due()
+        self.go_on(answer)
 
-    def _next(self) -> Callable[[], None] | None:
-        """The next answer; None, and nobody is giving any more."""
-        with self._lock:
-            while self._turns:
-                turn = self._turns[0]
-                if turn.answers:
-                    return turn.answers.popleft()
-                if not turn.has_ended:
-                    break
-                self._turns.popleft()
-            self._is_giving = False
-            return None
+    def _due(self) -> Callable[[], None] | None:
+        """Under the lock: the next answer, which the caller gives; None, and nobody is giving any more."""
+        turns = self._turns
+        while turns:
+            turn = turns[0]
+            if turn.answers:
+                self._is_giving = True
+                return turn.answers.popleft()
+            if not turn.has_ended:
+                break
+            turns.popleft()
+        self._is_giving = False
+        return None
 
 
 class Turn:
@@ -77,7 +78,7 @@ class Turn:
 
     def __init__(self, order: AnswerOrder) -> None:
         self._order = order
-        self.answers: deque[Callable[[], None]] = deque()
+        self.answers: deque[Callable[[], None]] | None = None
         """Those that wait."""
         self.has_ended = False
 
@@ -93,9 +94,12 @@ class Turn:
 
     def give(self, answer: Callable[[], None], final: bool = True) -> None:
         """Call `answer` now, or when all earlier turns have ended. `final`: this one ends with it."""
-        self.answers.append(answer)
-        self.has_ended = final
-        self._order.flush()
+        if not self.give_now(answer, final):
+            if self.answers is None:
+                self.answers = deque()
+            self.answers.append(answer)
+            self.has_ended = final
+            self._order.flush()
 
     def leave(self) -> None:
         """End without an answer: nobody waits for it any more."""
