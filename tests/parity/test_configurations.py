@@ -47,7 +47,7 @@ def members(
             item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function)
         ]
         wanted = [item.callspec.params["configuration"] for item in here]
-        with running.asking_ahead([exchange_of(configuration, scratch) for configuration in wanted]):
+        with running.asking_ahead(*([exchange_of(configuration, scratch)] for configuration in wanted)):
             yield running
 
 

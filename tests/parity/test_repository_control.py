@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,10 +50,12 @@ CONTROLLED = [
 
 
 @pytest.fixture(scope="module")
-def scratch(pair: Pair) -> Path:
+def scratch(pair: Pair) -> Iterator[Path]:
     for model in CONTROLLED:
         write_model(pair.scratch, model)
-    return pair.scratch
+    alone = [[exchange] for exchange in (*LIFE_CASES, *GOOD_LOADS)]
+    with pair.asking_ahead(*alone, [*REFUSED_LOADS, *UNLOADS], DEPENDENT_CASES):
+        yield pair.scratch
 
 
 def ask(model: str) -> Call:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -55,6 +56,21 @@ class Case:
     max_batch_size: int = 4
     counts: bool = True
     """Whether the statistics are compared."""
+
+    @property
+    def model(self) -> ParityModel:
+        config = python(TENSORS, self.max_batch_size, f"sequence_batching {{ {self.batching} }}")
+        return ParityModel(f"sequence_{CASES.index(self)}", config, "sequence")
+
+    @property
+    def exchange(self) -> Exchange:
+        name = self.model.name
+        calls = [ask.call(name, self.max_batch_size > 0) for ask in self.asks]
+        statistics = Call("ModelStatistics", pb.ModelStatisticsRequest(name=name))
+        config = Call("ModelConfig", pb.ModelConfigRequest(name=name))
+        # Triton counts behind its answers.
+        counted = [Local(lambda server: time.sleep(0.2)), statistics] if self.counts else []
+        return Exchange(f"sequences: {self.name}", [load(name), config, *calls, *counted, unload(name)], at_once=True)
 
 
 WHOLE = [Ask(start=True), Ask(), Ask(end=True)]
@@ -143,15 +159,15 @@ CASES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def loadable(pair: Pair) -> Iterator[None]:
+    for case in CASES:
+        write_model(pair.scratch, case.model)
+    with pair.asking_ahead(*([case.exchange] for case in CASES)):
+        yield
+
+
+@pytest.mark.usefixtures("loadable")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_sequences(pair: Pair, case: Case) -> None:
-    name = f"sequence_{CASES.index(case)}"
-    config = python(TENSORS, case.max_batch_size, f"sequence_batching {{ {case.batching} }}")
-    write_model(pair.scratch, ParityModel(name, config, "sequence"))
-    calls = [ask.call(name, case.max_batch_size > 0) for ask in case.asks]
-    statistics = Call("ModelStatistics", pb.ModelStatisticsRequest(name=name))
-    config_call = Call("ModelConfig", pb.ModelConfigRequest(name=name))
-    # Triton counts behind its answers.
-    counted = [Local(lambda server: time.sleep(0.2)), statistics] if case.counts else []
-    steps = [load(name), config_call, *calls, *counted, unload(name)]
-    pair.compare(Exchange(f"sequences: {case.name}", steps), name)
+    pair.compare(case.exchange, case.model.name)

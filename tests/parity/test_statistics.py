@@ -90,6 +90,7 @@ class Case:
             f"statistics: {self.name}",
             [*(load(model.name) for model in models), *counters, *self.steps, *counters],
             ordered=False,
+            at_once=True,
         )
 
 
@@ -176,7 +177,7 @@ def loadable(pair: Pair) -> Iterator[None]:
     for case in CASES:
         for model in [*case.members, case.model]:
             write_model(pair.scratch, model)
-    with pair.asking_ahead([case.exchange for case in CASES]):
+    with pair.asking_ahead(*([case.exchange] for case in CASES)):
         yield
 
 

@@ -120,8 +120,8 @@ def traces(triton_peer: TritonPeer, tmp_path_factory: pytest.TempPathFactory) ->
     port, http_port = free_port(), free_port()
     fixed = ["--http-address=127.0.0.1", f"--http-port={http_port}", "--allow-metrics=false"]
     with (
-        triton_peer.server("triton", repository, port, folder / "triton.log", [*flags("triton"), *fixed]) as theirs,
         RocserveProcess([repository], *flags("rocserve"), log=folder / "rocserve.log") as ours,
+        triton_peer.server("triton", repository, port, folder / "triton.log", [*flags("triton"), *fixed]) as theirs,
     ):
         ours.wait_until_ready()
         send_all(theirs.address, f"127.0.0.1:{http_port}")

@@ -120,12 +120,14 @@ class Local:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Steps that are taken with Triton and then with rocserve; each pair of outcomes must be equal."""
+    """Steps that are taken with Triton and with rocserve; each pair of outcomes must be equal."""
 
     name: str
     steps: Sequence[Step]
     ordered: bool = True
     """Whether the order of a response's outputs counts. Triton gives those of an ensemble in none."""
+    at_once: bool = False
+    """Whether both servers are asked beside each other; else rocserve when Triton has answered."""
 
     def ask(self, server: Asked) -> list[Outcome]:
         outcomes = [step.ask(server) for step in self.steps]

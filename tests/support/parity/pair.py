@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 from benchmarks.server_process import free_port
@@ -27,7 +28,7 @@ ROCSERVE_FLAGS = ("--model-control-mode=explicit", "--allow-client-shm=true")
 
 Answers = tuple[Sequence[Outcome] | None, Sequence[Outcome]]
 """What Triton said, unless it was left out, and what rocserve said."""
-_ASKED_AT_ONCE = 3
+_ASKED_AT_ONCE = 4
 
 
 class Pair:
@@ -49,21 +50,41 @@ class Pair:
         self._ahead: dict[str, Future[Answers]] = {}
 
     @contextmanager
-    def asking_ahead(self, exchanges: Sequence[Exchange]) -> Iterator[None]:
-        """In the block, exchanges that do not mind each other are taken beside each other, before `compare` wants them:
-        Triton is slow to start a model's process."""
+    def asking_ahead(self, *groups: Sequence[Exchange]) -> Iterator[None]:
+        """In the block, groups of exchanges that do not mind each other are taken beside each other, before `compare`
+        wants them: Triton is slow to start a model's process. The exchanges of a group are taken in their order."""
+        self._ahead = {exchange.name: Future() for group in groups for exchange in group}
+        answers = [[(exchange, self._ahead[exchange.name]) for exchange in group] for group in groups]
         with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
-            self._ahead = {exchange.name: pool.submit(self._ask, exchange) for exchange in exchanges}
-            yield
-            pool.shutdown(cancel_futures=True)
+            for group in answers:
+                pool.submit(self._ask_in_order, group)
+            try:
+                yield
+            finally:
+                for _, answer in chain.from_iterable(answers):
+                    answer.cancel()
+
+    def _ask_in_order(self, group: Sequence[tuple[Exchange, Future[Answers]]]) -> None:
+        for exchange, answer in group:
+            if answer.set_running_or_notify_cancel():
+                try:
+                    answer.set_result(self._ask(exchange))
+                except BaseException as error:
+                    answer.set_exception(error)
 
     def _known(self, exchange: Exchange) -> list[Difference]:
         return [entry for entry in self._differences if exchange.name in entry.exchanges]
 
     def _ask(self, exchange: Exchange) -> Answers:
         left_out = any(entry.triton is None for entry in self._known(exchange))
-        expected = None if left_out else exchange.ask(self.triton)
-        return expected, exchange.ask(self.rocserve)
+        if left_out:
+            return None, exchange.ask(self.rocserve)
+        if not exchange.at_once:
+            return exchange.ask(self.triton), exchange.ask(self.rocserve)
+        with ThreadPoolExecutor(1) as beside:
+            expected = beside.submit(exchange.ask, self.triton)
+            found = exchange.ask(self.rocserve)
+            return expected.result(), found
 
     def compare(self, exchange: Exchange, configuration: str = "") -> None:
         """Take the exchange's steps with both servers; an AssertionError where outcomes differ without a reason.
@@ -130,7 +151,8 @@ def running_pair(
     rocserve = RocserveProcess(
         repositories, *ROCSERVE_FLAGS, *http_flags(rocserve_http_port), *both, log=folder / "rocserve.log"
     )
-    with triton, rocserve:
+    # Entering Triton waits until it is ready; rocserve starts meanwhile.
+    with rocserve, triton:
         rocserve.wait_until_ready()
         with (
             Side("triton", triton.address, triton_http_port) as triton_side,
