@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
+import threading
 from collections.abc import Mapping
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import (
@@ -29,7 +31,8 @@ from rocserve.observability.tracing.writer_thread import WriterThread
 
 _TRACER = "rocserve"
 _COMPUTE = (COMPUTE_START, COMPUTE_INPUT_END, COMPUTE_OUTPUT_START, COMPUTE_END)
-_CLOSE_MS = 5000
+_CLOSE_SECONDS = 2.0
+"""How long the end waits for a collector to take what is left."""
 _EXPORTER_LOG = "opentelemetry"
 _SECONDS_BETWEEN_REMARKS = 60.0
 
@@ -46,8 +49,9 @@ class SpanSink:
         self._log = log
         self._ids = _GivenIds()
         provider = TracerProvider(ALWAYS_ON, _resource(options, service_name), id_generator=self._ids)
+        self._exporter: SpanExporter = OTLPSpanExporter(endpoint=options.url)
         self._processor = BatchSpanProcessor(
-            OTLPSpanExporter(endpoint=options.url),
+            self._exporter,
             max_queue_size=options.max_queue_size,
             schedule_delay_millis=options.schedule_delay_ms,
             max_export_batch_size=options.max_export_batch_size,
@@ -70,9 +74,19 @@ class SpanSink:
     def close(self) -> None:
         """See TraceSink."""
         self._writer.close()
-        self._processor.force_flush(_CLOSE_MS)
+        # The exporter tries again and again on this thread, whatever time it was given: another one calls it off.
+        calling_off = threading.Timer(_CLOSE_SECONDS, self._call_off)
+        calling_off.daemon = True
+        calling_off.start()
+        self._processor.force_flush()
         self._provider.shutdown()
+        calling_off.cancel()
         logging.getLogger(_EXPORTER_LOG).removeHandler(self._remarks)
+
+    def _call_off(self) -> None:
+        self._log.warning("spans are lost: the collector has not taken them within %g s of the end", _CLOSE_SECONDS)
+        self._remarks.silence()
+        self._exporter.shutdown()
 
     # On the writer's thread
 
@@ -161,6 +175,9 @@ class _Remarks(logging.Handler):
         super().__init__(logging.WARNING)
         self._log = log
         self._next = 0.0
+
+    def silence(self) -> None:
+        self._next = math.inf
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.created >= self._next:
