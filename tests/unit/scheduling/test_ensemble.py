@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 import threading
 import weakref
 
@@ -14,11 +15,14 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.model_config import EnsembleStep, InputConfig, ModelConfig, OutputConfig
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestedOutput, RequestHead
+from rocserve.core.sequences import SequenceTag
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder, VersionEnding
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import Tensor
 from rocserve.core.validation import RequestValidator
+from rocserve.scheduling.cached_answers import CachedAnswers
 from rocserve.scheduling.ensemble.version import EnsembleVersion
+from rocserve.scheduling.response_cache import ResponseCache
 
 FP32 = DataType.FP32
 
@@ -289,6 +293,20 @@ def test_the_end_waits_for_running_requests():
     member.finish()
     assert drained.is_set()
     assert answer.value() == [2, 2]
+
+
+def test_answers_to_sequences_are_not_kept():
+    member = Member("a", plus(1))
+    version = ensemble(member, steps=[step("a", "X", "Y")])
+    version.answers = CachedAnswers(
+        ResponseCache(1 << 20), version.config, 1, version.statistics, logging.getLogger("test")
+    )
+    head = RequestHead("e", "", (InputHead("X", "FP32", (1, 2)),))
+    data = np.array([1.0, 2.0], np.float32).tobytes()
+    for sequence, runs in ((None, 1), (None, 1), (SequenceTag(1, starts=True), 2), (SequenceTag(1), 3)):
+        version.infer(InferRequest(head, "", [data], sequence=sequence), answer := Answer())
+        assert answer.value() == [2.0, 3.0]
+        assert len(member.requests) == runs
 
 
 def test_an_answered_request_leaves_nothing_behind():

@@ -68,7 +68,8 @@ class EnsembleVersion:
             self._running += 1
         if request.trace is not None:
             request.trace.note(QUEUE_START, started_ns)
-        if self.answers is not None and not self.config.decoupled:
+        # What a sequence is answered depends on what came before.
+        if self.answers is not None and not self.config.decoupled and request.sequence is None:
             keeper = self.answers.look_up(request, plan, responder)
             if keeper is None:
                 self.run_ended()
