@@ -36,6 +36,7 @@ class Flag:
 _SHOWN_VALUES: dict[Callable[[str], Any], str] = {
     values.boolean: "true|false",
     Path: "FILE",
+    values.file: "FILE",
     values.folder: "DIR",
     values.PORT: "PORT",
     values.COUNT: "N",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from rocserve.flags.flag import Flag
 from rocserve.flags.values import (
     COUNT,
@@ -13,6 +11,7 @@ from rocserve.flags.values import (
     POSITIVE,
     POSITIVE_MILLISECONDS,
     boolean,
+    file,
     regular_expression,
     restricted_protocols,
 )
@@ -99,9 +98,9 @@ TLS = (
         boolean,
         "serve TLS only, to clients that show a certificate (default false)",
     ),
-    Flag("grpc-server-cert", "grpc.server_cert", Path, "the server's certificate chain, PEM"),
-    Flag("grpc-server-key", "grpc.server_key", Path, "the server's private key, PEM"),
-    Flag("grpc-root-cert", "grpc.root_cert", Path, "what clients' certificates are checked against, PEM"),
+    Flag("grpc-server-cert", "grpc.server_cert", file, "the server's certificate chain, PEM"),
+    Flag("grpc-server-key", "grpc.server_key", file, "the server's private key, PEM"),
+    Flag("grpc-root-cert", "grpc.root_cert", file, "what clients' certificates are checked against, PEM"),
 )
 
 CONNECTIONS = (

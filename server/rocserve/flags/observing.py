@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from rocserve.flags.flag import Flag
-from rocserve.flags.values import COUNT, PORT, POSITIVE_MILLISECONDS, boolean, part_of, scoped_setting, setting
+from rocserve.flags.values import COUNT, PORT, POSITIVE_MILLISECONDS, boolean, file, part_of, scoped_setting, setting
 
 METRICS = (
     Flag("allow-metrics", "metrics.allow", boolean, "serve metrics over HTTP, at /metrics (default true)"),
@@ -63,5 +62,5 @@ LOG = (
     Flag("log-error", "log.error", boolean, "write errors (default true)"),
     Flag("log-verbose", "log.verbose", COUNT, "write details from 1 on (default 0)"),
     Flag("log-format", "log.format", str, "how a line begins (default default)", choices=("default", "ISO8601")),
-    Flag("log-file", "log.file", Path, "write to this file, not to standard error"),
+    Flag("log-file", "log.file", file, "write to this file, not to standard error"),
 )

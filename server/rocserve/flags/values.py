@@ -31,6 +31,11 @@ def boolean(text: str) -> bool:
     raise argparse.ArgumentTypeError(f"expected true or false, got '{text}'")
 
 
+def file(text: str) -> Path | None:
+    """None for no text, as charts write what is left out."""
+    return Path(text) if text else None
+
+
 def folder(text: str) -> str:
     """Absolute, as workers and their children are told of it."""
     return str(Path(text).expanduser().absolute())

@@ -191,3 +191,9 @@ def test_values_that_cannot_be(flag: str, text: str, tmp_path: Path, capsys: pyt
 def test_a_certificate_that_is_not_there_is_named_by_its_flag(name: str, tmp_path: Path) -> None:
     with pytest.raises(FlagError, match=f"^--{name}={tmp_path}: there is no such file$"):
         settings(f"--model-repository={tmp_path}", "--grpc-use-ssl", f"--{name}={tmp_path}")
+
+
+def test_files_without_a_name_are_left_out(tmp_path: Path) -> None:
+    names = ("grpc-server-cert", "grpc-server-key", "grpc-root-cert", "log-file")
+    read = settings(f"--model-repository={tmp_path}", *(f"--{name}=" for name in names))
+    assert (read.grpc.server_cert, read.grpc.server_key, read.grpc.root_cert, read.log.file) == (None,) * 4
