@@ -16,7 +16,7 @@ from support.parity.repository import load, unload
 from tritonclient.grpc import service_pb2 as pb
 
 TENSORS = tensor("input", "IN", "INT32", [-1]) + tensor("output", "OUT", "INT32", [2])
-RUNNING = Arrival(run_ms=300)
+RUNNING = Arrival(run_ms=450)
 NO_PREFETCH = "default_queue_policy { max_queue_size: 100 }"
 """With it Triton forms a batch when an instance is free; else it fills the next batches while all are busy."""
 
@@ -55,7 +55,7 @@ CASES = [
     Case("all that waits", "", [RUNNING, *waiting(1, 1, 1)]),
     Case("up to the largest batch", "", [RUNNING, *waiting(*[1] * 10)]),
     Case("a request is not split", "", [RUNNING, *waiting(5, 5, 2)]),
-    Case("other shapes", "", [RUNNING, *waiting(1, 1), *waiting(1, width=2), *waiting(1, 1, width=1)]),
+    Case("other shapes", "", [RUNNING, *waiting(1, 1), Arrival(width=2), Arrival(), Arrival()]),
     Case("a preferred size", f"preferred_batch_size: [ 4 ] {NO_PREFETCH}", [RUNNING, *waiting(*[1] * 10)]),
     Case("a preferred size, filled ahead", "preferred_batch_size: [ 4 ]", [RUNNING, *waiting(*[1] * 10)]),
     Case("a preferred size passed over", f"preferred_batch_size: [ 4 ] {NO_PREFETCH}", [RUNNING, *waiting(3, 3, 2)]),
@@ -67,7 +67,7 @@ CASES = [
     ),
     Case(
         "a delay that passes",
-        f"preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 100000 {NO_PREFETCH}",
+        f"preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 300000 {NO_PREFETCH}",
         [Arrival(), Arrival(), Arrival()],
     ),
     Case(
@@ -79,7 +79,7 @@ CASES = [
         "a delay that has not passed when the model is free",
         # However late Triton looks, it has not passed; the last two make the rest a preferred size too.
         f"preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 20000000 {NO_PREFETCH}",
-        [Arrival(4, run_ms=300), *waiting(*[1] * 6), Arrival(after_ms=1200), Arrival()],
+        [Arrival(4, run_ms=450), *waiting(*[1] * 6), Arrival(after_ms=1200), Arrival()],
     ),
     Case(
         "another shape ends the delay",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from support.parity.exchange import Call, Exchange, Local
+from support.parity.exchange import Call, Exchange, Local, Step
 from support.parity.inference import Input, infer, raw_input
 from support.parity.models import ParityModel, python, tensor, write_model
 from support.parity.pair import Pair
@@ -25,6 +25,10 @@ IDLE = "max_sequence_idle_microseconds: 20000000"
 
 def corrid(datatype: str) -> str:
     return f'control_input {{ name: "ID" control {{ kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_{datatype} }} }}'
+
+
+def pause(seconds: float) -> Local:
+    return Local(lambda server: time.sleep(seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,8 @@ class Case:
     max_batch_size: int = 4
     counts: bool = True
     """Whether the statistics are compared."""
+    seconds_apart: float = 0
+    """How long to wait behind each answer."""
 
     @property
     def model(self) -> ParityModel:
@@ -65,11 +71,15 @@ class Case:
     @property
     def exchange(self) -> Exchange:
         name = self.model.name
-        calls = [ask.call(name, self.max_batch_size > 0) for ask in self.asks]
+        calls: list[Step] = []
+        for ask in self.asks:
+            calls.append(ask.call(name, self.max_batch_size > 0))
+            if self.seconds_apart:
+                calls.append(pause(self.seconds_apart))
         statistics = Call("ModelStatistics", pb.ModelStatisticsRequest(name=name))
         config = Call("ModelConfig", pb.ModelConfigRequest(name=name))
         # Triton counts behind its answers.
-        counted = [Local(lambda server: time.sleep(0.2)), statistics] if self.counts else []
+        counted = [pause(0.2), statistics] if self.counts else []
         return Exchange(f"sequences: {self.name}", [load(name), config, *calls, *counted, unload(name)], at_once=True)
 
 
@@ -155,6 +165,8 @@ CASES = [
         f"{CONTROLS} iterative_sequence: true {IDLE}",
         [Ask(5, start=True, value=1, name="a"), Ask(5), Ask(5, start=True, end=True)],
         counts=False,
+        # Triton ends the sequence behind its last answer, by a request of its own.
+        seconds_apart=0.5,
     ),
 ]
 
