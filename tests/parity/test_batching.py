@@ -18,7 +18,8 @@ from tritonclient.grpc import service_pb2 as pb
 TENSORS = tensor("input", "IN", "INT32", [-1]) + tensor("output", "OUT", "INT32", [2])
 RUNNING = Arrival(run_ms=450)
 NO_PREFETCH = "default_queue_policy { max_queue_size: 100 }"
-"""With it Triton forms a batch when an instance is free; else it fills the next batches while all are busy."""
+"""With it Triton forms a batch when an instance is free; else it fills the next batches while all are busy, and what
+comes when two are waiting may miss the second."""
 
 
 def waiting(*rows: int, **more: object) -> list[Arrival]:
@@ -44,6 +45,10 @@ class Case:
     def loading(self) -> Exchange:
         return Exchange(f"batching: load for {self.name}", [load(self.model.name)])
 
+    @property
+    def unloading(self) -> Exchange:
+        return Exchange(f"batching: unload after {self.name}", [unload(self.model.name)])
+
 
 REQUEST = {"timeout": 50_000}
 # Triton may look at its queue half a second after the model is free; under load a second after.
@@ -53,8 +58,8 @@ LATE = f"default_queue_policy {{ {LATE_POLICY} }}"
 CASES = [
     Case("no batching", "-", [RUNNING, *waiting(1, 2, 1)]),
     Case("all that waits", "", [RUNNING, *waiting(1, 1, 1)]),
-    Case("up to the largest batch", "", [RUNNING, *waiting(*[1] * 10)]),
-    Case("a request is not split", "", [RUNNING, *waiting(5, 5, 2)]),
+    Case("up to the largest batch", NO_PREFETCH, [RUNNING, *waiting(*[1] * 10)]),
+    Case("a request is not split", NO_PREFETCH, [RUNNING, *waiting(5, 5, 2)]),
     Case("other shapes", "", [RUNNING, *waiting(1, 1), Arrival(width=2), Arrival(), Arrival()]),
     Case("a preferred size", f"preferred_batch_size: [ 4 ] {NO_PREFETCH}", [RUNNING, *waiting(*[1] * 10)]),
     Case("a preferred size, filled ahead", "preferred_batch_size: [ 4 ]", [RUNNING, *waiting(*[1] * 10)]),
@@ -162,8 +167,9 @@ def loaded(pair: Pair) -> Iterator[None]:
         for case in CASES:
             pair.compare(case.loading)
     yield
-    for case in CASES:
-        pair.compare(Exchange(f"batching: unload after {case.name}", [unload(case.model.name)]))
+    with pair.asking_ahead(*([case.unloading] for case in CASES)):
+        for case in CASES:
+            pair.compare(case.unloading)
 
 
 @pytest.mark.usefixtures("loaded")

@@ -118,7 +118,7 @@ def traces(triton_peer: TritonPeer, tmp_path_factory: pytest.TempPathFactory) ->
         return [*(f"--trace-config={setting}" for setting in settings), "--cache-config=local,size=1048576"]
 
     port, http_port = free_port(), free_port()
-    fixed = ["--http-address=127.0.0.1", f"--http-port={http_port}", "--allow-metrics=false"]
+    fixed = ["--http-address=127.0.0.1", f"--http-port={http_port}", "--allow-metrics=false", "--exit-timeout-secs=1"]
     with (
         RocserveProcess([repository], *flags("rocserve"), log=folder / "rocserve.log") as ours,
         triton_peer.server("triton", repository, port, folder / "triton.log", [*flags("triton"), *fixed]) as theirs,

@@ -20,6 +20,8 @@ from support.server import RocserveProcess
 TRITON_FLAGS = (
     "--model-control-mode=explicit",
     "--exit-on-error=false",
+    # What its many models leave undone is ended with it.
+    "--exit-timeout-secs=1",
     "--http-address=127.0.0.1",
     "--allow-metrics=false",
 )
