@@ -115,7 +115,11 @@ def test_the_form_and_the_levels_are_changed_at_once(server: RocserveProcess) ->
     assert (changed["log_format"], changed["log_verbose_level"]) == ("ISO8601", 1)
     http.close()
     ask(server, request_id="iso")
-    line = r'^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ I \d+ \w+\.py:\d+\] "\[request id: iso\] inference of model'
+    # Its last line comes beside its answer: waited for, so that it is not taken for one of the next request.
+    line = (
+        r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ I \d+ \w+\.py:\d+\]"
+        r""" "\[request id: iso\] inference of model 'm' version 1 ends"""
+    )
     wait_until(lambda: re.search(line, server.log_text, re.MULTILINE), what="a line in the other form")
     server.client().update_log_settings({"log_verbose_level": 0, "log_info": False})
     length = len(server.log_text)

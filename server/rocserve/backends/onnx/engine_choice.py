@@ -50,7 +50,7 @@ def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
         if wanted == MIGRAPHX.name:
             raise invalid_argument(
                 f"model '{config.name}': MIGraphX takes no custom operators; remove model_operations, or set parameter"
-                ' \'engine\' to "onnxruntime"'
+                " 'engine' to \"onnxruntime\""
             )
         return EngineChoice(ONNXRUNTIME, "the model has custom operators, which are ONNX Runtime's")
     if wanted == MIGRAPHX.name:
