@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.datatypes import DataType
@@ -216,6 +217,10 @@ async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
         await asyncio.sleep(0.005)
+
+
+OwnChildren = Callable[[], list[psutil.Process]]
+"""What the fixture `own_children` is."""
 
 
 def running(pid: int) -> bool:

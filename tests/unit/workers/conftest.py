@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from support.request_models import RequestModels
 from support.workers import LOG, Workshop
@@ -16,6 +17,18 @@ from rocserve.workers.launcher import WorkerLauncher
 @pytest.fixture(autouse=True)
 def _engines_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).with_name("engines")))
+
+
+@pytest.fixture(autouse=True)
+def own_children() -> Callable[[], list[psutil.Process]]:
+    """Gives the processes that the test itself has started; servers that stay for other tests are not among them."""
+    bystanders = {child.pid for child in psutil.Process().children()}
+
+    def find() -> list[psutil.Process]:
+        direct = [child for child in psutil.Process().children() if child.pid not in bystanders]
+        return [process for child in direct for process in (child, *child.children(recursive=True))]
+
+    return find
 
 
 @pytest.fixture

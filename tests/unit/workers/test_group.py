@@ -13,7 +13,7 @@ import time
 import numpy as np
 import psutil
 import pytest
-from support.workers import Workshop, config_of, open_descriptors, run_add_sub, running, until
+from support.workers import OwnChildren, Workshop, config_of, open_descriptors, run_add_sub, running, until
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
@@ -45,7 +45,9 @@ async def test_load_reports_the_signature(workshop: Workshop) -> None:
         ("warm_up_fails", StatusCode.INTERNAL, "too cold"),
     ],
 )
-async def test_why_it_cannot_be_loaded(workshop: Workshop, behaviour: str, code: StatusCode, text: str) -> None:
+async def test_why_it_cannot_be_loaded(
+    workshop: Workshop, own_children: OwnChildren, behaviour: str, code: StatusCode, text: str
+) -> None:
     plans = [WorkerPlan(InstanceKind.CPU, None, 1)] * 2
     group = workshop.group(behaviour, plans=plans)
     with pytest.raises(ServeError) as caught:
@@ -54,7 +56,7 @@ async def test_why_it_cannot_be_loaded(workshop: Workshop, behaviour: str, code:
     assert (caught.value.code, caught.value.text) == (code, text)
     assert not group.channels and not group.pids
     # Only the zygote is left, though both workers were started.
-    await until(lambda: len(psutil.Process().children(recursive=True)) == 1)
+    await until(lambda: len(own_children()) == 1)
     assert not workshop.events.restarts
 
 
@@ -211,15 +213,15 @@ async def test_stop_does_not_wait_for_ever(workshop: Workshop) -> None:
     assert error is not None and error.text == "the worker of model 'm' version 1 was stopped; the request was in it"
 
 
-async def test_stop_between_two_restarts(workshop: Workshop) -> None:
+async def test_stop_between_two_restarts(workshop: Workshop, own_children: OwnChildren) -> None:
     group = await workshop.serving("crash_at_restart", policy=RestartPolicy(first_delay_seconds=20.0))
     await run_add_sub(group.channels[0])
     await until(lambda: len(workshop.events.restarts) >= 2)
     await group.stop(5.0)
-    await until(lambda: len(psutil.Process().children(recursive=True)) == 1)
+    await until(lambda: len(own_children()) == 1)
 
 
-async def test_nothing_is_left_of_fifty_killed_workers(workshop: Workshop) -> None:
+async def test_nothing_is_left_of_fifty_killed_workers(workshop: Workshop, own_children: OwnChildren) -> None:
     group = await workshop.serving(policy=RestartPolicy(healthy_seconds=0.0))
 
     async def kill_one() -> None:
@@ -246,7 +248,7 @@ async def test_nothing_is_left_of_fifty_killed_workers(workshop: Workshop) -> No
     assert process.num_threads() == threads
     assert len(process.memory_maps(grouped=False)) <= mappings + 10
     assert process.memory_info().rss < memory + 4 * 1024 * 1024
-    assert len(process.children(recursive=True)) == 2
+    assert len(own_children()) == 2
 
 
 async def test_nothing_is_left_of_loads_and_unloads(workshop: Workshop) -> None:

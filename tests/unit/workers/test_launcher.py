@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.migraphx import python_words
-from support.workers import LOG, Workshop, config_of, open_descriptors, run_add_sub, running, until
+from support.workers import LOG, OwnChildren, Workshop, config_of, open_descriptors, run_add_sub, running, until
 
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InstanceKind
@@ -168,11 +168,11 @@ async def test_the_cpu_engines_can_be_preloaded_without_threads(completion: Comp
 
 
 async def test_when_the_zygote_dies_workers_go_on_and_others_can_be_started(
-    workshop: Workshop, caplog: pytest.LogCaptureFixture
+    workshop: Workshop, own_children: OwnChildren, caplog: pytest.LogCaptureFixture
 ) -> None:
     group = await workshop.serving()
     (worker,) = group.pids
-    (zygote,) = psutil.Process().children()
+    (zygote,) = (child for child in own_children() if child.ppid() == os.getpid())
     zygote.kill()
     await until(lambda: "the zygote, which starts workers, has ended" in caplog.text)
     assert (await run_add_sub(group.channels[0])).error is None
@@ -185,9 +185,9 @@ async def test_when_the_zygote_dies_workers_go_on_and_others_can_be_started(
     assert (await run_add_sub(group.channels[0])).error is None
 
 
-async def test_launches_under_way_survive_the_zygote(workshop: Workshop) -> None:
+async def test_launches_under_way_survive_the_zygote(workshop: Workshop, own_children: OwnChildren) -> None:
     await workshop.serving()
-    (zygote,) = (child for child in psutil.Process().children() if "zygote" in str(child.cmdline()))
+    (zygote,) = (child for child in own_children() if child.ppid() == os.getpid())
     zygote.suspend()
     tasks = [asyncio.create_task(workshop.serving()) for _ in range(3)]
     await asyncio.sleep(0.2)
@@ -196,9 +196,9 @@ async def test_launches_under_way_survive_the_zygote(workshop: Workshop) -> None
         assert (await run_add_sub(group.channels[0])).error is None
 
 
-async def test_a_cancelled_launch_leaves_nothing(workshop: Workshop) -> None:
+async def test_a_cancelled_launch_leaves_nothing(workshop: Workshop, own_children: OwnChildren) -> None:
     await workshop.serving()
-    (zygote,) = (child for child in psutil.Process().children() if "zygote" in str(child.cmdline()))
+    (zygote,) = (child for child in own_children() if child.ppid() == os.getpid())
     before = open_descriptors()
     zygote.suspend()
     task = asyncio.create_task(workshop.group().load())
@@ -207,9 +207,9 @@ async def test_a_cancelled_launch_leaves_nothing(workshop: Workshop) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     zygote.resume()
-    await until(lambda: len(psutil.Process().children(recursive=True)) == 2)
+    await until(lambda: len(own_children()) == 2)
     await asyncio.sleep(0.2)
-    assert len(psutil.Process().children(recursive=True)) == 2
+    assert len(own_children()) == 2
     assert open_descriptors() == before
 
 
