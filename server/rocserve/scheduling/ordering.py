@@ -133,7 +133,3 @@ class OrderedResponder(ForwardingResponder):
         """The responder itself, for a request that is refused at once; its turn is over."""
         self._turn.leave()
         return self._responder
-
-
-def nothing() -> None:
-    """In place of an answer that is not to wait for its turn."""

@@ -12,7 +12,7 @@ from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.frontends.grpc.codec import InferCodec
 from rocserve.frontends.grpc.request_codec import id_of_refused
 from rocserve.frontends.grpc.transport import Metadata, StreamCall, UnaryCall
-from rocserve.scheduling.ordering import AnswerOrder, Turn, nothing
+from rocserve.scheduling.ordering import AnswerOrder, Turn
 from rocserve.services.forwarded_headers import HeaderForwarding
 from rocserve.services.inference import InferenceService, exiting
 from rocserve.services.observation import RequestOrigin
@@ -218,7 +218,7 @@ class _StreamResponder:
     def expect_many(self) -> None:
         """Its responses come when they come, and nobody waits for them."""
         self._turn_left = True
-        self._turn.give(nothing)
+        self._turn.leave()
 
     def send(self, response: InferResponse, final: bool = True) -> None:
         try:
