@@ -65,7 +65,10 @@ class VersionWiring:
         """The version is gone. Its channels know the wiring, through their supervisor: were they not let go of here,
         each would hold its buffers until the garbage collector comes by."""
         self.stop_waiting()
-        self._scheduler = None
+        scheduler, self._scheduler = self._scheduler, None
+        if scheduler is not None:
+            for channel in self._open:
+                scheduler.detach(channel)
         self._open.clear()
         self._metrics.forget()
 

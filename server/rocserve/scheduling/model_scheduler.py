@@ -19,17 +19,35 @@ from rocserve.scheduling.batch_policy import batch_policy
 from rocserve.scheduling.batch_ways import batch_ways
 from rocserve.scheduling.client_watch import ClientWatch
 from rocserve.scheduling.deadlines import Deadlines
+from rocserve.scheduling.drain import Drain
 from rocserve.scheduling.entry import QueuedRequest
+from rocserve.scheduling.instances import InstancePool
 from rocserve.scheduling.limited_instances import instance_pool
 from rocserve.scheduling.ordering import AnswerOrder, OrderedResponder
 from rocserve.scheduling.queue import QueueLimits, RequestQueue
 from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.refusals import cancelled, not_handed_over, refuse
 from rocserve.scheduling.timers import Timers
+from rocserve.scheduling.weak_calls import weakly
 from rocserve.workers.batch_outcome import BatchOutcome
 from rocserve.workers.channel import Channel, WorkerGone
 
 _Work = tuple[Channel, FormedBatch]
+
+
+class _Waiting:
+    """Implements client_watch.Waiting."""
+
+    def __init__(self, queue: RequestQueue, instances: InstancePool) -> None:
+        self._queue = queue
+        self._instances = instances
+
+    def __iter__(self) -> Iterator[QueuedRequest]:
+        yield from self._queue
+        yield from self._instances.waiting()
+
+    def __bool__(self) -> bool:
+        return bool(self._queue) or self._instances.has_waiting
 
 
 class ModelScheduler:
@@ -56,20 +74,21 @@ class ModelScheduler:
         self._timers = timers
         self._log = log
         self._policy = batch_policy(config, answers_requests)
-        ways = batch_ways(config, version, statistics, timers, answers_requests, self._batch_ended, self._client_left)
+        ways = batch_ways(
+            config, version, statistics, timers, answers_requests, weakly(self._batch_ended), weakly(self._client_left)
+        )
         self._layouts, self._answerer = ways.layouts, ways.answerer
         batching = config.dynamic_batching
         self._order = AnswerOrder() if batching is not None and batching.preserve_ordering else None
         self._lock = threading.Lock()
         self._queue = RequestQueue(batching, limits)
-        self._instances = instance_pool(limiter, self._granted, sends_ahead=not self._queue.may_be_overtaken)
-        self._running = 0
-        self._closed = False
+        self._instances = instance_pool(limiter, weakly(self._granted), sends_ahead=not self._queue.may_be_overtaken)
+        self._waiting = _Waiting(self._queue, self._instances)
+        self._drain = Drain()
         self._outage: ServeError | None = None
-        self._drained: Callable[[], None] | None = None
-        self._deadlines = Deadlines(timers, self._expire)
-        self._delay = Alarm(timers, self._delay_passed)
-        self._clients = ClientWatch(timers, self._lock, self._all_waiting, self._has_waiting, self._client_left)
+        self._deadlines = Deadlines(timers, weakly(self._expire))
+        self._delay = Alarm(timers, weakly(self._delay_passed))
+        self._clients = ClientWatch(timers, self._lock, self._waiting, weakly(self._client_left))
 
     # Requests
 
@@ -77,7 +96,7 @@ class ModelScheduler:
     def waiting(self) -> int:
         """How many requests are still to run, in the queue or in a worker behind others."""
         with self._lock:
-            return len(self._queue) + sum(1 for _ in self._instances.waiting())
+            return sum(1 for _ in self._waiting)
 
     def submit(self, request: InferRequest, plan: RequestPlan, responder: Responder) -> None:
         """Take a validated request.
@@ -91,7 +110,7 @@ class ModelScheduler:
         self._queue.admit(entry, now_ns / 1e9)
         work: _Work | None = None
         with self._lock:
-            if self._closed:
+            if self._drain.closed:
                 raise VersionEnding
             if self._outage is not None:
                 # A new one: an exception that is raised again and again collects its tracebacks.
@@ -175,16 +194,14 @@ class ModelScheduler:
     def close(self, drained: Callable[[], None]) -> None:
         """Take no more requests; call back, once and from any thread, when all that were taken are answered."""
         with self._lock:
-            self._closed = True
-            self._drained = drained
+            self._drain.close(drained)
         self._report_drained()
 
     def _report_drained(self) -> None:
         with self._lock:
-            if self._drained is None or self._queue or self._running:
-                return
-            drained, self._drained = self._drained, None
-        drained()
+            drained = None if self._queue else self._drain.finished()
+        if drained is not None:
+            drained()
 
     # Work
 
@@ -219,7 +236,7 @@ class ModelScheduler:
 
     def _begin(self, channel: Channel, entries: list[QueuedRequest], now_ns: int, one_by_one: bool = False) -> _Work:
         """Under the lock."""
-        self._running += 1
+        self._drain.running += 1
         batch = FormedBatch(entries, now_ns, one_by_one)
         if self._order is not None:
             self._take_turns(entries)
@@ -255,7 +272,7 @@ class ModelScheduler:
             failure = not_handed_over(batch, error, self._config.name, self._log)
             self._layouts.forget(batch)
             with self._lock:
-                self._running -= 1
+                self._drain.running -= 1
                 self._instances.end(channel, batch, 0)
             for entry in batch.undropped:
                 self._refuse(entry, failure)
@@ -267,7 +284,7 @@ class ModelScheduler:
         """The worker is gone and nothing of the batch ran: its requests keep their place for another instance."""
         self._layouts.forget(batch)
         with self._lock:
-            self._running -= 1
+            self._drain.running -= 1
             self._instances.detach(channel)
             outage = self._outage
             if outage is None:
@@ -306,8 +323,8 @@ class ModelScheduler:
     def _batch_ended(self) -> None:
         """All requests of a batch have been answered."""
         with self._lock:
-            self._running -= 1
-        if self._drained is not None:
+            self._drain.running -= 1
+        if self._drain.awaited:
             self._report_drained()
 
     def _refuse(self, entry: QueuedRequest, error: ServeError) -> None:
@@ -315,19 +332,10 @@ class ModelScheduler:
 
     # Timers
 
-    def _all_waiting(self) -> Iterator[QueuedRequest]:
-        """Under the lock."""
-        yield from self._queue
-        yield from self._instances.waiting()
-
-    def _has_waiting(self) -> bool:
-        """Under the lock."""
-        return bool(self._queue) or self._instances.has_waiting
-
     def _note_deadline(self, entry: QueuedRequest) -> None:
         """Under the lock."""
         if (entry.waiting or self._instances.batch_ahead(entry) is not None) and self._deadlines.add(entry):
-            self._deadlines.keep_only(self._all_waiting())
+            self._deadlines.keep_only(self._waiting)
 
     def _delay_passed(self) -> None:
         with self._lock:

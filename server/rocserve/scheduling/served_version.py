@@ -16,6 +16,8 @@ from rocserve.scheduling.ordering import AnswerOrder, OrderedResponder
 from rocserve.scheduling.queue import QueueFull
 from rocserve.scheduling.scheduler import Scheduler
 
+_Submit = Callable[[InferRequest, RequestPlan, Responder], None]
+
 
 class ScheduledVersion:
     """Implements core.serving.ServedVersion on a scheduler."""
@@ -38,9 +40,7 @@ class ScheduledVersion:
         self._validator = RequestValidator(config)
         self._scheduler = scheduler
         self._answers = answers
-        batching = config.dynamic_batching
-        self._order = AnswerOrder() if answers and batching and batching.preserve_ordering else None
-        self._submit: Callable[[InferRequest, RequestPlan, Responder], None] = self._way_of_submitting()
+        self._submit = _way_of_submitting(config, scheduler, answers)
 
     @property
     def pending_requests(self) -> int:
@@ -65,23 +65,51 @@ class ScheduledVersion:
                 self.statistics.record_failure(now, now)
             responder.fail(error)
 
-    def _way_of_submitting(self) -> Callable[[InferRequest, RequestPlan, Responder], None]:
-        if self.config.decoupled:
-            return self._submit_decoupled
-        if self._answers is None:
-            return self._scheduler.submit
-        return self._submit_cached if self._order is None else self._submit_cached_in_order
 
-    def _submit_cached(self, request: InferRequest, plan: RequestPlan, responder: Responder) -> None:
-        assert self._answers is not None
+def _way_of_submitting(config: ModelConfig, scheduler: Scheduler, answers: CachedAnswers | None) -> _Submit:
+    if config.decoupled:
+        return _DecoupledWay(scheduler).submit
+    if answers is None:
+        return scheduler.submit
+    batching = config.dynamic_batching
+    if batching is not None and batching.preserve_ordering:
+        return _CachedWayInOrder(scheduler, answers).submit
+    return _CachedWay(scheduler, answers).submit
+
+
+class _DecoupledWay:
+    """Only for clients that can take any number of responses."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def submit(self, request: InferRequest, plan: RequestPlan, responder: Responder) -> None:
+        responder.expect_many()
+        self._scheduler.submit(request, plan, responder)
+
+
+class _CachedWay:
+    """What has been answered before is answered again."""
+
+    def __init__(self, scheduler: Scheduler, answers: CachedAnswers) -> None:
+        self._scheduler = scheduler
+        self._answers = answers
+
+    def submit(self, request: InferRequest, plan: RequestPlan, responder: Responder) -> None:
         keeper = self._answers.look_up(request, plan, responder)
         if keeper is not None:
             self._scheduler.submit(request, plan, keeper)
 
-    def _submit_cached_in_order(self, request: InferRequest, plan: RequestPlan, responder: Responder) -> None:
-        """What comes from the cache may not overtake what is still being run."""
-        assert self._order is not None
-        assert self._answers is not None
+
+class _CachedWayInOrder:
+    """What comes from the cache may not overtake what is still being run."""
+
+    def __init__(self, scheduler: Scheduler, answers: CachedAnswers) -> None:
+        self._scheduler = scheduler
+        self._answers = answers
+        self._order = AnswerOrder()
+
+    def submit(self, request: InferRequest, plan: RequestPlan, responder: Responder) -> None:
         turn = self._order.take_turn()
         keeper = self._answers.look_up(request, plan, responder, OrderedResponder(responder, turn))
         if keeper is None:
@@ -92,8 +120,3 @@ class ScheduledVersion:
         except (ServeError, VersionEnding):
             turn.leave()
             raise
-
-    def _submit_decoupled(self, request: InferRequest, plan: RequestPlan, responder: Responder) -> None:
-        """Only for those that can take any number of responses."""
-        responder.expect_many()
-        self._scheduler.submit(request, plan, responder)

@@ -85,8 +85,7 @@ class Channel:
         self._free = list(self._slots)
         self.conversation = conversation
         self._outputs = OutputLayouts() if conversation is None else RequestOutputLayouts()
-        self._buffer = bytearray(MAXIMUM_DATAGRAM)
-        self._received = memoryview(self._buffer)
+        self._buffer = completion.receive_buffer
         self._last_batch_id = 0
         self._listening = False
         self._ended = False
@@ -202,7 +201,7 @@ class Channel:
         slot = self._slots[index] if index < SLOTS else None
         if slot is None or slot.batch_id != batch_id or slot.on_outcome is None:
             raise ValueError(f"an answer to batch {batch_id} in slot {index}, where it is not")
-        tail = bytes(self._received[HEADER.size : size])
+        tail = bytes(self._buffer[HEADER.size : size])
         times = (input_end, output_start, compute_end)
         if kind == EXECUTED:
             layout = self._outputs.of(tail, slot.request_sizes, slot.cuts)

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 
 from rocserve.workers.timers import TimerDescriptor, TimerHandle, TimerQueue
+from rocserve.workers.wire import MAXIMUM_DATAGRAM
 
 __all__ = ["CompletionThread", "TimerHandle"]
 
@@ -32,6 +33,8 @@ class CompletionThread:
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._epoll = select.epoll()
+        self.receive_buffer = memoryview(bytearray(MAXIMUM_DATAGRAM))
+        """What callbacks receive a message into: they are called one at a time, and keep nothing of it here."""
         self._readers: dict[int, Callable[[], None]] = {}
         self._soon: deque[Callable[[], None]] = deque()
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

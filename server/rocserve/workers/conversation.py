@@ -72,7 +72,7 @@ class Conversation:
         """`peer` is the worker's end, for the one who hands it over and closes it."""
         for end in (self._socket, self.peer):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAXIMUM_DATAGRAM)
-        self._reader = MessageReader(self._socket)
+        self._reader = MessageReader(self._socket, completion.receive_buffer)
         self._lock = threading.Lock()
         """Guards what is sent and what waits to be."""
         self._waiting: deque[Parcel] = deque()

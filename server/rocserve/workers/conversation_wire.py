@@ -118,9 +118,10 @@ def pack_cancelled(number: int) -> Parcel:
 class MessageReader:
     """Reads one end's messages; one thread at a time."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, buffer: memoryview) -> None:
+        """`buffer`: takes a message while it is read, MAXIMUM_DATAGRAM bytes."""
         self._connection = connection
-        self._buffer = bytearray(MAXIMUM_DATAGRAM)
+        self._buffer = buffer
         self._answers = LayoutReader(AnswerLayout)
         self._calls = LayoutReader(CallLayout)
 

@@ -19,6 +19,7 @@ from rocserve.workers.conversation_wire import (
     pack_answer,
     pack_call,
 )
+from rocserve.workers.wire import MAXIMUM_DATAGRAM
 
 _REMEMBERED_CANCELLATIONS = 1024
 
@@ -85,7 +86,7 @@ class ModelConversation:
             parcel.close()
 
     def _read(self) -> None:
-        reader = MessageReader(self._connection)
+        reader = MessageReader(self._connection, memoryview(bytearray(MAXIMUM_DATAGRAM)))
         while True:
             try:
                 message = reader.read()

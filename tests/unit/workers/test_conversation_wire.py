@@ -39,7 +39,7 @@ class Ends:
     def __init__(self) -> None:
         self.here, self.there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAXIMUM_DATAGRAM)
-        self.reader = MessageReader(self.there)
+        self.reader = MessageReader(self.there, memoryview(bytearray(MAXIMUM_DATAGRAM)))
 
     def through(self, parcel: Parcel) -> Message:
         parcel.send(self.here)

@@ -14,6 +14,7 @@ from rocserve.core.statistics import ModelStatistics
 from rocserve.core.trace import QUEUE_START
 from rocserve.core.validation import RequestValidator
 from rocserve.scheduling.cached_answers import CachedAnswers
+from rocserve.scheduling.drain import Drain
 from rocserve.scheduling.ensemble.graph import EnsembleGraph, StepHeads
 from rocserve.scheduling.ensemble.inflight import InflightLimit
 from rocserve.scheduling.ensemble.labels import labels_of
@@ -48,9 +49,7 @@ class EnsembleVersion:
         """By step; empty: there is no limit."""
         self._validator = RequestValidator(config)
         self._lock = threading.Lock()
-        self._running = 0
-        self._drained: Callable[[], None] | None = None
-        self._closed = False
+        self._drain = Drain()
 
     def infer(self, request: InferRequest, responder: Responder) -> None:
         """See core.serving.ServedVersion."""
@@ -63,9 +62,9 @@ class EnsembleVersion:
             responder.fail(error)
             return
         with self._lock:
-            if self._closed:
+            if self._drain.closed:
                 raise VersionEnding
-            self._running += 1
+            self._drain.running += 1
         if request.trace is not None:
             request.trace.note(QUEUE_START, started_ns)
         # What a sequence is answered depends on what came before.
@@ -80,22 +79,20 @@ class EnsembleVersion:
     def close(self, drained: Callable[[], None]) -> None:
         """Take no more requests; call back, once and from any thread, when all that were taken are answered."""
         with self._lock:
-            self._closed = True
-            self._drained = drained
+            self._drain.close(drained)
         self._report_drained()
 
     def run_ended(self) -> None:
         with self._lock:
-            self._running -= 1
-        if self._drained is not None:
+            self._drain.running -= 1
+        if self._drain.awaited:
             self._report_drained()
 
     def _report_drained(self) -> None:
         with self._lock:
-            if self._drained is None or self._running:
-                return
-            drained, self._drained = self._drained, None
-        drained()
+            drained = self._drain.finished()
+        if drained is not None:
+            drained()
 
     def labels_of(self, output: OutputConfig) -> tuple[str, ...]:
         """The labels of an output: the ensemble's own, or those of the member's output that it comes from."""

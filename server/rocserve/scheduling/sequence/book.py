@@ -189,6 +189,8 @@ class SequenceBook:
                     self._lost[slot.sequence] = reason
                 self._refuse(slot.queue, self.loss_of(slot.sequence, reason))
             slot.sequence = None
+        # They know the instance: left in it, they would keep it and its channel until the garbage collector comes by.
+        instance.slots = []
         while len(self._lost) > _REMEMBERED_LOSSES:
             self._lost.popitem(last=False)
 

@@ -24,6 +24,8 @@ class SequenceInstances:
     def __init__(self, pool: InstancePool, book: SequenceBook, strategy: Strategy, keeps_order: bool) -> None:
         """`keeps_order`: whether the answers of an instance go out in the order in which their requests came up."""
         self.pool = pool
+        self.waiting = _Waiting(book)
+        """All requests that do not run yet."""
         self._book = book
         self._strategy = strategy
         self._keeps_order = keeps_order
@@ -116,13 +118,19 @@ class SequenceInstances:
             self._book.refused.append((entry, cancelled()))
             self.done(entry, now)
 
-    def waiting(self) -> Iterator[QueuedRequest]:
-        """All requests that do not run yet."""
+
+class _Waiting:
+    """Implements client_watch.Waiting: in the book, and among the candidates of the instances' next batches."""
+
+    def __init__(self, book: SequenceBook) -> None:
+        self._book = book
+
+    def __iter__(self) -> Iterator[QueuedRequest]:
         yield from self._book.waiting()
         for instance in self._book.instances:
             yield from instance.candidates or ()
 
-    def has_waiting(self) -> bool:
+    def __bool__(self) -> bool:
         return bool(self._book.count) or any(instance.candidates for instance in self._book.instances)
 
 

@@ -20,6 +20,7 @@ from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.batch_ways import batch_ways
 from rocserve.scheduling.client_watch import ClientWatch
 from rocserve.scheduling.deadlines import Deadlines
+from rocserve.scheduling.drain import Drain
 from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.limited_instances import instance_pool
 from rocserve.scheduling.queue import QueueLimits
@@ -37,6 +38,7 @@ from rocserve.scheduling.sequence.responder import SequenceResponder
 from rocserve.scheduling.sequence.states import StateKeeper
 from rocserve.scheduling.sequence.strategies import strategy_of
 from rocserve.scheduling.timers import Timers
+from rocserve.scheduling.weak_calls import weakly
 from rocserve.workers.batch_outcome import BatchOutcome
 from rocserve.workers.channel import Channel, WorkerGone
 
@@ -82,7 +84,7 @@ class SequenceScheduler:
         dressing = Dressing(controls, self._keeper, config.max_batch_size > 0)
         oldest = batching.oldest
         self._instances = SequenceInstances(
-            instance_pool(limiter, self._granted, sends_ahead=False),
+            instance_pool(limiter, weakly(self._granted), sends_ahead=False),
             self._book,
             strategy_of(config, batching, self._book, dressing),
             keeps_order=oldest is not None and oldest.preserve_ordering,
@@ -90,20 +92,18 @@ class SequenceScheduler:
         self._iterative = batching.iterative
         self._waits_for_answers = bool(batching.states) or batching.iterative
         """The next request of a sequence cannot run before the answer to the one before is there."""
-        ways = batch_ways(config, version, statistics, timers, answers_requests, self._batch_ended, self._client_left)
+        ways = batch_ways(
+            config, version, statistics, timers, answers_requests, weakly(self._batch_ended), weakly(self._client_left)
+        )
         self._layouts, self._answerer = ways.layouts, ways.answerer
         self._lock = threading.Lock()
         self._is_open = False
-        self._running = 0
-        self._closed = False
+        self._drain = Drain()
         self._outage: ServeError | None = None
-        self._drained: Callable[[], None] | None = None
-        self._deadlines = Deadlines(timers, self._expire)
-        self._clients = ClientWatch(
-            timers, self._lock, self._instances.waiting, self._instances.has_waiting, self._client_left
-        )
-        self._delay = Alarm(timers, self._delay_passed)
-        self._idle = IdleWatch(batching, self._book, timers, self._reap)
+        self._deadlines = Deadlines(timers, weakly(self._expire))
+        self._clients = ClientWatch(timers, self._lock, self._instances.waiting, weakly(self._client_left))
+        self._delay = Alarm(timers, weakly(self._delay_passed))
+        self._idle = IdleWatch(batching, self._book, timers, weakly(self._reap))
 
     # Requests
 
@@ -111,7 +111,7 @@ class SequenceScheduler:
     def waiting(self) -> int:
         """See Scheduler."""
         with self._lock:
-            return sum(1 for _ in self._instances.waiting())
+            return sum(1 for _ in self._instances.waiting)
 
     def submit(self, request: InferRequest, plan: RequestPlan, responder: Responder) -> None:
         """See Scheduler."""
@@ -149,7 +149,7 @@ class SequenceScheduler:
         tag, now = entry.tag, entry.queue_start_ns / 1e9
         with self._lock:
             is_known = tag.id in self._book
-            if self._closed and (tag.starts or not is_known):
+            if self._drain.closed and (tag.starts or not is_known):
                 raise VersionEnding
             if not is_known and not tag.starts:
                 return False
@@ -184,7 +184,7 @@ class SequenceScheduler:
             limit = now + timeout / 1e6
             entry.expires_at = limit if entry.expires_at is None else min(limit, entry.expires_at)
         if entry.expires_at is not None and self._deadlines.add(entry):
-            self._deadlines.keep_only(self._instances.waiting())
+            self._deadlines.keep_only(self._instances.waiting)
         self._clients.start()
 
     # Instances
@@ -230,8 +230,7 @@ class SequenceScheduler:
         """See Scheduler. Sequences that are under way go on, as long as requests of them can still come."""
         has_successor = self._homes.closing(self)
         with self._lock:
-            self._closed = True
-            self._drained = drained
+            self._drain.close(drained)
             if not has_successor:
                 self._end_sequences()
         self._pump()
@@ -249,18 +248,18 @@ class SequenceScheduler:
 
     def _report_drained(self) -> None:
         with self._lock:
-            if self._drained is None or self._running or not self._book.is_empty or self._instances.has_waiting():
-                return
-            drained, self._drained = self._drained, None
-        self._homes.closed(self)
-        drained()
+            is_empty = self._book.is_empty and not self._instances.waiting
+            drained = self._drain.finished() if is_empty else None
+        if drained is not None:
+            self._homes.closed(self)
+            drained()
 
     # Work
 
     def _next_work(self, instance: SequenceInstance) -> FormedBatch | None:
         """Under the lock: the next batch of an instance, where it is free and has one."""
         batch = self._instances.next_batch(instance, time.monotonic_ns(), self._delay.set)
-        self._running += batch is not None
+        self._drain.running += batch is not None
         return batch
 
     def _pump(self) -> None:
@@ -297,7 +296,7 @@ class SequenceScheduler:
             failure = not_handed_over(batch, error, self._config.name, self._log)
             self._layouts.forget(batch)
             with self._lock:
-                self._running -= 1
+                self._drain.running -= 1
                 self._instances.pool.end(channel, batch, 0)
                 for entry in batch.undropped:
                     self._instances.done(entry, time.monotonic())
@@ -310,7 +309,7 @@ class SequenceScheduler:
     def _fail(self, instance: SequenceInstance, batch: FormedBatch, reason: str) -> None:
         """The worker is gone and nothing of the batch ran: nor will anything else of its sequences."""
         with self._lock:
-            self._running -= 1
+            self._drain.running -= 1
             self._instances.lose(instance.channel, reason)
         for entry in batch.undropped:
             if isinstance(entry, SequenceRequest):
@@ -381,8 +380,8 @@ class SequenceScheduler:
     def _batch_ended(self) -> None:
         """All requests of a batch have been answered."""
         with self._lock:
-            self._running -= 1
-        if self._drained is not None:
+            self._drain.running -= 1
+        if self._drain.awaited:
             self._report_drained()
 
     def _refuse(self, entry: QueuedRequest, error: ServeError) -> None:

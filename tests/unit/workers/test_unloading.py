@@ -1,0 +1,47 @@
+"""What is left of a version that was unloaded: nothing, and that at once."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+from support.request_models import DECOUPLED, RequestModels
+from support.workers import until
+
+from rocserve.repository.version_loader import LoadedModelVersion
+from rocserve.scheduling.model_scheduler import ModelScheduler
+from rocserve.scheduling.sequence.scheduler import SequenceScheduler
+from rocserve.workers.channel import Channel
+from rocserve.workers.conversation import Conversation
+from rocserve.workers.group import WorkerGroup
+
+PARTS = (LoadedModelVersion, ModelScheduler, SequenceScheduler, Channel, Conversation, WorkerGroup)
+CONFIGS = {
+    "plain": "",
+    "batches": "dynamic_batching { max_queue_delay_microseconds: 1000 }",
+    "in order": "dynamic_batching { preserve_ordering: true }",
+    "decoupled": DECOUPLED,
+    "sequences": "sequence_batching { }",
+    "oldest": "sequence_batching { oldest { max_candidate_sequences: 4 } }",
+}
+
+
+def parts() -> set[str]:
+    return {type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, PARTS)}
+
+
+@pytest.mark.parametrize("more", CONFIGS.values(), ids=CONFIGS)
+async def test_unloaded_versions_do_not_wait_for_the_garbage_collector(models: RequestModels, more: str) -> None:
+    """It comes by seldom, and until then each would keep its channels' memory."""
+    gc.collect()
+    gc.disable()
+    try:
+        await models.load("m", more=more)
+        sequence = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
+        answers = await models.ask("m", parameters=sequence).done()
+        assert answers.out == [[1.0]]
+        assert parts() >= {"Channel", "Conversation", "LoadedModelVersion", "WorkerGroup"}
+        await models.unload("m")
+        await until(lambda: not parts())
+    finally:
+        gc.enable()
