@@ -1,15 +1,21 @@
-"""A real server process a test, and one that the tests of a module share."""
+"""A real server process a test, and some that tests share."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import tritonclient.http as http_client
+from support.metrics import FLAGS as METRICS
+from support.parity.models import parity_models, write_model
 from support.server import RocserveProcess
 
 SAMPLE_REPOSITORY = Path(__file__).parents[2] / "model_repository"
+PYTHON_MODELS = Path(__file__).parents[1] / "data" / "python-models"
+HTTP_MODELS = ("add_sub", "types", "seen", "repeat", "faults", "labelled")
 
 
 @pytest.fixture
@@ -33,3 +39,32 @@ def rocserve_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rocser
     with RocserveProcess([SAMPLE_REPOSITORY], log=log) as server:
         server.wait_until_ready()
         yield server
+
+
+@pytest.fixture(scope="session")
+def http_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    """One server for the tests of the HTTP front end that leave it as they found it."""
+    folder = tmp_path_factory.mktemp("http")
+    repository = folder / "repository"
+    repository.mkdir()
+    for model in parity_models():
+        if model.name in HTTP_MODELS:
+            write_model(repository, model)
+    shutil.copytree(PYTHON_MODELS / "patient", repository / "patient")
+    flags = (
+        "--model-control-mode=explicit",
+        "--load-model=*",
+        "--allow-client-shm=true",
+        "--http-header-forward-pattern=^x-forwarded-.*",
+        "--http-max-input-size=1000000",
+        *METRICS,
+    )
+    with RocserveProcess([repository], *flags, log=folder / "server.log") as running:
+        running.wait_until_ready()
+        yield running
+
+
+@pytest.fixture
+def triton_http(http_server: RocserveProcess) -> Iterator[http_client.InferenceServerClient]:
+    with http_client.InferenceServerClient(http_server.http_address, concurrency=4) as client:
+        yield client

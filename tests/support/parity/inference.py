@@ -66,7 +66,7 @@ def infer(
 
 
 def fill_parameters(target: Any, values: Parameters) -> None:
-    """Bool, int, float and str go to the field of their type; None leaves a parameter without a value."""
+    """Bool, int, float, bytes and str go to the field of their type; None leaves a parameter without a value."""
     for name, value in values.items():
         parameter = target[name]
         if isinstance(value, bool):
@@ -75,6 +75,8 @@ def fill_parameters(target: Any, values: Parameters) -> None:
             parameter.int64_param = value
         elif isinstance(value, float):
             parameter.double_param = value
+        elif isinstance(value, bytes):
+            parameter.bytes_param = value
         elif isinstance(value, str):
             parameter.string_param = value
         elif isinstance(value, pb.InferParameter):

@@ -10,13 +10,14 @@ from typing import Any
 from tritonclient.grpc import service_pb2 as pb
 
 from support.parity.exchange import Asked, Call, Outcome
+from support.parity.inference import fill_parameters
 
 _SETTLE_SECONDS = 10.0
 
 
 def load(model: str, repository: str = "", **parameters: Any) -> Call:
     request = pb.RepositoryModelLoadRequest(repository_name=repository, model_name=model)
-    _fill(request.parameters, parameters)
+    fill_parameters(request.parameters, parameters)
     return Call("RepositoryModelLoad", request)
 
 
@@ -27,7 +28,7 @@ def load_with(model: str, parameters: dict[str, Any]) -> Call:
 
 def unload(model: str, repository: str = "", **parameters: Any) -> Call:
     request = pb.RepositoryModelUnloadRequest(repository_name=repository, model_name=model)
-    _fill(request.parameters, parameters)
+    fill_parameters(request.parameters, parameters)
     return Call("RepositoryModelUnload", request)
 
 
@@ -54,16 +55,3 @@ class Index:
     @property
     def _call(self) -> Call:
         return Call("RepositoryIndex", pb.RepositoryIndexRequest(ready=self.ready))
-
-
-def _fill(target: Any, values: dict[str, Any]) -> None:
-    for name, value in values.items():
-        parameter = target[name]
-        if isinstance(value, bool):
-            parameter.bool_param = value
-        elif isinstance(value, int):
-            parameter.int64_param = value
-        elif isinstance(value, bytes):
-            parameter.bytes_param = value
-        elif isinstance(value, str):
-            parameter.string_param = value

@@ -1,0 +1,91 @@
+"""The HTTP front end's start, its end, its flags, and what stands beside it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import tritonclient.grpc as grpc_client
+from support.http_requests import ask
+from support.metrics import port_of, scrape
+from support.models import add_constant, drop
+from support.server import RocserveProcess, wait_until
+
+PYTHON_MODELS = Path(__file__).parents[1] / "data" / "python-models"
+
+
+def test_metrics_are_served_beside(http_server: RocserveProcess) -> None:
+    assert any(name.startswith("nv_inference_request_success") for name in scrape(port_of(http_server)))
+
+
+def test_http_alone_and_restricted(serve: Any, repository: Path) -> None:
+    drop(repository, "a", add_constant(1.0))
+    server: RocserveProcess = serve(
+        repository,
+        flags=(
+            "--allow-grpc=false",
+            "--http-restricted-api=model-repository,statistics:admin-key=secret",
+            "--http-restricted-api=logging:other=x",
+        ),
+    )
+    assert "GRPCInferenceService" not in server.log_text
+    wait_until(lambda: ask(server, "GET", "/v2/health/ready")[0] == 200, what="readiness")
+    refusal = 403, {"error": "This API is restricted, expecting header 'admin-key'"}
+    assert ask(server, "POST", "/v2/repository/index") == refusal
+    assert ask(server, "GET", "/v2/models/a/stats", headers={"admin-key": "wrong"}) == refusal
+    assert ask(server, "GET", "/v2/logging", headers={"admin-key": "secret"})[0] == 403
+    status, rows = ask(server, "POST", "/v2/repository/index", headers={"Admin-Key": "secret"})
+    assert (status, rows) == (200, [{"name": "a", "version": "1", "state": "READY"}])
+    assert ask(server, "GET", "/v2/models/a")[0] == 200
+
+
+def test_grpc_alone(serve: Any, repository: Path) -> None:
+    server: RocserveProcess = serve(repository, flags=("--allow-http=false",))
+    assert grpc_client.InferenceServerClient(server.address).is_server_live()
+    assert "HTTPService" not in server.log_text
+
+
+def test_requests_in_hand_are_finished_at_the_end(serve: Any, repository: Path) -> None:
+    shutil.copytree(PYTHON_MODELS / "patient", repository / "patient")
+    server: RocserveProcess = serve(repository, flags=("--exit-timeout-secs=30",))
+    server.wait_until_ready()
+    answers: list[tuple[int, Any]] = []
+    body = {"inputs": [{"name": "WAIT", "shape": [1], "datatype": "BOOL", "data": [False]}]}
+    # A client whose request is under way, and one whose connection is open.
+    idle = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20)
+    idle.request("GET", "/v2/health/ready")
+    assert idle.getresponse().read() == b""
+    sending = socket.create_connection(("127.0.0.1", server.http_port), timeout=20)
+    data = json.dumps(body).encode()
+    sending.sendall(b"POST /v2/models/patient/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data))
+    time.sleep(0.2)
+    assert server.process is not None
+    server.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: "finishing the work in hand" in server.log_text, what="the end's beginning")
+    idle.request("POST", "/v2/models/patient/infer", data)
+    answer = idle.getresponse()
+    answers.append((answer.status, json.loads(answer.read())))
+    assert answers == [(503, {"error": "Server exiting"})]
+    sending.sendall(data)
+    assert sending.recv(65536).startswith(b"HTTP/1.1 503")
+    assert server.process.wait(20) == 0
+
+
+def test_a_taken_port_is_said(serve: Any, repository: Path) -> None:
+    server: RocserveProcess = serve(repository)
+    command = [sys.executable, "-m", "rocserve.cli", "serve", f"--model-repository={repository}", "--allow-grpc=false"]
+    command += ["--allow-metrics=false", "--http-address=127.0.0.1", f"--http-port={server.http_port}"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 1
+    assert (
+        f"cannot serve HTTP at 127.0.0.1:{server.http_port}: Address already in use; name another with --http-port, or"
+        " switch HTTP off with --allow-http=false" in result.stderr
+    )

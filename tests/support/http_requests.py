@@ -1,0 +1,54 @@
+"""Requests to a server's HTTP front end, by plain HTTP and by Triton's client."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tritonclient.http as http_client
+
+from support.server import RocserveProcess
+
+
+def ask(
+    server: RocserveProcess, verb: str, path: str, body: Any = b"", headers: Mapping[str, str] | None = None
+) -> tuple[int, Any]:
+    """Status and body of an answer; the body as plain values where it is JSON."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20)
+    try:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        connection.request(verb, path, data or None, dict(headers or {}))
+        response = connection.getresponse()
+        answer = response.read()
+    finally:
+        connection.close()
+    try:
+        return response.status, json.loads(answer)
+    except ValueError:
+        return response.status, answer
+
+
+LEFT = np.array([[1, 2, 3, 4]], dtype=np.int32)
+RIGHT = np.array([[5, 5, 5, 5]], dtype=np.int32)
+
+
+def add_sub_inputs(binary: bool = True) -> list[http_client.InferInput]:
+    inputs = [http_client.InferInput(f"INPUT{index}", [1, 4], "INT32") for index in (0, 1)]
+    for entry, array in zip(inputs, (LEFT, RIGHT), strict=True):
+        entry.set_data_from_numpy(array, binary_data=binary)
+    return inputs
+
+
+def add_sub_body(**more: Any) -> dict[str, Any]:
+    inputs = [
+        {"name": f"INPUT{index}", "shape": [1, 4], "datatype": "INT32", "data": array.tolist()}
+        for index, array in enumerate((LEFT, RIGHT))
+    ]
+    return {"inputs": inputs, **more}
+
+
+def sums(answer: Any) -> list[int]:
+    return next(output["data"] for output in answer["outputs"] if output["name"] == "OUTPUT0")
