@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from rocserve.frontends.grpc import reactor
+from rocserve.frontends.grpc import reactor_calls
 from rocserve.frontends.grpc.aio import AioTransport
 from rocserve.frontends.grpc.reactor import ReactorTransport
 from rocserve.frontends.grpc.select import create_transport, reactor_fault, untested_version
@@ -70,15 +70,18 @@ def test_an_untested_grpcio_falls_back_to_aio_and_says_so_once(
 def test_a_private_name_that_is_gone_falls_back_to_aio(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.delattr(reactor.cygrpc, "ReceiveCloseOnServerOperation")
-    monkeypatch.delitem(sys.modules, reactor.__name__)
+    monkeypatch.delattr(reactor_calls.cygrpc, "ReceiveCloseOnServerOperation")
+    for module in (reactor_calls.__name__, ReactorTransport.__module__):
+        monkeypatch.delitem(sys.modules, module)
     transport = create_transport("auto", OPTIONS, {"/test.Service/Unary": UnaryRoute(lambda call: None)}, LOG)
     assert isinstance(transport, AioTransport)
     assert "ReceiveCloseOnServerOperation" in caplog.text
 
 
 def test_a_private_name_that_behaves_otherwise_falls_back_to_aio(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reactor, "_SendMessage", lambda message, flags: reactor.cygrpc.SendMessageOperation(b"", flags))
+    monkeypatch.setattr(
+        reactor_calls, "_SendMessage", lambda message, flags: reactor_calls.cygrpc.SendMessageOperation(b"", flags)
+    )
     assert "self-check" in reactor_fault(LOG)
 
 

@@ -1,0 +1,340 @@
+"""Calls on the reactor's completion queue: unary ones and streams.
+
+The tag of every operation is a function that takes its event; see `reactor`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from grpc._cython import cygrpc
+
+from rocserve.core.errors import StatusCode
+from rocserve.frontends.grpc.stream_flow import StreamFlow
+from rocserve.frontends.grpc.transport import (
+    CLIENT_DOES_NOT_READ,
+    NO_MESSAGE,
+    Metadata,
+    StreamReceiver,
+    StreamRoute,
+    TransportOptions,
+    UnaryRoute,
+    status_text,
+)
+
+NO_DEADLINE_SECONDS = 1e9
+"""The core's "never" is a date far ahead; nobody waits 30 years."""
+
+Event = Any
+_SendInitialMetadata = cygrpc.SendInitialMetadataOperation
+_SendMessage = cygrpc.SendMessageOperation
+_SendStatus = cygrpc.SendStatusFromServerOperation
+ReceiveMessage = cygrpc.ReceiveMessageOperation
+_ReceiveClose = cygrpc.ReceiveCloseOnServerOperation
+
+# Marks a call whose client is known to be gone.
+_GONE: list[Callable[[], None]] = []
+
+
+class CallOwner(Protocol):
+    """What calls need of their transport."""
+
+    options: TransportOptions
+    log: logging.Logger
+    live: set[ReactorCall]
+    """Calls in flight. Removing a call from it is what makes an answer the first and only one: set operations on
+    objects that hash by identity are atomic."""
+    closed: bool
+    """The queue takes no more operations."""
+    watch_lock: threading.Lock
+
+    def request_call(self) -> None:
+        """Ask the core for one more call, in place of one that has come."""
+
+    def describe_failure(self, call: ReactorCall, error: Exception) -> str:
+        """A handler raised: the log gets the traceback, the client this text."""
+
+
+def _ignore(event: Event) -> None:
+    """The tag of operations whose end matters to nobody."""
+
+
+def _status(code: StatusCode, text: str, trailing_metadata: Metadata) -> Any:
+    return _SendStatus(tuple(trailing_metadata), int(code), status_text(text).encode(errors="replace"), 0)
+
+
+def refuse(event: Event, code: StatusCode, text: str) -> None:
+    event.call.start_server_batch((_SendInitialMetadata((), 0), _status(code, text, ())), _ignore)
+
+
+class ReactorCall:
+    """What unary calls and streams share."""
+
+    __slots__ = ("_call", "_event", "_transport")
+
+    def __init__(self, transport: CallOwner, event: Event) -> None:
+        self._transport = transport
+        self._event = event
+        self._call = event.call
+
+    @property
+    def method(self) -> str:
+        name: bytes = self._event.call_details.method
+        return name.decode(errors="replace")
+
+    @property
+    def metadata(self) -> Metadata:
+        metadata: Metadata = self._event.invocation_metadata
+        return metadata
+
+    @property
+    def deadline(self) -> float | None:
+        # The core keeps it on a monotonic clock and converts it to the wall clock of this moment.
+        remaining: float = self._event.call_details.deadline - time.time()
+        return None if remaining > NO_DEADLINE_SECONDS else time.monotonic() + remaining
+
+    @property
+    def peer(self) -> str:
+        peer: bytes = self._call.peer()
+        return peer.decode(errors="replace")
+
+
+class ReactorUnaryCall(ReactorCall):
+    __slots__ = ("_route", "_watchers", "message")
+
+    def __init__(self, transport: CallOwner, event: Event, route: UnaryRoute) -> None:
+        # Written out, not through super(): one is made for every request.
+        self._transport = transport
+        self._event = event
+        self._call = event.call
+        self._route = route
+        self._watchers: list[Callable[[], None]] | None = None
+        self.message = b""
+
+    def on_message(self, event: Event) -> None:
+        message = event.batch_operations[0].message()
+        if message is None:
+            # Nothing was sent, or the call has failed below us (too large, cancelled) and this goes nowhere.
+            self._transport.request_call()
+            self.fail(StatusCode.INVALID_ARGUMENT, NO_MESSAGE)
+            return
+        self.message = message
+        try:
+            self._route.handler(self)
+        except Exception as error:
+            self.fail(StatusCode.INTERNAL, self._transport.describe_failure(self, error))
+        finally:
+            # Only now: the request is on its way to its worker already.
+            self._transport.request_call()
+
+    def reply(self, message: bytes, trailing_metadata: Metadata = ()) -> None:
+        self._end(
+            (
+                _SendInitialMetadata((), 0),
+                _SendMessage(message, 0),
+                _SendStatus(tuple(trailing_metadata), 0, b"", 0),
+            )
+        )
+
+    def fail(self, code: StatusCode, text: str, trailing_metadata: Metadata = ()) -> None:
+        self._end((_SendInitialMetadata((), 0), _status(code, text, trailing_metadata)))
+
+    def _end(self, operations: tuple[Any, ...]) -> None:
+        live = self._transport.live
+        try:
+            live.remove(self)
+        except KeyError:
+            return
+        try:
+            error = self._call.start_server_batch(operations, _ignore)
+        except BaseException:
+            live.add(self)
+            raise
+        if error:
+            live.add(self)
+            raise ValueError(f"gRPC refused the answer (call error {error}): is the trailing metadata valid?")
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        with self._transport.watch_lock:
+            watchers = self._watchers
+            if watchers is None:
+                self._watchers = [callback]
+            elif watchers is not _GONE:
+                watchers.append(callback)
+                return
+        if watchers is _GONE:
+            callback()
+        elif not self._transport.closed:
+            self._call.start_server_batch((_ReceiveClose(0),), self._on_close)
+
+    def _on_close(self, event: Event) -> None:
+        with self._transport.watch_lock:
+            try:
+                self._transport.live.remove(self)
+            except KeyError:
+                # Answered: this is the usual end of a call. The watchers know the request, which knows this call.
+                self._watchers = []
+                return
+            watchers, self._watchers = self._watchers or (), _GONE
+        for callback in watchers:
+            try:
+                callback()
+            except Exception:
+                self._transport.log.exception("%s: a cancellation could not be passed on", self.method)
+
+
+class ReactorStreamCall(ReactorCall):
+    __slots__ = (
+        "_finished",
+        "_flow",
+        "_input_open",
+        "_lock",
+        "_metadata_sent",
+        "_reading",
+        "_receiver",
+        "_sending",
+        "_status",
+    )
+
+    def __init__(self, transport: CallOwner, event: Event) -> None:
+        super().__init__(transport, event)
+        self._lock = threading.Lock()
+        self._receiver: StreamReceiver | None = None
+        self._flow = StreamFlow(transport.options)
+        self._sending = False
+        self._metadata_sent = False
+        self._status: Any = None
+        self._finished = False
+        self._reading = False
+        self._input_open = True
+
+    def open(self, route: StreamRoute) -> None:
+        self._transport.live.add(self)
+        try:
+            self._receiver = route.handler(self)
+        except Exception as error:
+            self.finish(StatusCode.INTERNAL, self._transport.describe_failure(self, error))
+            return
+        self._call.start_server_batch((_ReceiveClose(0),), self._on_close)
+        self._read()
+
+    # Receiving
+
+    def request_next(self) -> None:
+        with self._lock:
+            self._flow.answered()
+        self._read()
+
+    def _read(self) -> None:
+        """Ask for the next message, if there is room for it and it has not been asked for yet."""
+        with self._lock:
+            if self._reading or self._finished or not self._input_open or self._transport.closed:
+                return
+            if not self._flow.may_read():
+                return
+            self._reading = True
+        self._call.start_server_batch((ReceiveMessage(0),), self._on_message)
+
+    def _on_message(self, event: Event) -> None:
+        message = event.batch_operations[0].message()
+        receiver = self._receiver
+        with self._lock:
+            self._reading = False
+            if message is None:
+                self._input_open = False
+            else:
+                self._flow.received()
+            if self._finished or receiver is None:
+                return
+        try:
+            if message is None:
+                receiver.on_half_close()
+            else:
+                receiver.on_message(message)
+        except Exception as error:
+            self.finish(StatusCode.INTERNAL, self._transport.describe_failure(self, error))
+        self._read()
+
+    def _on_close(self, event: Event) -> None:
+        with self._lock:
+            self._transport.live.discard(self)
+            ended, self._finished = self._finished, True
+            self._flow.drop()
+            # Receiver and call know each other; this lets both go without the garbage collector.
+            receiver, self._receiver = self._receiver, None
+        if ended or receiver is None:
+            return
+        try:
+            receiver.on_cancel()
+        except Exception:
+            self._transport.log.exception("%s: a cancellation could not be passed on", self.method)
+
+    # Sending: one operation at a time, as gRPC demands
+
+    def send(self, message: bytes) -> None:
+        if not isinstance(message, bytes):
+            raise TypeError(f"a message must be bytes, got {type(message).__name__}")
+        with self._lock:
+            if self._finished or self._transport.closed:
+                return
+            if not self._sending:
+                self._sending = True
+                self._start_sending(message, None)
+                return
+            if self._flow.queue(message):
+                return
+        # The client takes nothing, so a status in its turn would not reach it either.
+        self._call.cancel(int(StatusCode.RESOURCE_EXHAUSTED), CLIENT_DOES_NOT_READ)
+
+    def finish(self, code: StatusCode, text: str, trailing_metadata: Metadata = ()) -> None:
+        status = _status(code, text, trailing_metadata)
+        with self._lock:
+            if self._finished:
+                return
+            self._finished = True
+            self._status = status
+            if not self._sending:
+                self._sending = True
+                self._start_sending(None, status)
+
+    def _start_sending(self, message: bytes | None, status: Any) -> None:
+        """Under the lock."""
+        if self._transport.closed:
+            return
+        operations: list[Any] = []
+        if not self._metadata_sent:
+            self._metadata_sent = True
+            operations.append(_SendInitialMetadata((), 0))
+        if message is not None:
+            operations.append(_SendMessage(message, 0))
+        if status is not None:
+            operations.append(status)
+            self._transport.live.discard(self)
+        error: object
+        try:
+            error = self._call.start_server_batch(tuple(operations), self._on_sent if status is None else _ignore)
+        except Exception as raised:
+            error = raised
+        if error:
+            self._transport.log.error("%s: gRPC refused to send (%s); the call is cancelled", self.method, error)
+            self._finished = True
+            self._flow.drop()
+            self._call.cancel(int(StatusCode.INTERNAL), "the answer could not be sent")
+
+    def _on_sent(self, event: Event) -> None:
+        with self._lock:
+            if not event.success:
+                self._flow.drop()
+                return
+            message = self._flow.next()
+            if message is not None:
+                self._start_sending(message, self._status if self._flow.is_empty() else None)
+            elif self._status is not None:
+                self._start_sending(None, self._status)
+            else:
+                self._sending = False
+        self._read()
