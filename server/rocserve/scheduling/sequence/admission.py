@@ -52,6 +52,13 @@ class Admission:
             " first request of the sequence"
         )
 
+    def conflict(self, sequence: SequenceId, request_id: str) -> str:
+        """What the log says of a request that starts a sequence which has not ended."""
+        return (
+            f"{request_prefix([request_id])}sequence {sequence} for model '{self._model}' has a conflict. The previous"
+            " sequence did not end before this sequence start. Previous sequence will be terminated early."
+        )
+
     def _check_type(self, sequence: SequenceId, request_id: str) -> None:
         control = self._correlation_id
         if control is None:

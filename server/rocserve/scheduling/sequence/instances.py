@@ -59,6 +59,15 @@ class SequenceInstances:
             if isinstance(entry, SequenceRequest):
                 self._book.refused.append((entry, self._book.loss_of(entry.tag.id, reason)))
 
+    def end_all(self, now: float) -> None:
+        """No request of any sequence comes any more."""
+        self._book.end_all()
+        for instance in self:
+            for slot in instance.slots:
+                if not slot.busy:
+                    self._book.settle(slot, now)
+            self.feed(instance, now)
+
     def feed(self, instance: SequenceInstance, now: float) -> None:
         for slot in instance.slots:
             self._strategy.feed(slot, now)

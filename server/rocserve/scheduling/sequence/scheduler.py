@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import SequenceId
 from rocserve.core.serving import Responder, VersionEnding
@@ -165,13 +164,7 @@ class SequenceScheduler:
                     work = self._next_work(slot.instance)
             self._idle.start()
         if is_known and tag.starts:
-            self._log.warning(
-                "%ssequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence"
-                " start. Previous sequence will be terminated early.",
-                request_prefix([entry.request.id]),
-                tag.id,
-                self._config.name,
-            )
+            self._log.warning("%s", self._admission.conflict(tag.id, entry.request.id))
         self._carry_on(work)
         if collecting:
             self._timers.when_collected(self._pump)
@@ -232,19 +225,9 @@ class SequenceScheduler:
         with self._lock:
             self._drain.close(drained)
             if not has_successor:
-                self._end_sequences()
+                self._instances.end_all(time.monotonic())
         self._pump()
         self._report_drained()
-
-    def _end_sequences(self) -> None:
-        """Under the lock: no request of any comes any more."""
-        now = time.monotonic()
-        self._book.end_all()
-        for instance in self._instances:
-            for slot in instance.slots:
-                if not slot.busy:
-                    self._book.settle(slot, now)
-            self._instances.feed(instance, now)
 
     def _report_drained(self) -> None:
         with self._lock:
