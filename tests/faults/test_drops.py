@@ -114,14 +114,16 @@ def test_drops_under_load_hurt_nobody(serve, repository: Path, tmp_path: Path):
 
 def load_seconds(server: RocserveProcess, model: str, version: int) -> float:
     """The engine's own load, between the log's two lines of it."""
+    loaded = f"successfully loaded '{model}' version {version}"
+    wait_until(lambda: loaded in server.log_text, 5, "the line that follows the load")
     begun = moment(server.log_text, f"loading: {model}:{version}")
-    ended = moment(server.log_text, f"successfully loaded '{model}' version {version}")
+    ended = moment(server.log_text, loaded)
     return ended - begun
 
 
 def moment(log: str, text: str) -> float:
     """The time of day, in seconds, of the last line with the text."""
-    line = next(line for line in reversed(log.splitlines()) if text in line)
+    line = [line for line in log.splitlines() if text in line][-1]
     hours, minutes, seconds = line.split()[1].split(":")
     return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import pytest
 from support.paced_models import REPEATING_SCRIPT, REPEATING_TENSORS, drop_paced
-from support.parity.exchange import Call, Exchange, Stream
+from support.parity.counters import Counters
+from support.parity.exchange import Exchange, Stream
 from support.parity.inference import infer, raw_input
 from support.parity.models import ParityModel, python, tensor, write_model
 from support.parity.pacing import Arrival, PacedStream
 from support.parity.pair import Pair
 from support.parity.repository import load, unload
-from tritonclient.grpc import service_pb2 as pb
 
 TENSORS = tensor("input", "IN", "INT32", [-1]) + tensor("output", "OUT", "INT32", [2])
 RUNNING = Arrival(run_ms=450)
@@ -176,8 +176,7 @@ def loaded(pair: Pair) -> Iterator[None]:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_same_batches(pair: Pair, case: Case) -> None:
     name = case.model.name
-    statistics = Call("ModelStatistics", pb.ModelStatisticsRequest(name=name))
-    steps = [PacedStream(name, case.arrivals), statistics]
+    steps = [PacedStream(name, case.arrivals), Counters(name)]
     pair.compare(Exchange(f"batching: {case.name}", steps, at_once=True))
 
 

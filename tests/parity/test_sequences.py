@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
+from support.parity.counters import Counters
 from support.parity.exchange import Call, Exchange, Local, Step
 from support.parity.inference import Input, infer, raw_input
 from support.parity.models import ParityModel, python, tensor, write_model
@@ -76,10 +77,8 @@ class Case:
             calls.append(ask.call(name, self.max_batch_size > 0))
             if self.seconds_apart:
                 calls.append(pause(self.seconds_apart))
-        statistics = Call("ModelStatistics", pb.ModelStatisticsRequest(name=name))
         config = Call("ModelConfig", pb.ModelConfigRequest(name=name))
-        # Triton counts behind its answers.
-        counted = [pause(0.2), statistics] if self.counts else []
+        counted = [Counters(name)] if self.counts else []
         return Exchange(f"sequences: {self.name}", [load(name), config, *calls, *counted, unload(name)], at_once=True)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from support.parity.exchange import Asked, Call, Exchange, Outcome, Step, Stream
+from support.parity.counters import Counters
+from support.parity.exchange import Call, Exchange, Step, Stream
 from support.parity.inference import Output, infer, raw_input
 from support.parity.models import (
     ParityModel,
@@ -21,43 +21,10 @@ from support.parity.models import (
 )
 from support.parity.pair import Pair
 from support.parity.repository import load
-from tritonclient.grpc import service_pb2 as pb
 
 FAULTS = tensor("input", "MODE", "STRING", [1]) + tensor("output", "OUT", "FP32", [1])
 REPEAT = tensor("input", "IN", "INT32", [1]) + tensor("output", "OUT", "INT32", [1])
 CACHED = "response_cache { enable: true }\n"
-_SETTLE_SECONDS = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """The statistics of a model: its answers' counts, and of each duration whether it is more than nothing."""
-
-    model: str
-
-    def digest(self) -> str:
-        return self._call.digest()
-
-    def ask(self, server: Asked) -> Outcome:
-        # Triton counts a batch when its requests have been answered.
-        outcome, before = self._rows(server), None
-        while outcome != before:
-            time.sleep(_SETTLE_SECONDS)
-            outcome, before = self._rows(server), outcome
-        return outcome
-
-    def _rows(self, server: Asked) -> Outcome:
-        outcome = self._call.ask(server)
-        rows = (outcome.answer or {}).get("model_stats", [])
-        return replace(outcome, answer=[_without_memory(row) for row in rows])
-
-    @property
-    def _call(self) -> Call:
-        return Call("ModelStatistics", pb.ModelStatisticsRequest(name=self.model))
-
-
-def _without_memory(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if key != "memory_usage"}
 
 
 def add_sub(model: str, rows: int = 1, **more: Any) -> Call:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tritonclient.grpc import service_pb2 as pb
 
-from support.parity.exchange import Asked, Call, Exchange, Local, Outcome, Step, serialised
+from support.parity.exchange import Asked, Call, Exchange, Local, Outcome, Step
 from support.parity.models import SCRIPTS
 
 SCRIPT = "identity"
+_PATIENCE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,13 @@ class IndexRows:
         return ""
 
     def ask(self, server: Asked) -> Outcome:
-        outcome = server.unary(Call("RepositoryIndex").path, serialised(pb.RepositoryIndexRequest()))
-        rows = [row for row in outcome.answer.get("models", []) if row["name"] == self.model]
+        call = Call("RepositoryIndex", pb.RepositoryIndexRequest())
+        outcome = call.ask(server)
+        end = time.monotonic() + _PATIENCE_SECONDS
+        # Triton fails here when the folder of another model goes away while it looks.
+        while server.name == "triton" and outcome.status != "OK" and time.monotonic() < end:
+            outcome = call.ask(server)
+        rows = [row for row in (outcome.answer or {}).get("models", []) if row["name"] == self.model]
         return Outcome(outcome.status, outcome.text, rows)
 
 
