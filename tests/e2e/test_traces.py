@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import queue
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +15,7 @@ import tritonclient.utils.shared_memory as shared_memory
 from support.collector import Collector, attributes, events
 from support.models import add_constant, drop
 from support.server import RocserveProcess, wait_until
+from support.trace_file import read_entries
 from tritonclient.utils import InferenceServerException
 
 ON = ("--trace-config=rate=1", "--trace-config=level=TIMESTAMPS")
@@ -108,13 +107,7 @@ class TraceFile:
 
     @property
     def entries(self) -> list[dict[str, Any]]:
-        """Read again where the server was in the middle of writing."""
-        for _ in range(100):
-            try:
-                return json.loads(self.path.read_text()) if self.path.exists() else []
-            except json.JSONDecodeError:
-                time.sleep(0.02)
-        raise AssertionError(f"{self.path} is no JSON")
+        return read_entries(self.path)
 
     def wait_for(self, request_id: str) -> list[dict[str, Any]]:
         """A client's request and those that came of it, once they are there: the head of each, `stamps` by name,

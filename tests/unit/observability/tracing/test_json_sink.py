@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.server import wait_until
+from support.trace_file import read_entries
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.tensors import Tensor, encode_bytes_elements, tensor_from_numpy
@@ -43,12 +44,11 @@ class Bench:
             record.end()
 
     def ids(self, suffix: str = "") -> list[str]:
-        """The requests of a file; the array is whole at any moment."""
+        """The requests of a file."""
         return [entry["request_id"] for entry in self.entries(suffix) if "request_id" in entry]
 
     def entries(self, suffix: str = "") -> list[dict[str, Any]]:
-        path = Path(f"{self.path}{suffix}")
-        return json.loads(path.read_text()) if path.exists() and path.stat().st_size else []
+        return read_entries(Path(f"{self.path}{suffix}"))
 
     def files(self) -> list[str]:
         return sorted(path.name for path in self.path.parent.iterdir())
