@@ -56,6 +56,9 @@ class DirectStrategy:
 
     def feed(self, slot: Slot, now: float) -> None:
         """See Strategy."""
+        if not slot.busy and not slot.instance.gone:
+            # Where its sequence is over, it is free for whoever comes next, not only when the next batch is formed.
+            self._book.settle(slot, now)
 
     def ready_at(self, instance: SequenceInstance, now_ns: int) -> int | None:
         """See Strategy."""

@@ -438,3 +438,18 @@ def test_answered_requests_leave_nothing_behind(make_bench, states):
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_the_slot_of_an_iterative_sequence_is_free_when_its_last_answer_is_sent(make_bench):
+    """A client may ask again at once: its request takes the first row, not one behind a row of nobody."""
+    bench = make_bench(iterative=True)
+
+    class Impatient(Answer):
+        def send(self, response, final=True):
+            super().send(response, final)
+            bench.ask(2, 7, start=True)
+
+    request = InferRequest(bench.head, "r", [np.int32(5).tobytes()], sequence=SequenceTag(1, starts=True))
+    bench.scheduler.submit(request, bench.validator.validate(request), Impatient())
+    bench.channel.last.finish()
+    assert [row.value for row in bench.rows] == [7]
