@@ -96,7 +96,7 @@ class ModelScheduler:
     def waiting(self) -> int:
         """How many requests are still to run, in the queue or in a worker behind others."""
         with self._lock:
-            return sum(1 for _ in self._waiting)
+            return len(self._queue) + sum(1 for _ in self._instances.waiting())
 
     def submit(self, request: InferRequest, plan: RequestPlan, responder: Responder) -> None:
         """Take a validated request.
