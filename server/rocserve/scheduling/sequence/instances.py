@@ -63,17 +63,17 @@ class SequenceInstances:
         """No request of any sequence comes any more."""
         self._book.end_all()
         for instance in self:
-            for slot in instance.slots:
-                if not slot.busy:
-                    self._book.settle(slot, now)
             self.feed(instance, now)
 
     def feed(self, instance: SequenceInstance, now: float) -> None:
         for slot in instance.slots:
-            self._strategy.feed(slot, now)
+            self.feed_slot(slot, now)
 
     def feed_slot(self, slot: Slot, now: float) -> None:
-        self._strategy.feed(slot, now)
+        """Something has changed about it. Where its sequence is over it is free at once for whoever comes next."""
+        if not slot.busy and not slot.instance.gone:
+            self._book.settle(slot, now)
+            self._strategy.feed(slot, now)
 
     def next_batch(self, instance: SequenceInstance, now_ns: int, arm: Callable[[float], None]) -> FormedBatch | None:
         """What a free instance is to run now. `arm` is called with the time at which to ask again, by
@@ -106,7 +106,7 @@ class SequenceInstances:
             # Once only: the slot may soon be busy with another.
             slot, entry.slot = entry.slot, None
             slot.busy = False
-            self._strategy.feed(slot, now)
+            self.feed_slot(slot, now)
 
     def run_again(self, entry: SequenceRequest, again: SequenceRequest, now: float) -> bool:
         """A request that has run is to run once more, as `again`; False: its sequence no longer has the slot."""
@@ -115,7 +115,7 @@ class SequenceInstances:
             return False
         slot.busy = False
         is_taken = self._book.take_again(again, slot, now)
-        self._strategy.feed(slot, now)
+        self.feed_slot(slot, now)
         return is_taken
 
     def leave(self, entry: SequenceRequest, now: float) -> None:

@@ -24,7 +24,7 @@ class Strategy(Protocol):
         """A new one."""
 
     def feed(self, slot: Slot, now: float) -> None:
-        """A slot may have got a request, or be done with one."""
+        """A slot that is not busy may have got a request, or be done with one."""
 
     def ready_at(self, instance: SequenceInstance, now_ns: int) -> int | None:
         """When it has a batch to run, by time.monotonic_ns(): now at the latest, or later; None = nothing is there."""
@@ -56,13 +56,10 @@ class DirectStrategy:
 
     def feed(self, slot: Slot, now: float) -> None:
         """See Strategy."""
-        if not slot.busy and not slot.instance.gone:
-            # Where its sequence is over, it is free for whoever comes next, not only when the next batch is formed.
-            self._book.settle(slot, now)
 
     def ready_at(self, instance: SequenceInstance, now_ns: int) -> int | None:
         """See Strategy."""
-        fronts = [slot.queue[0] for slot in self._waiting(instance, now_ns)]
+        fronts = [slot.queue[0] for slot in self._waiting(instance)]
         if not fronts:
             return None
         is_used = len(fronts) / self.slot_count >= self._utilization
@@ -72,7 +69,7 @@ class DirectStrategy:
 
     def form(self, instance: SequenceInstance, now_ns: int) -> list[SequenceRequest]:
         """See Strategy. The request that has waited longest says what the others must be like."""
-        waiting = self._waiting(instance, now_ns)
+        waiting = self._waiting(instance)
         for slot in waiting:
             self._dressing.begin(slot.queue[0], slot)
         oldest = min(waiting, key=lambda slot: slot.queue[0].queue_start_ns)
@@ -86,15 +83,8 @@ class DirectStrategy:
         model = rows[oldest.index]
         return [rows.get(index) or self._dressing.absent(model) for index in range(max(rows) + 1)]
 
-    def _waiting(self, instance: SequenceInstance, now_ns: int) -> list[Slot]:
-        waiting: list[Slot] = []
-        for slot in instance.slots:
-            if slot.busy:
-                continue
-            self._book.settle(slot, now_ns / 1e9)
-            if slot.queue:
-                waiting.append(slot)
-        return waiting
+    def _waiting(self, instance: SequenceInstance) -> list[Slot]:
+        return [slot for slot in instance.slots if slot.queue and not slot.busy]
 
 
 class OldestStrategy:
@@ -121,9 +111,6 @@ class OldestStrategy:
 
     def feed(self, slot: Slot, now: float) -> None:
         """See Strategy."""
-        if slot.busy or slot.instance.gone:
-            return
-        self._book.settle(slot, now)
         if not slot.queue:
             return
         slot.busy = True
