@@ -6,8 +6,9 @@ import asyncio
 import errno
 import logging
 import os
-import time
 from typing import Any
+
+from rocserve.observability.pace import Pace
 
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _SECONDS_BETWEEN_REMARKS = 10.0
@@ -19,7 +20,7 @@ class LoopErrors:
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._next = 0.0
+        self._pace = Pace(_SECONDS_BETWEEN_REMARKS)
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -29,12 +30,9 @@ class LoopErrors:
         self._log.error("%s", context.get("message", "error in the event loop"), exc_info=error)
 
     def _say_exhausted(self, number: int) -> None:
-        now = time.monotonic()
-        if now < self._next:
-            return
-        self._next = now + _SECONDS_BETWEEN_REMARKS
-        self._log.error(
-            "connections cannot be accepted: %s; raise the hard limit of open files (ulimit -Hn, LimitNOFILE), or let"
-            " fewer clients connect",
-            os.strerror(number),
-        )
+        if self._pace.is_due():
+            self._log.error(
+                "connections cannot be accepted: %s; raise the hard limit of open files (ulimit -Hn, LimitNOFILE), or"
+                " let fewer clients connect",
+                os.strerror(number),
+            )

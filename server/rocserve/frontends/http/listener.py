@@ -7,13 +7,14 @@ import errno
 import logging
 import os
 import resource
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
+
+from rocserve.observability.pace import Pace
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -69,6 +70,7 @@ class HttpListener:
             read_bufsize=_READ_BYTES,
         )
         server.log = self._log
+        server.remarks = Pace(_SECONDS_BETWEEN_REMARKS)
         server.most_connections = self._limits.most
         server.most_descriptors = _most_descriptors()
         self._runner = web.ServerRunner(server, shutdown_timeout=_CLOSE_SECONDS)
@@ -120,7 +122,7 @@ class _Server(web.Server):
     most_descriptors: int | None = None
     """Connections whose descriptor is above are closed at once: the server needs some for itself, for workers say."""
     log: logging.Logger
-    _next_remark = 0.0
+    remarks: Pace
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
@@ -134,9 +136,7 @@ class _Server(web.Server):
                 self._say_full()
 
     def _say_full(self) -> None:
-        now = time.monotonic()
-        if now >= self._next_remark:
-            self._next_remark = now + _SECONDS_BETWEEN_REMARKS
+        if self.remarks.is_due():
             self.log.warning(
                 "connections are closed at once: of the files that may be open only those are left that the server"
                 " needs for itself; raise the hard limit (ulimit -Hn, LimitNOFILE), or let fewer clients connect"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections.abc import Mapping
 
@@ -24,6 +23,7 @@ from opentelemetry.trace import (
 from opentelemetry.trace import SpanContext as SdkContext
 
 from rocserve.core.trace import COMPUTE_END, COMPUTE_INPUT_END, COMPUTE_OUTPUT_START, COMPUTE_START
+from rocserve.observability.pace import Pace
 from rocserve.observability.tracing.options import SpanOptions
 from rocserve.observability.tracing.record import Moment, TraceGroup, TraceRecord, random_id
 from rocserve.observability.tracing.sampling import TraceSetting
@@ -174,14 +174,14 @@ class _Remarks(logging.Handler):
     def __init__(self, log: logging.Logger) -> None:
         super().__init__(logging.WARNING)
         self._log = log
-        self._next = 0.0
+        self._pace = Pace(_SECONDS_BETWEEN_REMARKS)
+        self._is_silent = False
 
     def silence(self) -> None:
-        self._next = math.inf
+        self._is_silent = True
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.created >= self._next:
-            self._next = record.created + _SECONDS_BETWEEN_REMARKS
+        if not self._is_silent and self._pace.is_due():
             self._log.warning("spans cannot be sent: %s", record.getMessage())
 
 
