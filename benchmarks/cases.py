@@ -81,14 +81,20 @@ ADD_SUB_TARGETS = {
 }
 
 
+def _expect(*arrays: NDArray[numpy.generic]) -> Callable[[Outputs], None]:
+    """A check that OUTPUT0, OUTPUT1, ... are these."""
+
+    def check(outputs: Outputs) -> None:
+        for index, array in enumerate(arrays):
+            numpy.testing.assert_array_equal(outputs[f"OUTPUT{index}"], array)
+
+    return check
+
+
 def add_sub_cases(group: str, model_prefix: str = "") -> list[Case]:
     """16 INT32 at 1, 8 and 32 streams of one connection, without and with dynamic batching."""
     numbers = numpy.random.default_rng(SEED).integers(-1000, 1000, (2, 1, ADD_SUB_LENGTH), dtype=numpy.int32)
     left, right = numbers
-
-    def check(outputs: Outputs) -> None:
-        numpy.testing.assert_array_equal(outputs["OUTPUT0"], left + right)
-        numpy.testing.assert_array_equal(outputs["OUTPUT1"], left - right)
 
     return [
         Case(
@@ -101,7 +107,7 @@ def add_sub_cases(group: str, model_prefix: str = "") -> list[Case]:
             connections=1,
             streams=streams,
             message=infer_request(model_prefix + model, {"INPUT0": left, "INPUT1": right}),
-            check=check,
+            check=_expect(left + right, left - right),
             targets=ADD_SUB_TARGETS.get((model_prefix + model, streams), ()),
         )
         for model, batching in (("add_sub", False), ("add_sub_batched", True))
@@ -112,9 +118,6 @@ def add_sub_cases(group: str, model_prefix: str = "") -> list[Case]:
 def identity_cases() -> list[Case]:
     """4 MiB of FP32 on 1 and 4 connections, one stream each."""
     numbers = numpy.random.default_rng(SEED).random(IDENTITY_LENGTH, dtype=numpy.float32)
-
-    def check(outputs: Outputs) -> None:
-        numpy.testing.assert_array_equal(outputs["OUTPUT0"], numbers)
 
     return [
         Case(
@@ -127,7 +130,7 @@ def identity_cases() -> list[Case]:
             connections=connections,
             streams=1,
             message=infer_request("identity", {"INPUT0": numbers}),
-            check=check,
+            check=_expect(numbers),
             targets=(Target(Quantity.RATE, "triton", 2.0),),
         )
         for connections in (1, 4)
@@ -140,13 +143,6 @@ def http_cases() -> list[Case]:
     left, right = generator.integers(-1000, 1000, (2, 1, ADD_SUB_LENGTH), dtype=numpy.int32)
     numbers = generator.random(IDENTITY_LENGTH, dtype=numpy.float32)
 
-    def check_sums(outputs: Outputs) -> None:
-        numpy.testing.assert_array_equal(outputs["OUTPUT0"], left + right)
-        numpy.testing.assert_array_equal(outputs["OUTPUT1"], left - right)
-
-    def check_identity(outputs: Outputs) -> None:
-        numpy.testing.assert_array_equal(outputs["OUTPUT0"], numbers)
-
     small = [
         Case(
             group="http",
@@ -158,7 +154,7 @@ def http_cases() -> list[Case]:
             connections=connections,
             streams=1,
             message=b"",
-            check=check_sums,
+            check=_expect(left + right, left - right),
             http=http_request("http_add_sub", {"INPUT0": left, "INPUT1": right}),
         )
         for connections in (1, 32)
@@ -173,7 +169,7 @@ def http_cases() -> list[Case]:
         connections=1,
         streams=1,
         message=b"",
-        check=check_identity,
+        check=_expect(numbers),
         http=http_request("http_identity", {"INPUT0": numbers}),
     )
     return [*small, large]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
-from benchmarks.server_process import free_port
+from benchmarks.server_process import free_port, http_flags
 from benchmarks.triton_peer import TritonPeer
 from support.parity.contrast import contrast
 from support.parity.counting import Comparisons
@@ -22,7 +22,6 @@ TRITON_FLAGS = (
     "--exit-on-error=false",
     # What its many models leave undone is ended with it.
     "--exit-timeout-secs=1",
-    "--http-address=127.0.0.1",
     "--allow-metrics=false",
 )
 ROCSERVE_FLAGS = ("--model-control-mode=explicit", "--allow-client-shm=true")
@@ -148,7 +147,7 @@ def running_pair(
         repositories[0],
         triton_port,
         folder / "triton.log",
-        (*further, *TRITON_FLAGS, f"--http-port={triton_http_port}", *both),
+        (*further, *TRITON_FLAGS, *http_flags(triton_http_port), *both),
     )
     rocserve = RocserveProcess(
         repositories, *ROCSERVE_FLAGS, *http_flags(rocserve_http_port), *both, log=folder / "rocserve.log"
@@ -161,7 +160,3 @@ def running_pair(
             Side("rocserve", rocserve.address, rocserve_http_port) as rocserve_side,
         ):
             yield Pair(triton_side, rocserve_side, repositories[-1], comparisons, differences)
-
-
-def http_flags(port: int) -> tuple[str, ...]:
-    return (f"--http-port={port}", "--http-address=127.0.0.1")
