@@ -5,6 +5,7 @@ Not thread-safe: the scheduler that owns it calls it under its lock.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,10 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import DynamicBatching, QueuePolicy, TimeoutAction
 from rocserve.core.request_prefix import request_prefix
 from rocserve.scheduling.entry import QueuedRequest
+
+_KEPT_LEVELS = 64
+"""Priority levels whose queues stay when they are empty, since the next request is likely to need one of them again; a
+configuration may allow 2^64 levels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +51,14 @@ class RequestQueue:
     def __init__(self, batching: DynamicBatching | None, limits: QueueLimits) -> None:
         settings = batching or DynamicBatching()
         self._limits = limits
+        self._level_count = settings.priority_levels
         self._default_level = settings.default_priority_level if settings.priority_levels else 0
-        numbers = range(1, settings.priority_levels + 1) if settings.priority_levels else range(1)
-        self._levels = {
-            number: _Level(settings.priority_queue_policy.get(number, settings.default_queue_policy))
-            for number in numbers
-        }
+        self._default_policy = settings.default_queue_policy
+        self._policies = settings.priority_queue_policy if settings.priority_levels else {}
+        self._levels: dict[int, _Level] = {}
+        """Those that requests have come for, by number."""
+        self._order: list[int] = []
+        """Their numbers, ascending: the highest priority first."""
         # A model whose config says nothing of time-outs honours the request's own.
         self._has_policy = settings.default_queue_policy != QueuePolicy() or bool(settings.priority_queue_policy)
         self._is_plain = not self._has_policy and not settings.priority_levels
@@ -72,8 +79,8 @@ class RequestQueue:
         entry.expires_at = entry.request.deadline
         if self._is_plain and not plan.timeout_microseconds:
             return
-        if len(self._levels) > 1 or self._default_level:
-            entry.level = plan.priority if 1 <= plan.priority <= len(self._levels) else self._default_level
+        if self._level_count:
+            entry.level = plan.priority if 1 <= plan.priority <= self._level_count else self._default_level
         timeout = self._timeout_microseconds(entry)
         if timeout:
             limit = now + timeout / 1e6
@@ -83,7 +90,7 @@ class RequestQueue:
         asked = entry.plan.timeout_microseconds
         if not self._has_policy:
             return asked
-        policy = self._levels[entry.level].policy
+        policy = self._policy(entry.level)
         default = policy.default_timeout_microseconds
         if policy.allow_timeout_override and asked and (default == 0 or asked < default):
             return asked
@@ -95,13 +102,11 @@ class RequestQueue:
         Raises:
             QueueFull: its level, or the whole queue, is full.
         """
-        level = self._levels[entry.level]
+        if self._count >= self._limits.max_requests or self._nbytes + entry.nbytes > self._limits.max_bytes:
+            raise QueueFull(entry.request.id)
+        level = self._level(entry.level)
         limit = level.policy.max_queue_size
-        if (
-            self._count >= self._limits.max_requests
-            or self._nbytes + entry.nbytes > self._limits.max_bytes
-            or (limit and len(level) >= limit)
-        ):
+        if limit and len(level) >= limit:
             raise QueueFull(entry.request.id)
         level.waiting.append(entry)
         self._add(entry)
@@ -109,16 +114,19 @@ class RequestQueue:
     def push_back(self, entries: list[QueuedRequest]) -> None:
         """Put requests that were taken but not run back to the front, in their order."""
         for entry in reversed(entries):
-            self._levels[entry.level].waiting.appendleft(entry)
+            self._level(entry.level).waiting.appendleft(entry)
             self._add(entry)
 
     def pop(self) -> QueuedRequest:
         """The next request in order of priority and arrival; the queue must not be empty."""
-        for level in self._levels.values():
+        for number in self._order:
+            level = self._levels[number]
             source = level.waiting or level.delayed
             if source:
                 entry = source.popleft()
                 self._drop(entry)
+                if len(self._order) > _KEPT_LEVELS:
+                    self._close_empty(number)
                 return entry
         raise IndexError("pop from an empty request queue")
 
@@ -136,6 +144,8 @@ class RequestQueue:
         except ValueError:
             level.delayed.remove(entry)
         self._drop(entry)
+        if len(self._order) > _KEPT_LEVELS:
+            self._close_empty(entry.level)
         return True
 
     def expire(self, entry: QueuedRequest, now: float) -> bool:
@@ -159,9 +169,24 @@ class RequestQueue:
 
     def __iter__(self) -> Iterator[QueuedRequest]:
         """In the order in which they would run."""
-        for level in self._levels.values():
-            yield from level.waiting
-            yield from level.delayed
+        for number in self._order:
+            yield from self._levels[number].waiting
+            yield from self._levels[number].delayed
+
+    def _policy(self, level: int) -> QueuePolicy:
+        return self._policies.get(level, self._default_policy)
+
+    def _level(self, number: int) -> _Level:
+        level = self._levels.get(number)
+        if level is None:
+            level = self._levels[number] = _Level(self._policy(number))
+            insort(self._order, number)
+        return level
+
+    def _close_empty(self, number: int) -> None:
+        if not self._levels[number]:
+            del self._levels[number]
+            del self._order[bisect_left(self._order, number)]
 
     def _add(self, entry: QueuedRequest) -> None:
         entry.waiting = True

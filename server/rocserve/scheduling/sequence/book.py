@@ -69,7 +69,7 @@ class SequenceBook:
         if self.count >= self._limits.max_requests or self._nbytes + request.nbytes > self._limits.max_bytes:
             raise QueueFull(request.request.id)
         sequence = request.tag.id
-        place = self._places.get(sequence) or self._new_place(sequence)
+        place = self._places.get(sequence) or self._new_place(sequence, now)
         place.queue.append(request)
         self._add(request)
         if request.tag.ends:
@@ -78,12 +78,14 @@ class SequenceBook:
             self._use(sequence, now)
         return place if isinstance(place, Slot) else None
 
-    def _new_place(self, sequence: SequenceId) -> Place:
+    def _new_place(self, sequence: SequenceId, now: float) -> Place:
         self._lost.pop(sequence, None)
         place: Place
         if self._ready:
             place = heapq.heappop(self._ready)[2]
             place.sequence = sequence
+            if place is place.instance.slots[-1]:
+                self._open_slot(place.instance, now)
         else:
             place = Backlog(sequence)
             self._backlog.append(place)
@@ -173,8 +175,16 @@ class SequenceBook:
 
     def add_instance(self, instance: SequenceInstance, now: float) -> None:
         self.instances.append(instance)
-        for slot in instance.slots:
+        self._open_slot(instance, now)
+
+    def _open_slot(self, instance: SequenceInstance, now: float) -> None:
+        """Make slots until one is free: a configuration may allow two billion of them."""
+        while len(instance.slots) < instance.slot_count:
+            slot = Slot(instance, len(instance.slots))
+            instance.slots.append(slot)
             self._release(slot, now)
+            if slot.sequence is None:
+                return
 
     def remove_instance(self, instance: SequenceInstance, reason: str) -> None:
         """Its sequences are lost, and their requests refused."""

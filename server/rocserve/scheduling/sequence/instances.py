@@ -38,9 +38,8 @@ class SequenceInstances:
     def attach(self, channel: Channel, now: float) -> None:
         """A new one, with free slots."""
         self.pool.attach(channel)
-        instance = SequenceInstance(channel, self._count)
+        instance = SequenceInstance(channel, self._count, self._strategy.slot_count)
         self._count += 1
-        instance.slots = [Slot(instance, index) for index in range(self._strategy.slot_count)]
         if self._keeps_order:
             instance.order = AnswerOrder()
         self._strategy.prepare(instance)

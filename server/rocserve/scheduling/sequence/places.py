@@ -59,7 +59,10 @@ class SequenceInstance:
 
     channel: Channel
     number: int
+    slot_count: int
+    """How many sequences it may have at once."""
     slots: list[Slot] = field(default_factory=list)
+    """Those that sequences have come for, and the next."""
     candidates: RequestQueue | None = None
     """What its slots have handed to its dynamic batcher (oldest strategy)."""
     gone: bool = False
