@@ -38,7 +38,7 @@ demo: setup
 	$(BIN)/python clients/examples/demo.py
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses=logical
 
 lint: setup
 	$(BIN)/ruff check .

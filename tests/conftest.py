@@ -5,8 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
-pytest_plugins = ("support.migraphx",)
+pytest_plugins = ("support.migraphx", "support.parity.summary")
+
+
+class FilesTogether(LoadFileScheduling):
+    """Hands whole files to the processes of `make test`, and all of tests/parity to one, which starts Triton once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "tests/parity" if file.startswith("tests/parity/") else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> FilesTogether:
+    return FilesTogether(config, log)
 
 
 @pytest.fixture

@@ -16,12 +16,7 @@ from benchmarks.triton_peer import TritonPeer, TritonUnavailable, default_cache_
 NO_TRITON = "no Triton here"
 PROVISION_SECONDS = 900
 FLAGS = ("--load-model=*", "--cache-config=local,size=4194304")
-COMPARISONS = pytest.StashKey[Comparisons]()
 HERE = Path(__file__).parent
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash.setdefault(COMPARISONS, Comparisons())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,20 +24,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.timeout(PROVISION_SECONDS))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    comparisons = config.stash[COMPARISONS]
-    if comparisons.requests:
-        terminalreporter.section("parity with Triton")
-        for difference in comparisons.differences:
-            terminalreporter.write_line(f"deliberate: {difference.reason} ({len(difference.exchanges)})")
-        terminalreporter.write_line(str(comparisons))
-
-
-@pytest.fixture(scope="session")
-def comparisons(pytestconfig: pytest.Config) -> Comparisons:
-    return pytestconfig.stash[COMPARISONS]
 
 
 @pytest.fixture(scope="session")

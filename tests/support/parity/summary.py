@@ -1,0 +1,47 @@
+"""A pytest plugin that says at the end how many requests were compared with Triton, whichever process compared them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.parity.counting import Comparisons
+
+COMPARISONS = pytest.StashKey[Comparisons]()
+SUMMARY = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[COMPARISONS] = Comparisons()
+    config.stash[SUMMARY] = []
+
+
+@pytest.fixture(scope="session")
+def comparisons(pytestconfig: pytest.Config) -> Comparisons:
+    return pytestconfig.stash[COMPARISONS]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    compared = session.config.stash[COMPARISONS]
+    if not compared.requests:
+        return
+    lines = session.config.stash[SUMMARY]
+    lines += [f"deliberate: {difference.reason} ({len(difference.exchanges)})" for difference in compared.differences]
+    lines.append(str(compared))
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["parity"] = lines
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    # A process that died has no output.
+    node.config.stash[SUMMARY] += getattr(node, "workeroutput", {}).get("parity", ())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.stash[SUMMARY]:
+        terminalreporter.section("parity with Triton")
+        for line in config.stash[SUMMARY]:
+            terminalreporter.write_line(line)
