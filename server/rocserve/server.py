@@ -8,13 +8,17 @@ import signal
 import time
 
 from rocserve.backends.backend_config import with_backend_config
+from rocserve.backends.free_memory import host_memory_limit
+from rocserve.backends.host import Host
 from rocserve.backends.registry import discover_backends
 from rocserve.core.custom_metrics import CustomMetrics
 from rocserve.core.latencies import read_latency_options
+from rocserve.core.request_memory import RequestMemory, default_limit
 from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.metrics.assembly import assemble_metrics
 from rocserve.frontends.metrics.custom_families import custom_families
 from rocserve.frontends.metrics.exposition import exposition
+from rocserve.frontends.metrics.memory_families import memory_families
 from rocserve.frontends.running import FrontEnds, Served
 from rocserve.observability.logs import ServerLog
 from rocserve.observability.loop_errors import LoopErrors
@@ -77,6 +81,7 @@ class Server:
         self._client_regions = ClientRegions()
         self._fallbacks = FallbackCounter()
         self._custom_metrics = CustomMetrics()
+        self._memory = RequestMemory(settings.max_request_memory or default_limit(host_memory_limit(Host())))
         self._latencies, problems = read_latency_options(settings.metrics.config)
         for problem in problems:
             log.warning("--metrics-config: %s; this is passed over", problem)
@@ -139,7 +144,7 @@ class Server:
             self._latencies,
             self._tables,
             self._fallbacks.snapshot,
-            (lambda: custom_families(self._custom_metrics),),
+            (lambda: memory_families(self._memory), lambda: custom_families(self._custom_metrics)),
             self._log.getChild("metrics"),
         )
         return Served(
@@ -149,6 +154,7 @@ class Server:
             readiness=readiness,
             subscribe=self._repository.subscribe,
             write_metrics=lambda: exposition(metrics.families()),
+            memory=self._memory,
         )
 
     def _inference_service(self, readiness: Readiness) -> InferenceService:

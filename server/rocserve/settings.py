@@ -169,6 +169,9 @@ class ServerSettings:
     exit_timeout_seconds: float = 30.0
     max_queue_requests: int = 10_000
     max_queue_bytes: int = 4 << 30
+    max_request_memory: int | None = None
+    """Bytes of requests that come in, wait and run, and of answers that are not yet read, of the whole server; None =
+    by the memory that there is."""
     server_id: str = "rocserve"
     model_namespacing: bool = False
     """Models of different repositories may have the same name; each name then belongs to its repository."""

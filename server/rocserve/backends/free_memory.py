@@ -34,6 +34,13 @@ def free_host_memory(host: Host) -> FreeMemory | None:
     return min(found, key=lambda memory: memory.free_bytes, default=None)
 
 
+def host_memory_limit(host: Host) -> int | None:
+    """The least of what the machine has and each control group around this process may take; None where nothing is
+    told."""
+    found = [*_of_machine(host), *_of_groups(host)]
+    return min((memory.total_bytes for memory in found), default=None)
+
+
 def free_gpu_memory(gpu: Gpu, host: Host) -> FreeMemory | None:
     """Of one GPU; None where nothing is told. A part of the host's memory where the GPU has no, or less, of its own:
     the driver then allocates there."""

@@ -98,6 +98,13 @@ SERVER = (
         "bytes of inputs that may wait for a version (default 4294967296)",
     ),
     Flag(
+        "max-request-memory",
+        "max_request_memory",
+        POSITIVE,
+        "bytes of all requests that come in, wait and run, and of answers that are not yet read (default a quarter of"
+        " the container's or the machine's memory, at most 8589934592)",
+    ),
+    Flag(
         "allow-client-shm",
         "allow_client_shared_memory",
         boolean,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rocserve.core.request_memory import RequestMemory
 from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.grpc.dense_traffic import Companion
 from rocserve.frontends.grpc.select import create_transport
@@ -36,6 +37,7 @@ class Served:
     subscribe: Callable[[Callable[[], None]], object]
     """Has its argument called, on the loop, whenever readiness may have changed."""
     write_metrics: Callable[[], str]
+    memory: RequestMemory
 
 
 class FrontEnds:
@@ -108,7 +110,7 @@ class FrontEnds:
         from rocserve.frontends.http.service import HttpService
 
         served, log = self._served, self._log.getChild("http")
-        service = HttpService(served.inference, served.methods, served.tables, settings, log)
+        service = HttpService(served.inference, served.methods, served.tables, settings, served.memory, log)
         endpoint = HttpEndpoint(service, settings, log)
         port = await endpoint.start()
         self._http = endpoint
@@ -128,9 +130,10 @@ class FrontEnds:
             asyncio.get_running_loop(),
             log,
             settings,
+            served.memory,
         )
         transport = create_transport(
-            settings.transport, _transport_options(settings), service.routes(), log, self._companion
+            settings.transport, _transport_options(settings), service.routes(), log, self._companion, served.memory
         )
         port = transport.start()
         self._grpc, self._transport = service, transport

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.gpu_tree import GpuTree
 
-from rocserve.backends.free_memory import FreeMemory, free_gpu_memory, free_host_memory
+from rocserve.backends.free_memory import FreeMemory, free_gpu_memory, free_host_memory, host_memory_limit
 from rocserve.backends.host import Host
 
 GIB = 1 << 30
@@ -68,6 +68,14 @@ def test_the_narrowest_of_the_groups_around_counts(host: Host) -> None:
     assert found is not None and (found.total_bytes, found.free_bytes) == (20 * GIB, GIB)
 
 
+def test_the_least_limit_counts_whatever_is_free(host: Host) -> None:
+    assert host_memory_limit(host) == 64 * GIB
+    (host.processes / "self/cgroup").write_text("0::/system.slice/rocserve.service\n")
+    group(host, "system.slice", max=20 * GIB, current=19 * GIB)
+    group(host, "system.slice/rocserve.service", max=16 * GIB, current=2 * GIB)
+    assert host_memory_limit(host) == 16 * GIB
+
+
 def test_version_1_of_control_groups(host: Host) -> None:
     (host.processes / "self/cgroup").write_text("9:name=systemd:/\n4:cpu,memory:/docker/abc\n0::/\n")
     # In the container the host's name of the group leads nowhere.
@@ -85,7 +93,9 @@ def test_a_group_over_its_limit_has_nothing_free(host: Host) -> None:
 
 
 def test_nothing_is_told(tmp_path: Path) -> None:
-    assert free_host_memory(Host(system=tmp_path, processes=tmp_path, variables={})) is None
+    nowhere = Host(system=tmp_path, processes=tmp_path, variables={})
+    assert free_host_memory(nowhere) is None
+    assert host_memory_limit(nowhere) is None
 
 
 def test_gpus_are_told_apart_by_their_place(tree: GpuTree, host: Host) -> None:

@@ -16,11 +16,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from rocserve.core.errors import StatusCode
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.request_memory import RequestMemory
 from rocserve.frontends.grpc.certificates import server_credentials
 from rocserve.frontends.grpc.stream_flow import StreamFlow
 from rocserve.frontends.grpc.transport import (
-    CLIENT_DOES_NOT_READ,
     Metadata,
     Route,
     Routes,
@@ -44,8 +44,12 @@ _Method = Callable[[Any, _Context], Awaitable[bytes | None]]
 class AioTransport:
     """A gRPC server on grpc.aio. See `Transport`."""
 
-    def __init__(self, options: TransportOptions, routes: Routes, log: logging.Logger) -> None:
+    def __init__(
+        self, options: TransportOptions, routes: Routes, log: logging.Logger, memory: RequestMemory | None = None
+    ) -> None:
+        """`memory`: what answers that clients do not read count against; None = one of its own."""
         self.options = options
+        self.memory = memory or RequestMemory()
         self.log = log
         self.live: set[_Call] = set()
         self.watch_lock = threading.Lock()
@@ -194,6 +198,7 @@ class _UnaryCall(_Call):
         self._answer: tuple[bytes, StatusCode, str, Metadata] = (b"", StatusCode.OK, "", ())
         self._watchers: list[Callable[[], None]] = []
         self._gone = False
+        self.held_bytes = 0
 
     async def run(self, route: UnaryRoute) -> bytes:
         self._transport.live.add(self)
@@ -207,8 +212,19 @@ class _UnaryCall(_Call):
             self._cancel()
             raise
         message, code, text, trailing_metadata = self._answer
+        try:
+            self._hold(message)
+        except ServeError as error:
+            code, text = error.code, error.text
         await self._set_status(code, text, trailing_metadata)
         return message
+
+    def _hold(self, message: bytes) -> None:
+        """Until grpc.aio has sent the answer, which it does at the end of this very task."""
+        memory, task = self._transport.memory, asyncio.current_task()
+        memory.admit_answer(self, len(message))
+        if task is not None:
+            task.add_done_callback(lambda _: memory.release_answer(self))
 
     def reply(self, message: bytes, trailing_metadata: Metadata = ()) -> None:
         if not isinstance(message, bytes):
@@ -255,7 +271,7 @@ class _StreamCall(_Call):
     def __init__(self, transport: AioTransport, method: str, context: _Context) -> None:
         super().__init__(transport, method, context)
         self._lock = threading.Lock()
-        self._flow = StreamFlow(transport.options)
+        self._flow = StreamFlow(transport.options, transport.memory)
         self._status: tuple[StatusCode, str, Metadata] | None = None
         self._to_send = asyncio.Event()
         self._may_read = asyncio.Event()
@@ -334,9 +350,11 @@ class _StreamCall(_Call):
         with self._lock:
             if self._status is not None:
                 return
-            if not self._flow.queue(message):
+            try:
+                self._flow.queue(message)
+            except ServeError as error:
                 # grpc.aio cannot cancel with a status, so the client learns it when it reads again.
-                self._status = (StatusCode.RESOURCE_EXHAUSTED, CLIENT_DOES_NOT_READ, ())
+                self._status = (error.code, error.text, ())
         self._transport.call_soon(self._to_send.set)
 
     def finish(self, code: StatusCode, text: str, trailing_metadata: Metadata = ()) -> None:
@@ -353,6 +371,8 @@ class _StreamCall(_Call):
             if message is not None:
                 self._may_read.set()
                 await self._context.write(message)
+                with self._lock:
+                    self._flow.sent()
             elif status is not None:
                 await self._set_status(*status)
                 return

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rocserve.core.errors import ServeError, StatusCode, unimplemented
+from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.frontends.grpc.codec import InferCodec
 from rocserve.frontends.grpc.request_codec import id_of_refused
@@ -22,28 +23,41 @@ class InferenceHandlers:
     """The two RPCs over one codec."""
 
     def __init__(
-        self, service: InferenceService, codec: InferCodec, forwarding: HeaderForwarding | None = None
+        self,
+        service: InferenceService,
+        codec: InferCodec,
+        memory: RequestMemory,
+        forwarding: HeaderForwarding | None = None,
     ) -> None:
         self._service = service
         self._codec = codec
+        self._memory = memory
         self._forwarding = forwarding
         self._streams: set[InferenceStream] = set()
         self._exiting = False
 
     def model_infer(self, call: UnaryCall) -> None:
+        responder = _UnaryResponder(call, self._codec, self._memory)
         try:
+            self._memory.admit(responder, len(call.message))
             request = self._codec.decode_request(call.message)
+            if request.head.is_typed:
+                self._memory.admit(responder, _nbytes(request))
             if self._forwarding is not None:
                 request.head = self._forwarding.forward(request.head, call.metadata)
+            request.deadline = call.deadline
+            self._service.infer(request, responder)
         except ServeError as error:
-            call.fail(error.code, error.text)
+            responder.fail(error)
             self._service.refuse(error, partial(id_of_refused, call.message))
-            return
-        request.deadline = call.deadline
-        self._service.infer(request, _UnaryResponder(call, self._codec))
+        except BaseException:
+            self._memory.release(responder)
+            raise
 
     def model_stream_infer(self, call: StreamCall) -> InferenceStream:
-        stream = InferenceStream(call, self._service, self._codec, self._streams.discard, self._forwarding)
+        stream = InferenceStream(
+            call, self._service, self._codec, self._memory, self._streams.discard, self._forwarding
+        )
         self._streams.add(stream)
         if self._exiting:
             stream.end_when_idle()
@@ -57,11 +71,13 @@ class InferenceHandlers:
 
 
 class _UnaryResponder:
-    __slots__ = ("_call", "_codec")
+    __slots__ = ("_call", "_codec", "_memory", "held_bytes")
 
-    def __init__(self, call: UnaryCall, codec: InferCodec) -> None:
+    def __init__(self, call: UnaryCall, codec: InferCodec, memory: RequestMemory) -> None:
         self._call = call
         self._codec = codec
+        self._memory = memory
+        self.held_bytes = 0
 
     def origin(self) -> RequestOrigin:
         return _origin(self._call.metadata)
@@ -75,12 +91,15 @@ class _UnaryResponder:
         except ServeError as error:
             self.fail(error)
             return
+        self._memory.release(self)
         self._call.reply(message)
 
     def end(self) -> None:
+        self._memory.release(self)
         self._call.fail(StatusCode.INTERNAL, "the model ended the request without a response")
 
     def fail(self, error: ServeError, final: bool = True) -> None:
+        self._memory.release(self)
         self._call.fail(error.code, error.text)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
@@ -99,10 +118,12 @@ class InferenceStream:
         call: StreamCall,
         service: InferenceService,
         codec: InferCodec,
+        memory: RequestMemory,
         on_end: Callable[[InferenceStream], None],
         forwarding: HeaderForwarding | None,
     ) -> None:
         self.codec = codec
+        self.memory = memory
         self._call = call
         self._service = service
         self._on_end = on_end
@@ -123,17 +144,23 @@ class InferenceStream:
             self._unanswered += 1
         responder = _StreamResponder(self, self._order.take_turn())
         try:
+            self.memory.admit(responder, len(message))
             request = self.codec.decode_request(message)
+            if request.head.is_typed:
+                self.memory.admit(responder, _nbytes(request))
             if self._forwarding is not None:
                 request.head = self._forwarding.forward(request.head, self._call.metadata)
+            responder.request = request
+            request.deadline = self._call.deadline
+            self._service.infer(request, responder)
         except ServeError as error:
             responder.fail(error)
             self._service.refuse(error, partial(id_of_refused, message))
-            return
-        responder.request = request
-        request.deadline = self._call.deadline
-        self._service.infer(request, responder)
-        responder.is_accepted = True
+        except BaseException:
+            self.memory.release(responder)
+            raise
+        else:
+            responder.is_accepted = True
 
     def on_half_close(self) -> None:
         self._half_closed = True
@@ -201,13 +228,14 @@ class InferenceStream:
 class _StreamResponder:
     """Answers one request of a stream."""
 
-    __slots__ = ("_callback", "_stream", "_turn", "_turn_left", "is_accepted", "request")
+    __slots__ = ("_callback", "_stream", "_turn", "_turn_left", "held_bytes", "is_accepted", "request")
 
     def __init__(self, stream: InferenceStream, turn: Turn) -> None:
         self._stream = stream
         self._turn = turn
         self._turn_left = False
         self._callback: Callable[[], None] | None = None
+        self.held_bytes = 0
         self.request: InferRequest | None = None
         self.is_accepted = False
         """An error before is the request's own, one after is an answer of the model."""
@@ -261,12 +289,18 @@ class _StreamResponder:
             self._stream.send(message)
             return
         self._stream.unwatch(self)
+        self._stream.memory.release(self)
         # It knows the request in the queue, which knows this.
         self._callback = None
         if self._turn_left:
             self._stream.send_last(message)
         else:
             self._turn.give(lambda: self._stream.send_last(message))
+
+
+def _nbytes(request: InferRequest) -> int:
+    """Of tensors that are not views on the message, for they came element by element."""
+    return sum(map(len, request.data))
 
 
 def _origin(metadata: Metadata) -> RequestOrigin:

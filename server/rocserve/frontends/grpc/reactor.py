@@ -17,6 +17,7 @@ from typing import Any
 from grpc._cython import cygrpc
 
 from rocserve.core.errors import StatusCode
+from rocserve.core.request_memory import RequestMemory
 from rocserve.frontends.grpc.certificates import server_credentials
 from rocserve.frontends.grpc.dense_traffic import Companion, DenseTraffic
 from rocserve.frontends.grpc.reactor_calls import (
@@ -50,10 +51,20 @@ class ReactorTransport:
     """A gRPC server on one completion queue and one thread. See `Transport`."""
 
     def __init__(
-        self, options: TransportOptions, routes: Routes, log: logging.Logger, companion: Companion | None = None
+        self,
+        options: TransportOptions,
+        routes: Routes,
+        log: logging.Logger,
+        companion: Companion | None = None,
+        memory: RequestMemory | None = None,
     ) -> None:
-        """`companion`: the thread whose work this one does as well while traffic is dense."""
+        """
+        Args:
+            companion: the thread whose work this one does as well while traffic is dense.
+            memory: what answers that clients do not read count against; None = one of its own.
+        """
         self.options = options
+        self.memory = memory or RequestMemory()
         self._companion = companion
         self.log = log
         self.live: set[ReactorCall] = set()

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 from grpc._cython import cygrpc
 
-from rocserve.core.errors import StatusCode
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.request_memory import RequestMemory
 from rocserve.frontends.grpc.stream_flow import StreamFlow
 from rocserve.frontends.grpc.transport import (
-    CLIENT_DOES_NOT_READ,
     NO_MESSAGE,
     Metadata,
     StreamReceiver,
@@ -44,6 +44,7 @@ class CallOwner(Protocol):
     """What calls need of their transport."""
 
     options: TransportOptions
+    memory: RequestMemory
     log: logging.Logger
     live: set[ReactorCall]
     """Calls in flight. Removing a call from it is what makes an answer the first and only one: set operations on
@@ -104,7 +105,7 @@ class ReactorCall:
 
 
 class ReactorUnaryCall(ReactorCall):
-    __slots__ = ("_route", "_watchers", "message")
+    __slots__ = ("_route", "_watchers", "held_bytes", "message")
 
     def __init__(self, transport: CallOwner, event: Event, route: UnaryRoute) -> None:
         # Written out, not through super(): one is made for every request.
@@ -114,6 +115,7 @@ class ReactorUnaryCall(ReactorCall):
         self._route = route
         self._watchers: list[Callable[[], None]] | None = None
         self.message = b""
+        self.held_bytes = 0
 
     def on_message(self, event: Event) -> None:
         message = event.batch_operations[0].message()
@@ -132,31 +134,46 @@ class ReactorUnaryCall(ReactorCall):
             self._transport.request_call()
 
     def reply(self, message: bytes, trailing_metadata: Metadata = ()) -> None:
-        self._end(
-            (
-                _SendInitialMetadata((), 0),
-                _SendMessage(message, 0),
-                _SendStatus(tuple(trailing_metadata), 0, b"", 0),
-            )
+        operations = (
+            _SendInitialMetadata((), 0),
+            _SendMessage(message, 0),
+            _SendStatus(tuple(trailing_metadata), 0, b"", 0),
         )
+        memory = self._transport.memory
+        try:
+            memory.admit_answer(self, len(message))
+        except ServeError as error:
+            self.fail(error.code, error.text)
+            return
+        is_sent = False
+        try:
+            is_sent = self._end(operations, self._on_sent)
+        finally:
+            if not is_sent:
+                memory.release_answer(self)
 
     def fail(self, code: StatusCode, text: str, trailing_metadata: Metadata = ()) -> None:
-        self._end((_SendInitialMetadata((), 0), _status(code, text, trailing_metadata)))
+        self._end((_SendInitialMetadata((), 0), _status(code, text, trailing_metadata)), _ignore)
 
-    def _end(self, operations: tuple[Any, ...]) -> None:
+    def _on_sent(self, event: Event) -> None:
+        self._transport.memory.release_answer(self)
+
+    def _end(self, operations: tuple[Any, ...], on_sent: Callable[[Event], None]) -> bool:
+        """False: it has ended before."""
         live = self._transport.live
         try:
             live.remove(self)
         except KeyError:
-            return
+            return False
         try:
-            error = self._call.start_server_batch(operations, _ignore)
+            error = self._call.start_server_batch(operations, on_sent)
         except BaseException:
             live.add(self)
             raise
         if error:
             live.add(self)
             raise ValueError(f"gRPC refused the answer (call error {error}): is the trailing metadata valid?")
+        return True
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         with self._transport.watch_lock:
@@ -204,7 +221,7 @@ class ReactorStreamCall(ReactorCall):
         super().__init__(transport, event)
         self._lock = threading.Lock()
         self._receiver: StreamReceiver | None = None
-        self._flow = StreamFlow(transport.options)
+        self._flow = StreamFlow(transport.options, transport.memory)
         self._sending = False
         self._metadata_sent = False
         self._status: Any = None
@@ -281,14 +298,18 @@ class ReactorStreamCall(ReactorCall):
         with self._lock:
             if self._finished or self._transport.closed:
                 return
-            if not self._sending:
+            try:
+                if self._sending:
+                    self._flow.queue(message)
+                    return
+                self._flow.begin(message)
                 self._sending = True
                 self._start_sending(message, None)
                 return
-            if self._flow.queue(message):
-                return
+            except ServeError as error:
+                refusal = error
         # The client takes nothing, so a status in its turn would not reach it either.
-        self._call.cancel(int(StatusCode.RESOURCE_EXHAUSTED), CLIENT_DOES_NOT_READ)
+        self._call.cancel(int(refusal.code), status_text(refusal.text))
 
     def finish(self, code: StatusCode, text: str, trailing_metadata: Metadata = ()) -> None:
         status = _status(code, text, trailing_metadata)
@@ -330,6 +351,7 @@ class ReactorStreamCall(ReactorCall):
             if not event.success:
                 self._flow.drop()
                 return
+            self._flow.sent()
             message = self._flow.next()
             if message is not None:
                 self._start_sending(message, self._status if self._flow.is_empty() else None)

@@ -8,6 +8,7 @@ import time
 
 import grpc
 
+from rocserve.core.request_memory import RequestMemory
 from rocserve.frontends.grpc.aio import AioTransport
 from rocserve.frontends.grpc.dense_traffic import Companion
 from rocserve.frontends.grpc.transport import Routes, Transport, TransportOptions, UnaryCall, UnaryRoute
@@ -20,13 +21,19 @@ SELF_CHECK_SECONDS = 5.0
 
 
 def create_transport(
-    kind: str, options: TransportOptions, routes: Routes, log: logging.Logger, companion: Companion | None = None
+    kind: str,
+    options: TransportOptions,
+    routes: Routes,
+    log: logging.Logger,
+    companion: Companion | None = None,
+    memory: RequestMemory | None = None,
 ) -> Transport:
     """A transport that has not been started.
 
     Args:
         kind: "reactor", "aio", or "auto" for the reactor unless it does not suit the installed grpcio.
         companion: the thread whose work the reactor's may do as well.
+        memory: what answers that clients do not read count against; None = one of its own.
 
     Raises:
         ValueError: there is no such kind.
@@ -35,16 +42,16 @@ def create_transport(
     if kind not in ("auto", "reactor", "aio"):
         raise ValueError(f"the gRPC transport must be one of auto, reactor, aio; got '{kind}'")
     if kind == "aio":
-        return AioTransport(options, routes, log)
+        return AioTransport(options, routes, log, memory)
     fault = untested_version(grpc.__version__) or reactor_fault(log)
     if fault:
         if kind == "reactor":
             raise RuntimeError(f"the reactor transport cannot be used: {fault}; choose the transport aio or auto")
         log.warning("gRPC is served by grpc.aio, which is slower than the reactor: %s", fault)
-        return AioTransport(options, routes, log)
+        return AioTransport(options, routes, log, memory)
     from rocserve.frontends.grpc.reactor import ReactorTransport
 
-    return ReactorTransport(options, routes, log, companion)
+    return ReactorTransport(options, routes, log, companion, memory)
 
 
 def untested_version(version: str) -> str:

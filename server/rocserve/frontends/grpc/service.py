@@ -10,6 +10,7 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.grpc.codec import InferCodec
 from rocserve.frontends.grpc.guards import guarded
@@ -40,14 +41,16 @@ class GrpcService:
         loop: asyncio.AbstractEventLoop,
         log: logging.Logger,
         settings: GrpcSettings,
+        memory: RequestMemory,
     ) -> None:
         """`subscribe`: has its argument called, on the loop, whenever readiness may have changed."""
         self._methods = methods
         self._loop = loop
         self._log = log
+        self._memory = memory
         self._restrictions = restrictions(settings.restricted, GRPC_HEADER_PREFIX)
         forwarding = header_forwarding(settings.header_forward_pattern)
-        self._inference = InferenceHandlers(inference, InferCodec(), forwarding)
+        self._inference = InferenceHandlers(inference, InferCodec(), memory, forwarding)
         self._health = HealthHandlers(tables, readiness.is_ready)
         self._tasks: set[asyncio.Task[None]] = set()
         subscribe(self._health.publish)
@@ -93,22 +96,30 @@ class GrpcService:
     def _slow(self, method: SlowMethod) -> UnaryRoute:
         """A handler that runs as a task of the event loop."""
 
-        async def run(call: UnaryCall) -> None:
+        async def run(call: UnaryCall, holding: Holding) -> None:
             try:
                 answer = await method.answer(_parsed(method.request, call.message))
                 call.reply(answer.SerializeToString())
             except Exception as error:
                 self._fail(call, error)
+            finally:
+                self._memory.release(holding)
 
-        def begin(call: UnaryCall) -> None:
-            task = self._loop.create_task(run(call))
+        def begin(call: UnaryCall, holding: Holding) -> None:
+            task = self._loop.create_task(run(call, holding))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
         return UnaryRoute(lambda call: self._hand_over(begin, call))
 
-    def _hand_over(self, begin: Callable[[UnaryCall], None], call: UnaryCall) -> None:
-        self._loop.call_soon_threadsafe(begin, call)
+    def _hand_over(self, begin: Callable[[UnaryCall, Holding], None], call: UnaryCall) -> None:
+        holding = Holding()
+        try:
+            self._memory.admit(holding, len(call.message))
+        except ServeError as error:
+            self._fail(call, error)
+            return
+        self._loop.call_soon_threadsafe(begin, call, holding)
 
     def _fail(self, call: UnaryCall, error: Exception) -> None:
         if isinstance(error, ServeError):

@@ -1,4 +1,4 @@
-"""Reads the bodies of requests, within bounds."""
+"""Reads the bodies of requests, within bounds and within the server's memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import asyncio
 from aiohttp import web
 
 from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.encodings import IDENTITY, decompressed
 from rocserve.frontends.http.errors import HttpError
@@ -19,33 +20,38 @@ _LONG_TO_DECOMPRESS = 64 << 10
 
 
 class BodyReader:
-    """Reads what a client sends."""
+    """Reads what a client sends. The holding of a request counts the bytes as they come; whoever made it gives them
+    back, also when nothing comes of the request."""
 
-    def __init__(self, max_input_size: int) -> None:
+    def __init__(self, max_input_size: int, memory: RequestMemory) -> None:
         """`max_input_size`: bytes of JSON, and of what comes out of compressed bodies."""
         self.max_input_size = max_input_size
+        self._memory = memory
 
-    async def json_body(self, request: web.BaseRequest) -> Buffer:
+    async def json_body(self, request: web.BaseRequest, holding: Holding) -> Buffer:
         """A body that is JSON as a whole.
 
         Raises:
-            ServeError: INVALID_ARGUMENT, it is too large.
+            ServeError: INVALID_ARGUMENT, it is too large; RESOURCE_EXHAUSTED, there is no memory for it.
             HttpError: it did not come.
         """
-        return await self._read(request, self.max_input_size)
+        return await self._read(request, self.max_input_size, holding)
 
-    async def tensor_body(self, request: web.BaseRequest, encoding: str, is_json: bool) -> Buffer:
+    async def tensor_body(self, request: web.BaseRequest, encoding: str, is_json: bool, holding: Holding) -> Buffer:
         """The body of an inference request, in plain form; raises as `json_body` does.
 
         Args:
             is_json: no tensor's bytes stand behind the JSON, so that the whole is bound as JSON is.
         """
         if encoding == IDENTITY:
-            return await self._read(request, self.max_input_size if is_json else LARGEST_BODY)
-        body = await self._read(request, self.max_input_size)
+            return await self._read(request, self.max_input_size if is_json else LARGEST_BODY, holding)
+        body = await self._read(request, self.max_input_size, holding)
         if len(body) < _LONG_TO_DECOMPRESS:
-            return decompressed(body, self.max_input_size)
-        return await asyncio.to_thread(decompressed, body, self.max_input_size)
+            plain = decompressed(body, self.max_input_size)
+        else:
+            plain = await asyncio.to_thread(decompressed, body, self.max_input_size)
+        self._memory.admit(holding, len(plain))
+        return plain
 
     def check_size(self, body_length: int, json_length: int) -> None:
         """What stands behind the JSON is not bound here; a body without JSON is.
@@ -62,7 +68,7 @@ class BodyReader:
                 " bytes. Use --http-max-input-size to increase the limit."
             )
 
-    async def _read(self, request: web.BaseRequest, limit: int) -> Buffer:
+    async def _read(self, request: web.BaseRequest, limit: int, holding: Holding) -> Buffer:
         length = request.content_length
         if length is not None and length > limit:
             raise _too_large(length, limit)
@@ -71,28 +77,29 @@ class BodyReader:
             whole = content.read_nowait()
             if len(whole) > limit:
                 raise _too_large(len(whole), limit)
+            self._memory.admit(holding, len(whole))
             return whole
         if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         try:
-            return await _collect(request, limit)
+            return await self._collect(request, limit, holding)
         except TimeoutError:
             raise HttpError(408, f"nothing came of the request's body for {_PAUSE_SECONDS:g} s") from None
         except web.RequestPayloadError as error:
             raise HttpError(400, f"the request's body cannot be read: {error}") from None
 
-
-async def _collect(request: web.BaseRequest, limit: int) -> bytearray:
-    """The body as it comes in. It takes no more memory than has come, whatever length the client has promised."""
-    body = bytearray()
-    while True:
-        async with asyncio.timeout(_PAUSE_SECONDS):
-            part = await request.content.readany()
-        if not part:
-            return body
-        if len(body) + len(part) > limit:
-            raise _too_large(len(body) + len(part), limit)
-        body += part
+    async def _collect(self, request: web.BaseRequest, limit: int, holding: Holding) -> bytearray:
+        """The body as it comes in. It takes no more memory than has come, whatever length the client has promised."""
+        body = bytearray()
+        while True:
+            async with asyncio.timeout(_PAUSE_SECONDS):
+                part = await request.content.readany()
+            if not part:
+                return body
+            if len(body) + len(part) > limit:
+                raise _too_large(len(body) + len(part), limit)
+            self._memory.admit(holding, len(part))
+            body += part
 
 
 def _too_large(length: int, limit: int) -> ServeError | HttpError:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from aiohttp import web
 
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.request_memory import MemoryFull
 from rocserve.frontends.http.json_text import json_bytes
 
 JSON = "application/json"
@@ -28,9 +29,12 @@ _STATUSES: Mapping[StatusCode, int] = MappingProxyType(
 )
 
 
-def status_of(code: StatusCode) -> int:
+def status_of(error: ServeError) -> int:
     """The HTTP status of an error; 400 where no other says it better, as in Triton."""
-    return _STATUSES.get(code, 400)
+    if isinstance(error, MemoryFull):
+        # The server is full, not this client's share of it: balancers then ask another server, as of a full queue.
+        return 413 if error.fits_never else 503
+    return _STATUSES.get(error.code, 400)
 
 
 class HttpError(Exception):
@@ -63,7 +67,7 @@ def error_response(error: ServeError | HttpError, content_type: str = JSON) -> w
             content_type=error.content_type,
             headers=error.headers,
         )
-    return web.Response(status=status_of(error.code), body=error_body(error.text), content_type=content_type)
+    return web.Response(status=status_of(error), body=error_body(error.text), content_type=content_type)
 
 
 def not_allowed(content_type: str = PLAIN) -> HttpError:

@@ -8,6 +8,7 @@ from functools import partial
 from aiohttp import web
 
 from rocserve.core.errors import ServeError, internal, invalid_argument
+from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.serving import ServingTableHolder
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.body import BodyReader
@@ -26,8 +27,11 @@ _EVENTS = "text/event-stream; charset=utf-8"
 class GenerateHandler:
     """On the event loop."""
 
-    def __init__(self, service: InferenceService, tables: ServingTableHolder, bodies: BodyReader) -> None:
+    def __init__(
+        self, service: InferenceService, tables: ServingTableHolder, bodies: BodyReader, memory: RequestMemory
+    ) -> None:
         self._service = service
+        self._memory = memory
         self._tables = tables
         self._bodies = bodies
 
@@ -43,19 +47,22 @@ class GenerateHandler:
         arrival = Arrival(request)
         version = self._tables.table.find(place.model, place.version)
         body: Buffer = b""
+        holding = Holding()
         try:
             if request.headers.get("Content-Encoding", "identity") not in ("", "identity"):
                 raise invalid_argument("Unsupported content-encoding, only 'identity' is supported.")
-            body = await self._bodies.json_body(request)
+            body = await self._bodies.json_body(request, holding)
             generate_request = GenerateRequest(version.config, place.version).read(body)
-        except ServeError as error:
-            self._service.refuse(error, partial(id_of_refused, body))
+        except BaseException as error:
+            self._memory.release(holding)
+            if isinstance(error, ServeError):
+                self._service.refuse(error, partial(id_of_refused, body))
             raise
-        responder = AnswerStream(asyncio.get_running_loop(), arrival.completed())
-        self._service.infer(generate_request, responder)
-        responder.handed_over()
+        responder = AnswerStream(asyncio.get_running_loop(), arrival.completed(), self._memory, holding)
         is_complete = False
         try:
+            self._service.infer(generate_request, responder)
+            responder.handed_over()
             first = await responder.next()
             if responder.is_refused and isinstance(first, ServeError):
                 response: web.StreamResponse = error_response(first)
@@ -68,6 +75,7 @@ class GenerateHandler:
         finally:
             if not is_complete:
                 responder.cancel()
+            responder.close()
 
 
 async def _only_response(first: Outcome | None, responder: AnswerStream) -> web.Response:
@@ -107,4 +115,4 @@ def _told(outcome: Outcome) -> tuple[int, bytes]:
             return 200, generate_body(outcome)
         except ServeError as error:
             outcome = error
-    return status_of(outcome.code), error_body(outcome.text)
+    return status_of(outcome), error_body(outcome.text)

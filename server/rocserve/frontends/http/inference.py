@@ -9,6 +9,7 @@ from functools import partial
 from aiohttp import web
 
 from rocserve.core.errors import ServeError, StatusCode, unimplemented
+from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.requests import InferRequest
 from rocserve.core.serving import ServingTableHolder
 from rocserve.core.tensors import Buffer
@@ -32,6 +33,8 @@ _BINARY = "application/octet-stream"
 _INTEGER = re.compile(r"\s*([+-]?\d{1,18})")
 _ONE_PIECE = 128 << 10
 """Bytes up to which a body is put together, rather than sent part by part."""
+_WRITTEN_BYTES = 256 << 10
+"""Of a large answer at a time: what a client does not read is then copied to no more than this in the connection."""
 
 
 class InferHandler:
@@ -42,9 +45,11 @@ class InferHandler:
         service: InferenceService,
         tables: ServingTableHolder,
         bodies: BodyReader,
+        memory: RequestMemory,
         forwarding: HeaderForwarding | None,
     ) -> None:
         self._service = service
+        self._memory = memory
         self._tables = tables
         self._bodies = bodies
         self._forwarding = forwarding
@@ -62,6 +67,7 @@ class InferHandler:
             raise not_allowed()
         content_type = PLAIN
         json: Buffer = b""
+        holding = Holding()
         try:
             arrival = Arrival(request)
             version = self._tables.table.find(place.model, place.version)
@@ -69,27 +75,37 @@ class InferHandler:
                 raise unimplemented(NOT_FOR_DECOUPLED)
             encoding = request_encoding(request.headers.get("Content-Encoding"))
             header = request.headers.get(HEADER_LENGTH)
-            body = await self._bodies.tensor_body(request, encoding, is_json=header is None)
+            body = await self._bodies.tensor_body(request, encoding, header is None, holding)
             header_length = len(body) if header is None else _header_length(header, len(body))
             self._bodies.check_size(len(body), header_length)
             content_type = JSON
             if header_length:
                 json = memoryview(body)[:header_length]
                 infer_request, form = self._reader.read(body, header_length, place.model, place.version)
+                if header is None:
+                    # Its tensors are no views on the body.
+                    self._memory.admit(holding, sum(map(len, infer_request.data)))
             else:
                 infer_request = raw_request(body, version.config, place.version, self._heads)
                 form = BINARY_ONLY
             if self._forwarding is not None:
                 infer_request.head = self._forwarding.forward(infer_request.head, request.headers.items())
         except ServeError as error:
+            self._memory.release(holding)
             self._service.refuse(error, partial(id_of_refused, json))
             return error_response(error, content_type)
-        return await self._run(request, infer_request, form, arrival)
+        except BaseException:
+            self._memory.release(holding)
+            raise
+        responder = SingleAnswer(asyncio.get_running_loop(), arrival.completed(), self._memory, holding)
+        try:
+            return await self._run(request, infer_request, form, responder)
+        finally:
+            responder.close()
 
     async def _run(
-        self, request: web.BaseRequest, infer_request: InferRequest, form: AnswerForm, arrival: Arrival
+        self, request: web.BaseRequest, infer_request: InferRequest, form: AnswerForm, responder: SingleAnswer
     ) -> web.StreamResponse:
-        responder = SingleAnswer(asyncio.get_running_loop(), arrival.completed())
         self._service.infer(infer_request, responder)
         responder.handed_over()
         outcome = await responder.outcome()
@@ -100,28 +116,34 @@ class InferHandler:
                 body = await asyncio.to_thread(self._writer.write, outcome, form)
             else:
                 body = self._writer.write(outcome, form)
+            size = sum(len(part) for part in body.parts)
+            responder.hold(size)
         except ServeError as error:
             return error_response(error, PLAIN)
-        return await _response(request, body, response_encoding(request.headers.get("Accept-Encoding")))
+        return await _response(request, body, size, response_encoding(request.headers.get("Accept-Encoding")))
 
 
-async def _response(request: web.BaseRequest, body: InferBody, encoding: str) -> web.StreamResponse:
+async def _response(request: web.BaseRequest, body: InferBody, size: int, encoding: str) -> web.StreamResponse:
     headers = {"Content-Type": JSON}
+    parts = body.parts
     if body.tensors:
         headers = {"Content-Type": _BINARY, HEADER_LENGTH: str(len(body.json))}
-    size = sum(len(part) for part in body.parts)
     if encoding != IDENTITY:
         headers["Content-Encoding"] = encoding
         if size <= _ONE_PIECE:
-            return web.Response(body=compressed(body.parts, encoding), headers=headers)
-        return web.Response(body=await asyncio.to_thread(compressed, body.parts, encoding), headers=headers)
+            parts = [compressed(parts, encoding)]
+        else:
+            parts = [await asyncio.to_thread(compressed, parts, encoding)]
+        size = len(parts[0])
     if size <= _ONE_PIECE:
-        return web.Response(body=b"".join(body.parts) if body.tensors else body.json, headers=headers)
+        return web.Response(body=b"".join(parts), headers=headers)
     response = web.StreamResponse(headers={"Server": SERVER_NAME, **headers})
     response.content_length = size
     await response.prepare(request)
-    for part in body.parts:
-        await response.write(part)
+    for part in parts:
+        view = memoryview(part)
+        for start in range(0, len(view), _WRITTEN_BYTES):
+            await response.write(view[start : start + _WRITTEN_BYTES])
     await response.write_eof()
     return response
 

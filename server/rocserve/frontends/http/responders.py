@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from rocserve.core.errors import ServeError, StatusCode, internal, unimplemented
+from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.requests import InferResponse
 from rocserve.frontends.http.infer_response import detached
 from rocserve.services.observation import RequestOrigin
@@ -19,10 +20,21 @@ Outcome = InferResponse | ServeError
 
 
 class HttpResponder:
-    """What the responders below have in common: where the request comes from, and whether its client is still there."""
+    """What the responders below have in common: where the request comes from, whether its client is still there, and
+    what memory the request and its answers hold."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, origin: Callable[[], RequestOrigin]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        origin: Callable[[], RequestOrigin],
+        memory: RequestMemory,
+        holding: Holding,
+    ) -> None:
+        """`holding`: of the request; given back when it has been answered."""
         self._loop = loop
+        self._memory = memory
+        self._request_holding = holding
+        self._answer_holding = Holding()
         self._callbacks: deque[Callable[[], None]] = deque()
         self._is_gone = False
         self._is_handed_over = False
@@ -50,10 +62,17 @@ class HttpResponder:
                 return
             callback()
 
+    def close(self) -> None:
+        """On the loop: what answers there are have been sent, or nobody reads them."""
+        self._memory.release_answer(self._answer_holding)
+        if not self._is_handed_over:
+            self._memory.release(self._request_holding)
+
     def _forget(self) -> None:
         """The last answer is there. The callbacks know the request, which knows this: such a ring would keep the
         client's data until the next collection."""
         self._callbacks.clear()
+        self._memory.release(self._request_holding)
 
     def _note_failure(self) -> None:
         if not self._is_handed_over:
@@ -63,8 +82,14 @@ class HttpResponder:
 class SingleAnswer(HttpResponder):
     """The responder of a request that has one response."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, origin: Callable[[], RequestOrigin]) -> None:
-        super().__init__(loop, origin)
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        origin: Callable[[], RequestOrigin],
+        memory: RequestMemory,
+        holding: Holding,
+    ) -> None:
+        super().__init__(loop, origin, memory, holding)
         self._future: asyncio.Future[Outcome] = loop.create_future()
 
     async def outcome(self) -> Outcome:
@@ -91,25 +116,53 @@ class SingleAnswer(HttpResponder):
         self._loop.call_soon_threadsafe(self._set, error)
 
     def _set(self, outcome: Outcome) -> None:
-        # It is done already where the client has gone.
-        if not self._future.done():
-            self._future.set_result(outcome)
+        if self._future.done():
+            return  # The client has gone.
+        try:
+            self.hold(_size(outcome))
+        except ServeError as error:
+            outcome = error
+        self._future.set_result(outcome)
+
+    def hold(self, nbytes: int) -> None:
+        """On the loop: the answer takes so much now, in the form that it has.
+
+        Raises:
+            ServeError: RESOURCE_EXHAUSTED, there is no memory for it.
+        """
+        self._memory.release_answer(self._answer_holding)
+        self._memory.admit_answer(self._answer_holding, nbytes)
 
 
 class AnswerStream(HttpResponder):
     """The responder of a request that has any number of responses."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, origin: Callable[[], RequestOrigin]) -> None:
-        super().__init__(loop, origin)
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        origin: Callable[[], RequestOrigin],
+        memory: RequestMemory,
+        holding: Holding,
+    ) -> None:
+        super().__init__(loop, origin, memory, holding)
         self._queue: asyncio.Queue[Outcome | None] = asyncio.Queue()
         self._backlog_bytes = 0
+        self._taken_bytes = 0
         self._is_closed = False
 
     async def next(self) -> Outcome | None:
         """The next response or error; None when no further one comes."""
+        # The one before has been sent.
+        self._memory.release_answer(self._answer_holding, self._taken_bytes)
+        self._taken_bytes = 0
         outcome = await self._queue.get()
-        self._backlog_bytes -= _size(outcome)
+        self._taken_bytes = _size(outcome)
+        self._backlog_bytes -= self._taken_bytes
         return outcome
+
+    def close(self) -> None:
+        self._is_closed = True
+        super().close()
 
     def expect_many(self) -> None: ...
 
@@ -131,10 +184,15 @@ class AnswerStream(HttpResponder):
     def _put(self, outcome: Outcome | None, final: bool) -> None:
         if self._is_closed:
             return
-        self._backlog_bytes += _size(outcome)
-        if self._backlog_bytes > BACKLOG_LIMIT_BYTES:
+        nbytes = _size(outcome)
+        try:
+            self._memory.admit_answer(self._answer_holding, nbytes)
+            self._backlog_bytes += nbytes
+            if self._backlog_bytes > BACKLOG_LIMIT_BYTES:
+                raise _does_not_read()
+        except ServeError as error:
             self._drop_all()
-            outcome, final = _does_not_read(), True
+            outcome, final = error, True
         if outcome is not None:
             self._queue.put_nowait(outcome)
         if final:
@@ -144,6 +202,8 @@ class AnswerStream(HttpResponder):
     def _drop_all(self) -> None:
         while not self._queue.empty():
             self._queue.get_nowait()
+        self._backlog_bytes = 0
+        self._memory.release_answer(self._answer_holding)
         self.cancel()
 
 

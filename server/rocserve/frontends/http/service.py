@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from aiohttp import web
 
 from rocserve.core.errors import ServeError, internal
+from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.http.body import BodyReader
 from rocserve.frontends.http.errors import PLAIN, HttpError, error_response, not_allowed, not_found
@@ -37,15 +38,17 @@ class HttpService:
         methods: Mapping[str, Method],
         tables: ServingTableHolder,
         settings: HttpSettings,
+        memory: RequestMemory,
         log: logging.Logger,
     ) -> None:
         self._methods = methods
+        self._memory = memory
         self._log = log
         self._restrictions = restrictions(settings.restricted)
-        self._bodies = BodyReader(settings.max_input_size)
+        self._bodies = BodyReader(settings.max_input_size, memory)
         forwarding = header_forwarding(settings.header_forward_pattern)
-        self._infer = InferHandler(inference, tables, self._bodies, forwarding)
-        self._generate = GenerateHandler(inference, tables, self._bodies)
+        self._infer = InferHandler(inference, tables, self._bodies, memory, forwarding)
+        self._generate = GenerateHandler(inference, tables, self._bodies, memory)
         self._find_destination = functools.lru_cache(_REMEMBERED_PATHS)(find_destination)
         self._tasks: set[asyncio.Task[object]] = set()
 
@@ -82,12 +85,15 @@ class HttpService:
     async def _manage(self, request: web.BaseRequest, route: ManagementRoute, place: Place) -> web.Response:
         if request.method not in route.verbs:
             raise not_allowed(route.content_type)
+        holding = Holding()
         try:
-            body = await self._bodies.json_body(request) if request.method == "POST" else b""
+            body = await self._bodies.json_body(request, holding) if request.method == "POST" else b""
             response = await self._call(self._methods[route.method], route.request(place, body))
             told = route.answer(response)
         except ServeError as error:
             return error_response(error, route.content_type)
+        finally:
+            self._memory.release(holding)
         text = b"" if told is None else told if isinstance(told, bytes) else json_bytes(told)
         return web.Response(body=text, content_type=route.content_type)
 

@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 
 from rocserve.core.errors import ServeError
+from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.frontends.http.body import BodyReader
 from rocserve.frontends.http.listener import HttpListener
 
@@ -26,11 +27,11 @@ HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
 )
 @pytest.mark.parametrize("pause", [0.0, 0.05], ids=["at once", "later"])
 async def test_no_more_is_taken_than_may_be(sent: bytes, told: bytes, pause: float) -> None:
-    bodies = BodyReader(10)
+    bodies = BodyReader(10, RequestMemory())
 
     async def answer(request: web.BaseRequest) -> web.Response:
         try:
-            return web.Response(body=bytes(await bodies.json_body(request)))
+            return web.Response(body=bytes(await bodies.json_body(request, Holding())))
         except ServeError as error:
             return web.Response(body=error.text.encode())
 

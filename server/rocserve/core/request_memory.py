@@ -1,0 +1,123 @@
+"""Bounds the memory of requests: what is half received, what waits or runs, and answers that are not yet read.
+
+Whoever keeps bytes of a request or of an answer is a holder. What a holder gives back is what the memory has noted for
+it, so that nothing is given back twice, however many ways a request has to end.
+
+Answers have a count of their own beside that of requests: requests that fill the memory must not keep those from being
+answered that were taken before. All together are therefore at most twice the limit.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+from rocserve.core.byte_sizes import readable_size
+from rocserve.core.errors import ServeError, StatusCode
+
+LARGEST_DEFAULT_BYTES = 8 << 30
+"""What a server takes for itself at most unless it is told to: from there on more memory only makes longer queues."""
+_PART_OF_MEMORY = 4
+"""The server is left this part of the memory for requests unless it is told otherwise: as much again may go to answers,
+and half is for models."""
+
+
+def default_limit(total_bytes: int | None) -> int:
+    """The limit where nothing is said. `total_bytes`: of the container or the machine; None = not known."""
+    return LARGEST_DEFAULT_BYTES if total_bytes is None else min(LARGEST_DEFAULT_BYTES, total_bytes // _PART_OF_MEMORY)
+
+
+class Holder(Protocol):
+    """Keeps bytes of one request, or of one call's answers. Only the memory sets its count."""
+
+    held_bytes: int
+
+
+class Holding:
+    """A holder that is nothing else."""
+
+    __slots__ = ("held_bytes",)
+
+    def __init__(self) -> None:
+        self.held_bytes = 0
+
+
+class MemoryFull(ServeError):
+    """RESOURCE_EXHAUSTED: there is no room for a request, or for an answer."""
+
+    def __init__(self, text: str, fits_never: bool) -> None:
+        super().__init__(StatusCode.RESOURCE_EXHAUSTED, text)
+        self.fits_never = fits_never
+        """It alone is larger than the limit."""
+
+
+class RequestMemory:
+    """Callable from any thread."""
+
+    def __init__(self, limit_bytes: int = LARGEST_DEFAULT_BYTES) -> None:
+        self.limit_bytes = limit_bytes
+        self.request_bytes = 0
+        self.answer_bytes = 0
+        self.refused_requests = 0
+        self.refused_answers = 0
+        self._lock = threading.Lock()
+
+    def admit(self, holder: Holder, nbytes: int) -> None:
+        """So many more bytes of a request have come.
+
+        Raises:
+            MemoryFull: there is no room for them; nothing has been noted.
+        """
+        with self._lock:
+            used = self.request_bytes + self.answer_bytes
+            if used + nbytes <= self.limit_bytes:
+                self.request_bytes += nbytes
+                holder.held_bytes += nbytes
+                return
+            self.refused_requests += 1
+            asked = holder.held_bytes + nbytes
+        raise self._full("request", asked, used)
+
+    def release(self, holder: Holder) -> None:
+        """The request has ended. What has been given back already is not given back again."""
+        with self._lock:
+            self.request_bytes -= holder.held_bytes
+            holder.held_bytes = 0
+
+    def admit_answer(self, holder: Holder, nbytes: int) -> None:
+        """So many bytes more wait to be sent.
+
+        Raises:
+            MemoryFull: there is no room for them; nothing has been noted.
+        """
+        with self._lock:
+            used = self.answer_bytes
+            if used + nbytes <= self.limit_bytes:
+                self.answer_bytes += nbytes
+                holder.held_bytes += nbytes
+                return
+            self.refused_answers += 1
+        raise self._full("answer", nbytes, used)
+
+    def release_answer(self, holder: Holder, nbytes: int | None = None) -> None:
+        """So many bytes have been sent, at most those that are noted; None = all, or they never will be."""
+        with self._lock:
+            given = holder.held_bytes if nbytes is None else min(nbytes, holder.held_bytes)
+            self.answer_bytes -= given
+            holder.held_bytes -= given
+
+    def _full(self, what: str, nbytes: int, used: int) -> MemoryFull:
+        limit = readable_size(self.limit_bytes)
+        if nbytes > self.limit_bytes:
+            return MemoryFull(
+                f"this {what} takes {readable_size(nbytes)} of memory, more than the {limit} that the server has for"
+                f" all {what}s (--max-request-memory); send smaller requests, or have the limit raised",
+                fits_never=True,
+            )
+        held_by = "requests and unread answers" if what == "request" else "answers that clients have not read"
+        return MemoryFull(
+            f"the server's memory for requests is full: {readable_size(used)} of {limit} (--max-request-memory) are in"
+            f" use by {held_by}, and this {what} needs {readable_size(nbytes)}; send fewer or smaller requests at once,"
+            " and try again later",
+            fits_never=False,
+        )

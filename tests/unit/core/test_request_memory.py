@@ -1,0 +1,87 @@
+"""The memory of requests: refusals at the limit, and nothing given back twice."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+
+from rocserve.core.errors import StatusCode
+from rocserve.core.request_memory import LARGEST_DEFAULT_BYTES, Holding, MemoryFull, RequestMemory, default_limit
+
+
+def test_the_limit_is_a_quarter_of_the_memory_up_to_a_bound() -> None:
+    assert default_limit(4 << 30) == 1 << 30
+    assert default_limit(1 << 40) == LARGEST_DEFAULT_BYTES
+    assert default_limit(None) == LARGEST_DEFAULT_BYTES
+
+
+def test_what_does_not_fit_is_refused_at_once_and_leaves_no_trace() -> None:
+    memory = RequestMemory(100)
+    first, second = Holding(), Holding()
+    memory.admit(first, 80)
+    with pytest.raises(MemoryFull) as refused:
+        memory.admit(second, 21)
+    assert refused.value.code is StatusCode.RESOURCE_EXHAUSTED
+    assert refused.value.text == (
+        "the server's memory for requests is full: 80 B of 100 B (--max-request-memory) are in use by requests and"
+        " unread answers, and this request needs 21 B; send fewer or smaller requests at once, and try again later"
+    )
+    assert (memory.request_bytes, memory.refused_requests, second.held_bytes) == (80, 1, 0)
+    memory.admit(second, 20)
+    memory.release(first)
+    memory.release(first)
+    assert memory.request_bytes == 20
+
+
+def test_a_request_that_can_never_fit_is_told_so() -> None:
+    memory = RequestMemory(100)
+    holder = Holding()
+    memory.admit(holder, 60)
+    with pytest.raises(MemoryFull, match="this request takes 120 B of memory, more than the 100 B") as refused:
+        memory.admit(holder, 60)
+    assert refused.value.fits_never
+
+
+def test_requests_that_fill_the_memory_keep_no_answer_back() -> None:
+    memory = RequestMemory(100)
+    request, answer = Holding(), Holding()
+    memory.admit(request, 100)
+    memory.admit_answer(answer, 100)
+    with pytest.raises(MemoryFull, match="answers that clients have not read, and this answer needs 1 B"):
+        memory.admit_answer(Holding(), 1)
+    memory.release(request)
+    with pytest.raises(MemoryFull):
+        memory.admit(request, 1)
+    memory.release_answer(answer, 30)
+    memory.admit(request, 30)
+    memory.release_answer(answer, 1000)
+    assert (memory.request_bytes, memory.answer_bytes) == (30, 0)
+
+
+def test_threads_that_end_the_same_requests_leave_nothing_behind() -> None:
+    memory = RequestMemory(10_000)
+    holders = [Holding() for _ in range(50)]
+
+    def work(seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(3000):
+            holder, kind = chance.choice(holders), chance.random()
+            try:
+                if kind < 0.5:
+                    memory.admit(holder, chance.randrange(500))
+                else:
+                    memory.release(holder)
+            except MemoryFull:
+                memory.release(holder)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert memory.request_bytes == sum(holder.held_bytes for holder in holders)
+    for holder in holders:
+        memory.release(holder)
+    assert memory.request_bytes == 0
