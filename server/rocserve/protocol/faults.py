@@ -1,10 +1,29 @@
-"""Says what is wrong with a message that protobuf refuses without a word."""
+"""Parses clients' messages, and says what is wrong with those that protobuf refuses without a word."""
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from google.protobuf.message import DecodeError, Message
 
+from rocserve.core.errors import invalid_argument
 from rocserve.core.wire_format import WireError, field_spans
+
+_Kind = TypeVar("_Kind", bound=Message)
+
+
+def parse_message(data: bytes, kind: type[_Kind]) -> _Kind:
+    """A client's bytes as the message that they shall be. Whatever a client sends is parsed here.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT, they are none.
+    """
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise invalid_argument(
+            f"the request is not a valid {kind.DESCRIPTOR.full_name}: {describe_fault(data, kind)}"
+        ) from None
 
 
 def describe_fault(data: bytes, message: type[Message]) -> str:

@@ -14,6 +14,7 @@ from rocserve.core.sequences import (
     wrong_type,
 )
 from rocserve.core.wire_format import LENGTH_DELIMITED, WireError, field_spans
+from rocserve.protocol.faults import parse_message
 from rocserve.protocol.grpc_service_pb2 import InferParameter, ModelInferRequest
 
 _PARAMETERS = ModelInferRequest.PARAMETERS_FIELD_NUMBER
@@ -51,7 +52,7 @@ def cut_sequence(head: bytes) -> tuple[bytes, SequenceTag] | None:
     where it is not written as clients' libraries write it.
 
     Raises:
-        ServeError: as `read_sequence`.
+        ServeError: as `read_sequence`, or what it says is no message.
     """
     kept: list[bytes] = []
     cut: list[bytes] = []
@@ -64,7 +65,7 @@ def cut_sequence(head: bytes) -> tuple[bytes, SequenceTag] | None:
         return None
     if not cut or sum(map(len, (*kept, *cut))) != len(head):
         return None
-    tag = read_sequence(ModelInferRequest.FromString(b"".join(cut)).parameters)
+    tag = read_sequence(parse_message(b"".join(cut), ModelInferRequest).parameters)
     return None if tag is None else (b"".join(kept), tag)
 
 

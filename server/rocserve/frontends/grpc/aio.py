@@ -35,6 +35,7 @@ from rocserve.frontends.grpc.transport import (
     too_many_calls,
     unknown_method,
 )
+from rocserve.observability.failures import RequestFailures
 
 _GRPC_STATUS = {code.value[0]: code for code in grpc.StatusCode}
 _Context = Any
@@ -50,7 +51,8 @@ class AioTransport:
         """`memory`: what answers that clients do not read count against; None = one of its own."""
         self.options = options
         self.memory = memory or RequestMemory()
-        self.log = log
+        self.failures = RequestFailures(log)
+        self._log = log
         self.live: set[_Call] = set()
         self.watch_lock = threading.Lock()
         self._routes = routes
@@ -83,11 +85,6 @@ class AioTransport:
             if not self._loop.is_closed():
                 raise
 
-    def describe_failure(self, call: _Call, error: Exception) -> str:
-        """A handler raised: the log gets the traceback, the client this text."""
-        self.log.error("the handler of %s failed", call.method, exc_info=error)
-        return f"{type(error).__name__}: {error}"
-
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
@@ -104,7 +101,7 @@ class AioTransport:
 
     async def _serve(self) -> int:
         files = certificate_files(self.options)
-        credentials = None if files is None else server_credentials(files, self.log)
+        credentials = None if files is None else server_credentials(files, self._log)
         self._server = grpc.aio.server(options=channel_arguments(self.options))
         self._server.add_generic_rpc_handlers((_Methods(self, self._routes),))
         try:
@@ -205,7 +202,8 @@ class _UnaryCall(_Call):
         try:
             route.handler(self)
         except Exception as error:
-            self.fail(StatusCode.INTERNAL, self._transport.describe_failure(self, error))
+            told = self._transport.failures.error_of(self.method, error)
+            self.fail(told.code, told.text)
         try:
             await self._answered.wait()
         except asyncio.CancelledError:
@@ -263,8 +261,8 @@ class _UnaryCall(_Call):
         for callback in watchers:
             try:
                 callback()
-            except Exception:
-                self._transport.log.exception("%s: a cancellation could not be passed on", self.method)
+            except Exception as error:
+                self._transport.failures.report(f"{self.method}: a cancellation could not be passed on", error)
 
 
 class _StreamCall(_Call):
@@ -285,7 +283,7 @@ class _StreamCall(_Call):
             try:
                 receiver = route.handler(self)
             except Exception as error:
-                self.finish(StatusCode.INTERNAL, self._transport.describe_failure(self, error))
+                self._finish_failed(error)
             else:
                 reader = asyncio.create_task(self._read(receiver))
             await self._write()
@@ -309,8 +307,8 @@ class _StreamCall(_Call):
             return
         try:
             receiver.on_cancel()
-        except Exception:
-            self._transport.log.exception("%s: a cancellation could not be passed on", self.method)
+        except Exception as error:
+            self._transport.failures.report(f"{self.method}: a cancellation could not be passed on", error)
 
     # Receiving
 
@@ -340,7 +338,7 @@ class _StreamCall(_Call):
             # The call has failed below us; run() hears of it too.
             return
         except Exception as error:
-            self.finish(StatusCode.INTERNAL, self._transport.describe_failure(self, error))
+            self._finish_failed(error)
 
     # Sending
 
@@ -362,6 +360,10 @@ class _StreamCall(_Call):
             if self._status is None:
                 self._status = (code, text, trailing_metadata)
         self._transport.call_soon(self._to_send.set)
+
+    def _finish_failed(self, error: Exception) -> None:
+        told = self._transport.failures.error_of(self.method, error)
+        self.finish(told.code, told.text)
 
     async def _write(self) -> None:
         while True:

@@ -9,6 +9,7 @@ from rocserve.core.errors import StatusCode, not_found
 from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.grpc.transport import StreamCall
 from rocserve.protocol import health_pb2 as pb
+from rocserve.protocol.faults import parse_message
 
 SERVER_SERVICES = ("", "inference.GRPCInferenceService", "grpc.health.v1.Health")
 
@@ -22,7 +23,7 @@ class HealthHandlers:
         self._watches: set[HealthWatch] = set()
 
     def check(self, message: bytes) -> bytes:
-        service = pb.HealthCheckRequest.FromString(message).service
+        service = parse_message(message, pb.HealthCheckRequest).service
         status = self.status(service)
         if status == pb.HealthCheckResponse.SERVICE_UNKNOWN:
             raise not_found(f"unknown service '{service}': neither a service of this server nor a model")
@@ -72,7 +73,7 @@ class HealthWatch:
         self._lock = threading.Lock()
 
     def on_message(self, message: bytes) -> None:
-        self._service = pb.HealthCheckRequest.FromString(message).service
+        self._service = parse_message(message, pb.HealthCheckRequest).service
         self.look()
 
     def on_half_close(self) -> None:

@@ -39,6 +39,7 @@ from rocserve.frontends.grpc.transport import (
     too_many_calls,
     unknown_method,
 )
+from rocserve.observability.failures import RequestFailures
 
 OUTSTANDING_REQUESTS = 64
 """How many calls the core may hand over before it is asked for more."""
@@ -67,6 +68,7 @@ class ReactorTransport:
         self.memory = memory or RequestMemory()
         self._companion = companion
         self.log = log
+        self.failures = RequestFailures(log)
         self.live: set[ReactorCall] = set()
         self.closed = False
         self.watch_lock = threading.Lock()
@@ -141,9 +143,9 @@ class ReactorTransport:
         while True:
             try:
                 event = self._queue.poll(deadline)
-            except Exception:
+            except Exception as error:
                 # The event is lost; it may have been a call's arrival, so ask for one more.
-                self.log.exception("an event of the gRPC completion queue could not be read")
+                self.failures.report("an event of the gRPC completion queue could not be read", error)
                 self.request_call()
                 continue
             return event if event.tag is not None else None
@@ -151,8 +153,8 @@ class ReactorTransport:
     def _handle(self, event: Event) -> None:
         try:
             event.tag(event)
-        except Exception:
-            self.log.exception("an event of the gRPC completion queue could not be handled")
+        except Exception as error:
+            self.failures.report("an event of the gRPC completion queue could not be handled", error)
 
     def _is_over(self) -> bool:
         return self._poll_until is not None
@@ -192,8 +194,3 @@ class ReactorTransport:
             ReactorStreamCall(self, event).open(stream_route)
             return
         refuse(event, StatusCode.UNIMPLEMENTED, unknown_method(name.decode(errors="replace")))
-
-    def describe_failure(self, call: ReactorCall, error: Exception) -> str:
-        """See CallOwner."""
-        self.log.error("the handler of %s failed", call.method, exc_info=error)
-        return f"{type(error).__name__}: {error}"

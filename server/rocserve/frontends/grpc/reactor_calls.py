@@ -25,6 +25,7 @@ from rocserve.frontends.grpc.transport import (
     UnaryRoute,
     status_text,
 )
+from rocserve.observability.failures import RequestFailures
 
 NO_DEADLINE_SECONDS = 1e9
 """The core's "never" is a date far ahead; nobody waits 30 years."""
@@ -46,6 +47,7 @@ class CallOwner(Protocol):
     options: TransportOptions
     memory: RequestMemory
     log: logging.Logger
+    failures: RequestFailures
     live: set[ReactorCall]
     """Calls in flight. Removing a call from it is what makes an answer the first and only one: set operations on
     objects that hash by identity are atomic."""
@@ -55,9 +57,6 @@ class CallOwner(Protocol):
 
     def request_call(self) -> None:
         """Ask the core for one more call, in place of one that has come."""
-
-    def describe_failure(self, call: ReactorCall, error: Exception) -> str:
-        """A handler raised: the log gets the traceback, the client this text."""
 
 
 def _ignore(event: Event) -> None:
@@ -128,7 +127,8 @@ class ReactorUnaryCall(ReactorCall):
         try:
             self._route.handler(self)
         except Exception as error:
-            self.fail(StatusCode.INTERNAL, self._transport.describe_failure(self, error))
+            told = self._transport.failures.error_of(self.method, error)
+            self.fail(told.code, told.text)
         finally:
             # Only now: the request is on its way to its worker already.
             self._transport.request_call()
@@ -200,8 +200,8 @@ class ReactorUnaryCall(ReactorCall):
         for callback in watchers:
             try:
                 callback()
-            except Exception:
-                self._transport.log.exception("%s: a cancellation could not be passed on", self.method)
+            except Exception as error:
+                self._transport.failures.report(f"{self.method}: a cancellation could not be passed on", error)
 
 
 class ReactorStreamCall(ReactorCall):
@@ -234,7 +234,7 @@ class ReactorStreamCall(ReactorCall):
         try:
             self._receiver = route.handler(self)
         except Exception as error:
-            self.finish(StatusCode.INTERNAL, self._transport.describe_failure(self, error))
+            self._finish_failed(error)
             return
         self._call.start_server_batch((_ReceiveClose(0),), self._on_close)
         self._read()
@@ -273,7 +273,7 @@ class ReactorStreamCall(ReactorCall):
             else:
                 receiver.on_message(message)
         except Exception as error:
-            self.finish(StatusCode.INTERNAL, self._transport.describe_failure(self, error))
+            self._finish_failed(error)
         self._read()
 
     def _on_close(self, event: Event) -> None:
@@ -287,8 +287,8 @@ class ReactorStreamCall(ReactorCall):
             return
         try:
             receiver.on_cancel()
-        except Exception:
-            self._transport.log.exception("%s: a cancellation could not be passed on", self.method)
+        except Exception as error:
+            self._transport.failures.report(f"{self.method}: a cancellation could not be passed on", error)
 
     # Sending: one operation at a time, as gRPC demands
 
@@ -321,6 +321,10 @@ class ReactorStreamCall(ReactorCall):
             if not self._sending:
                 self._sending = True
                 self._start_sending(None, status)
+
+    def _finish_failed(self, error: Exception) -> None:
+        told = self._transport.failures.error_of(self.method, error)
+        self.finish(told.code, told.text)
 
     def _start_sending(self, message: bytes | None, status: Any) -> None:
         """Under the lock."""

@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from google.protobuf.message import DecodeError
-
-from rocserve.core.errors import invalid_argument
+from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.requests import NO_PARAMETERS, InferRequest, InputHead, Parameters, RequestedOutput, RequestHead
 from rocserve.core.sequences import SEQUENCE_PARAMETERS, SequenceTag
 from rocserve.core.tensors import Buffer
 from rocserve.core.wire_format import LENGTH_DELIMITED, read_varint
 from rocserve.frontends.grpc.typed_contents import raw_contents
-from rocserve.protocol.faults import describe_fault
+from rocserve.protocol.faults import parse_message
 from rocserve.protocol.grpc_service_pb2 import ModelInferRequest
 from rocserve.protocol.parameters import read_parameters
 from rocserve.protocol.sequence_parameters import cut_sequence, read_sequence
@@ -131,7 +129,7 @@ class RequestDecoder:
         return InferRequest(parsed.head, request_id, _assign(parsed, raw), sequence=sequence or parsed.sequence)
 
     def _parse_head(self, head_bytes: bytes, has_raw: bool) -> _ParsedHead:
-        parsed = _read_head(_parse(head_bytes), has_raw)
+        parsed = _read_head(parse_message(head_bytes, ModelInferRequest), has_raw)
         if parsed.reusable and len(head_bytes) <= LONGEST_REMEMBERED_HEAD:
             if len(self._heads) >= REMEMBERED_HEADS:
                 self._heads.clear()
@@ -139,7 +137,7 @@ class RequestDecoder:
         return parsed
 
     def _decode_by_protobuf(self, data: bytes) -> InferRequest:
-        message = _parse(data)
+        message = parse_message(data, ModelInferRequest)
         raw: list[Buffer] = list(message.raw_input_contents)
         parsed = _read_head(message, bool(raw))
         return InferRequest(parsed.head, message.id, _assign(parsed, raw), sequence=parsed.sequence)
@@ -148,18 +146,9 @@ class RequestDecoder:
 def id_of_refused(data: bytes) -> str:
     """The id in a message that could not be made a request of; empty where it cannot be read either."""
     try:
-        return ModelInferRequest.FromString(data).id
-    except DecodeError:
+        return parse_message(data, ModelInferRequest).id
+    except ServeError:
         return ""
-
-
-def _parse(data: bytes) -> ModelInferRequest:
-    try:
-        return ModelInferRequest.FromString(data)
-    except DecodeError:
-        raise invalid_argument(
-            f"the request is not a valid inference.ModelInferRequest: {describe_fault(data, ModelInferRequest)}"
-        ) from None
 
 
 def _read_head(message: ModelInferRequest, has_raw: bool) -> _ParsedHead:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
 
-from google.protobuf.message import DecodeError, Message
-
-from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.errors import ServeError
 from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.grpc.codec import InferCodec
@@ -17,6 +14,8 @@ from rocserve.frontends.grpc.guards import guarded
 from rocserve.frontends.grpc.health import HealthHandlers
 from rocserve.frontends.grpc.inference import InferenceHandlers
 from rocserve.frontends.grpc.transport import Route, StreamRoute, UnaryCall, UnaryRoute
+from rocserve.observability.failures import RequestFailures
+from rocserve.protocol.faults import parse_message
 from rocserve.services.forwarded_headers import header_forwarding
 from rocserve.services.inference import InferenceService
 from rocserve.services.methods import Method, QuickMethod, SlowMethod
@@ -46,8 +45,8 @@ class GrpcService:
         """`subscribe`: has its argument called, on the loop, whenever readiness may have changed."""
         self._methods = methods
         self._loop = loop
-        self._log = log
         self._memory = memory
+        self._failures = RequestFailures(log)
         self._restrictions = restrictions(settings.restricted, GRPC_HEADER_PREFIX)
         forwarding = header_forwarding(settings.header_forward_pattern)
         self._inference = InferenceHandlers(inference, InferCodec(), memory, forwarding)
@@ -98,7 +97,7 @@ class GrpcService:
 
         async def run(call: UnaryCall, holding: Holding) -> None:
             try:
-                answer = await method.answer(_parsed(method.request, call.message))
+                answer = await method.answer(parse_message(call.message, method.request))
                 call.reply(answer.SerializeToString())
             except Exception as error:
                 self._fail(call, error)
@@ -122,20 +121,9 @@ class GrpcService:
         self._loop.call_soon_threadsafe(begin, call, holding)
 
     def _fail(self, call: UnaryCall, error: Exception) -> None:
-        if isinstance(error, ServeError):
-            call.fail(error.code, error.text)
-        elif isinstance(error, DecodeError):
-            call.fail(StatusCode.INVALID_ARGUMENT, f"{call.method}: the request is not a valid message: {error}")
-        else:
-            self._log.exception("%s failed", call.method, exc_info=error)
-            call.fail(StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+        told = self._failures.error_of(call.method, error)
+        call.fail(told.code, told.text)
 
 
 def _on_bytes(method: QuickMethod) -> Callable[[bytes], bytes]:
-    return lambda message: method.answer(_parsed(method.request, message)).SerializeToString()
-
-
-def _parsed(kind: type[Message], message: bytes) -> Any:
-    request = kind()
-    request.ParseFromString(message)
-    return request
+    return lambda message: method.answer(parse_message(message, method.request)).SerializeToString()

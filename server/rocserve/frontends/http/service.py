@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from rocserve.core.errors import ServeError, internal
+from rocserve.core.errors import ServeError
 from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.http.body import BodyReader
@@ -20,6 +20,7 @@ from rocserve.frontends.http.json_text import json_bytes
 from rocserve.frontends.http.management import ManagementRoute
 from rocserve.frontends.http.places import Place
 from rocserve.frontends.http.routes import Inference, find_destination
+from rocserve.observability.failures import RequestFailures
 from rocserve.services.forwarded_headers import header_forwarding
 from rocserve.services.inference import InferenceService
 from rocserve.services.methods import Method, SlowMethod
@@ -43,7 +44,7 @@ class HttpService:
     ) -> None:
         self._methods = methods
         self._memory = memory
-        self._log = log
+        self._failures = RequestFailures(log)
         self._restrictions = restrictions(settings.restricted)
         self._bodies = BodyReader(settings.max_input_size, memory)
         forwarding = header_forwarding(settings.header_forward_pattern)
@@ -61,8 +62,7 @@ class HttpService:
         except ConnectionError:
             raise  # The client has gone in the middle of its answer.
         except Exception as error:
-            self._log.exception("%s %s failed", request.method, request.rel_url.raw_path)
-            return error_response(internal(f"{type(error).__name__}: {error}"))
+            return error_response(self._failures.error_of(f"{request.method} {request.rel_url.raw_path}", error))
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         destination = self._find_destination(request.method, request.rel_url.raw_path)

@@ -1,0 +1,52 @@
+"""Faults of the server that a request met: the client gets a status, the log a traceback now and then."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from types import CodeType
+
+from rocserve.core.errors import ServeError, internal
+from rocserve.observability.pace import Pace
+
+_SECONDS_BETWEEN_TRACEBACKS = 10.0
+"""Of one line of code; clients can repeat the same request as fast as they like."""
+
+
+class RequestFailures:
+    """Reports unexpected exceptions: a traceback of the first at each line of code, then one in ten seconds, which
+    says how many were left out. Callable from any thread."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._lock = threading.Lock()
+        # As many as the program has lines that raise.
+        self._paces: dict[tuple[CodeType, int] | None, Pace] = {}
+        self._left_out: Counter[tuple[CodeType, int] | None] = Counter()
+
+    def error_of(self, what: str, error: Exception) -> ServeError:
+        """What the client of a failed request is told. An error that is no ServeError is the server's own fault, and
+        `what`, the request, is reported with it."""
+        if isinstance(error, ServeError):
+            return error
+        self.report(f"{what} failed", error)
+        return internal(f"{type(error).__name__}: {error}")
+
+    def report(self, text: str, error: Exception) -> None:
+        line = _line(error)
+        with self._lock:
+            if not self._paces.setdefault(line, Pace(_SECONDS_BETWEEN_TRACEBACKS)).is_due():
+                self._left_out[line] += 1
+                return
+            left_out = self._left_out.pop(line, 0)
+        since = f" ({left_out} more like it since the last that was logged)" if left_out else ""
+        self._log.error("%s%s", text, since, exc_info=error)
+
+
+def _line(error: Exception) -> tuple[CodeType, int] | None:
+    """The line of code that raised the error."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return None if trace is None else (trace.tb_frame.f_code, trace.tb_lineno)
