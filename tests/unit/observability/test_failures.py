@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from rocserve.core.errors import StatusCode, invalid_argument
+from rocserve.observability import pace
+from rocserve.observability.failures import RequestFailures
+
+LOG = logging.getLogger("test.failures")
+
+
+def fail(text: str) -> Exception:
+    try:
+        raise KeyError(text)
+    except KeyError as error:
+        return error
+
+
+def fail_elsewhere() -> Exception:
+    try:
+        raise KeyError
+    except KeyError as error:
+        return error
+
+
+def test_what_is_for_the_client_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    error = invalid_argument("so not")
+    assert RequestFailures(LOG).error_of("a call", error) is error
+    assert caplog.records == []
+
+
+def test_a_fault_of_the_server_is_told_and_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    told = RequestFailures(LOG).error_of("a call", fail("x"))
+    assert (told.code, told.text) == (StatusCode.INTERNAL, "KeyError: 'x'")
+    assert caplog.messages == ["a call failed"]
+    assert caplog.records[0].exc_info is not None
+
+
+def test_the_same_fault_again_is_logged_once_in_a_while(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(pace.time, "monotonic", lambda: now)
+    failures = RequestFailures(LOG)
+    for number in range(1000):
+        failures.error_of("a call", fail(str(number)))
+    assert len(caplog.records) == 1
+    failures.report("elsewhere", fail_elsewhere())
+    now += 10.0
+    failures.report("later", fail("y"))
+    assert caplog.messages[1:] == ["elsewhere", "later (999 more like it since the last that was logged)"]
