@@ -47,7 +47,7 @@ from rocserve.services.queries import QueryService
 from rocserve.services.readiness import Readiness
 from rocserve.services.repository_control import RepositoryControlService
 from rocserve.services.trace_control import TraceControlService
-from rocserve.settings import ServerSettings
+from rocserve.settings import ControlMode, ServerSettings
 from rocserve.workers.completion import CompletionThread
 from rocserve.workers.launcher import WorkerLauncher
 
@@ -244,6 +244,14 @@ def _repository_settings(settings: ServerSettings) -> RepositorySettings:
         control_mode=settings.control_mode,
         poll_seconds=settings.poll_seconds,
         settle_seconds=settings.settle_seconds,
+        allow_remote_files=settings.allow_remote_files,
+        allow_remote_models=settings.allow_remote_models,
+        allow_endpoints=(
+            settings.control_mode is ControlMode.EXPLICIT
+            if settings.allow_amd_endpoints is None
+            else settings.allow_amd_endpoints
+        ),
+        most_endpoints=settings.max_amd_endpoints,
         worker_load_folders=settings.worker_load_folders,
         model_namespacing=settings.model_namespacing,
         load_models=settings.load_models,

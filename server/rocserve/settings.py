@@ -176,6 +176,14 @@ class ServerSettings:
     model_namespacing: bool = False
     """Models of different repositories may have the same name; each name then belongs to its repository."""
     allow_client_shared_memory: bool = False
+    allow_remote_files: bool = False
+    """Load requests may bring files (`file:` parameters), in explicit mode."""
+    allow_remote_models: bool = False
+    """Load requests with files may name models that are in no repository."""
+    allow_amd_endpoints: bool | None = None
+    """Clients may have files served as endpoints (AMD Inference Server's worker_load); None = in explicit mode."""
+    max_amd_endpoints: int = 64
+    """Of those at once, counted with each further instance."""
     worker_load_folders: tuple[Path, ...] = ()
     """Folders outside the repositories whose files clients may have served (AMD Inference Server's worker_load)."""
     rate_limit: str = "off"

@@ -55,6 +55,8 @@ def http_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocservePr
         "--model-control-mode=explicit",
         "--load-model=*",
         "--allow-client-shm=true",
+        "--allow-remote-files=true",
+        "--allow-remote-models=true",
         "--http-header-forward-pattern=^x-forwarded-.*",
         "--http-max-input-size=1000000",
         *METRICS,

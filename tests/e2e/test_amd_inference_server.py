@@ -232,7 +232,7 @@ def test_workers_that_cannot_be_had(serve, connect, repository: Path, tmp_path: 
     missing = repository / "plain" / "none.onnx"
     code, text = refusal(lambda: client.worker_load("onnx", {"model": str(missing)}))
     assert (code, text) == (
-        "INVALID_ARGUMENT",
+        "NOT_FOUND",
         f"model file {missing} not found or can't be opened; looked for {missing}",
     )
     (repository / "broken.onnx").write_bytes(b"this is no model")
@@ -278,7 +278,7 @@ def test_models_of_the_repository(serve, connect, repository: Path) -> None:
 
 
 def test_models_that_the_server_itself_follows(serve, connect, repository: Path) -> None:
-    server = serve(repository)
+    server = serve(repository, flags=("--allow-amd-endpoints=true",))
     server.wait_until_ready()
     client = connect(server)
     assert client.model_list() == ["plain", "told"]

@@ -100,7 +100,7 @@ def test_loading_and_unloading_leaves_nothing_behind(serve, repository: Path):
 
 @pytest.mark.timeout(120)
 def test_failing_loads_leave_nothing_behind(serve, repository: Path):
-    server = serve(repository, EXPLICIT)
+    server = serve(repository, EXPLICIT, "--allow-remote-files=true", "--allow-remote-models=true")
     client = server.client()
     config = json.dumps({"platform": "onnx_onnxv1", "backend": "onnxruntime", "max_batch_size": 8})
     files = {"file:1/model.onnx": b"this is no ONNX file" * 50_000}

@@ -105,6 +105,14 @@ class BackendSpec:
     """Whether requests of different shapes may share a batch (allow_ragged_batch, batch_input, batch_output)."""
     takes_operators: bool = False
     """Whether its engine can be given libraries of custom operators (model_operations)."""
+    models_are_data: bool = False
+    """Whether no model file of its kind brings code. Only such a backend is a load request's to choose, and such files
+    a request may bring."""
+    marks_of_programs: tuple[bytes, ...] = ()
+    """What is found in each of those files that brings compiled code after all."""
+    request_parameters: frozenset[str] = frozenset()
+    """The parameters, a model's own and its execution accelerators', that a load request may set: none of them names
+    code, a program, or a file outside of the model's folder. All others are the repository's."""
     choose_engine: Callable[[ModelConfig, Machine], EngineChoice] | None = None
     """Raises: ServeError: the engine that the configuration asks for cannot be had here."""
 

@@ -25,6 +25,7 @@ from rocserve.config.completion import adopt, autofill, fill_from_model, normali
 from rocserve.config.labels import read_labels
 from rocserve.config.paths import resolve_within
 from rocserve.config.plain import to_plain, version_policy, with_scalars
+from rocserve.config.request_rules import ConfigRequest
 from rocserve.config.signature_checks import check_signature
 from rocserve.config.sources import Dialect, WrittenConfig, WrittenModel, read_written_config
 from rocserve.config.unsupported import check_supported
@@ -79,7 +80,7 @@ def read_model_definitions(
     name: str | None = None,
     config_name: str = "",
     strict: bool = False,
-    override_json: str | None = None,
+    request: ConfigRequest | None = None,
     default_instance_kind: InstanceKind = InstanceKind.AUTO,
     repository: Path | None = None,
     keep_refused: bool = False,
@@ -91,7 +92,7 @@ def read_model_definitions(
         name: the model's name; the folder's when left out.
         config_name: take configs/<config_name>.pbtxt where it exists (tritonserver's --model-config-name).
         strict: complete nothing from the files (tritonserver's --disable-auto-complete-config).
-        override_json: a ModelConfig as JSON in place of the folder's file.
+        request: a load request's configuration, which takes the place of the folder's file as far as it may.
         default_instance_kind: of the instance group that a configuration without one gets.
         repository: files may be links to elsewhere in this folder; without it, in the model's folder only.
         namespace: whose models go before those of others as members of an ensemble.
@@ -99,11 +100,13 @@ def read_model_definitions(
 
     Raises:
         ServeError: INVALID_ARGUMENT with what is wrong and where, UNIMPLEMENTED for what is not supported.
+        RequestRefused: the request says what is not a client's to say.
     """
     name = name or folder.name
-    reading = _Reading(folder, name, registry, strict, default_instance_kind, repository, namespace)
+    reading = _Reading(folder, name, registry, strict, default_instance_kind, repository, namespace, request)
+    override = None if request is None else request.json
     written = read_written_config(
-        folder, name, config_name=config_name, strict=strict, override_json=override_json, roots=reading.roots
+        folder, name, config_name=config_name, strict=strict, override_json=override, roots=reading.roots
     )
     return reading.define_all(written, keep_refused=keep_refused)
 
@@ -214,6 +217,7 @@ class _Reading:
     default_kind: InstanceKind
     repository: Path | None
     namespace: str = ""
+    request: ConfigRequest | None = None
 
     @property
     def roots(self) -> tuple[Path, ...]:
@@ -236,6 +240,8 @@ class _Reading:
             # As in Triton: whatever is written, it is the ensemble's own.
             step.model_namespace = self.namespace
         backend, refusal = self._backend(message)
+        if self.request is not None:
+            self.request.settle(message, backend)
         filenames = model.model_filenames or (model_filenames(message, backend) if backend else ())
         if backend is not None:
             fill_backend_fields(message, backend, self.folder, filenames)

@@ -63,6 +63,8 @@ class Worker:
     def candidates(self) -> tuple[str, ...]:
         """The files that may be meant, best first."""
         path = Path(self.file)
+        if not path.name:
+            return (self.file,)
         beside = [str(path.with_suffix(suffix)) for suffix in self.kind.platforms]
         compiled = [f"{path.with_suffix('')}_b{self.batch or BATCH_SIZE}.mxr"] if ".mxr" in self.kind.platforms else []
         return tuple(dict.fromkeys([self.file, *beside, *compiled]))

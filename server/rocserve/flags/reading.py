@@ -129,6 +129,8 @@ def _cache(values: Sequence[tuple[str, str, str]]) -> CacheSettings:
 def _check(settings: ServerSettings) -> None:
     if settings.load_models and settings.control_mode is not ControlMode.EXPLICIT:
         raise FlagError("--load-model needs --model-control-mode=explicit")
+    if settings.allow_remote_models and not settings.allow_remote_files:
+        raise FlagError("--allow-remote-models needs --allow-remote-files: the files of such a model are the request's")
     if settings.exit_on_error:
         _check_repositories(settings.model_repositories)
     for folder in settings.worker_load_folders:

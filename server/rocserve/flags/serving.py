@@ -76,6 +76,30 @@ REPOSITORY = (
         "let models of different repositories have the same name (default false)",
     ),
     Flag(
+        "allow-remote-files",
+        "allow_remote_files",
+        boolean,
+        "let load requests bring a model's files, in explicit mode (default false)",
+    ),
+    Flag(
+        "allow-remote-models",
+        "allow_remote_models",
+        boolean,
+        "let load requests with files name models that are in no repository (default false)",
+    ),
+    Flag(
+        "allow-amd-endpoints",
+        "allow_amd_endpoints",
+        boolean,
+        "let clients have files of the repositories served by worker_load (default: in explicit mode)",
+    ),
+    Flag(
+        "max-amd-endpoints",
+        "max_amd_endpoints",
+        POSITIVE,
+        "what worker_load may serve at once, counted with each further instance (default 64)",
+    ),
+    Flag(
         "allow-worker-load",
         "worker_load_folders",
         Path,

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from rocserve.config.request_rules import RequestRefused
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_names import ModelNames
 from rocserve.repository.background import BackgroundTasks
@@ -21,6 +22,7 @@ from rocserve.repository.membership import members_of
 from rocserve.repository.reading import ContentReader
 from rocserve.repository.retry import Failure
 from rocserve.repository.scan import ModelLook
+from rocserve.repository.settings import RepositorySettings
 
 ALL_MODELS = "*"
 _ATTEMPTS = 5
@@ -39,7 +41,7 @@ class ExplicitControl:
         catalogue: ModelCatalogue,
         models: Mapping[str, ManagedModel],
         background: BackgroundTasks,
-        settle_seconds: float,
+        settings: RepositorySettings,
         log: logging.Logger,
     ) -> None:
         self._names = names
@@ -48,7 +50,7 @@ class ExplicitControl:
         self._catalogue = catalogue
         self._models = models
         self._background = background
-        self._settle_seconds = settle_seconds
+        self._settings = settings
         self._log = log
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -67,8 +69,14 @@ class ExplicitControl:
 
         Raises:
             ServeError: what Triton answers when the load fails; the index has more of the reason.
+            RequestRefused: what the parameters ask for is not a client's to say.
         """
         parsed = parse_load_parameters(name, parameters)
+        if parsed.files and not self._settings.allow_remote_files:
+            raise RequestRefused(
+                f"failed to load '{name}', files are not taken from requests; put them into the repository, or start"
+                " the server with --allow-remote-files=true"
+            )
         await asyncio.shield(self._background.start(self._load_checked(name, parsed), f"load request for {name}"))
 
     def unload(self, name: str, unload_dependents: bool) -> None:
@@ -135,7 +143,7 @@ class ExplicitControl:
             await wait_for_loads(models)
             if not any(model.waits_for_files for model in models):
                 return
-            await asyncio.sleep(self._settle_seconds)
+            await asyncio.sleep(self._settings.settle_seconds)
             folder = await self._find_folder(key, parameters, await self._looks.take())
             contents = await self._read(self._names.bare(key), folder, parameters)
         for model in models:
@@ -149,6 +157,11 @@ class ExplicitControl:
         for candidate in look.models.values():
             if candidate.is_root and not parameters.config and await self._defines(candidate, name):
                 return candidate
+        if parameters.files and not self._settings.allow_remote_models:
+            raise RequestRefused(
+                f"failed to load '{name}', there is no such model in the repository; start the server with"
+                " --allow-remote-models=true to have requests bring models of their own"
+            )
         if parameters.files:
             return ModelLook(name, Path(name), Path(name), "", "", {})
         self._log.error("failed to load '%s': there is no folder of that name in the model repositories", name)
@@ -164,6 +177,8 @@ class ExplicitControl:
     async def _read(self, name: str, folder: ModelLook, parameters: LoadParameters) -> tuple[ModelContent, ...]:
         try:
             return await self._reader.read(folder, parameters, name=name)
+        except RequestRefused:
+            raise
         except ServeError as error:
             self._catalogue.reject(folder.key, Failure(error, "", 1, None))
             if parameters.files and not parameters.config:

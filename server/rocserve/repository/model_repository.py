@@ -36,6 +36,10 @@ from rocserve.repository.worker_files import WorkerFiles
 
 _TIMER_SLACK_SECONDS = 0.01
 """Timers may fire a moment early."""
+_NO_ENDPOINTS = (
+    "workers are not loaded by request; start the server with --model-control-mode=explicit, or with"
+    " --allow-amd-endpoints=true"
+)
 _NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"
 
 
@@ -81,11 +85,13 @@ class ModelRepository:
             self._catalogue,
             self._publication.models,
             self._background,
-            settings.settle_seconds,
+            settings,
             log,
         )
         files = WorkerFiles(settings.roots, settings.worker_load_folders)
-        self._endpoints = WorkerEndpoints(files, reader, self._catalogue, self._publication.models, table, self._looks)
+        self._endpoints = WorkerEndpoints(
+            files, reader, self._catalogue, self._publication.models, table, self._looks, settings.most_endpoints, log
+        )
         self._watch = RepositoryWatch(scanner.roots, settings.poll_seconds, log)
         self._loop = LookLoop(self._looks, self._watch, self._poll.on_look if is_polling else _only_look, log)
         self._looking: asyncio.Task[None] | None = None
@@ -168,12 +174,15 @@ class ModelRepository:
         self._explicit.unload(name, unload_dependents)
 
     async def load_worker(self, worker: str, parameters: Mapping[str, ParameterValue]) -> str:
-        """Have a file served as an endpoint, whose name is returned; see worker_endpoints. In any mode; goes on even if
-        the caller is cancelled.
+        """Have a file served as an endpoint, whose name is returned; see worker_endpoints. Goes on even if the caller
+        is cancelled.
 
         Raises:
-            ServeError: there is no such worker, its file must not be served, or the load failed.
+            ServeError: endpoints are not allowed or there are too many, there is no such worker, its file must not be
+                served, or the load failed.
         """
+        if not self._settings.allow_endpoints:
+            raise unavailable(_NO_ENDPOINTS)
         if self._is_stopping:
             raise unavailable("Server exiting")
         work = self._endpoints.load(worker, parameters)

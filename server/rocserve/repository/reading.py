@@ -8,8 +8,9 @@ from pathlib import Path
 
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import define_models, read_model_definitions
+from rocserve.config.request_rules import ConfigRequest, RequestRefused
 from rocserve.config.sources import WrittenConfig, read_written_config
-from rocserve.core.errors import invalid_argument
+from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.repository.content import ModelContent, make_content
 from rocserve.repository.load_parameters import LoadParameters
 from rocserve.repository.private_folder import PrivateFolder, link_as_version, link_file, write_files
@@ -17,8 +18,6 @@ from rocserve.repository.scan import ModelLook, look_at_model
 from rocserve.repository.settings import RepositorySettings
 
 _AS_IN_REPOSITORY = LoadParameters()
-_CODE_BACKENDS = frozenset({"python"})
-"""Backends whose model files are programs: only who may write to the repository may bring one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,40 +57,63 @@ class ContentReader:
             raise invalid_argument(look.refusal)
         if parameters.files:
             return self._read_given_files(look, parameters, name or look.name)
+        if parameters.config is None:
+            return self._read_folder(look, None)
+        return self._read_folder(look, self._request(look, parameters, name))
+
+    def _read_folder(self, look: ModelLook, request: ConfigRequest | None) -> tuple[ModelContent, ...]:
         if look.is_flat:
-            private = link_as_version(self._name(look, parameters.config), look.folder)
+            private = link_as_version(self._name(look, request), look.folder)
             moved = {1: replace(look.versions[1], folder=private.folder / "1")}
-            return self._define(replace(look, versions=moved), private.folder, look.root, parameters.config, private)
-        return self._define(look, look.folder, look.root, parameters.config, None)
+            return self._define(replace(look, versions=moved), private.folder, look.root, request, private)
+        return self._define(look, look.folder, look.root, request, None)
 
     def _read_given_files(self, look: ModelLook, parameters: LoadParameters, name: str) -> tuple[ModelContent, ...]:
+        request = self._request(look, parameters, name)
         private = write_files(name, parameters.files)
         given = look_at_model(name, private.folder, private.folder, (private.folder.resolve(),))
-        contents = self._define(given, private.folder, None, parameters.config, private)
+        contents = self._define(given, private.folder, None, request, private)
         for content in contents:
-            backend = content.definition.config.backend
-            if backend in _CODE_BACKENDS:
-                raise invalid_argument(
-                    f"failed to load '{name}', models of backend '{backend}' are only loaded from the repository, not"
-                    " from files in a request"
-                )
+            backend = content.definition.backend
+            for mark in () if backend is None else backend.marks_of_programs:
+                if any(mark in data for data in parameters.files.values()):
+                    raise RequestRefused(
+                        f"failed to load '{name}', a file in the request brings a compiled program ({mark.decode()});"
+                        " such models are only loaded from the repository"
+                    )
         return contents
+
+    def _request(self, look: ModelLook, parameters: LoadParameters, name: str | None) -> ConfigRequest:
+        """The request's configuration beside what the repository says of the model."""
+        said = ConfigRequest(parameters.config or "", brings_files=bool(parameters.files))
+        if not look.versions and not look.config_files:
+            return said
+        try:
+            contents = self._read_folder(look, None)
+        except ServeError:
+            return said
+        for content in contents:
+            definition = content.definition
+            if definition.name == (name or look.name):
+                backend = "" if definition.backend is None else definition.backend.name
+                return replace(said, own=definition.message, own_backend=backend)
+        return said
 
     def _define(
         self,
         look: ModelLook,
         folder: Path,
         repository: Path | None,
-        override_json: str | None,
+        request: ConfigRequest | None,
         private: PrivateFolder | None,
     ) -> tuple[ModelContent, ...]:
         definitions = read_model_definitions(
             folder,
             self.registry,
-            name=self._name(look, override_json),
+            name=self._name(look, request),
             config_name=self.settings.model_config_name,
             strict=self.settings.strict_model_config,
-            override_json=override_json,
+            request=request,
             default_instance_kind=self.settings.default_instance_kind,
             repository=repository,
             keep_refused=True,
@@ -99,7 +121,7 @@ class ContentReader:
         )
         return tuple(make_content(definition, look, private) for definition in definitions)
 
-    def _name(self, look: ModelLook, override_json: str | None) -> str:
+    def _name(self, look: ModelLook, request: ConfigRequest | None) -> str:
         """A repository that is itself a model is named by its configuration: how it was mounted says nothing."""
         if not look.is_root:
             return look.name
@@ -108,7 +130,7 @@ class ContentReader:
             look.name,
             config_name=self.settings.model_config_name,
             strict=self.settings.strict_model_config,
-            override_json=override_json,
+            override_json=None if request is None else request.json,
             roots=(look.folder,),
         )
         return written.models[0].message.name or look.name

@@ -19,6 +19,14 @@ class RepositorySettings:
     """How often the folders are looked at when no notification comes."""
     settle_seconds: float = 0.5
     """How long a model's files must have stayed as they are before a change counts."""
+    allow_remote_files: bool = False
+    """Load requests may bring files."""
+    allow_remote_models: bool = False
+    """Load requests with files may name models that the repositories have not."""
+    allow_endpoints: bool = False
+    """Clients may have files served as endpoints."""
+    most_endpoints: int = 64
+    """Of those at once, counted with each further instance."""
     worker_load_folders: tuple[Path, ...] = ()
     """Folders beside the repositories whose files clients may have served."""
     model_namespacing: bool = False

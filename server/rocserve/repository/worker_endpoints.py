@@ -7,11 +7,12 @@ ensemble of the worker's own model and of the endpoint that comes next.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rocserve.config.worker_models import Worker, chain_config, read_worker, worker_config
-from rocserve.core.errors import invalid_argument, not_found
+from rocserve.core.errors import ServeError, StatusCode, invalid_argument, not_found
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import ParameterValue
 from rocserve.core.serving import ServingTableHolder
@@ -38,6 +39,8 @@ class _Endpoint:
     """The endpoint that gets what this one gives; "" = it is answered."""
     copies: int = 0
     """How often it was loaded for its own (`share` was false), and is to be unloaded."""
+    is_growing: bool = False
+    """One more copy is being loaded."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while it is being loaded or unloaded."""
 
@@ -63,14 +66,22 @@ class WorkerEndpoints:
         models: Mapping[str, ManagedModel],
         tables: ServingTableHolder,
         looks: Looks,
+        most: int,
+        log: logging.Logger,
     ) -> None:
-        """`looks`: at the repositories, whose models' names no endpoint takes."""
+        """
+        Args:
+            looks: at the repositories, whose models' names no endpoint takes.
+            most: how many copies of all endpoints there may be.
+        """
         self._files = files
         self._reader = reader
         self._catalogue = catalogue
         self._models = models
         self._tables = tables
         self._looks = looks
+        self._most = most
+        self._log = log
         self._names = WorkerNames(self._is_taken)
         self._endpoints: dict[str, _Endpoint] = {}
 
@@ -86,14 +97,15 @@ class WorkerEndpoints:
         """The endpoint of a worker with these parameters, loaded where there is none yet.
 
         Raises:
-            ServeError: there is no such worker, its file must not be served, or the load failed.
+            ServeError: there is no such worker, its file must not be served, there are too many endpoints, or the load
+                failed.
         """
         given = dict(parameters)
         share = given.pop("share", True)
         following = given.pop("next", "")
         if not isinstance(following, str):
             raise invalid_argument(f"parameter 'next' must be the name of an endpoint, got {following!r}")
-        worker = read_worker(name, given)
+        worker = self._read(name, given)
         if following and not self.has(following) and following not in self._tables.table.models:
             raise not_found(f"No next endpoint found at: {following}")
         told = tuple(sorted((key, value) for key, value in parameters.items() if key != "share"))
@@ -115,7 +127,7 @@ class WorkerEndpoints:
             if endpoint.copies > 1:
                 given = dict(endpoint.parameters)
                 given.pop("next", None)
-                await self._serve(endpoint, read_worker(endpoint.worker, given), endpoint.copies - 1)
+                await self._serve(endpoint, self._read(endpoint.worker, given), endpoint.copies - 1)
                 endpoint.copies -= 1
             elif self._endpoints.get(name) is endpoint:
                 endpoint.copies = 0
@@ -126,14 +138,38 @@ class WorkerEndpoints:
         return self._endpoints.setdefault(name, _Endpoint(name, worker, parameters, following))
 
     async def _add(self, endpoint: _Endpoint, worker: Worker) -> None:
-        """Raises: ServeError."""
+        """Under the endpoint's lock. Raises: ServeError."""
         try:
+            if sum(each.copies + each.is_growing for each in self._endpoints.values()) >= self._most:
+                raise ServeError(
+                    StatusCode.RESOURCE_EXHAUSTED,
+                    f"there are {self._most} endpoints, as many as there may be; unload one, or start the server with a"
+                    " larger --max-amd-endpoints",
+                )
+            endpoint.is_growing = True
             await self._serve(endpoint, worker, endpoint.copies + 1)
         except BaseException:
             if not endpoint.copies:
                 self._drop(endpoint)
             raise
+        finally:
+            endpoint.is_growing = False
         endpoint.copies += 1
+
+    def _read(self, name: str, parameters: Mapping[str, ParameterValue]) -> Worker:
+        """The worker that is asked for, with those of its parameters that a client may set. Raises: ServeError."""
+        worker = read_worker(name, parameters)
+        allowed = {
+            parameter
+            for platform in worker.kind.platforms.values()
+            if (backend := self._reader.registry.find(platform, "")) is not None
+            for parameter in backend.request_parameters
+        }
+        refused = sorted(worker.parameters.keys() - allowed)
+        if refused:
+            self._log.info("worker '%s': parameters without effect: %s", name, ", ".join(refused))
+        passed = {key: value for key, value in worker.parameters.items() if key in allowed}
+        return replace(worker, parameters=passed)
 
     async def _serve(self, endpoint: _Endpoint, worker: Worker, copies: int) -> None:
         """Raises: ServeError."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocserve.core.errors import ServeError, StatusCode, invalid_argument
+from rocserve.core.errors import ServeError, StatusCode, not_found
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class WorkerFiles:
         """The first of the files that is there. A relative path is one within a repository.
 
         Raises:
-            ServeError: PERMISSION_DENIED, it is in no allowed folder; INVALID_ARGUMENT, there is none of them.
+            ServeError: PERMISSION_DENIED, it is in no allowed folder; NOT_FOUND, there is none of them.
         """
         for path in (path for candidate in candidates for path in self._places(candidate)):
             found = self._allowed(path)
@@ -40,10 +41,12 @@ class WorkerFiles:
                     f"'{path}' is not in a model repository; put it there, or start the server with"
                     f" --allow-worker-load={path.parent}",
                 )
-            if found.path.is_file():
-                return found
+            # A name that is too long is nobody's.
+            with suppress(OSError):
+                if found.path.is_file():
+                    return found
         looked_for = ", ".join(candidates)
-        raise invalid_argument(f"model file {candidates[0]} not found or can't be opened; looked for {looked_for}")
+        raise not_found(f"model file {candidates[0]} not found or can't be opened; looked for {looked_for}")
 
     def _places(self, candidate: str) -> Iterable[Path]:
         path = Path(candidate)

@@ -140,6 +140,12 @@ CONFIGURATION_DIFFERENCES: tuple[Difference, ...] = (
         r"Invalid argument: (SyntaxError: invalid syntax \(1/model.py|.* defines no class TritonPythonModel)",
     ),
     Difference(
+        "A Python model's parameters, which may name code, are the repository's",
+        ["good_override_maps"],
+        "^OK",
+        r"^PERMISSION_DENIED: .* a load request may not set 'parameters\['k'\]'|^NOT_FOUND: Request for unknown model",
+    ),
+    Difference(
         "model_metrics are in newer Tritons than the one that is compared with",
         ["good_metrics"],
         f"{_READ}|^NOT_FOUND: Request for unknown model: 'good_metrics' is not found$",

@@ -161,7 +161,7 @@ DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
             "HTTP: load with a file that is no base64",
         ],
         "^OK|^400: .*load failed for model 'http_missing': version 1 is at UNAVAILABLE state",
-        "failed to load '(control_files|control_sent|http_missing)', failed to poll from model repository",
+        "^(PERMISSION_DENIED|403): .*models of backend 'python' are only loaded from the repository, not from",
     ),
     Difference(
         "Files of a load request need a configuration and stay in their folder; the refusal says so",

@@ -24,7 +24,13 @@ TRITON_FLAGS = (
     "--exit-timeout-secs=1",
     "--allow-metrics=false",
 )
-ROCSERVE_FLAGS = ("--model-control-mode=explicit", "--allow-client-shm=true")
+ROCSERVE_FLAGS = (
+    "--model-control-mode=explicit",
+    "--allow-client-shm=true",
+    # What Triton allows to anybody.
+    "--allow-remote-files=true",
+    "--allow-remote-models=true",
+)
 
 
 Answers = tuple[Sequence[Outcome] | None, Sequence[Outcome]]

@@ -19,6 +19,7 @@ def _spec(name: str, platforms: tuple[str, ...], filenames: tuple[str, ...], thr
         platforms=platforms,
         engines=(EngineSpec(name, f"engines.{name}", thread_safe, forks_from_zygote=True),),
         model_filenames=filenames,
+        models_are_data=name != "python",
     )
 
 

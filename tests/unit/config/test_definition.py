@@ -12,6 +12,7 @@ from rocserve.config.definition import (
     find_model_file,
     read_model_definitions,
 )
+from rocserve.config.request_rules import ConfigRequest
 from rocserve.config.sources import Dialect
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import ExecutionAccelerator
@@ -85,9 +86,9 @@ def test_chosen_configuration(make_folder: MakeFolder, registry: BackendRegistry
 def test_override_replaces_the_file(make_folder: MakeFolder, registry: BackendRegistry) -> None:
     folder = make_folder("m", {"config.pbtxt": "not a configuration", "1/model.onnx": ""})
     override = '{"backend": "onnxruntime", "max_batch_size": 3}'
-    assert _one(folder, registry, override_json=override).config.max_batch_size == 3
-    assert _fault(folder, registry, override_json="{").startswith("Invalid config override: ")
-    assert _fault(folder, registry, override_json='{"name": "n"}').startswith("unexpected directory name 'm'")
+    assert _one(folder, registry, request=ConfigRequest(override)).config.max_batch_size == 3
+    assert _fault(folder, registry, request=ConfigRequest("{")).startswith("Invalid config override: ")
+    assert _fault(folder, registry, request=ConfigRequest('{"name": "n"}')).startswith("unexpected directory name 'm'")
 
 
 def test_unsupported_settings_are_refused_at_once(make_folder: MakeFolder, registry: BackendRegistry) -> None:

@@ -28,7 +28,7 @@ PATIENCE_SECONDS = 10.0
 _ENGINE = EngineSpec("tests", "tests.engine", thread_safe=True, forks_from_zygote=True)
 REGISTRY = BackendRegistry(
     [
-        BackendSpec("onnx", ("onnx_onnxv1", "onnxruntime"), (_ENGINE,), ("model.onnx",)),
+        BackendSpec("onnx", ("onnx_onnxv1", "onnxruntime"), (_ENGINE,), ("model.onnx",), models_are_data=True),
         BackendSpec("python", ("python",), (_ENGINE,), ("model.py",)),
         BackendSpec("compiled", ("compiled",), (dataclasses.replace(_ENGINE, needs_migraphx=True),), ("model.mxr",)),
     ]

@@ -29,6 +29,7 @@ CONFIG_JSON = json.dumps(
 @pytest.fixture
 def explicit(start: Start) -> Start:
     async def build(*names: str, **changes: Any) -> Served:
+        changes = {"allow_remote_files": True, "allow_remote_models": True, **changes}
         served: Served = await start(control_mode=ControlMode.EXPLICIT, load_models=names, **changes)
         return served
 
@@ -244,8 +245,10 @@ async def test_wrong_parameters_are_refused(explicit: Start, folders: Folders) -
 async def test_programs_are_not_taken_from_a_request(explicit: Start) -> None:
     served: Served = await explicit()
     config = json.dumps({**json.loads(CONFIG_JSON), "platform": "", "backend": "python"})
-    await error_of(served.repository.load("m", {"config": config, "file:1/model.py": b"evil"}))
-    assert "only loaded from the repository" in served.reason("m", "")
+    code, text = await error_of(served.repository.load("m", {"config": config, "file:1/model.py": b"evil"}))
+    assert code is StatusCode.PERMISSION_DENIED
+    assert "only loaded from the repository, not from files in a request" in text
+    assert not served.repository.index(ready_only=False)
 
 
 async def test_loading_an_ensemble_loads_its_members(explicit: Start, folders: Folders, loader: FakeLoader) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rocserve.backends.base import BackendSpec
+from rocserve.backends.migraphx.configuration.accelerator import REQUEST_PARAMETERS
 from rocserve.backends.migraphx.engine_choice import choose_migraphx
 from rocserve.backends.migraphx.spec import MIGRAPHX
 
@@ -11,5 +12,8 @@ BACKEND = BackendSpec(
     platforms=("migraphx_mxr", "migraphx"),
     engines=(MIGRAPHX,),
     model_filenames=("model.mxr",),
+    # A compiled program holds the GPU's machine code.
+    models_are_data=False,
+    request_parameters=REQUEST_PARAMETERS,
     choose_engine=choose_migraphx,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rocserve.backends.base import BackendSpec
 from rocserve.backends.migraphx.spec import MIGRAPHX
 from rocserve.backends.onnx.engine_choice import ONNXRUNTIME, choose_engine
+from rocserve.backends.onnx.request_parameters import REQUEST_PARAMETERS
 
 BACKEND = BackendSpec(
     name="onnx",
@@ -13,5 +14,9 @@ BACKEND = BackendSpec(
     model_filenames=("model.onnx",),
     takes_ragged_batches=True,
     takes_operators=True,
+    models_are_data=True,
+    # A context of an execution provider: its compiled program.
+    marks_of_programs=(b"EPContext",),
+    request_parameters=REQUEST_PARAMETERS,
     choose_engine=choose_engine,
 )

@@ -22,4 +22,7 @@ BACKEND = BackendSpec(
     default_max_batch_size=0,
     answers_requests=True,
     takes_ragged_batches=True,
+    models_are_data=False,
+    # All others mean what the model makes of them.
+    request_parameters=frozenset({"FORCE_CPU_ONLY_INPUT_TENSORS"}),
 )

@@ -18,5 +18,7 @@ BACKEND = BackendSpec(
             gpu_module=ROCAL_MODULE,
         ),
     ),
+    models_are_data=True,
+    request_parameters=frozenset({"color_format", "engine", "max_pixels", "threads"}),
     model_filenames=("pipeline.json", "model.json", "*.json"),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rocserve.backends.base import BackendSpec
+from rocserve.backends.migraphx.configuration.accelerator import REQUEST_PARAMETERS
 from rocserve.backends.migraphx.engine_choice import choose_migraphx
 from rocserve.backends.migraphx.spec import MIGRAPHX
 
@@ -11,5 +12,7 @@ BACKEND = BackendSpec(
     platforms=("tensorflow_graphdef", "tensorflow"),
     engines=(MIGRAPHX,),
     model_filenames=("model.graphdef", "model.pb"),
+    models_are_data=True,
+    request_parameters=REQUEST_PARAMETERS,
     choose_engine=choose_migraphx,
 )

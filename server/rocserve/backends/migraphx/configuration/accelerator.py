@@ -81,6 +81,11 @@ _REMEDIES = {
 _OFF = ("0", "false", "off", "")
 
 
+REQUEST_PARAMETERS = frozenset({*PARAMETERS, *_SAME, *_PRECISION_SWITCHES, "engine", "target"})
+"""What a load request may set, in `parameters` and in the accelerator's. Those that name files lead into the model's
+folder only."""
+
+
 def known_names() -> frozenset[str]:
     """What an accelerator may say."""
     return PARAMETERS | _SAME.keys() | _PRECISION_SWITCHES.keys()

@@ -1,0 +1,248 @@
+"""Limits what a load request says of a model: values, but never which code or which program runs.
+
+Each field of ModelConfig has its rule here; what has none is refused.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from rocserve.backends.base import BackendSpec
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.protocol.model_config_pb2 import ModelConfig
+
+
+class Rule(enum.Enum):
+    """What a request may do with a field."""
+
+    VALUE = "value"
+    """Set it; of a message's fields each has its own rule."""
+    PATH = "path"
+    """Name a file in the model's folder."""
+    LABELS = "labels"
+    """Name a file whose lines clients can read: one that the repository's configuration names or the request brings."""
+    PARAMETERS = "parameters"
+    """Set those that the backend leaves to requests (BackendSpec.request_parameters)."""
+    REPOSITORY = "repository"
+    """Repeat what the repository's configuration says. Left out, that holds."""
+
+
+_VALUES: Mapping[str, str] = {
+    "ModelConfig": (
+        "name platform backend version_policy max_batch_size input output batch_input batch_output optimization"
+        " dynamic_batching sequence_batching ensemble_scheduling instance_group metric_tags model_warmup"
+        " model_transaction_policy response_cache model_metrics"
+    ),
+    "ModelRateLimiter": "resources priority",
+    "ModelRateLimiter.Resource": "name global count",
+    "ModelInstanceGroup": "name kind count rate_limiter gpus secondary_devices profile passive host_policy",
+    "ModelInstanceGroup.SecondaryDevice": "kind device_id",
+    "ModelTensorReshape": "shape",
+    "ModelInput": (
+        "name data_type format dims reshape is_shape_tensor allow_ragged_batch optional is_non_linear_format_io"
+    ),
+    "ModelOutput": "name data_type dims reshape is_shape_tensor is_non_linear_format_io",
+    "BatchInput": "kind target_name data_type source_input",
+    "BatchOutput": "target_name kind source_input",
+    "ModelVersionPolicy": "latest all specific",
+    "ModelVersionPolicy.Latest": "num_versions",
+    "ModelVersionPolicy.Specific": "versions",
+    "ModelOptimizationPolicy": (
+        "graph priority cuda execution_accelerators input_pinned_memory output_pinned_memory"
+        " gather_kernel_buffer_threshold eager_batching"
+    ),
+    "ModelOptimizationPolicy.Graph": "level",
+    "ModelOptimizationPolicy.Cuda": "graphs busy_wait_events graph_spec output_copy_stream",
+    "ModelOptimizationPolicy.Cuda.GraphSpec": "batch_size input graph_lower_bound",
+    "ModelOptimizationPolicy.Cuda.GraphSpec.Shape": "dim",
+    "ModelOptimizationPolicy.Cuda.GraphSpec.LowerBound": "batch_size input",
+    "ModelOptimizationPolicy.ExecutionAccelerators": "gpu_execution_accelerator cpu_execution_accelerator",
+    "ModelOptimizationPolicy.ExecutionAccelerators.Accelerator": "name",
+    "ModelOptimizationPolicy.PinnedMemoryBuffer": "enable",
+    "ModelQueuePolicy": "timeout_action default_timeout_microseconds allow_timeout_override max_queue_size",
+    "ModelDynamicBatching": (
+        "preferred_batch_size max_queue_delay_microseconds preserve_ordering priority_levels default_priority_level"
+        " default_queue_policy priority_queue_policy"
+    ),
+    "ModelSequenceBatching": "direct oldest max_sequence_idle_microseconds control_input state iterative_sequence",
+    "ModelSequenceBatching.Control": "kind int32_false_true fp32_false_true bool_false_true data_type",
+    "ModelSequenceBatching.ControlInput": "name control",
+    "ModelSequenceBatching.InitialState": "data_type dims zero_data name",
+    "ModelSequenceBatching.State": (
+        "input_name output_name data_type dims initial_state use_same_buffer_for_input_output use_growable_memory"
+    ),
+    "ModelSequenceBatching.StrategyDirect": "max_queue_delay_microseconds minimum_slot_utilization",
+    "ModelSequenceBatching.StrategyOldest": (
+        "max_candidate_sequences preferred_batch_size max_queue_delay_microseconds preserve_ordering"
+    ),
+    "ModelEnsembling": "step max_inflight_requests",
+    "ModelEnsembling.Step": "model_name model_version input_map output_map model_namespace",
+    "ModelParameter": "string_value",
+    "ModelWarmup": "name batch_size inputs count",
+    "ModelWarmup.Input": "data_type dims zero_data random_data",
+    "ModelTransactionPolicy": "decoupled",
+    "ModelResponseCache": "enable",
+    "ModelMetrics": "metric_control",
+    "ModelMetrics.MetricControl": "metric_identifier histogram_options",
+    "ModelMetrics.MetricControl.MetricIdentifier": "family",
+    "ModelMetrics.MetricControl.HistogramOptions": "buckets",
+}
+
+RULES: Mapping[str, Rule] = {
+    **{f"{message}.{name}": Rule.VALUE for message, names in _VALUES.items() for name in names.split()},
+    "ModelConfig.default_model_filename": Rule.PATH,
+    "ModelConfig.cc_model_filenames": Rule.PATH,
+    "ModelSequenceBatching.InitialState.data_file": Rule.PATH,
+    "ModelWarmup.Input.input_data_file": Rule.PATH,
+    "ModelOutput.label_filename": Rule.LABELS,
+    "ModelConfig.parameters": Rule.PARAMETERS,
+    "ModelOptimizationPolicy.ExecutionAccelerators.Accelerator.parameters": Rule.PARAMETERS,
+    "ModelConfig.runtime": Rule.REPOSITORY,
+    "ModelConfig.model_operations": Rule.REPOSITORY,
+    "ModelOperations.op_library_filename": Rule.REPOSITORY,
+    "ModelConfig.model_repository_agents": Rule.REPOSITORY,
+    "ModelRepositoryAgents.agents": Rule.REPOSITORY,
+    "ModelRepositoryAgents.Agent.name": Rule.REPOSITORY,
+    "ModelRepositoryAgents.Agent.parameters": Rule.REPOSITORY,
+}
+"""By message and field."""
+
+_REPOSITORYS = tuple(
+    entry.name for entry in ModelConfig.DESCRIPTOR.fields if RULES.get(f"ModelConfig.{entry.name}") is Rule.REPOSITORY
+)
+_MODEL_FILES = ("default_model_filename", "cc_model_filenames")
+"""Of a program these say which code runs."""
+
+
+class RequestRefused(ServeError):
+    """What a load request asks for is not a client's to say; nothing has been changed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(StatusCode.PERMISSION_DENIED, text)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigRequest:
+    """The configuration in a load request, beside the repository's own."""
+
+    json: str
+    own: ModelConfig = field(default_factory=ModelConfig)
+    """What the repository says of the model; empty where it says nothing, or nothing that can be read."""
+    own_backend: str = ""
+    """The name of the backend that serves the repository's model; "" = none."""
+    brings_files: bool = False
+    """The request has files, which take the place of all that are in the model's folder."""
+
+    def settle(self, message: ModelConfig, backend: BackendSpec | None) -> None:
+        """Refuse what is not the request's to say, and write in what the repository has to say instead.
+
+        Args:
+            message: the request's configuration.
+            backend: which it chooses; None for an ensemble.
+
+        Raises:
+            RequestRefused: with the first field that a request may not set so.
+        """
+        is_data = backend is None or backend.models_are_data
+        if backend is not None and not is_data and (self.brings_files or backend.name != self.own_backend):
+            why = "not from files in a request" if self.brings_files else "where the model is one of that backend"
+            raise RequestRefused(
+                f"failed to load '{message.name}', models of backend '{backend.name}' are only loaded from the"
+                f" repository, {why}"
+            )
+        own = self._own()
+        kept = _REPOSITORYS if is_data else (*_REPOSITORYS, *_MODEL_FILES)
+        self._hold(message, own, kept)
+        opened = frozenset() if backend is None else backend.request_parameters
+        for name, parameter in own.parameters.items():
+            if name not in opened and name not in message.parameters:
+                message.parameters[name].CopyFrom(parameter)
+        labels = None if self.brings_files else {output.label_filename for output in own.output}
+        _Check(message.name, own, opened, labels, kept).check(message, "")
+
+    def _own(self) -> ModelConfig:
+        if not self.brings_files:
+            return self.own
+        # What else it says is of the files in the repository. The agents look at whatever is loaded.
+        agents = ModelConfig()
+        if self.own.HasField("model_repository_agents"):
+            agents.model_repository_agents.CopyFrom(self.own.model_repository_agents)
+        return agents
+
+    def _hold(self, message: ModelConfig, own: ModelConfig, names: Iterable[str]) -> None:
+        given = {entry.name for entry, _ in message.ListFields()}
+        said = {entry.name for entry, _ in own.ListFields()}
+        for name in names:
+            if name in given and getattr(message, name) != getattr(own, name):
+                raise _refused(message.name, name, "it says which code runs")
+            message.ClearField(name)
+            if name in said:
+                part = ModelConfig()
+                part.CopyFrom(own)
+                for other in said - {name}:
+                    part.ClearField(other)
+                message.MergeFrom(part)
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """Walks through what a request says."""
+
+    model: str
+    own: ModelConfig
+    parameters: frozenset[str]
+    labels: set[str] | None
+    """The files that may be named; None = any in the model's folder."""
+    settled: tuple[str, ...]
+    """Fields of ModelConfig that are the repository's by now."""
+
+    def check(self, message: Any, path: str) -> None:
+        """Raises: RequestRefused."""
+        kind = message.DESCRIPTOR.full_name.removeprefix("inference.")
+        for entry, value in message.ListFields():
+            where = f"{path}{entry.name}"
+            if not path and entry.name in self.settled:
+                continue
+            rule = RULES.get(f"{kind}.{entry.name}", Rule.REPOSITORY)
+            if rule is Rule.REPOSITORY:
+                raise _refused(self.model, where, "it is the repository's alone")
+            if rule is Rule.PARAMETERS:
+                self._check_parameters(value, where, self.own.parameters if not path else {})
+            elif rule is Rule.PATH or (rule is Rule.LABELS and self.labels is None):
+                for text in value.values() if entry.name == "cc_model_filenames" else (value,):
+                    self._check_path(text, where)
+            elif rule is Rule.LABELS and self.labels is not None and value not in self.labels:
+                raise _refused(self.model, where, "clients could read that file")
+            else:
+                for part in _messages(entry, value):
+                    self.check(part, f"{where}.")
+
+    def _check_parameters(self, given: Mapping[str, Any], where: str, own: Mapping[str, Any]) -> None:
+        for name, value in given.items():
+            if name not in self.parameters and (name not in own or own[name] != value):
+                raise _refused(self.model, f"{where}['{name}']", "it may say which code runs, or name a file")
+
+    def _check_path(self, text: str, where: str) -> None:
+        pure = PurePosixPath(text)
+        if pure.is_absolute() or ".." in pure.parts or "\0" in text:
+            raise _refused(self.model, where, f"'{text}' leads out of the model's folder")
+
+
+def _messages(entry: Any, value: Any) -> Iterable[Any]:
+    """The messages that a field holds."""
+    if entry.message_type is None:
+        return ()
+    if entry.message_type.GetOptions().map_entry:
+        return value.values() if entry.message_type.fields_by_name["value"].message_type is not None else ()
+    return value if entry.is_repeated else (value,)
+
+
+def _refused(model: str, where: str, why: str) -> RequestRefused:
+    return RequestRefused(
+        f"failed to load '{model}', a load request may not set '{where}': {why}. Write it into the model's"
+        " configuration in the repository, and leave it out of the request"
+    )
