@@ -69,12 +69,13 @@ class RequestMemory:
             MemoryFull: there is no room for them; nothing has been noted.
         """
         with self._lock:
-            used = self.request_bytes + self.answer_bytes
-            if used + nbytes <= self.limit_bytes:
-                self.request_bytes += nbytes
+            request_bytes = self.request_bytes + nbytes
+            if request_bytes + self.answer_bytes <= self.limit_bytes:
+                self.request_bytes = request_bytes
                 holder.held_bytes += nbytes
                 return
             self.refused_requests += 1
+            used = self.request_bytes + self.answer_bytes
             asked = holder.held_bytes + nbytes
         raise self._full("request", asked, used)
 
@@ -91,12 +92,13 @@ class RequestMemory:
             MemoryFull: there is no room for them; nothing has been noted.
         """
         with self._lock:
-            used = self.answer_bytes
-            if used + nbytes <= self.limit_bytes:
-                self.answer_bytes += nbytes
+            answer_bytes = self.answer_bytes + nbytes
+            if answer_bytes <= self.limit_bytes:
+                self.answer_bytes = answer_bytes
                 holder.held_bytes += nbytes
                 return
             self.refused_answers += 1
+            used = self.answer_bytes
         raise self._full("answer", nbytes, used)
 
     def release_answer(self, holder: Holder, nbytes: int | None = None) -> None:

@@ -1,0 +1,185 @@
+"""The server's memory for requests: bounded as a whole, and given back however requests end."""
+
+from __future__ import annotations
+
+import queue
+import random
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tritonclient.grpc as grpc_client
+from support.metrics import FLAGS, port_of, scrape
+from support.server import RocserveProcess, wait_until
+from support.stretch_model import grpc_inputs, http_request, stretch_values, write_stretch
+from tritonclient.utils import InferenceServerException
+
+MIB = 1 << 20
+LIMIT = 32 * MIB
+CLIENTS = 12
+REQUESTS = 12
+
+
+@pytest.fixture(scope="module", params=["reactor", "aio"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    folder = tmp_path_factory.mktemp("memory")
+    repository: Path = folder / "repository"
+    write_stretch(repository)
+    flags = (f"--max-request-memory={LIMIT}", f"--grpc-transport={request.param}", *FLAGS)
+    with RocserveProcess([repository], *flags, log=folder / "log") as process:
+        process.wait_until_ready()
+        yield process
+
+
+def use(server: RocserveProcess) -> tuple[int, int]:
+    metrics = scrape(port_of(server))
+    request, answer = (metrics[f'rocserve_request_memory_bytes{{kind="{kind}"}}'] for kind in ("request", "answer"))
+    return int(request), int(answer)
+
+
+def wait_until_free(server: RocserveProcess) -> None:
+    wait_until(lambda: use(server) == (0, 0), 20, f"a free memory; it is {use(server)}")
+
+
+def connect(server: RocserveProcess) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.http_port), timeout=30)
+
+
+def test_beyond_the_limit_requests_are_refused_at_once(server: RocserveProcess) -> None:
+    clients = [server.client() for _ in range(5)]
+    ends: queue.Queue[Exception | None] = queue.Queue()
+    # Two of them run, the others wait: 30 MiB of 32.
+    inputs = grpc_inputs(stretch_values(milliseconds=1000, request_bytes=6 * MIB))
+    for client in clients:
+        client.async_infer("stretch", inputs, lambda result, error: ends.put(error))
+    wait_until(lambda: use(server)[0] >= 30 * MIB, what="the requests")
+    began = time.monotonic()
+    with pytest.raises(
+        InferenceServerException, match=r"the server's memory for requests is full: 30\.0 MiB of 32\.0"
+    ) as refused:
+        server.client().infer("stretch", grpc_inputs(stretch_values(request_bytes=3 * MIB)))
+    assert refused.value.status() == "StatusCode.RESOURCE_EXHAUSTED"
+    with connect(server) as connection:
+        connection.sendall(http_request(stretch_values(request_bytes=3 * MIB)))
+        answer = connection.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 503 "), answer
+    assert time.monotonic() - began < 2.0
+    # There is room for a small one beside them, and for those that were taken.
+    assert server.client().infer("stretch", grpc_inputs(stretch_values(answer_bytes=7))).as_numpy("Y").size == 7
+    assert [ends.get(timeout=20) for _ in clients] == [None] * len(clients)
+    wait_until_free(server)
+
+
+def test_a_request_larger_than_the_limit_is_told_that_it_never_fits(server: RocserveProcess) -> None:
+    values = stretch_values(request_bytes=LIMIT + MIB)
+    with pytest.raises(
+        InferenceServerException, match=r"this request takes 33.0 MiB of memory, more than the 32.0 MiB"
+    ):
+        server.client().infer("stretch", grpc_inputs(values))
+    with connect(server) as connection:
+        connection.sendall(http_request(values)[: LIMIT + MIB // 2])
+        assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
+    wait_until_free(server)
+
+
+def test_an_answer_without_room_is_refused_and_its_client_told(server: RocserveProcess) -> None:
+    with pytest.raises(InferenceServerException, match="this answer takes 4") as refused:
+        server.client().infer("stretch", grpc_inputs(stretch_values(answer_bytes=40 * MIB)))
+    assert refused.value.status() == "StatusCode.RESOURCE_EXHAUSTED"
+    with connect(server) as connection:
+        connection.sendall(http_request(stretch_values(answer_bytes=40 * MIB)))
+        assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
+    wait_until_free(server)
+
+
+@pytest.mark.timeout(180)
+def test_however_requests_end_the_memory_is_free_again(server: RocserveProcess) -> None:
+    ends: Counter[str] = Counter()
+    threads = [threading.Thread(target=misbehave, args=(server, seed, ends)) for seed in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ends.total() == CLIENTS * REQUESTS, ends
+    wait_until_free(server)
+    # The workers that were ended come back, and all is as before.
+    wait_until(lambda: len(server.workers()) == 2, what="two workers")
+    assert server.client().infer("stretch", grpc_inputs(stretch_values(answer_bytes=5))).as_numpy("Y").size == 5
+    wait_until_free(server)
+
+
+def misbehave(server: RocserveProcess, seed: int, ends: Counter[str]) -> None:
+    chance = random.Random(seed)
+    for _ in range(REQUESTS):
+        values = stretch_values(
+            milliseconds=chance.choice((0, 5, 60)),
+            answer_bytes=chance.choice((0, 100, MIB, 5 * MIB)),
+            request_bytes=chance.choice((12, 1000, MIB, 4 * MIB)),
+            crash=chance.random() < 0.05,
+        )
+        ends[chance.choice((_unary, _cancelled, _late, _stream, _http, _half_body, _unread))(server, values)] += 1
+
+
+def _unary(server: RocserveProcess, values) -> str:
+    try:
+        with server.client() as client:
+            client.infer("stretch", grpc_inputs(values))
+    except InferenceServerException as error:
+        return f"unary {error.status()}"
+    return "answered"
+
+
+def _late(server: RocserveProcess, values) -> str:
+    try:
+        with server.client() as client:
+            client.infer("stretch", grpc_inputs(values), client_timeout=0.03)
+    except InferenceServerException as error:
+        return f"late {error.status()}"
+    return "answered in time"
+
+
+def _cancelled(server: RocserveProcess, values) -> str:
+    with server.client() as client:
+        call = client.async_infer("stretch", grpc_inputs(values), lambda result, error: None)
+        time.sleep(0.01)
+        call.cancel()
+    return "cancelled"
+
+
+def _stream(server: RocserveProcess, values) -> str:
+    answers: queue.Queue[object] = queue.Queue()
+    with grpc_client.InferenceServerClient(server.address) as client:
+        client.start_stream(lambda result, error: answers.put(error))
+        for _ in range(4):
+            client.async_stream_infer("stretch", grpc_inputs(values))
+        answers.get(timeout=30)
+        client.stop_stream(cancel_requests=True)
+    return "stream left"
+
+
+def _http(server: RocserveProcess, values) -> str:
+    with connect(server) as connection:
+        connection.sendall(http_request(values, Connection="close"))
+        answer = b""
+        while part := connection.recv(MIB):
+            answer += part
+    return f"HTTP {answer[9:12].decode()}"
+
+
+def _half_body(server: RocserveProcess, values) -> str:
+    request = http_request(values)
+    with connect(server) as connection:
+        connection.sendall(request[: len(request) * 2 // 3])
+        time.sleep(0.02)
+    return "half a body"
+
+
+def _unread(server: RocserveProcess, values) -> str:
+    with connect(server) as connection:
+        connection.sendall(http_request(values))
+        time.sleep(0.1)
+    return "left without reading"
