@@ -73,6 +73,8 @@ class GrpcSettings:
     max_connection_age_ms: int = 0
     """0 = connections are not ended for their age."""
     max_connection_age_grace_ms: int = 0
+    max_connection_idle_ms: int = 3_600_000
+    """0 = connections without calls are not ended."""
     max_message_bytes: int = (1 << 31) - 1
     """Of one message, either way."""
     header_forward_pattern: str = ""
@@ -172,6 +174,8 @@ class ServerSettings:
     max_request_memory: int | None = None
     """Bytes of requests that come in, wait and run, and of answers that are not yet read, of the whole server; None =
     by the memory that there is."""
+    write_timeout_seconds: float = 60.0
+    """An answer that its client has not read by then is given up."""
     server_id: str = "rocserve"
     model_namespacing: bool = False
     """Models of different repositories may have the same name; each name then belongs to its repository."""

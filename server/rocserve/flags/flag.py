@@ -43,6 +43,7 @@ _SHOWN_VALUES: dict[Callable[[str], Any], str] = {
     values.MESSAGE_BYTES: "N",
     values.POSITIVE: "N",
     values.SECONDS: "SECONDS",
+    values.POSITIVE_SECONDS: "SECONDS",
     values.MILLISECONDS: "MS",
     values.POSITIVE_MILLISECONDS: "MS",
     values.setting: "SETTING=VALUE",

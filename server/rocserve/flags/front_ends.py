@@ -147,6 +147,12 @@ CONNECTIONS = (
         "age at which a connection is ended; 0 = never (default 0)",
     ),
     Flag(
+        "grpc-max-connection-idle",
+        "grpc.max_connection_idle_ms",
+        MILLISECONDS,
+        "time without calls after which a connection is ended; 0 = never (default 3600000)",
+    ),
+    Flag(
         "grpc-max-connection-age-grace",
         "grpc.max_connection_age_grace_ms",
         MILLISECONDS,

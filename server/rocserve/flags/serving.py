@@ -7,6 +7,7 @@ from pathlib import Path
 from rocserve.flags.flag import Flag
 from rocserve.flags.values import (
     POSITIVE,
+    POSITIVE_SECONDS,
     SECONDS,
     backend_setting,
     boolean,
@@ -127,6 +128,12 @@ SERVER = (
         POSITIVE,
         "bytes of all requests that come in, wait and run, and of answers that are not yet read (default a quarter of"
         " the container's or the machine's memory, at most 8589934592)",
+    ),
+    Flag(
+        "write-timeout-secs",
+        "write_timeout_seconds",
+        POSITIVE_SECONDS,
+        "how long a client may not read what it is sent before the answer is given up (default 60)",
     ),
     Flag(
         "allow-client-shm",

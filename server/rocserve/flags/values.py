@@ -67,6 +67,7 @@ COUNT = at_least(0, int, most=LARGEST_INT32)
 POSITIVE = at_least(1, int)
 MESSAGE_BYTES = at_least(1, int, most=LARGEST_INT32)
 SECONDS = at_least(0, float)
+POSITIVE_SECONDS = at_least(0.001, float)
 MILLISECONDS = at_least(0, int, most=LARGEST_INT32)
 POSITIVE_MILLISECONDS = at_least(1, int, most=LARGEST_INT32)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.serving import ServingTableHolder
+from rocserve.frontends.descriptors import most_descriptors
 from rocserve.frontends.grpc.dense_traffic import Companion
 from rocserve.frontends.grpc.select import create_transport
 from rocserve.frontends.grpc.service import GrpcService
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     # A server of gRPC alone is spared aiohttp: a fifth of a second, and 14 MB.
     from rocserve.frontends.http.endpoint import HttpEndpoint
     from rocserve.frontends.metrics.endpoint import MetricsEndpoint
+
+_READING_WATCH_SECONDS = 1.0
+"""How often clients are looked for that do not read their answers; their time-outs are many times as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class FrontEnds:
         self._http: HttpEndpoint | None = None
         self._grpc: GrpcService | None = None
         self._transport: Transport | None = None
+        self._reading_watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Listen on all ports.
@@ -77,6 +82,8 @@ class FrontEnds:
     async def drain(self, deadline: float) -> None:
         """Refuse what is new, let what is open finish until the deadline (time.monotonic()), close all but metrics."""
         grace = max(0.0, deadline - time.monotonic())
+        if self._reading_watch is not None:
+            self._reading_watch.cancel()
         transport, http = self._transport, self._http
         self._transport = self._http = None
         await asyncio.gather(
@@ -132,15 +139,21 @@ class FrontEnds:
             settings,
             served.memory,
         )
-        transport = create_transport(
-            settings.transport, _transport_options(settings), service.routes(), log, self._companion, served.memory
-        )
+        options = _transport_options(settings, self._settings.write_timeout_seconds)
+        transport = create_transport(settings.transport, options, service.routes(), log, self._companion, served.memory)
         port = transport.start()
         self._grpc, self._transport = service, transport
+        self._reading_watch = asyncio.ensure_future(_watch_reading(transport))
         self._log.info("Started GRPCInferenceService at %s:%d", settings.address, port)
 
 
-def _transport_options(grpc: GrpcSettings) -> TransportOptions:
+async def _watch_reading(transport: Transport) -> None:
+    while True:
+        await asyncio.sleep(_READING_WATCH_SECONDS)
+        transport.give_up_unread()
+
+
+def _transport_options(grpc: GrpcSettings, write_timeout_seconds: float) -> TransportOptions:
     return TransportOptions(
         address=grpc.address,
         port=grpc.port,
@@ -161,4 +174,7 @@ def _transport_options(grpc: GrpcSettings) -> TransportOptions:
         http2_max_ping_strikes=grpc.http2_max_ping_strikes,
         max_connection_age_ms=grpc.max_connection_age_ms,
         max_connection_age_grace_ms=grpc.max_connection_age_grace_ms,
+        max_connection_idle_ms=grpc.max_connection_idle_ms,
+        write_timeout_ms=int(write_timeout_seconds * 1000),
+        max_connections=most_descriptors(),
     )

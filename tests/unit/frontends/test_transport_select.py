@@ -102,6 +102,9 @@ def test_options_reach_grpc_under_its_own_names() -> None:
                 http2_max_ping_strikes=5,
                 max_connection_age_ms=6,
                 max_connection_age_grace_ms=7,
+                max_connection_idle_ms=8,
+                handshake_timeout_ms=9,
+                max_connections=10,
             )
         )
     )
@@ -114,6 +117,9 @@ def test_options_reach_grpc_under_its_own_names() -> None:
     assert arguments["grpc.http2.max_ping_strikes"] == 5
     assert arguments["grpc.max_connection_age_ms"] == 6
     assert arguments["grpc.max_connection_age_grace_ms"] == 7
+    assert arguments["grpc.max_connection_idle_ms"] == 8
+    assert arguments["grpc.server_handshake_timeout_ms"] == 9
+    assert arguments["grpc.max_allowed_incoming_connections"] == 10
     assert arguments["grpc.so_reuseport"] == 0
     assert arguments["grpc.max_receive_message_length"] == 2**31 - 1
     assert (

@@ -54,6 +54,8 @@ class AioTransport:
         self.failures = RequestFailures(log)
         self._log = log
         self.live: set[_Call] = set()
+        self.sending: dict[asyncio.Task[Any], float] = {}
+        """Tasks of calls with an answer that their clients have not taken yet, and until when they have for it."""
         self.watch_lock = threading.Lock()
         self._routes = routes
         self._server: Any = None
@@ -74,7 +76,19 @@ class AioTransport:
         asyncio.run_coroutine_threadsafe(self._server.stop(grace_seconds), self._loop).result()
         self._end()
 
-    def call_soon(self, callback: Callable[..., None], *arguments: object) -> None:
+    def give_up_unread(self) -> None:
+        now = time.monotonic()
+        for task in [task for task, until in list(self.sending.items()) if until < now]:
+            self.call_soon(task.cancel)
+
+    def begin_sending(self, nbytes: int) -> asyncio.Task[Any]:
+        """The task that runs this is to send so many bytes; it leaves `sending` when it has."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.sending[task] = time.monotonic() + self.options.write_seconds(nbytes)
+        return task
+
+    def call_soon(self, callback: Callable[..., object], *arguments: object) -> None:
         """On the transport's thread, at once if this is it; dropped when the transport has stopped."""
         if threading.get_ident() == self._thread.ident:
             callback(*arguments)
@@ -219,10 +233,13 @@ class _UnaryCall(_Call):
 
     def _hold(self, message: bytes) -> None:
         """Until grpc.aio has sent the answer, which it does at the end of this very task."""
-        memory, task = self._transport.memory, asyncio.current_task()
-        memory.admit_answer(self, len(message))
-        if task is not None:
-            task.add_done_callback(lambda _: memory.release_answer(self))
+        transport = self._transport
+        transport.memory.admit_answer(self, len(message))
+        transport.begin_sending(len(message)).add_done_callback(self._on_sent)
+
+    def _on_sent(self, task: asyncio.Task[Any]) -> None:
+        self._transport.sending.pop(task, None)
+        self._transport.memory.release_answer(self)
 
     def reply(self, message: bytes, trailing_metadata: Metadata = ()) -> None:
         if not isinstance(message, bytes):
@@ -372,7 +389,11 @@ class _StreamCall(_Call):
                 status = self._status
             if message is not None:
                 self._may_read.set()
-                await self._context.write(message)
+                task = self._transport.begin_sending(len(message))
+                try:
+                    await self._context.write(message)
+                finally:
+                    self._transport.sending.pop(task, None)
                 with self._lock:
                     self._flow.sent()
             elif status is not None:

@@ -70,6 +70,7 @@ class ReactorTransport:
         self.log = log
         self.failures = RequestFailures(log)
         self.live: set[ReactorCall] = set()
+        self.sending: dict[ReactorCall, float] = {}
         self.closed = False
         self.watch_lock = threading.Lock()
         self._unary = {name.encode(): route for name, route in routes.items() if isinstance(route, UnaryRoute)}
@@ -120,6 +121,13 @@ class ReactorTransport:
                 if not self._ended.is_set():
                     self._server.cancel_all_calls()
         self._thread.join()
+
+    def give_up_unread(self) -> None:
+        now = time.monotonic()
+        for call in [call for call, until in list(self.sending.items()) if until < now]:
+            with self._end_lock:
+                if not self._ended.is_set():
+                    call.give_up()
 
     def _run(self) -> None:
         dense = DenseTraffic(self._companion, self._next_event, self._handle) if self._companion else None

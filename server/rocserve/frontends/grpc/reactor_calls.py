@@ -18,6 +18,7 @@ from rocserve.core.request_memory import RequestMemory
 from rocserve.frontends.grpc.stream_flow import StreamFlow
 from rocserve.frontends.grpc.transport import (
     NO_MESSAGE,
+    NOT_READ_IN_TIME,
     Metadata,
     StreamReceiver,
     StreamRoute,
@@ -51,6 +52,8 @@ class CallOwner(Protocol):
     live: set[ReactorCall]
     """Calls in flight. Removing a call from it is what makes an answer the first and only one: set operations on
     objects that hash by identity are atomic."""
+    sending: dict[ReactorCall, float]
+    """Calls with an answer that their clients have not taken yet, and until when (time.monotonic()) they may."""
     closed: bool
     """The queue takes no more operations."""
     watch_lock: threading.Lock
@@ -96,6 +99,14 @@ class ReactorCall:
         # The core keeps it on a monotonic clock and converts it to the wall clock of this moment.
         remaining: float = self._event.call_details.deadline - time.time()
         return None if remaining > NO_DEADLINE_SECONDS else time.monotonic() + remaining
+
+    def give_up(self) -> None:
+        """The client does not take the answer."""
+        self._call.cancel(int(StatusCode.RESOURCE_EXHAUSTED), NOT_READ_IN_TIME)
+
+    def _begin_sending(self, nbytes: int) -> None:
+        owner = self._transport
+        owner.sending[self] = time.monotonic() + owner.options.write_seconds(nbytes)
 
     @property
     def peer(self) -> str:
@@ -146,16 +157,18 @@ class ReactorUnaryCall(ReactorCall):
             self.fail(error.code, error.text)
             return
         is_sent = False
+        self._begin_sending(len(message))
         try:
             is_sent = self._end(operations, self._on_sent)
         finally:
             if not is_sent:
-                memory.release_answer(self)
+                self._on_sent(None)
 
     def fail(self, code: StatusCode, text: str, trailing_metadata: Metadata = ()) -> None:
         self._end((_SendInitialMetadata((), 0), _status(code, text, trailing_metadata)), _ignore)
 
     def _on_sent(self, event: Event) -> None:
+        self._transport.sending.pop(self, None)
         self._transport.memory.release_answer(self)
 
     def _end(self, operations: tuple[Any, ...], on_sent: Callable[[Event], None]) -> bool:
@@ -279,6 +292,7 @@ class ReactorStreamCall(ReactorCall):
     def _on_close(self, event: Event) -> None:
         with self._lock:
             self._transport.live.discard(self)
+            self._transport.sending.pop(self, None)
             ended, self._finished = self._finished, True
             self._flow.drop()
             # Receiver and call know each other; this lets both go without the garbage collector.
@@ -339,6 +353,7 @@ class ReactorStreamCall(ReactorCall):
         if status is not None:
             operations.append(status)
             self._transport.live.discard(self)
+        self._begin_sending(len(message) if message is not None else 0)
         error: object
         try:
             error = self._call.start_server_batch(tuple(operations), self._on_sent if status is None else _ignore)
@@ -348,10 +363,12 @@ class ReactorStreamCall(ReactorCall):
             self._transport.log.error("%s: gRPC refused to send (%s); the call is cancelled", self.method, error)
             self._finished = True
             self._flow.drop()
+            self._transport.sending.pop(self, None)
             self._call.cancel(int(StatusCode.INTERNAL), "the answer could not be sent")
 
     def _on_sent(self, event: Event) -> None:
         with self._lock:
+            self._transport.sending.pop(self, None)
             if not event.success:
                 self._flow.drop()
                 return

@@ -24,6 +24,9 @@ ChannelArguments = tuple[tuple[str, int], ...]
 
 COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
 
+LEAST_READ_BYTES_PER_SECOND = 64 << 10
+"""A client that reads slower than half a megabit a second is taken for one that does not read."""
+
 STATUS_TEXT_LIMIT = 2000
 """Bytes of a status text. It travels in the trailers, percent-encoded (up to three times as long), and clients refuse
 trailers from 8 KiB on."""
@@ -133,6 +136,10 @@ class Transport(Protocol):
                 used.
         """
 
+    def give_up_unread(self) -> None:
+        """Cancel the calls whose clients have not taken an answer within its time. Any thread; to be called every now
+        and then."""
+
     def stop(self, grace_seconds: float) -> None:
         """Refuse new calls, wait for those in flight, cancel what is left after the grace time, close.
 
@@ -167,6 +174,14 @@ class TransportOptions:
     max_connection_age_ms: int = 0
     """0 = connections are not ended for their age."""
     max_connection_age_grace_ms: int = 0
+    max_connection_idle_ms: int = 3_600_000
+    """A connection without calls is ended after this; its client opens another for its next call. 0 = never."""
+    handshake_timeout_ms: int = 10_000
+    """What a new connection has for TLS and for HTTP/2's first frames."""
+    write_timeout_ms: int = 60_000
+    """An answer that its client has not taken by then is given up; a large one has longer, see `write_seconds`."""
+    max_connections: int | None = None
+    """One more is closed at once; None = any number."""
     max_concurrent_calls: int = 20_000
     """Calls and streams in flight; one more is refused with UNAVAILABLE."""
     stream_unanswered_limit: int = 1024
@@ -191,6 +206,10 @@ class TransportOptions:
     @property
     def secure(self) -> bool:
         return self.use_ssl or self.use_ssl_mutual
+
+    def write_seconds(self, nbytes: int) -> float:
+        """What the client has to take an answer of so many bytes. gRPC does not tell how far it has got."""
+        return self.write_timeout_ms / 1000 + nbytes / LEAST_READ_BYTES_PER_SECOND
 
     @property
     def target(self) -> str:
@@ -219,12 +238,17 @@ def channel_arguments(options: TransportOptions) -> ChannelArguments:
         "grpc.http2.max_pings_without_data": options.http2_max_pings_without_data,
         "grpc.http2.min_ping_interval_without_data_ms": options.http2_min_recv_ping_interval_without_data_ms,
         "grpc.http2.max_ping_strikes": options.http2_max_ping_strikes,
+        "grpc.server_handshake_timeout_ms": options.handshake_timeout_ms,
         # Calls that wait for the reactor to ask for them. The core's own limit of 1,000 would refuse a burst at random.
         "grpc.server.max_pending_requests": options.max_concurrent_calls,
         "grpc.server.max_pending_requests_hard_limit": 2 * options.max_concurrent_calls,
     }
     if options.response_compression_level != "none":
         arguments["grpc.default_compression_level"] = COMPRESSION_LEVELS[options.response_compression_level]
+    if options.max_connections is not None:
+        arguments["grpc.max_allowed_incoming_connections"] = options.max_connections
+    if options.max_connection_idle_ms > 0:
+        arguments["grpc.max_connection_idle_ms"] = options.max_connection_idle_ms
     if options.max_connection_age_ms > 0:
         arguments["grpc.max_connection_age_ms"] = options.max_connection_age_ms
     if options.max_connection_age_grace_ms > 0:
@@ -277,4 +301,5 @@ def too_many_calls(limit: int) -> str:
 
 
 NO_MESSAGE = "expected one request message, got none"
+NOT_READ_IN_TIME = "the client has not read the answer in time"
 CLIENT_DOES_NOT_READ = "the client does not read: too many bytes wait to be sent on this stream"

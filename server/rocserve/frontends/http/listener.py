@@ -6,7 +6,6 @@ import asyncio
 import errno
 import logging
 import os
-import resource
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 
+from rocserve.frontends.descriptors import most_descriptors
 from rocserve.observability.pace import Pace
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -22,7 +22,6 @@ _READ_BYTES = 1 << 20
 """What is read ahead of a body before its sender has to wait."""
 _PENDING_CONNECTIONS = 1024
 _CLOSE_SECONDS = 1.0
-_KEPT_DESCRIPTORS = 256
 _SECONDS_BETWEEN_REMARKS = 10.0
 SERVER_NAME = "rocserve"
 """Of the header `Server`, also of answers that are sent as they are made."""
@@ -72,7 +71,7 @@ class HttpListener:
         server.log = self._log
         server.remarks = Pace(_SECONDS_BETWEEN_REMARKS)
         server.most_connections = self._limits.most
-        server.most_descriptors = _most_descriptors()
+        server.most_descriptors = most_descriptors()
         self._runner = web.ServerRunner(server, shutdown_timeout=_CLOSE_SECONDS)
         await self._runner.setup()
         self._site = web.TCPSite(
@@ -141,12 +140,6 @@ class _Server(web.Server):
                 "connections are closed at once: of the files that may be open only those are left that the server"
                 " needs for itself; raise the hard limit (ulimit -Hn, LimitNOFILE), or let fewer clients connect"
             )
-
-
-def _most_descriptors() -> int | None:
-    """None = any number."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return None if limit == resource.RLIM_INFINITY else limit - min(_KEPT_DESCRIPTORS, limit // 4)
 
 
 def _is_no_fault_of_a_client(record: logging.LogRecord) -> bool:

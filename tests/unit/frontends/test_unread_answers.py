@@ -1,0 +1,146 @@
+"""Answers that their clients do not read, over both transports: counted, and given up in time."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from rocserve.core.errors import StatusCode
+from rocserve.frontends.grpc.transport import StreamCall, StreamRoute, TransportOptions, UnaryCall, UnaryRoute
+
+Eventually = Callable[[Callable[[], bool]], None]
+
+UNARY, STREAM = "/test.Service/Unary", "/test.Service/Stream"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, SETTINGS = 0, 1, 4
+END_STREAM, END_HEADERS = 1, 4
+ANSWER_BYTES = 1 << 20
+ANSWERS = 3
+CLIENTS = 5
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """RFC 9113, section 4.1."""
+    return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + payload
+
+
+def head(path: str) -> bytes:
+    """Literal fields without indexing (RFC 7541, section 6.2.2)."""
+    fields = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": path,
+        ":authority": "test",
+        "te": "trailers",
+        "content-type": "application/grpc",
+    }
+    return b"".join(
+        b"\x00" + bytes((len(name),)) + name.encode() + bytes((len(value),)) + value.encode()
+        for name, value in fields.items()
+    )
+
+
+def call_without_reading(port: int, path: str) -> socket.socket:
+    """A call whose client never widens the window of 64 KiB that it begins with."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=10)
+    message = frame(DATA, END_STREAM, 1, b"\x00" + struct.pack(">I", 1) + b"x")
+    connection.sendall(PREFACE + frame(SETTINGS, 0, 0, b"") + frame(HEADERS, END_HEADERS, 1, head(path)) + message)
+    return connection
+
+
+def answer(call: UnaryCall) -> None:
+    call.reply(bytes(ANSWER_BYTES) if call.message else b"")
+
+
+class Answers:
+    """Several messages to a stream at once, then its end."""
+
+    def __init__(self, call: StreamCall) -> None:
+        self._call = call
+        self.is_cancelled = False
+
+    def on_message(self, message: bytes) -> None:
+        for _ in range(ANSWERS):
+            self._call.send(bytes(ANSWER_BYTES))
+        self._call.finish(StatusCode.OK, "")
+
+    def on_half_close(self) -> None: ...
+
+    def on_cancel(self) -> None:
+        self.is_cancelled = True
+
+
+ROUTES = {UNARY: UnaryRoute(answer), STREAM: StreamRoute(Answers)}
+
+
+@pytest.fixture
+def connections() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.mark.parametrize(("path", "held"), [(UNARY, ANSWER_BYTES), (STREAM, ANSWERS * ANSWER_BYTES)])
+def test_answers_that_nobody_reads_count_until_they_are_given_up(
+    serve: Any, eventually: Eventually, connections: ExitStack, path: str, held: int
+) -> None:
+    served = serve(ROUTES, write_timeout_ms=300)
+    transport = served.transport
+    for _ in range(CLIENTS):
+        connections.enter_context(call_without_reading(served.port, path))
+    eventually(lambda: transport.memory.answer_bytes == CLIENTS * held)
+    time.sleep(0.2)
+    transport.give_up_unread()
+    assert transport.memory.answer_bytes == CLIENTS * held, "given up before its time"
+    # 0.3 s, and 16 s more for a MiB.
+    transport.sending.update(dict.fromkeys(transport.sending, time.monotonic() - 1))
+    transport.give_up_unread()
+    eventually(lambda: transport.memory.answer_bytes == 0 and not transport.sending)
+    assert len(served.unary()(b"x", timeout=10)) == ANSWER_BYTES
+    eventually(lambda: transport.memory.answer_bytes == 0 and not transport.sending)
+
+
+@pytest.mark.parametrize("path", [UNARY, STREAM])
+def test_a_client_that_vanishes_with_answers_unread_leaves_nothing(
+    serve: Any, eventually: Eventually, path: str
+) -> None:
+    served = serve(ROUTES)
+    transport = served.transport
+    for _ in range(CLIENTS):
+        with call_without_reading(served.port, path):
+            eventually(lambda: transport.memory.answer_bytes > 0)
+        eventually(lambda: transport.memory.answer_bytes == 0 and not transport.sending)
+
+
+def test_large_answers_have_longer() -> None:
+    options = TransportOptions(write_timeout_ms=60_000)
+    assert options.write_seconds(1000) < 61
+    assert options.write_seconds(64 << 20) == 60 + 1024
+
+
+def test_a_connection_that_says_nothing_is_closed(serve: Any) -> None:
+    served = serve(ROUTES, handshake_timeout_ms=500)
+    began = time.monotonic()
+    with socket.create_connection(("127.0.0.1", served.port), timeout=20) as connection:
+        while connection.recv(1000):
+            pass
+    assert time.monotonic() - began < 10
+
+
+def test_one_connection_too_many_is_closed_and_the_others_are_served(serve: Any, connections: ExitStack) -> None:
+    served = serve(ROUTES, max_connections=2)
+    unary = served.unary()
+    assert unary(b"", timeout=10) == b""
+    connections.enter_context(call_without_reading(served.port, UNARY))
+    time.sleep(0.2)
+    with socket.create_connection(("127.0.0.1", served.port), timeout=20) as connection:
+        try:
+            assert connection.recv(1000) == b""
+        except ConnectionResetError:
+            pass
+    assert unary(b"", timeout=10) == b""
