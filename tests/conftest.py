@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
 pytest_plugins = ("support.migraphx", "support.parity.summary")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As under nohup, or in a shell's background: what the tests start would inherit it, and pass over Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class FilesTogether(LoadFileScheduling):

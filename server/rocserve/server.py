@@ -6,6 +6,7 @@ import asyncio
 import resource
 import signal
 import time
+from collections.abc import Callable
 
 from rocserve.backends.backend_config import with_backend_config
 from rocserve.backends.free_memory import host_memory_limit
@@ -15,6 +16,7 @@ from rocserve.core.custom_metrics import CustomMetrics
 from rocserve.core.latencies import read_latency_options
 from rocserve.core.request_memory import RequestMemory, default_limit
 from rocserve.core.serving import ServingTableHolder
+from rocserve.ending import Ending
 from rocserve.frontends.metrics.assembly import assemble_metrics
 from rocserve.frontends.metrics.custom_families import custom_families
 from rocserve.frontends.metrics.exposition import exposition
@@ -119,9 +121,11 @@ class Server:
         """Start, serve, drain; returns the exit status."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(LoopErrors(self._log))
-        ending = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, number, ending)
+        ending = Ending(self._log, self._settings.exit_timeout_seconds)
+        ending.watch_signals()
+        # Where it is ignored from the start (nohup) it stays so.
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
         self._completion.start()
         readiness = Readiness(self._repository.is_ready)
         front_ends = FrontEnds(self._settings, self._served(readiness), self._completion, self._log)
@@ -130,13 +134,16 @@ class Server:
         except (OSError, RuntimeError, ValueError) as error:
             # An errno says nothing to people; a file that cannot be read is told by name.
             self._log.error("%s", error.strerror if isinstance(error, OSError) and not error.filename else error)
-            await self._stop_workers()
+            await self._end_workers(ending)
             return 1
-        status = await self._serve(ending)
+        try:
+            status = await self._serve(ending)
+        except Exception:
+            self._log.critical("the server cannot go on", exc_info=True)
+            status = 1
         readiness.begin_exit()
-        await self._drain(front_ends)
-        await front_ends.stop_metrics()
-        return status
+        await self._drain(front_ends, ending)
+        return 1 if ending.is_at_once else status
 
     def _served(self, readiness: Readiness) -> Served:
         metrics = assemble_metrics(
@@ -181,15 +188,13 @@ class Server:
             amd=AmdInferenceServerService(self._tables, self._repository, ThisMachine(self._settings.engines)),
         )
 
-    def _on_signal(self, number: int, ending: asyncio.Event) -> None:
-        name = signal.Signals(number).name
-        if ending.is_set():
-            self._log.warning("%s again: ending at once", name)
-            raise SystemExit(1)
-        self._log.info("%s: finishing the work in hand (at most %g s)", name, self._settings.exit_timeout_seconds)
-        ending.set()
+    def _reload(self) -> None:
+        """Look at what may have changed. Certificates are read at each connection, and the line that is written here
+        opens a log file that was moved away again."""
+        self._log.info("SIGHUP: looking at the model repositories")
+        self._repository.look_soon()
 
-    async def _serve(self, ending: asyncio.Event) -> int:
+    async def _serve(self, ending: Ending) -> int:
         """Load what is there, then wait for the end."""
         started = asyncio.ensure_future(self._repository.start())
         stopped = asyncio.ensure_future(ending.wait())
@@ -210,24 +215,26 @@ class Server:
         await stopped
         return 0
 
-    async def _drain(self, front_ends: FrontEnds) -> None:
+    async def _drain(self, front_ends: FrontEnds, ending: Ending) -> None:
         """Not ready first, and no more loads; then the work in hand finishes; then the workers end. Within the exit
         time-out."""
         deadline = time.monotonic() + self._settings.exit_timeout_seconds
-        front_ends.begin_exit()
-        self._repository.begin_stop()
-        await front_ends.drain(deadline)
-        try:
-            async with asyncio.timeout(max(0.5, deadline - time.monotonic())):
-                await self._repository.stop()
-        except TimeoutError:
-            self._log.warning("the exit time-out passed while models were being unloaded")
-        await self._stop_workers()
+        await ending.end("the health service", _call(front_ends.begin_exit))
+        await ending.end("the loads of models", _call(self._repository.begin_stop))
+        await ending.end("the front ends", front_ends.drain(deadline))
+        await ending.end("the models", self._repository.stop(), max(0.5, deadline - time.monotonic()))
+        await self._end_workers(ending)
+        await ending.end("the metrics", front_ends.stop_metrics())
         self._log.info("ended")
 
-    async def _stop_workers(self) -> None:
-        await self._launcher.close()
-        self._completion.stop()
+    async def _end_workers(self, ending: Ending) -> None:
+        await ending.end("the zygote", self._launcher.close())
+        await ending.end("the completion thread", _call(self._completion.stop))
+
+
+async def _call(end: Callable[[], object]) -> None:
+    """For what ends without waiting."""
+    end()
 
 
 def _allow_many_descriptors() -> None:

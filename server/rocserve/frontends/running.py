@@ -80,16 +80,31 @@ class FrontEnds:
             self._grpc.begin_exit()
 
     async def drain(self, deadline: float) -> None:
-        """Refuse what is new, let what is open finish until the deadline (time.monotonic()), close all but metrics."""
+        """Refuse what is new, let what is open finish until the deadline (time.monotonic()), close all but metrics;
+        at once when cancelled.
+
+        Raises:
+            BaseException: one of them could not be closed; the other has been.
+        """
         grace = max(0.0, deadline - time.monotonic())
         if self._reading_watch is not None:
             self._reading_watch.cancel()
         transport, http = self._transport, self._http
         self._transport = self._http = None
-        await asyncio.gather(
-            *([asyncio.to_thread(transport.stop, grace)] if transport is not None else []),
-            *([http.stop(grace)] if http is not None else []),
-        )
+        try:
+            outcomes = await asyncio.gather(
+                *([asyncio.to_thread(transport.stop, grace)] if transport is not None else []),
+                *([http.stop(grace)] if http is not None else []),
+                return_exceptions=True,
+            )
+        except asyncio.CancelledError:
+            # The thread goes on waiting for the grace time, unless it is told that there is none.
+            if transport is not None:
+                await asyncio.to_thread(transport.stop, 0.0)
+            raise
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
 
     async def stop_metrics(self) -> None:
         if self._metrics is not None:

@@ -241,6 +241,10 @@ class ModelRepository:
             self._poll.files_changed(look)
             self._watch.wake()
 
+    def look_soon(self) -> None:
+        """Look at the repositories now instead of when the next look is due."""
+        self._watch.wake()
+
     async def _begin_polling(self) -> None:
         """The first looks; a second one takes in what was still young at the first."""
         await self._watch.renew()

@@ -108,10 +108,14 @@ class RepositoryWatch:
     def _close(self) -> None:
         with self._lock:
             self._is_closed = True
-            if self._observer is not None:
-                self._observer.stop()
-                self._observer.join(timeout=_END_SECONDS)
-                self._observer = None
+            observer, self._observer = self._observer, None
+            if observer is not None:
+                try:
+                    observer.stop()
+                    observer.join(timeout=_END_SECONDS)
+                except Exception as error:
+                    # watchdog may stumble over folders that are renamed meanwhile. Its threads end with the process.
+                    self._log.warning("the notifications of changed files did not end as they should: %r", error)
 
     def _renew_root(self, root: Path, observer: BaseObserver, waker: _Waker) -> None:
         try:
@@ -137,7 +141,8 @@ class RepositoryWatch:
     def _forget(self, root: Path, observer: BaseObserver) -> None:
         watched = self._watches.pop(root, None)
         if watched is not None:
-            with contextlib.suppress(KeyError, OSError):
+            # As at the end, whatever watchdog stumbles over: the folder is watched anew, or is gone.
+            with contextlib.suppress(Exception):
                 observer.unschedule(watched[1])
 
     def _fail(self, text: str) -> None:

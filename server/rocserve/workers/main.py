@@ -28,7 +28,7 @@ from rocserve.workers.request_service import RequestService
 
 _SERVER_LOG = "rocserve"
 """The logger above all of the server's own."""
-_PASSED_OVER = (signal.SIGINT, signal.SIGTERM)
+_PASSED_OVER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LONGEST_REPORT = 500
 """Characters: it is one line of the index."""
 _OOM_SCORE = 300
@@ -172,7 +172,7 @@ def _end_group() -> None:
 
 
 def _become(title: str) -> None:
-    # Both may go to the whole process group (Ctrl-C, systemd); the server ends its workers itself, after their batches.
+    # They may go to the whole process group (Ctrl-C, systemd); the server ends its workers itself, after their batches.
     # Not SIG_IGN: what a model starts would ignore them as well, and could not be terminated.
     for number in _PASSED_OVER:
         signal.signal(number, _pass_over)

@@ -213,14 +213,21 @@ class WorkerProcess:
         self._kill_timer = self._loop.call_later(_STATUS_WAIT_SECONDS, self.has_exited, None)
 
     def zygote_gone(self) -> None:
-        """Nobody will tell of its end any more: watch for it."""
+        """Nobody will tell of its end any more, nor end what it leaves behind: watch for it."""
         if self._exited.is_set():
             return
         if self._pidfd is None:
             self.kill()
-            self.has_exited(None)
+            self._exited_alone()
         else:
-            self._loop.add_reader(self._pidfd, self.has_exited, None)
+            self._loop.add_reader(self._pidfd, self._exited_alone)
+
+    def _exited_alone(self) -> None:
+        """Without the zygote, which would have ended its process group. The group's number is no other's as long as one
+        of its processes is left."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.has_exited(None)
 
     def has_exited(self, wait_status: int | None) -> None:
         """It is gone; None = nobody knows how."""

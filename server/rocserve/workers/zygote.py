@@ -31,9 +31,9 @@ _ONE_THREAD = {
 def main(arguments: Sequence[str]) -> int:
     """Serve until the server is gone: the server's socket, the lifeline, the modules to import ahead."""
     connection, lifeline, *preload = arguments
-    # Both may go to the whole process group; the server says when it is over.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # They may go to the whole process group; the server says when it is over.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     kept = die_with_holder(int(lifeline))
     own_environment = dict(os.environ)
     os.environ.update(_ONE_THREAD)

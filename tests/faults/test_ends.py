@@ -1,0 +1,169 @@
+"""Every way in which a server is asked to end, or loses its processes: nothing is left, and the status says how."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as triton
+from support.load import ConstantLoad
+from support.models import add_constant, drop
+from support.server import RocserveProcess, wait_until
+from support.workers import running
+from tritonclient.utils import InferenceServerException
+
+STORMS = 10
+
+# Starts a process, writes its number beside the repository, and stays in `execute` once it is asked.
+STAYS = """
+import pathlib
+import subprocess
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.folder = pathlib.Path(__file__).parents[3]
+        started = subprocess.Popen(["sleep", "600"])
+        (self.folder / "started.tmp").write_text(str(started.pid))
+        (self.folder / "started.tmp").rename(self.folder / "started")
+
+    def execute(self, requests):
+        (self.folder / "inside").touch()
+        time.sleep(600)
+"""
+CONFIG = """
+backend: "python"
+input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
+"""
+
+
+def drop_python(repository: Path, name: str, source: str, config: str = CONFIG) -> None:
+    (repository / name / "1").mkdir(parents=True)
+    (repository / name / "1" / "model.py").write_text(source)
+    (repository / name / "config.pbtxt").write_text(config)
+
+
+def ask_in_background(server: RocserveProcess, model: str, told: list[str]) -> threading.Thread:
+    def ask() -> None:
+        entry = triton.InferInput("IN", [1], "INT32")
+        entry.set_data_from_numpy(np.array([1], np.int32))
+        try:
+            server.client().infer(model, [entry])
+        except InferenceServerException as error:
+            told.append(str(error))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    return thread
+
+
+def rename_without_pause(repository: Path, stop: threading.Event) -> None:
+    names = [(repository / f"m{index}", repository / f"n{index}") for index in range(20)]
+    while not stop.is_set():
+        for here, there in names:
+            for source, target in ((here, there), (there, here)):
+                try:
+                    source.rename(target)
+                except OSError:
+                    break
+
+
+@pytest.mark.timeout(180)
+def test_the_end_comes_through_ten_storms_of_renames(repository: Path, tmp_path: Path):
+    for index in range(20):
+        (repository / f"m{index}" / "files" / "deep").mkdir(parents=True)
+    drop(repository, "kept", add_constant(1.0))
+    for storm in range(STORMS):
+        with RocserveProcess([repository], "--repository-settle-secs=0.1", log=tmp_path / f"{storm}.log") as server:
+            server.wait_until_ready()
+            family = psutil.Process(server.process.pid).children(recursive=True)
+            stop = threading.Event()
+            threads = [threading.Thread(target=rename_without_pause, args=(repository, stop)) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            time.sleep(0.05 * storm)
+            try:
+                status = server.terminate(20)
+            finally:
+                stop.set()
+                for thread in threads:
+                    thread.join()
+            assert status == 0, f"storm {storm}:\n{server.log_text}"
+            wait_until(lambda log=server: "ended" in log.log_text, 5, "the last line of the log")
+            assert psutil.wait_procs(family, timeout=5)[1] == []
+
+
+def test_a_second_signal_ends_at_once_and_leaves_nothing(serve: Callable[..., RocserveProcess], repository: Path):
+    drop_python(repository, "stays", STAYS)
+    server = serve(repository, "--exit-timeout-secs=60")
+    told: list[str] = []
+    asking = ask_in_background(server, "stays", told)
+    wait_until((repository.parent / "inside").exists, 10, "the request in the model")
+    family = psutil.Process(server.process.pid).children(recursive=True)
+    started = int((repository.parent / "started").read_text())
+    assert started in {process.pid for process in family}
+    server.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: "finishing the work in hand" in server.log_text, 5, "the first signal's line")
+    began = time.monotonic()
+    assert server.terminate(15) == 1
+    assert time.monotonic() - began < 15
+    assert psutil.wait_procs(family, timeout=5)[1] == []
+    asking.join(10)
+    assert len(told) == 1
+    assert "Traceback" not in server.log_text
+
+
+def test_what_a_model_started_ends_with_its_worker_though_the_zygote_is_gone(serve, repository: Path):
+    drop_python(repository, "stays", STAYS)
+    server = serve(repository)
+    started = int((repository.parent / "started").read_text())
+    (worker,) = server.workers()
+    zygote = worker.parent()
+    assert zygote is not None and zygote.pid != server.process.pid
+    zygote.kill()
+    wait_until(lambda: "the zygote, which starts workers, has ended" in server.log_text, 10, "the zygote's end")
+    assert running(started)
+    worker.kill()
+    wait_until(lambda: not running(started), 10, "the end of what the model had started")
+    wait_until(lambda: server.client().is_model_ready("stays"), 20, "the model's return")
+
+
+def test_sighup_reloads_and_disturbs_nobody(serve, repository: Path):
+    drop(repository, "m", add_constant(1.0))
+    server = serve(repository)
+    zygote = psutil.Process(server.process.pid).children()[0]
+    family = [server.process.pid, zygote.pid, *(worker.pid for worker in server.workers())]
+    with ConstantLoad(server.address, "m", {1.0}, threads=2) as load:
+        load.wait_until_answered_by(1.0)
+        # As the end of a terminal would, it goes to all of them.
+        for pid in family:
+            os.kill(pid, signal.SIGHUP)
+        wait_until(lambda: "SIGHUP: looking at the model repositories" in server.log_text, 10, "the line of the log")
+        load.wait_until_answered_by(1.0, times=20)
+    assert load.failures == load.wrong == []
+    assert all(running(pid) for pid in family)
+    assert server.terminate() == 0
+
+
+def test_sighup_that_is_ignored_at_the_start_stays_so(repository: Path, tmp_path: Path):
+    drop(repository, "m", add_constant(1.0))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with RocserveProcess([repository], log=tmp_path / "server.log") as server:
+            server.wait_until_ready()
+            os.kill(server.process.pid, signal.SIGHUP)
+            assert server.terminate() == 0
+            assert "SIGHUP" not in server.log_text
+    finally:
+        signal.signal(signal.SIGHUP, before)
