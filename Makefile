@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup system migraphx-root triton-peer demo test lint protos bench clean
+.PHONY: setup system migraphx-root triton-peer demo test campaign lint protos bench clean
 
 setup: $(STAMP) system
 
@@ -39,6 +39,11 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest --numprocesses=logical
+
+# Hurts two servers in every way that tests/campaign knows, for MINUTES, with the same SEED in the same order.
+MINUTES ?= 3
+campaign: setup
+	$(BIN)/python -m tests.campaign --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 lint: setup
 	$(BIN)/ruff check .

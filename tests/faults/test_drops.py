@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.load import ConstantLoad
 from support.models import add_constant, drop
+from support.repository_index import index_of, reason_of
 from support.server import RocserveProcess, wait_until
 
 SETTLE_SECONDS = 0.5
@@ -20,18 +21,6 @@ input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
 output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
 dynamic_batching { }
 """
-
-
-def index_of(server: RocserveProcess, model: str) -> dict[str, tuple[str, str]]:
-    """Version -> (state, reason)."""
-    client = server.client()
-    rows = client.get_model_repository_index().models
-    client.close()
-    return {row.version: (row.state, row.reason) for row in rows if row.name == model}
-
-
-def reason_of(server: RocserveProcess, model: str) -> str:
-    return " ".join(reason for _, reason in index_of(server, model).values())
 
 
 def ready_after(server: RocserveProcess, model: str, version: str, since: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import signal
@@ -9,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,6 +19,7 @@ from typing import Self
 import psutil
 import tritonclient.grpc as triton
 
+_PR_SET_PDEATHSIG = 1
 _STARTED = re.compile(r"Started (GRPCInference|HTTP)Service at \S+?:(\d+)")
 
 
@@ -29,9 +32,22 @@ def wait_until(condition: Callable[[], object], seconds: float = 20.0, what: str
 
 
 class RocserveProcess:
-    """`rocserve serve` on a free port; a context manager that ends it."""
+    """`rocserve serve` on a free port; a context manager that ends it.
 
-    def __init__(self, repositories: Sequence[Path], *flags: str, log: Path) -> None:
+    With `outlives=False` the kernel kills it when the thread that started it ends, however that ends.
+    """
+
+    def __init__(
+        self,
+        repositories: Sequence[Path],
+        *flags: str,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        outlives: bool = True,
+    ) -> None:
+        self._environment = environment or {}
+        libc = ctypes.CDLL(None)
+        self._before_exec = None if outlives else partial(libc.prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
         self._command = [
             sys.executable,
             "-m",
@@ -71,7 +87,8 @@ class RocserveProcess:
             text=True,
             errors="replace",
             # Messages as they are, not in quotes with the quotes within them escaped.
-            env={"TRITON_SERVER_ESCAPE_LOG_MESSAGES": "0", **os.environ},
+            env={"TRITON_SERVER_ESCAPE_LOG_MESSAGES": "0", **os.environ, **self._environment},
+            preexec_fn=self._before_exec,  # noqa: PLW1509 - one call of the C library
             # A process group of its own, which a test may signal as a whole.
             start_new_session=True,
         )
@@ -120,10 +137,15 @@ class RocserveProcess:
         client = self.client()
         wait_until(client.is_server_ready, seconds, f"readiness; the log says:\n{self.log_text}")
 
+    def family(self) -> list[psutil.Process]:
+        """All processes that came of the server: they are in its session even when their parent has gone."""
+        assert self.process is not None
+        leader = self.process.pid
+        return [process for process in psutil.process_iter() if process.pid != leader and _session(process) == leader]
+
     def workers(self) -> list[psutil.Process]:
         """The processes that hold models."""
-        assert self.process is not None
-        return [child for child in psutil.Process(self.process.pid).children(recursive=True) if _is_worker(child)]
+        return [process for process in self.family() if _is_worker(process)]
 
     def terminate(self, seconds: float = 40.0, whole_group: bool = False) -> int:
         """SIGTERM, to the server or to its workers as well; the exit status."""
@@ -141,6 +163,13 @@ class RocserveProcess:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait(10)
+
+
+def _session(process: psutil.Process) -> int:
+    try:
+        return os.getsid(process.pid)
+    except ProcessLookupError:
+        return 0  # It ended while it was looked at.
 
 
 def _is_worker(process: psutil.Process) -> bool:

@@ -1,0 +1,81 @@
+"""Canaries: files outside the repositories that the servers must neither open nor change, nor tell clients of."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from support.models import add_constant
+from watchdog.events import FileSystemEvent, FileSystemEventHandler
+from watchdog.observers import Observer
+
+from campaign.findings import Findings
+
+
+class Canaries(FileSystemEventHandler):
+    """Lays files out in a folder, and is told by the system when anybody opens or changes one."""
+
+    def __init__(self, folder: Path, findings: Findings) -> None:
+        self.folder = folder
+        self.secret = f"canary-{secrets.token_hex(16)}"
+        self._findings = findings
+        self._observer = Observer()
+        self._sizes: dict[Path, tuple[int, int]] = {}
+
+    def __enter__(self) -> Self:
+        self.text.write_text(self.secret)
+        self.model.mkdir()
+        (self.model / "1").mkdir()
+        (self.model / "1" / "model.onnx").write_bytes(add_constant(1.0))
+        (self.model / "config.pbtxt").write_text(f'# {self.secret}\nbackend: "onnxruntime"\n')
+        self.program.write_text(f"#!/bin/sh\ntouch {self.ran}\n")
+        self.program.chmod(0o755)
+        self._sizes = self._look()
+        self._observer.schedule(self, str(self.folder), recursive=True)
+        self._observer.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._observer.stop()
+        self._observer.join(10)
+
+    @property
+    def text(self) -> Path:
+        return self.folder / "secret.txt"
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "hidden_model"
+
+    @property
+    def program(self) -> Path:
+        return self.folder / "program.sh"
+
+    @property
+    def ran(self) -> Path:
+        """Is there when the program ran."""
+        return self.folder / "ran"
+
+    def on_any_event(self, event: FileSystemEvent) -> None:
+        # A folder that is opened or read was only looked for.
+        if not event.is_directory:
+            self._findings.add("canary touched", f"{event.event_type}: {event.src_path!r}")
+
+    def search(self, where: str, answer: bytes) -> None:
+        """Look for the secret in what a client was told."""
+        if self.secret.encode() in answer:
+            self._findings.add("secret told", f"{where} answered with what {self.text} holds")
+
+    def check(self) -> None:
+        """Whatever the system has told, the files must be what they were."""
+        if (now := self._look()) != self._sizes:
+            self._findings.add("canary touched", f"{self._sizes} became {now}")
+
+    def _look(self) -> dict[Path, tuple[int, int]]:
+        """Path -> size, time of the last change."""
+        files = (path for path in self.folder.rglob("*") if path.is_file())
+        return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in files}

@@ -1,0 +1,18 @@
+"""The catalogue of all kinds of actions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from campaign.action import Kind
+from campaign.actions import kills, swaps
+
+KINDS: tuple[Kind, ...] = (*swaps.KINDS, *kills.KINDS)
+
+
+def chosen(names: Sequence[str]) -> tuple[Kind, ...]:
+    """The kinds of the subjects or of the names that are given; all without any."""
+    kinds = tuple(kind for kind in KINDS if not names or {kind.name, kind.name.partition(".")[0]} & set(names))
+    if unknown := [name for name in names if not any(f"{kind.name}.".startswith(f"{name}.") for kind in KINDS)]:
+        raise ValueError(f"no actions are called {', '.join(unknown)}; there are {', '.join(k.name for k in KINDS)}")
+    return kinds

@@ -1,0 +1,90 @@
+"""The course of actions: several at a time, each recorded, until the time is over or the list is done."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from campaign.action import Action, Kind
+from campaign.findings import Finding
+from campaign.stage import Stage
+
+AFTERMATH_SECONDS = 5.0
+"""An action that ended so long before a finding may have to do with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """An action that was carried out, and when."""
+
+    action: Action
+    begun: float
+    ended: float
+    failure: str
+
+
+class Course:
+    """Takes one action after the other from the list on each lane, and writes each down as it begins."""
+
+    def __init__(
+        self, stage: Stage, actions: Iterable[Action], kinds: Mapping[str, Kind], lanes: int, record: Path
+    ) -> None:
+        self.done: list[Done] = []
+        self._stage = stage
+        self._actions = iter(actions)
+        self._kinds = kinds
+        self._record = record
+        self._lock = threading.Lock()
+        self._running: dict[Action, float] = {}
+        self._threads = [threading.Thread(target=self._lane, name=f"lane {number}") for number in range(lanes)]
+
+    def run(self, seconds: float) -> None:
+        """No action begins later than after `seconds`; those under way end by themselves."""
+        for thread in self._threads:
+            thread.start()
+        end = time.monotonic() + seconds
+        while any(thread.is_alive() for thread in self._threads) and not self._stage.ending.is_set():
+            if self._stage.ending.wait(min(0.2, max(0.0, end - time.monotonic()))) or time.monotonic() >= end:
+                break
+        self._stage.ending.set()
+        for thread in self._threads:
+            thread.join()
+
+    def suspects(self, finding: Finding) -> list[Action]:
+        """Those that were under way, or had just ended, when something was found, in the order of their beginning."""
+        return [
+            done.action
+            for done in sorted(self.done, key=lambda done: done.begun)
+            if done.begun <= finding.moment <= done.ended + AFTERMATH_SECONDS
+        ]
+
+    def _lane(self) -> None:
+        while not self._stage.ending.is_set() and (action := self._next()) is not None:
+            begun = time.monotonic()
+            failure = ""
+            try:
+                self._kinds[action.kind].run(self._stage, random.Random(action.seed))
+            except Exception as error:
+                failure = f"{type(error).__name__}: {error}"
+                self._stage.findings.add("action failed", f"{action}: {failure}")
+            ended = time.monotonic()
+            with self._lock:
+                self.done.append(Done(action, begun, ended, failure))
+            self._stage.tally.count(action.kind, "failed" if failure else "done")
+
+    def _next(self) -> Action | None:
+        with self._lock:
+            action = next(self._actions, None)
+            if action is not None:
+                with self._record.open("a") as file:
+                    file.write(json.dumps({"action": str(action), "time": time.time()}) + "\n")
+            return action
+
+
+def read_record(path: Path) -> list[Action]:
+    return [Action.parse(json.loads(line)["action"]) for line in path.read_text().splitlines()]

@@ -1,0 +1,117 @@
+"""Findings: promises that were broken; and the tally of requests, with what was lost and why."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+from campaign.models import process_name
+
+KEPT_EACH = 5
+"""Findings of a kind that are kept with their text; further ones are only counted."""
+
+_INSIDE = re.compile(
+    r"worker of model '([^']+)' version \d+ ended unexpectedly"
+    r" \((?:killed by signal 9|its exit status is not known)\); the request was in it"
+)
+"""How a worker ended only its parent knows: nobody, once the zygote has been killed too."""
+_SEQUENCE = re.compile(r"sequence \S+ of model '([^']+)' has been lost with the worker that ran it")
+_REGION = re.compile(r"Unable to find shared memory region")
+
+KILL_SECONDS = 20.0
+"""From a kill until the last request that it cost must have been told: a sequence's next request may come late."""
+INSIDE_EACH_KILL = 12
+"""Requests that the honest clients of one model have under way at most, each sequence counted once more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    kind: str
+    text: str
+    moment: float
+    """Of time.monotonic()."""
+
+
+class Findings:
+    """Keeps what was found; may be told by all threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: list[Finding] = []
+        self.counts: Counter[str] = Counter()
+
+    def add(self, kind: str, text: str, moment: float | None = None) -> None:
+        with self._lock:
+            self.counts[kind] += 1
+            if self.counts[kind] <= KEPT_EACH:
+                self._kept.append(Finding(kind, text, time.monotonic() if moment is None else moment))
+
+    @property
+    def kept(self) -> list[Finding]:
+        with self._lock:
+            return list(self._kept)
+
+
+class Damage:
+    """What actions have done that may cost honest requests, and which it has cost."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kills: defaultdict[str, list[float]] = defaultdict(list)
+        self._unregistered: list[float] = []
+        self.lost: Counter[str] = Counter()
+        """Name of the killed processes -> requests that were inside."""
+
+    def killed(self, model: str) -> None:
+        with self._lock:
+            self._kills[process_name(model)].append(time.monotonic())
+
+    def unregistered(self) -> None:
+        """Clients' regions of shared memory may have been unregistered by somebody else."""
+        with self._lock:
+            self._unregistered.append(time.monotonic())
+
+    def excuse(self, text: str, begun: float, ended: float) -> str | None:
+        """Why a request was lost by design; None when nothing explains it."""
+        with self._lock:
+            for pattern, why in ((_INSIDE, "inside a killed worker"), (_SEQUENCE, "sequence in a killed worker")):
+                if (found := pattern.search(text)) and _hit(self._kills[process_name(found[1])], begun, ended):
+                    self.lost[process_name(found[1])] += 1
+                    return why
+            if _REGION.search(text) and _hit(self._unregistered, begun, ended):
+                return "region unregistered by another client"
+        return None
+
+    def excess(self) -> list[str]:
+        """Workers with which more was lost than was inside."""
+        with self._lock:
+            return [
+                f"{count} requests were lost in {len(self._kills[name])} kills of {name}"
+                for name, count in self.lost.items()
+                if count > len(self._kills[name]) * INSIDE_EACH_KILL
+            ]
+
+
+def _hit(moments: list[float], begun: float, ended: float) -> bool:
+    return any(begun - KILL_SECONDS <= moment <= ended for moment in moments)
+
+
+class Tally:
+    """Counts tries by who made them, and what became of them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.tries: Counter[str] = Counter()
+        self.outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+
+    def count(self, who: str, outcome: str, times: int = 1) -> None:
+        with self._lock:
+            self.tries[who] += times
+            self.outcomes[who][outcome] += times
+
+    def rows(self) -> list[tuple[str, int, dict[str, int]]]:
+        with self._lock:
+            return [(who, tries, dict(self.outcomes[who])) for who, tries in sorted(self.tries.items())]

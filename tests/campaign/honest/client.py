@@ -1,0 +1,86 @@
+"""Honest clients: each asks in a thread of its own and checks every answer by value."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import Protocol
+
+from tritonclient.utils import InferenceServerException
+
+from campaign.stage import Stage
+from rocserve_client import RocserveError
+
+ANSWER_SECONDS = 30.0
+"""An honest request that nothing excuses is answered within it, however loaded the machine is."""
+
+
+class WrongAnswer(Exception):
+    """The answer came and its values are not right."""
+
+
+class Asker(Protocol):
+    """What one client asks, over and over."""
+
+    def ask(self, random: random.Random) -> None:
+        """Ask once. Raises WrongAnswer, or the error of the client library."""
+
+    def reopen(self) -> None:
+        """Begin anew after an error: streams, sequences, regions."""
+
+    def close(self) -> None: ...
+
+
+class HonestClient:
+    """Runs an asker until it is stopped: counts, and reports what no action explains."""
+
+    def __init__(self, name: str, asker: Asker, stage: Stage, pace_seconds: float, seed: int) -> None:
+        self.name = name
+        self._asker = asker
+        self._stage = stage
+        self._pace = pace_seconds
+        self._random = random.Random(seed)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name)
+        self.slowest = 0.0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """No further request; the one under way is waited for."""
+        self._stopping.set()
+        self._thread.join(2 * ANSWER_SECONDS)
+        if self._thread.is_alive():
+            self._stage.findings.add("no answer", f"{self.name} still waits for an answer at the end")
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._random.uniform(0, 2 * self._pace)):
+            begun = time.monotonic()
+            outcome = self._ask_once(begun)
+            self.slowest = max(self.slowest, time.monotonic() - begun)
+            self._stage.tally.count(self.name, outcome)
+        self._asker.close()
+
+    def _ask_once(self, begun: float) -> str:
+        """What became of it: "right", or what was lost and why."""
+        findings = self._stage.findings
+        try:
+            self._asker.ask(self._random)
+        except WrongAnswer as error:
+            findings.add("wrong answer", f"{self.name}: {error}")
+            self._asker.reopen()
+            return "wrong"
+        except (InferenceServerException, RocserveError, OSError, EOFError) as error:
+            ended = time.monotonic()
+            why = self._stage.damage.excuse(str(error), begun, ended)
+            if why is None:
+                findings.add("honest request failed", f"{self.name}, after {ended - begun:.1f} s: {error}")
+            self._asker.reopen()
+            return why or "failed"
+        except Exception as error:
+            findings.add("honest client broke", f"{self.name}: {type(error).__name__}: {error}")
+            self._asker.reopen()
+            return "failed"
+        return "right"

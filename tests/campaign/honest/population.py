@@ -1,0 +1,50 @@
+"""The population: which honest clients ask which server."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from campaign import models
+from campaign.honest.client import Asker, HonestClient
+from campaign.honest.constants import FEW_VALUES, ByRocserveStream, ByTritonGrpc, ByTritonHttp, steady, swapped
+from campaign.honest.others import Decoupled, Photos, PythonModel, Sequences, SharedTensors
+from campaign.stage import Stage
+
+
+@contextmanager
+def asking(stage: Stage, pace_seconds: float, seed: int) -> Iterator[list[HonestClient]]:
+    """All of them ask from now on until the block ends."""
+    seeds = random.Random(seed)
+    clients = [
+        HonestClient(name, asker, stage, pace_seconds, seeds.getrandbits(32)) for name, asker in _askers(stage).items()
+    ]
+    for client in clients:
+        client.start()
+    try:
+        yield clients
+    finally:
+        for client in clients:
+            client.stop()
+
+
+def _askers(stage: Stage) -> dict[str, Asker]:
+    poll, explicit = stage.poll, stage.explicit
+    changing = swapped(stage.constants)
+    return {
+        "swapped, gRPC": ByTritonGrpc(poll.address, changing),
+        "swapped, HTTP": ByTritonHttp(poll.http_address, changing),
+        "swapped, stream": ByRocserveStream(poll.address, changing),
+        "steady, gRPC": ByTritonGrpc(poll.address, [steady(models.STEADY)]),
+        "steady, HTTP": ByTritonHttp(poll.http_address, [steady(models.STEADY)]),
+        "steady, shared memory": SharedTensors(poll.address),
+        "cached, gRPC": ByTritonGrpc(poll.address, [steady(models.CACHED)], FEW_VALUES),
+        "Python model, HTTP": PythonModel(poll.http_address),
+        "decoupled, stream": Decoupled(poll.address),
+        "sequences, gRPC": Sequences(poll.address),
+        "photos, rocserve_client": Photos(poll.address),
+        "explicit steady, gRPC": ByTritonGrpc(explicit.address, [steady(models.STEADY), steady(models.CALLED)]),
+        "explicit steady, stream": ByRocserveStream(explicit.address, [steady(models.STEADY)]),
+        "explicit Python model, HTTP": PythonModel(explicit.http_address),
+    }

@@ -1,0 +1,89 @@
+"""The models that a campaign's servers serve, as their users would lay them out."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from support.models import add_constant, drop
+from support.paced_models import drop_paced
+from support.sequences import drop_accumulator
+
+SAMPLES = Path(__file__).parents[2] / "model_repository"
+PYTHON_MODELS = Path(__file__).parents[1] / "data" / "python-models"
+
+STEADY, CACHED, CALLED = "steady", "cached", "called"
+PYTHON, DECOUPLED, SUMS, DIGITS = "add_sub", "repeat", "sums", "digits"
+FUZZED, PACED = "fuzzed", "paced"
+COPIED = ("first", "second")
+"""Swapped by copies, renames and rsync."""
+MOUNTED, CHECKED_OUT = "mounted", "checked_out"
+"""Swapped by a ConfigMap's link, and by git."""
+SWAPPED = (*COPIED, MOUNTED, CHECKED_OUT)
+FIRST = 7.0
+"""What each model that adds a constant adds at first."""
+
+CONSTANT_CONFIG = """
+platform: "onnx_onnxv1"
+max_batch_size: 8
+input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
+dynamic_batching { }
+parameters { key: "intra_op_thread_count" value { string_value: "1" } }
+"""
+CACHE = "response_cache { enable: true }\n"
+BATCHES = "oldest { max_candidate_sequences: 16 } max_sequence_idle_microseconds: 20000000"
+
+GIT = ("git", "-c", "user.name=campaign", "-c", "user.email=campaign@localhost", "-c", "gc.auto=0")
+
+PROCESS_NAME_BYTES = 15
+"""At which the kernel cuts the names of processes."""
+
+
+def process_name(model: str) -> str:
+    """Of the model's workers; models whose names begin alike may share it."""
+    return f"rocserve:{model}"[:PROCESS_NAME_BYTES]
+
+
+def git(folder: Path, *words: str) -> None:
+    subprocess.run([*GIT, *words], cwd=folder, check=True, capture_output=True, timeout=30)
+
+
+def drop_constant(repository: Path, name: str, constant: float = FIRST, more: str = "") -> Path:
+    return drop(repository, name, add_constant(constant), CONSTANT_CONFIG + more)
+
+
+def fill_copied(repository: Path) -> None:
+    """The repository that files are copied into."""
+    for name in (STEADY, FUZZED, *COPIED):
+        drop_constant(repository, name)
+    drop_constant(repository, CACHED, more=CACHE)
+    drop_accumulator(repository, SUMS, BATCHES)
+    drop_paced(repository, PACED)
+    for name in (PYTHON, DECOUPLED):
+        shutil.copytree(PYTHON_MODELS / name, repository / name)
+    for name in (DIGITS, "digits_classifier", "digits_preprocess"):
+        shutil.copytree(SAMPLES / name, repository / name)
+
+
+def fill_mounted(repository: Path) -> None:
+    """A volume of Kubernetes: everything behind the link `..data`."""
+    drop_constant(repository / "..first", MOUNTED)
+    (repository / "..data").symlink_to("..first")
+    (repository / MOUNTED).symlink_to(f"..data/{MOUNTED}")
+
+
+def fill_checked_out(repository: Path) -> None:
+    """The work tree of a git repository."""
+    drop_constant(repository, CHECKED_OUT)
+    git(repository, "init", "--quiet", "--initial-branch=main")
+    git(repository, "add", "--all")
+    git(repository, "commit", "--quiet", "--message=first")
+
+
+def fill_explicit(repository: Path) -> None:
+    """The repository of the server in explicit mode."""
+    for name in (STEADY, FUZZED, CALLED):
+        drop_constant(repository, name)
+    shutil.copytree(PYTHON_MODELS / PYTHON, repository / PYTHON)

@@ -1,0 +1,82 @@
+"""A run of the campaign: the stage is set, clients ask, actions hurt, and at the end everything is looked at."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from campaign.action import Action, Kind
+from campaign.course import Course
+from campaign.findings import Findings, Tally
+from campaign.honest.client import HonestClient
+from campaign.honest.population import asking
+from campaign.stage import Stage, open_stage
+from campaign.watch import ending
+from campaign.watch.health import HealthWatch, health_watched
+from campaign.watch.resources import ResourceWatch, look, resources_watched
+
+SETTLING_SECONDS = 3.0
+"""The clients have connected, everything has been used once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    seconds: float
+    seed: int
+    lanes: int = 2
+    pace_seconds: float = 0.1
+    """Mean pause of each honest client between two requests."""
+    health_seconds: float = 5.0
+    most_mib: float = 2048.0
+    """Of each server with its workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    findings: Findings
+    tally: Tally
+    course: Course
+    clients: Sequence[HonestClient]
+    health: Sequence[HealthWatch]
+    resources: Sequence[ResourceWatch]
+    seconds: float
+
+
+def run(options: Options, actions: Iterable[Action], kinds: Sequence[Kind], folder: Path) -> Outcome:
+    """`folder` is empty; what the run leaves there tells of it: logs, repositories and the record of the actions."""
+    findings = Findings()
+    shared_before = ending.shared_files()
+    with open_stage(folder, findings) as stage:
+        begun = time.monotonic()
+        course = Course(stage, actions, {kind.name: kind for kind in kinds}, options.lanes, folder / "actions.jsonl")
+        indexes = {name: ending.index_rows(server) for name, server in stage.servers.items()}
+        with (
+            resources_watched(stage, options.most_mib) as resources,
+            health_watched(stage, options.health_seconds) as health,
+            asking(stage, options.pace_seconds, options.seed) as clients,
+        ):
+            time.sleep(SETTLING_SECONDS)
+            for watch in resources:
+                watch.settled = look(stage.servers[watch.name])
+            course.run(options.seconds)
+            _look_again(stage, indexes, resources)
+        seconds = time.monotonic() - begun
+        for watch in resources:
+            watch.check_trend()
+            ending.end(stage, watch)
+            ending.check_log(stage, watch.name)
+        ending.check_files(stage, shared_before, resources)
+        stage.canaries.check()
+        for text in stage.damage.excess():
+            findings.add("too much lost", text)
+    return Outcome(findings, stage.tally, course, clients, health, resources, seconds)
+
+
+def _look_again(stage: Stage, indexes: dict[str, ending.IndexRows], resources: Sequence[ResourceWatch]) -> None:
+    """No action runs any more, the clients still ask."""
+    for watch in resources:
+        if stage.servers[watch.name].process.poll() is None:  # type: ignore[union-attr]
+            ending.check_recovery(stage, watch.name, indexes[watch.name])
+            watch.compare()

@@ -1,0 +1,104 @@
+"""The stage: two servers, their repositories, and what is known of both while they are hurt."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from support.metrics import FLAGS as METRICS
+from support.server import RocserveProcess
+
+from campaign import models
+from campaign.canaries import Canaries
+from campaign.findings import Damage, Findings, Tally
+from campaign.truth import Constants
+
+SETTLE_SECONDS = 0.2
+COMMON = (
+    "--strict-readiness=false",
+    "--allow-client-shm=true",
+    "--cache-config=local,size=1048576",
+    "--exit-timeout-secs=10",
+    *METRICS,
+)
+"""Models that are being restarted make the server unready unless told otherwise; here it must always be ready."""
+START_SECONDS = 120.0
+
+
+@dataclass
+class Stage:
+    folder: Path
+    poll: RocserveProcess
+    explicit: RocserveProcess
+    canaries: Canaries
+    findings: Findings
+    damage: Damage = field(default_factory=Damage)
+    tally: Tally = field(default_factory=Tally)
+    ending: threading.Event = field(default_factory=threading.Event)
+    """No further action begins."""
+    constants: dict[str, Constants] = field(
+        default_factory=lambda: {name: Constants(models.FIRST) for name in models.SWAPPED}
+    )
+    locks: defaultdict[str, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
+    """One for each thing that only one action at a time may change."""
+
+    @property
+    def copied(self) -> Path:
+        return self.folder / "copied"
+
+    @property
+    def mounted(self) -> Path:
+        return self.folder / "mounted"
+
+    @property
+    def checked_out(self) -> Path:
+        return self.folder / "checked_out"
+
+    @property
+    def staging(self) -> Path:
+        """On the repositories' file system, and none of them."""
+        return self.folder / "staging"
+
+    @property
+    def servers(self) -> dict[str, RocserveProcess]:
+        return {"poll": self.poll, "explicit": self.explicit}
+
+
+@contextmanager
+def open_stage(folder: Path, findings: Findings) -> Iterator[Stage]:
+    """Lays out the repositories and starts the servers; kills what is left of them at the end."""
+    for name, fill in (
+        ("copied", models.fill_copied),
+        ("mounted", models.fill_mounted),
+        ("checked_out", models.fill_checked_out),
+        ("remote", models.fill_explicit),
+    ):
+        (folder / name).mkdir()
+        fill(folder / name)
+    for name in ("staging", "outside", "temporary"):
+        (folder / name).mkdir()
+    # What the servers write to the usual places is then seen.
+    environment = {"TMPDIR": str(folder / "temporary"), "HOME": str(folder / "temporary")}
+    repositories = [folder / name for name in ("copied", "mounted", "checked_out")]
+    settling = (f"--repository-settle-secs={SETTLE_SECONDS}", "--repository-poll-secs=1")
+    explicit = ("--model-control-mode=explicit", "--load-model=*")
+    with ExitStack() as parts:
+        canaries = parts.enter_context(Canaries(folder / "outside", findings))
+        poll, remote = (
+            parts.enter_context(
+                RocserveProcess(
+                    folders, *COMMON, *flags, log=folder / f"{name}.log", environment=environment, outlives=False
+                )
+            )
+            for name, folders, flags in (
+                ("poll", repositories, settling),
+                ("explicit", [folder / "remote"], explicit),
+            )
+        )
+        for server in (poll, remote):
+            server.wait_until_ready(START_SECONDS)
+        yield Stage(folder, poll, remote, canaries, findings)

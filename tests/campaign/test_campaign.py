@@ -1,0 +1,126 @@
+"""The campaign itself: a short one keeps all promises, and a promise that is broken on purpose is reported."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.models import add_constant
+from support.server import wait_until
+from support.shared_memory import FOLDER as SHARED_MEMORY
+
+from campaign import catalogue, models
+from campaign.action import Action, Kind, drawn
+from campaign.actions.kills import workers_of
+from campaign.actions.swaps import file_of
+from campaign.course import read_record
+from campaign.run import Options, Outcome, run
+from campaign.stage import Stage
+from campaign.watch import ending
+
+HEALTH_SECONDS = 1.0
+OPTIONS = Options(seconds=60.0, seed=1, lanes=1, pace_seconds=0.05, health_seconds=HEALTH_SECONDS)
+LEFT_BEHIND = SHARED_MEMORY / "left_by_a_campaign_on_purpose"
+
+
+def wrong_answer(stage: Stage, random: random.Random) -> None:
+    """Files that nobody was told of, for as long as somebody gets their answer; then the right ones again."""
+    file = file_of(stage, models.COPIED[0])
+    file.write_bytes(add_constant(123.0))
+    wait_until(lambda: stage.findings.counts["wrong answer"], 20, "the report of a wrong answer")
+    file.write_bytes(add_constant(models.FIRST))
+
+
+def opened_canary(stage: Stage, random: random.Random) -> None:
+    stage.canaries.text.read_bytes()
+
+
+def told_secret(stage: Stage, random: random.Random) -> None:
+    stage.canaries.search("a test", b"..." + stage.canaries.secret.encode())
+
+
+def stopped_server(stage: Stage, random: random.Random) -> None:
+    assert stage.explicit.process is not None
+    stage.explicit.process.send_signal(signal.SIGSTOP)
+    time.sleep(3 * HEALTH_SECONDS)
+    stage.explicit.process.send_signal(signal.SIGCONT)
+
+
+def killed_worker(stage: Stage, random: random.Random) -> None:
+    """With a request inside, and nobody was told."""
+    (worker,) = workers_of(stage.poll, models.PYTHON)
+    worker.suspend()
+    time.sleep(0.5)
+    worker.kill()
+
+
+def left_behind(stage: Stage, random: random.Random) -> None:
+    LEFT_BEHIND.touch()
+    (stage.folder / "temporary" / "left").touch()
+    (stage.copied / "half" / "1").mkdir(parents=True)
+    (stage.copied / "half" / "1" / "model.onnx").write_bytes(b"half")
+
+
+def failing(stage: Stage, random: random.Random) -> None:
+    raise AssertionError("on purpose")
+
+
+def run_only(folder: Path, *breaks: Callable[[Stage, random.Random], None], **changes: float) -> Outcome:
+    kinds = [Kind(f"break.{each.__name__}", each) for each in breaks]
+    return run(dataclasses.replace(OPTIONS, **changes), [Action(kind.name, 1) for kind in kinds], kinds, folder)  # type: ignore[arg-type]
+
+
+@pytest.mark.timeout(240)
+def test_what_is_broken_on_purpose_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ending, "RECOVERY_SECONDS", 3.0)
+    try:
+        outcome = run_only(
+            tmp_path, wrong_answer, opened_canary, told_secret, stopped_server, killed_worker, left_behind, failing
+        )
+    finally:
+        LEFT_BEHIND.unlink(missing_ok=True)
+    found = set(outcome.findings.counts)
+    assert found == {
+        "wrong answer",
+        "canary touched",
+        "secret told",
+        "health slow",
+        "honest request failed",
+        "shared memory left",
+        "temporary files left",
+        "not recovered",
+        "action failed",
+    }
+    texts = [finding.text for finding in outcome.findings.kept]
+    for part in ("first added [123.0], expected one of [7.0]", "killed by signal 9", "on purpose"):
+        assert any(part in text for text in texts), part
+    # Each names the action that it came of.
+    suspects = {finding.kind: outcome.course.suspects(finding) for finding in outcome.findings.kept}
+    assert Action("break.failing", 1) in suspects["action failed"]
+    assert Action("break.wrong_answer", 1) in suspects["wrong answer"]
+
+
+@pytest.mark.timeout(240)
+def test_a_server_that_takes_too_much_ends_the_campaign(tmp_path: Path):
+    outcome = run_only(tmp_path, most_mib=1.0)
+    assert set(outcome.findings.counts) == {"too much taken"}
+
+
+@pytest.mark.timeout(240)
+def test_a_short_campaign_keeps_all_promises(tmp_path: Path):
+    kinds = catalogue.chosen(["swap", "kill"])
+    options = dataclasses.replace(OPTIONS, seconds=6.0, lanes=2, health_seconds=10.0)
+    outcome = run(options, drawn(1, kinds), kinds, tmp_path)
+    assert outcome.findings.kept == []
+    asked = {who: outcomes for who, _, outcomes in outcome.tally.rows()}
+    assert all(asked[client.name].get("right", 0) > 5 for client in outcome.clients)
+    assert len(outcome.course.done) >= 3
+    # What was recorded can be repeated.
+    assert {str(done.action) for done in outcome.course.done} == {
+        str(action) for action in read_record(tmp_path / "actions.jsonl")
+    }

@@ -1,0 +1,83 @@
+"""The campaign's parts: what is drawn, which answers are right, what is excused, how a list of actions gets shorter."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from campaign import catalogue
+from campaign.action import Action, drawn
+from campaign.findings import INSIDE_EACH_KILL, Damage
+from campaign.minimise import smallest
+from campaign.truth import Constants
+from campaign.watch.ending import tracebacks
+
+
+def test_a_seed_draws_the_same_actions_and_each_has_a_name():
+    first, again = (list(itertools.islice(drawn(5, catalogue.KINDS), 300)) for _ in range(2))
+    assert first == again
+    assert {action.kind for action in first} == {kind.name for kind in catalogue.KINDS}
+    assert [Action.parse(str(action)) for action in first] == first
+    assert first != list(itertools.islice(drawn(6, catalogue.KINDS), 300))
+
+
+def test_kinds_are_chosen_by_subject_and_by_name():
+    assert {kind.name.partition(".")[0] for kind in catalogue.chosen(["swap"])} == {"swap"}
+    assert [kind.name for kind in catalogue.chosen(["kill.stop"])] == ["kill.stop"]
+    with pytest.raises(ValueError, match="no actions are called nothing"):
+        catalogue.chosen(["nothing"])
+
+
+def test_the_old_constant_is_right_until_the_new_one_was_seen():
+    constants = Constants(1.0)
+    constants.offer(2.0)
+    between = time.monotonic()
+    assert constants.allowed(between, between) == {1.0, 2.0}
+    constants.settle(2.0)
+    after = time.monotonic() + 0.001
+    assert constants.allowed(after, after) == {2.0}
+    assert constants.allowed(between, after) == {1.0, 2.0}, "the request was under way during the swap"
+
+
+def test_a_kill_excuses_what_was_inside_and_no_more():
+    inside = "worker of model 'm' version 1 ended unexpectedly (killed by signal 9); the request was in it; ..."
+    damage = Damage()
+    now = time.monotonic()
+    assert damage.excuse(inside, now, now) is None, "nobody was killed"
+    damage.killed("m")
+    later = time.monotonic()
+    assert damage.excuse(inside, now, later) == "inside a killed worker"
+    assert damage.excuse(inside.replace("'m'", "'n'"), now, later) is None, "another model's worker"
+    assert damage.excuse("no worker", now, later) is None
+    assert damage.excess() == []
+    for _ in range(INSIDE_EACH_KILL):
+        damage.excuse(inside, now, later)
+    assert damage.excess() == [f"{INSIDE_EACH_KILL + 1} requests were lost in 1 kills of rocserve:m"]
+
+
+def test_the_smallest_list_has_only_what_it_takes():
+    actions = [Action("kind", seed) for seed in range(8)]
+
+    def takes(guilty: set[int]) -> list[int]:
+        def is_found_with(tried: Sequence[Action]) -> bool:
+            return guilty <= {action.seed for action in tried}
+
+        return [action.seed for action in smallest(actions, is_found_with)]
+
+    assert takes({3}) == [3]
+    assert takes({1, 6}) == [1, 6]
+    assert takes({9}) == [], "it does not come again"
+
+
+def test_tracebacks_are_found_in_a_log():
+    log = (
+        'I1 a line"\nE1 it failed\nTraceback (most recent call last):\n  File "a.py", line 1\n'
+        "    boom()\nKeyError: 3\nI1 on\n"
+    )
+    assert list(tracebacks(log)) == [
+        'E1 it failed\nTraceback (most recent call last):\n  File "a.py", line 1\n    boom()\nKeyError: 3'
+    ]
+    assert list(tracebacks("I1 quiet\n")) == []

@@ -1,0 +1,127 @@
+"""The end: what serves again, how the servers end, what they leave behind, and what their logs say."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+from support.repository_index import rows_of
+from support.server import RocserveProcess, wait_until
+from support.shared_memory import FOLDER as SHARED_MEMORY
+
+from campaign.stage import Stage
+from campaign.watch.resources import ResourceWatch
+
+RECOVERY_SECONDS = 60.0
+END_SECONDS = 40.0
+LEFT_SECONDS = 10.0
+PROCESS_NUMBER = re.compile(r"(?<![0-9a-f])\d+(?![0-9a-f])")
+"""Programs beside this one put theirs into the names of what they share."""
+USERS_CODE = "model.py"
+"""A traceback that goes through a model's own file is what the log is for."""
+UNLOADED = ("UNAVAILABLE", "unloaded")
+"""Of versions that were there before."""
+
+IndexRows = dict[tuple[str, str], tuple[str, str]]
+
+
+def index_rows(server: RocserveProcess) -> IndexRows:
+    """(model, version) -> (state, reason)."""
+    return {(row.name, row.version): (row.state, row.reason) for row in rows_of(server)}
+
+
+def check_recovery(stage: Stage, name: str, before: IndexRows) -> None:
+    """Every model is as it was before the first action, whatever version serves now."""
+    server = stage.servers[name]
+    expected = _states(before)
+    now: IndexRows = {}
+
+    def is_back() -> bool:
+        nonlocal now
+        now = index_rows(server)
+        return _states(now) == expected
+
+    try:
+        wait_until(is_back, RECOVERY_SECONDS)
+    except AssertionError:
+        stage.findings.add("not recovered", f"{name}: the index is {now}, expected {expected}")
+
+
+def _states(rows: IndexRows) -> dict[str, set[tuple[str, str]]]:
+    models: dict[str, set[tuple[str, str]]] = {}
+    for (model, _), state in rows.items():
+        if state != UNLOADED:
+            models.setdefault(model, set()).add(state)
+    return models
+
+
+def end(stage: Stage, watch: ResourceWatch) -> None:
+    """SIGTERM; the exit status, and what is left."""
+    server = stage.servers[watch.name]
+    assert server.process is not None
+    if server.process.poll() is not None:
+        stage.findings.add("server ended", f"{watch.name}: with status {server.process.returncode} before its end")
+        return
+    family = watch.family | set(server.family())
+    try:
+        status = server.terminate(END_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        stage.findings.add("hangs at the end", f"{watch.name}: {error}")
+        return
+    if status:
+        stage.findings.add("exit status", f"{watch.name} ended with status {status} at SIGTERM")
+    _, alive = psutil.wait_procs(list(family), timeout=LEFT_SECONDS)
+    for process in alive:
+        stage.findings.add("process left", f"{watch.name}: {process}")
+        process.kill()
+    for port in (server.port, server.http_port):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                stage.findings.add("socket left", f"{watch.name}: port {port} still takes connections")
+
+
+def shared_files() -> set[str]:
+    return {path.name for path in SHARED_MEMORY.iterdir()}
+
+
+def check_files(stage: Stage, shared_before: set[str], watches: Sequence[ResourceWatch]) -> None:
+    """Nothing new in /dev/shm, nothing in the servers' folder for temporary files."""
+    servers = [server.process.pid for server in stage.servers.values() if server.process is not None]
+    ours = {os.getpid(), *servers, *(process.pid for watch in watches for process in watch.family)}
+    if new := {name for name in shared_files() - shared_before if not _is_others(name, ours)}:
+        stage.findings.add("shared memory left", f"in {SHARED_MEMORY}: {sorted(new)}")
+    left = [path for path in (stage.folder / "temporary").rglob("*") if path.is_file() and not _is_cache(path)]
+    if left:
+        stage.findings.add("temporary files left", f"{left}")
+
+
+def _is_others(name: str, ours: set[int]) -> bool:
+    numbers = {int(number) for number in PROCESS_NUMBER.findall(name)}
+    return bool(numbers) and not numbers & ours
+
+
+def _is_cache(path: Path) -> bool:
+    return ".cache" in path.parts
+
+
+def check_log(stage: Stage, name: str) -> None:
+    for traceback in tracebacks(stage.servers[name].log_text):
+        if USERS_CODE not in traceback:
+            stage.findings.add("traceback", f"{name}:\n{traceback}")
+
+
+def tracebacks(log: str) -> Iterator[str]:
+    """Each from its first line to its error, with the line of the log that it belongs to."""
+    lines = log.splitlines()
+    for index, line in enumerate(lines):
+        if "Traceback (most recent call last)" not in line:
+            continue
+        end = index + 1
+        while end < len(lines) and lines[end].startswith(" "):
+            end += 1
+        yield "\n".join(lines[max(0, index - 1) : end + 1])

@@ -1,0 +1,111 @@
+"""Health: live and ready, gRPC and HTTP, asked on connections of their own, answer within a bound."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import tritonclient.grpc as triton
+from support.server import RocserveProcess
+
+from campaign.findings import Findings
+from campaign.stage import Stage
+
+PAUSE_SECONDS = 0.25
+GIVEN_UP_AFTER = 30.0
+"""A probe that is not answered ends then, so that the next one may find the server again."""
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
+"""Else gRPC lets all clients of a process share one."""
+
+
+class HealthWatch:
+    """One probe after the other; keeps the slowest answers."""
+
+    def __init__(self, name: str, probe: Callable[[], bool], bound_seconds: float, stage: Stage) -> None:
+        self.name = name
+        self.probes = 0
+        self.slowest = 0.0
+        self._probe = probe
+        self._bound = bound_seconds
+        self._stage = stage
+        self._findings: Findings = stage.findings
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(2 * GIVEN_UP_AFTER)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(PAUSE_SECONDS):
+            begun = time.monotonic()
+            try:
+                healthy, why = self._probe(), "the answer was no"
+            except Exception as error:
+                healthy, why = False, f"{type(error).__name__}: {error}"
+            taken = time.monotonic() - begun
+            self.probes += 1
+            self.slowest = max(self.slowest, taken)
+            if not healthy:
+                self._findings.add("unhealthy", f"{self.name}, after {taken:.1f} s: {why}", begun)
+            elif taken > self._bound:
+                self._findings.add("health slow", f"{self.name} took {taken:.1f} s, bound {self._bound} s", begun)
+
+
+def _by_http(server: RocserveProcess, path: str) -> Callable[[], bool]:
+    """A connection each, as kubelet does."""
+
+    def probe() -> bool:
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=GIVEN_UP_AFTER)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status == 200
+        finally:
+            connection.close()
+
+    return probe
+
+
+def _by_grpc(server: RocserveProcess) -> Callable[[], bool]:
+    """One connection that stays."""
+    client = triton.InferenceServerClient(server.address, channel_args=OWN_CONNECTION)
+    return lambda: bool(
+        client.is_server_live(client_timeout=GIVEN_UP_AFTER) and client.is_server_ready(client_timeout=GIVEN_UP_AFTER)
+    )
+
+
+def _by_new_grpc(server: RocserveProcess) -> Callable[[], bool]:
+    """A connection each."""
+
+    def probe() -> bool:
+        with triton.InferenceServerClient(server.address, channel_args=OWN_CONNECTION) as client:
+            return bool(client.is_server_ready(client_timeout=GIVEN_UP_AFTER))
+
+    return probe
+
+
+@contextmanager
+def health_watched(stage: Stage, bound_seconds: float) -> Iterator[list[HealthWatch]]:
+    watches = [
+        HealthWatch(f"{name} {how}", probe, bound_seconds, stage)
+        for name, server in stage.servers.items()
+        for how, probe in (
+            ("HTTP live", _by_http(server, "/v2/health/live")),
+            ("HTTP ready", _by_http(server, "/v2/health/ready")),
+            ("gRPC", _by_grpc(server)),
+            ("gRPC, new connection", _by_new_grpc(server)),
+        )
+    ]
+    for watch in watches:
+        watch.start()
+    try:
+        yield watches
+    finally:
+        for watch in watches:
+            watch.stop()

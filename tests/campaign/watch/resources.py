@@ -1,0 +1,148 @@
+"""Resources: memory and descriptors of the servers, sampled all along, and bounded in all."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from support.server import RocserveProcess, wait_until
+
+from campaign.stage import Stage
+
+PAUSE_SECONDS = 2.0
+MIB = 1 << 20
+MOST_PROCESSES = 120
+"""Of one server; some thirty serve the models and what is being swapped."""
+QUIET_SECONDS = 30.0
+"""Within it the servers have given back what the last action took."""
+
+MEMORY_GROWTH = 0.15
+MEMORY_SLACK_MIB = 48.0
+"""The server process may be larger by both at the end than after settling: glibc keeps an arena for each thread."""
+DESCRIPTOR_SLACK = 8
+"""Connections of clients that are about to go."""
+TREND_SAMPLES = 60
+"""Fewer say nothing of a trend; that is two minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    moment: float
+    server_mib: float
+    """Unique to the server process."""
+    all_mib: float
+    """The server and its workers, shared memory counted once."""
+    descriptors: int
+    processes: int
+
+
+def look(server: RocserveProcess) -> Sample:
+    assert server.process is not None
+    process = psutil.Process(server.process.pid)
+    family = [process, *server.family()]
+    memory = process.memory_full_info()
+    return Sample(
+        time.monotonic(), memory.uss / MIB, sum(map(_proportional, family)) / MIB, process.num_fds(), len(family)
+    )
+
+
+def _proportional(process: psutil.Process) -> int:
+    """Bytes, of shared pages a part; 0 of a process that has gone."""
+    try:
+        text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:"))
+
+
+class ResourceWatch:
+    """Samples one server; a finding, and the campaign's end, when it takes more than the machine has to give."""
+
+    def __init__(self, name: str, server: RocserveProcess, stage: Stage, most_mib: float) -> None:
+        self.name = name
+        self.samples: list[Sample] = []
+        self.settled: Sample | None = None
+        self.final: Sample | None = None
+        self.family: set[psutil.Process] = set()
+        """All processes that were ever seen of it."""
+        self._server = server
+        self._stage = stage
+        self._most_mib = most_mib
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"resources of {name}")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(30)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(PAUSE_SECONDS):
+            try:
+                self._sample()
+            except psutil.Error as error:
+                self._stage.findings.add("server ended", f"{self.name}: {error}; see its log")
+                self._stage.ending.set()
+                return
+
+    def _sample(self) -> None:
+        self.family.update(self._server.family())
+        sample = look(self._server)
+        self.samples.append(sample)
+        if sample.all_mib > self._most_mib or sample.processes > MOST_PROCESSES:
+            text = f"{self.name}: {sample.all_mib:.0f} MiB in {sample.processes} processes"
+            self._stage.findings.add("too much taken", f"{text}, bound {self._most_mib:.0f} MiB, {MOST_PROCESSES}")
+            self._stage.ending.set()
+
+    def compare(self) -> None:
+        """What was there after settling against what is there now that no action runs."""
+        settled = self.settled
+        assert settled is not None
+        bound = settled.server_mib * (1 + MEMORY_GROWTH) + MEMORY_SLACK_MIB
+
+        def is_back() -> bool:
+            self.final = look(self._server)
+            return self.final.server_mib <= bound and self.final.descriptors <= settled.descriptors + DESCRIPTOR_SLACK
+
+        try:
+            wait_until(is_back, QUIET_SECONDS)
+        except AssertionError:
+            assert self.final is not None
+            self._stage.findings.add(
+                "resources kept",
+                f"{self.name}: {settled.server_mib:.0f} MiB and {settled.descriptors} descriptors became"
+                f" {self.final.server_mib:.0f} MiB and {self.final.descriptors} after the last action",
+            )
+
+    def check_trend(self) -> None:
+        """Medians of the second and the last quarter: what leaks slowly grows between them."""
+        if len(self.samples) < TREND_SAMPLES:
+            return
+        quarter = len(self.samples) // 4
+        early, late = self.samples[quarter : 2 * quarter], self.samples[-quarter:]
+        memory = [statistics.median(sample.server_mib for sample in part) for part in (early, late)]
+        descriptors = [statistics.median(sample.descriptors for sample in part) for part in (early, late)]
+        if memory[1] > memory[0] * (1 + MEMORY_GROWTH) + MEMORY_SLACK_MIB:
+            self._stage.findings.add("memory grows", f"{self.name}: from {memory[0]:.0f} to {memory[1]:.0f} MiB")
+        if descriptors[1] > descriptors[0] * (1 + MEMORY_GROWTH) + DESCRIPTOR_SLACK:
+            self._stage.findings.add("descriptors grow", f"{self.name}: from {descriptors[0]} to {descriptors[1]}")
+
+
+@contextmanager
+def resources_watched(stage: Stage, most_mib: float) -> Iterator[list[ResourceWatch]]:
+    watches = [ResourceWatch(name, server, stage, most_mib) for name, server in stage.servers.items()]
+    for watch in watches:
+        watch.start()
+    try:
+        yield watches
+    finally:
+        for watch in watches:
+            watch.stop()
