@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import logging
+import math
+import re
 import threading
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rocserve.core.distributions import HistogramReading
+
+METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+RESERVED_PREFIXES = ("nv_", "rocserve_")
+"""Of the server's own metrics."""
+
+_MOST_SERIES = 10_000
+"""Of one model version: whoever reads the metrics reads them all, and labels that name requests never end."""
+_MOST_BUCKETS = 1_000
+_LONGEST_TEXT = 1_024
+"""Characters of a help text or a label."""
+
+_MOST_TOLD = 100
+"""Names of metrics that a version's log has as left out."""
+
+_OTHER_KIND = "another model has one of that name and of another kind, or with other buckets"
 
 
 class MetricKind(enum.Enum):
@@ -78,30 +97,49 @@ class CustomMetrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._families: dict[str, _Family] = {}
+        self._counts: dict[Hashable, int] = {}
+        """Of the series by their owners."""
 
-    def apply(self, owner: Hashable, changes: MetricChanges) -> Sequence[str]:
+    def apply(self, owner: Hashable, changes: MetricChanges) -> Mapping[str, str]:
         """Take what a worker of a model version, the owner, tells.
 
         Returns:
-            The names of families that are left out, for another model has one of that name and of another kind.
+            The names of families that are left out, in whole or in part, and why.
         """
-        left_out: dict[str, None] = {}
+        left_out: dict[str, str] = {}
         with self._lock:
             for change in changes.changes:
+                problem = _problem(change) or self._room_problem(owner, change)
+                if problem:
+                    left_out[change.family[:_LONGEST_TEXT]] = problem
+                    continue
                 family = self._families.setdefault(change.family, _Family(change.kind, change.help))
                 series = family.series.setdefault(
                     frozenset(change.labels.items()), _Series(change.labels, change.bounds)
                 )
                 if family.kind is not change.kind or series.bounds != change.bounds:
-                    left_out[change.family] = None
+                    left_out[change.family] = _OTHER_KIND
                     continue
                 _add(series, change)
-                series.owners.add(owner)
-        return list(left_out)
+                if owner not in series.owners:
+                    series.owners.add(owner)
+                    self._counts[owner] = self._counts.get(owner, 0) + 1
+        return left_out
+
+    def _room_problem(self, owner: Hashable, change: MetricChange) -> str:
+        """Under the lock: why a series cannot be taken; "" where it can."""
+        if self._counts.get(owner, 0) < _MOST_SERIES:
+            return ""
+        family = self._families.get(change.family)
+        series = None if family is None else family.series.get(frozenset(change.labels.items()))
+        if series is not None and owner in series.owners:
+            return ""
+        return f"the model has {_MOST_SERIES} time series already"
 
     def forget(self, owner: Hashable) -> None:
         """The model version is gone; so are the series that only it had."""
         with self._lock:
+            self._counts.pop(owner, None)
             for name, family in list(self._families.items()):
                 for key, series in list(family.series.items()):
                     series.owners.discard(owner)
@@ -137,20 +175,33 @@ class OwnedMetrics:
     def apply(self, changes: MetricChanges) -> None:
         if self._has_left:
             return
-        for name in self._metrics.apply(self, changes):
-            if name not in self._told:
+        for name, problem in self._metrics.apply(self, changes).items():
+            if name not in self._told and len(self._told) < _MOST_TOLD:
                 self._told.add(name)
-                self._log.warning(
-                    "%s: its metric '%s' is left out, for another model has one of that name and of another kind, or"
-                    " with other buckets",
-                    self._owner_name,
-                    name,
-                )
+                self._log.warning("%s: its metric '%s' is left out, for %s", self._owner_name, name, problem)
 
     def forget(self) -> None:
         """The version is gone."""
         self._has_left = True
         self._metrics.forget(self)
+
+
+def _problem(change: MetricChange) -> str:
+    """Why what a worker tells is no time series; "" where it is one."""
+    if not METRIC_NAME.fullmatch(change.family) or change.family.startswith(RESERVED_PREFIXES):
+        return "that is no name for it"
+    if not all(LABEL_NAME.fullmatch(name) for name in change.labels):
+        return "its labels have no names for labels"
+    if max(map(len, (change.family, change.help, *itertools.chain(*change.labels.items())))) > _LONGEST_TEXT:
+        return f"its name, help or labels have more than {_LONGEST_TEXT} characters"
+    bounds, is_histogram = change.bounds, change.kind is MetricKind.HISTOGRAM
+    rising = all(first < second for first, second in itertools.pairwise(bounds))
+    counted = len(change.counts) == len(bounds) + 1 and all(0 <= count < 1 << 63 for count in change.counts)
+    if bool(bounds) != is_histogram or not rising or not all(map(math.isfinite, bounds)):
+        return "its buckets do not rise, or do not go with its kind"
+    if len(bounds) > _MOST_BUCKETS or (is_histogram and not counted) or (change.counts and not is_histogram):
+        return f"its counts do not go with its buckets, or these are more than {_MOST_BUCKETS}"
+    return ""
 
 
 def _add(series: _Series, change: MetricChange) -> None:

@@ -34,7 +34,10 @@ def from_json(kind: type[T], text: bytes) -> T:
         plain = json.loads(text)
     except RecursionError:
         raise ValueError(f"JSON of a {kind.__name__} is nested too deeply") from None
-    return cast(T, _reader(cast(Hashable, kind))(plain))
+    try:
+        return cast(T, _reader(cast(Hashable, kind))(plain))
+    except (OverflowError, TypeError) as error:
+        raise ValueError(f"a {kind.__name__} cannot be read: {error}") from None
 
 
 def _to_plain(value: Any) -> Any:
@@ -85,7 +88,12 @@ def _primitive(kind: type, plain: Any) -> Any:
         return float(plain)
     if type(plain) is not kind:
         raise ValueError(f"expected {kind.__name__}, got {type(plain).__name__}")
-    return plain
+    return _encodable(cast(str, plain)) if kind is str else plain
+
+
+def _encodable(text: str) -> str:
+    """Without lone surrogates, which JSON may bring and UTF-8 has no form for."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def _dataclass_reader(kind: type[Any]) -> _Reader:
@@ -110,7 +118,7 @@ def _tuple_reader(arguments: tuple[Any, ...]) -> _Reader:
 
 def _mapping_reader(key: type, value: Any) -> _Reader:
     element = _reader(value)
-    return lambda plain: {key(name): element(entry) for name, entry in _expect(dict, plain).items()}
+    return lambda plain: {key(_encodable(name)): element(entry) for name, entry in _expect(dict, plain).items()}
 
 
 def _union_reader(arguments: tuple[Any, ...]) -> _Reader:

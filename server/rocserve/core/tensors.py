@@ -16,6 +16,8 @@ from rocserve.core.errors import invalid_argument
 Buffer = bytes | bytearray | memoryview
 
 _LENGTH = struct.Struct("<I")
+_LARGEST_EXTENT = (1 << 63) - 1
+"""Of a dimension, as the protocol has it."""
 
 
 @dataclass(slots=True)
@@ -48,6 +50,14 @@ class Tensor:
     def copied(self) -> Tensor:
         """The same tensor on memory of its own."""
         return Tensor(self.name, self.datatype, self.shape, bytes(self.data))
+
+
+def can_hold(datatype: DataType, shape: tuple[int, ...], nbytes: int) -> bool:
+    """Whether a tensor of this shape may have so many bytes; of BYTES, each element has at least its length."""
+    if any(not 0 <= extent <= _LARGEST_EXTENT for extent in shape):
+        return False
+    count = math.prod(shape)
+    return count * _LENGTH.size <= nbytes if datatype is DataType.BYTES else count * datatype.itemsize == nbytes
 
 
 def tensor_from_numpy(name: str, array: np.ndarray[Any, Any], datatype: DataType | None = None) -> Tensor:

@@ -5,6 +5,26 @@ from __future__ import annotations
 import time
 
 
+class Allowance:
+    """Lets so many through at once, and from then on so many a second. For one thread."""
+
+    def __init__(self, burst: int, per_second: float) -> None:
+        self._burst = float(burst)
+        self._per_second = per_second
+        self._left = self._burst
+        self._counted_at = time.monotonic()
+
+    def take(self) -> bool:
+        """Whether one more may pass now."""
+        now = time.monotonic()
+        self._left = min(self._left + (now - self._counted_at) * self._per_second, self._burst)
+        self._counted_at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
 class Pace:
     """Lets the first remark through, and then one in so many seconds. For one thread."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rocserve.core.classification import classify
-from rocserve.core.errors import internal
+from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import NO_PARAMETERS, InferResponse, Parameters
 from rocserve.core.tensors import Tensor
@@ -29,6 +29,15 @@ class ResponseMaker:
         Raises:
             ServeError: an output is not what the configuration says of it.
         """
+        try:
+            return self._make(entry, outputs)
+        except ServeError:
+            raise
+        except Exception as error:
+            # A worker may say anything of its outputs, and its client is to be answered all the same.
+            raise internal(f"the model's outputs make no response: {error!r}") from error
+
+    def _make(self, entry: QueuedRequest, outputs: list[Tensor]) -> InferResponse:
         plan = entry.plan
         if len(outputs) != len(plan.outputs):
             wanted = set(plan.outputs)

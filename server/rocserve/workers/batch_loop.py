@@ -11,9 +11,8 @@ from rocserve.core.plain import to_json
 from rocserve.core.tensors import Tensor
 from rocserve.workers.memory import Arena
 from rocserve.workers.messages import BatchFailure, BatchLayout
-from rocserve.workers.wire import ATTACH, EXECUTE, HEADER, MAXIMUM_DATAGRAM, pack_tail
+from rocserve.workers.wire import ATTACH, EXECUTE, HEADER, LONGEST_TEXT, MAXIMUM_DATAGRAM, pack_tail
 
-_LONGEST_TEXT = 8192
 _MOST_DESCRIPTORS = 16
 
 
@@ -65,7 +64,7 @@ def stop_serving(channel: socket.socket) -> None:
 
 def failure_tail(error: ServeError) -> bytes:
     """The tail of a message that says that a whole batch failed."""
-    return pack_tail((), to_json(BatchFailure(int(error.code), error.text[:_LONGEST_TEXT])))
+    return pack_tail((), to_json(BatchFailure(int(error.code), error.text[:LONGEST_TEXT])))
 
 
 def error_text(error: BaseException) -> str:
@@ -73,7 +72,7 @@ def error_text(error: BaseException) -> str:
     text = str(error).strip()
     if isinstance(error, KeyError | SystemExit) or not text:
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return text[:_LONGEST_TEXT]
+    return text[:LONGEST_TEXT]
 
 
 def input_tensors(layout: BatchLayout, numbers: Sequence[int], arena: Arena) -> dict[str, Tensor]:

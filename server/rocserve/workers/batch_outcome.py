@@ -17,13 +17,15 @@ _NO_OUTPUTS = OutputLayout((), 0)
 class Slot:
     """A batch's place: its memory and who waits for it."""
 
-    __slots__ = ("batch_id", "cuts", "index", "input_arena", "on_outcome", "output_arena", "request_sizes")
+    __slots__ = ("batch_id", "cuts", "index", "input_arena", "on_outcome", "output_arena", "request_sizes", "sent_ns")
 
     def __init__(self, index: int, name: str) -> None:
         self.index = index
         self.input_arena = Arena.create(f"{name} in")
         self.output_arena = Arena.create(f"{name} out")
         self.batch_id = 0
+        self.sent_ns = 0
+        """time.monotonic_ns() when the batch was about to be sent."""
         self.request_sizes: tuple[int, ...] = ()
         self.cuts: OutputCuts | None = None
         self.on_outcome: Callable[[BatchOutcome], None] | None = None

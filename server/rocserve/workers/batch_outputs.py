@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.requests import Parameters
+from rocserve.core.tensors import can_hold
 from rocserve.workers.messages import ResultLayout, TensorHead
 from rocserve.workers.wire import LayoutReader, status_code, unpack_tail
 
@@ -91,20 +92,19 @@ def _layout(
     result: ResultLayout, numbers: Sequence[int], request_sizes: tuple[int, ...], cuts: OutputCuts = NO_CUTS
 ) -> OutputLayout:
     slices: list[list[OutputSlice]] = [[] for _ in request_sizes]
-    position, end = 2 * len(result.outputs), 0
+    position, end, total = 2 * len(result.outputs), 0, 0
     if position > len(numbers):
         raise ValueError(f"{len(numbers)} numbers for {len(result.outputs)} outputs")
     for index, head in enumerate(result.outputs):
         offset, nbytes = numbers[2 * index : 2 * index + 2]
-        end = max(end, offset + nbytes)
+        end, total = max(end, offset + nbytes), total + nbytes
+        check_size(head, nbytes)
         if head.name in cuts:
-            check_size(head, nbytes)
             shapes = cuts[head.name]
             for part, shape, (begin, finish) in zip(slices, shapes, _part_bounds(head, shapes, nbytes), strict=True):
                 part.append((head.name, head.datatype, shape, offset + begin, offset + finish))
             continue
         if len(request_sizes) == 1:
-            check_size(head, nbytes)
             slices[0].append((head.name, head.datatype, head.shape, offset, offset + nbytes))
             continue
         if head.datatype is DataType.BYTES:
@@ -117,6 +117,7 @@ def _layout(
             shape = (size, *head.shape[1:])
             begin, finish = bounds[request : request + 2]
             slices[request].append((head.name, head.datatype, shape, offset + begin, offset + finish))
+    check_total(total, end)
     failures = {
         failure.request_index: ServeError(status_code(failure.code), failure.text) for failure in result.failures
     }
@@ -142,14 +143,18 @@ def _row_bounds(head: TensorHead, request_sizes: tuple[int, ...]) -> list[int]:
 
 
 def check_size(head: TensorHead, nbytes: int) -> None:
-    if any(size < 0 for size in head.shape):
-        raise ValueError(f"output '{head.name}' has the shape {list(head.shape)}")
-    if head.datatype is not DataType.BYTES and nbytes != math.prod(head.shape) * head.datatype.itemsize:
+    """Raises: ValueError: no tensor of this shape has so many bytes."""
+    if not can_hold(head.datatype, head.shape, nbytes):
         raise ValueError(f"output '{head.name}' of shape {list(head.shape)} has {nbytes} bytes")
 
 
+def check_total(total: int, end: int) -> None:
+    """Raises: ValueError: outputs lie upon each other, by which a little memory would become a large response."""
+    if total > end:
+        raise ValueError(f"outputs of {total} bytes in {end} bytes of memory")
+
+
 def _check_bounds(head: TensorHead, bounds: Sequence[int], nbytes: int, request_sizes: tuple[int, ...]) -> None:
-    check_size(head, nbytes)
     rows = sum(request_sizes)
     if not head.shape or head.shape[0] != rows:
         raise ValueError(f"output '{head.name}' has the shape {list(head.shape)} for a batch of {rows} rows")

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.model_config import NO_LIMITS, InstanceRateLimiter
 from rocserve.core.plain import from_json
 from rocserve.core.tensors import Buffer
@@ -26,6 +26,7 @@ from rocserve.workers.wire import (
     EXECUTE_FAILED,
     EXECUTED,
     HEADER,
+    LONGEST_TEXT,
     MAXIMUM_DATAGRAM,
     status_code,
     unpack_tail,
@@ -150,15 +151,24 @@ class Channel:
             if not self.closed:
                 self._last_batch_id = slot.batch_id = self._last_batch_id + 1
                 slot.on_outcome = on_outcome
+                slot.sent_ns = time.monotonic_ns()
                 self._completion.awaited.add(self)
+                message = HEADER.pack(EXECUTE, slot.index, slot.batch_id, 0, 0, 0) + tail
                 try:
-                    self._socket.send(HEADER.pack(EXECUTE, slot.index, slot.batch_id, 0, 0, 0) + tail)
+                    # All models' requests go through this thread: it never waits for a worker to read.
+                    self._socket.send(message, socket.MSG_DONTWAIT)
                     return
+                except BlockingIOError:
+                    refusal = unavailable(f"the worker of model '{self._model_name}' does not read its batches")
+                    self._last_batch_id -= 1
                 except OSError:
                     # The worker's end is closed; the completion thread will find that out for itself.
-                    slot.on_outcome = None
+                    refusal = WorkerGone(self._gone_text)
+                slot.on_outcome = None
+            else:
+                refusal = WorkerGone(self._gone_text)
         self.put_back(slot)
-        raise WorkerGone(self._gone_text)
+        raise refusal
 
     def put_back(self, slot: Slot) -> None:
         """See SlotOwner."""
@@ -179,7 +189,7 @@ class Channel:
         try:
             outcome, on_outcome = self._read(size)
         except ValueError as error:
-            self._break(f"it sent what cannot be read: {error}")
+            self._break(f"it sent what cannot be read: {str(error)[:LONGEST_TEXT]}")
             return
         on_outcome(outcome)
 
@@ -202,6 +212,8 @@ class Channel:
         if slot is None or slot.batch_id != batch_id or slot.on_outcome is None:
             raise ValueError(f"an answer to batch {batch_id} in slot {index}, where it is not")
         tail = bytes(self._buffer[HEADER.size : size])
+        if not slot.sent_ns <= input_end <= output_start <= compute_end <= time.monotonic_ns():
+            raise ValueError("times that are not in their order")
         times = (input_end, output_start, compute_end)
         if kind == EXECUTED:
             layout = self._outputs.of(tail, slot.request_sizes, slot.cuts)

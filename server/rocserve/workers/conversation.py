@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rocserve.backends.request_model import Answer, ModelCall, Result
-from rocserve.core.errors import ServeError, internal
+from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
 from rocserve.core.trace import Trace
 from rocserve.workers.completion import CompletionThread, TimerHandle
 from rocserve.workers.conversation_wire import (
@@ -30,7 +30,7 @@ from rocserve.workers.conversation_wire import (
     pack_answer,
     pack_cancelled,
 )
-from rocserve.workers.wire import MAXIMUM_DATAGRAM
+from rocserve.workers.wire import LONGEST_TEXT, MAXIMUM_DATAGRAM
 
 OnAnswer = Callable[[Result | None, bool], None]
 """Takes a response, an error or nothing, or that the request is to be sent again; and whether it is the last. Tensors
@@ -42,6 +42,9 @@ STALL_SECONDS = 60.0
 """A worker that reads nothing for this long is broken: its model holds Python's lock for good."""
 MOST_WAITING = 16384
 """Messages that may wait for a worker to read."""
+
+MOST_CALLS = 4096
+"""That a worker may have under way: they wait in the queues of other models, beside clients' requests."""
 
 _MOST_DRAINED = 4096
 """Messages of a worker that has ended; its socket holds fewer, unless a process that it left behind goes on."""
@@ -144,7 +147,7 @@ class Conversation:
             self._break("it closed its conversation")
             return
         except ValueError as error:
-            self._break(f"it said what cannot be read: {error}")
+            self._break(f"it said what cannot be read: {str(error)[:LONGEST_TEXT]}")
             return
         self._take(message)
 
@@ -157,10 +160,23 @@ class Conversation:
                 if on_answer is not None:
                     on_answer(message.answer, message.is_final)
             case kind if kind == CALL and message.call is not None:
-                opened = self._calls[message.number] = OpenCall(self, message.number)
-                self._start_call(message.call, opened)
+                self._open_call(message.number, message.call)
             case _:
                 self._break(f"it said what only the server says: a message of kind {message.kind}")
+
+    def _open_call(self, number: int, call: ModelCall) -> None:
+        if number in self._calls:
+            self._break(f"it has made two calls of the number {number}")
+            return
+        opened = self._calls[number] = OpenCall(self, number)
+        if len(self._calls) > MOST_CALLS:
+            opened.answer(unavailable(f"the model has {MOST_CALLS} calls under way, and may have no more"), True)
+            return
+        try:
+            self._start_call(call, opened)
+        except Exception as error:
+            # A call says what its model likes; what it asks for may not even be a request.
+            opened.answer(invalid_argument(f"the call cannot be run: {error}"), True)
 
     def _break(self, reason: str) -> None:
         if self._stop_listening() and self._on_broken is not None:

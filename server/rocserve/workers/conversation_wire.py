@@ -15,6 +15,7 @@ change.
 from __future__ import annotations
 
 import fcntl
+import math
 import mmap
 import os
 import socket
@@ -28,10 +29,10 @@ from rocserve.backends.request_model import RESCHEDULED, Answer, ModelCall, Mode
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.plain import to_json
-from rocserve.core.tensors import Buffer, Tensor
-from rocserve.workers.memory import aligned
+from rocserve.core.tensors import Buffer, Tensor, can_hold
+from rocserve.workers.memory import aligned, written_size
 from rocserve.workers.messages import AnswerLayout, CallLayout, TensorHead
-from rocserve.workers.wire import MAXIMUM_DATAGRAM, LayoutReader, pack_tail, status_code, unpack_tail
+from rocserve.workers.wire import LONGEST_TEXT, MAXIMUM_DATAGRAM, LayoutReader, pack_tail, status_code, unpack_tail
 
 HEADER = struct.Struct("<B?6xQ")
 """Kind, whether it is the last of its number, and the number."""
@@ -41,7 +42,6 @@ ANSWER, END, CALL, CANCELLED, AGAIN = range(5)
 INLINE_BYTES = 32 * 1024
 """Tensors up to this, together, travel in the datagram."""
 LONGEST_JSON = MAXIMUM_DATAGRAM - INLINE_BYTES - 16 * 1024
-LONGEST_TEXT = 8192
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _WRITTEN_AT_ONCE = 1 << 30
@@ -235,7 +235,7 @@ def _contents(inline: memoryview, sizes: Sequence[int], descriptor: int | None) 
 def _mapped(descriptor: int, size: int) -> memoryview:
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
-        true_size = os.fstat(descriptor).st_size
+        true_size = written_size(descriptor)
         if seals & _SEALS != _SEALS or not 0 < size <= true_size:
             raise ValueError(f"tensors of {size} bytes in memory of {true_size} bytes with the seals {seals:#x}")
         return memoryview(
@@ -262,11 +262,10 @@ def _tensors(heads: Sequence[TensorHead], contents: Sequence[Buffer]) -> list[Te
 
 
 def _check_size(head: TensorHead, size: int) -> None:
-    if any(extent < 0 for extent in head.shape):
-        raise ValueError(f"tensor '{head.name}' has the shape {list(head.shape)}")
-    expected = Tensor(head.name, head.datatype, head.shape, b"").element_count * head.datatype.itemsize
-    if head.datatype is not DataType.BYTES and size != expected:
-        raise ValueError(f"tensor '{head.name}' of shape {list(head.shape)} needs {expected} bytes, got {size}")
+    if not can_hold(head.datatype, head.shape, size):
+        is_bytes = head.datatype is DataType.BYTES
+        needed = "4 for each element" if is_bytes else f"{math.prod(head.shape) * head.datatype.itemsize} bytes"
+        raise ValueError(f"tensor '{head.name}' of shape {list(head.shape)} needs {needed}, got {size}")
 
 
 def _answer(layout: AnswerLayout, contents: Sequence[Buffer]) -> Answer:

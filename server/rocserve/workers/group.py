@@ -13,6 +13,7 @@ from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature
+from rocserve.observability.pace import Allowance
 from rocserve.workers.channel import Channel
 from rocserve.workers.completion import CompletionThread
 from rocserve.workers.conversation import CallStarter
@@ -28,6 +29,9 @@ DEFAULT_POLICY = RestartPolicy()
 
 _MEASURE = re.compile(r"[0-9][0-9.:]* ?(?:%|(?:ms|s|min|h|[KMGT]?i?B)\b)")
 """Times, shares, sizes."""
+_BURST_LINES = 100
+_LINES_A_SECOND = 10
+"""Of progress in the log; an engine has a handful of phases."""
 _MOST_PARTS = 2
 """Of the line that says what all workers are at."""
 
@@ -85,6 +89,7 @@ class WorkerGroup:
         self._count = len(plans)
         self._name = f"model '{load.model_name}' version {load.version}"
         self._log = log
+        self._log_allowance = Allowance(_BURST_LINES, _LINES_A_SECOND)
         self._supervisors = [
             WorkerSupervisor(
                 dataclasses.replace(
@@ -170,7 +175,7 @@ class WorkerGroup:
         before = self._progress_line()
         phases = {_phase(line) for line in self._progress.values()}
         self._progress[index] = text
-        if text and _phase(text) not in phases:
+        if text and _phase(text) not in phases and self._log_allowance.take():
             self._log.info("%s: %s", self._name, text)
         line = self._progress_line()
         if line != before:

@@ -25,6 +25,9 @@ _SMALLEST = 64 * 1024
 _COPIED_IN_PLACE = 64 * 1024
 """Bytes up to which a copy takes less time than letting go of the GIL for it."""
 
+_BLOCK_BYTES = 512
+"""The unit of st_blocks (stat(2))."""
+
 _MAPPED_AT_ONCE = 1 << 30
 """Bytes; a call moves less than 2 GiB."""
 
@@ -36,6 +39,13 @@ _Octets = np.ndarray[Any, np.dtype[np.uint8]]
 
 def aligned(offset: int) -> int:
     return (offset + ALIGNMENT - 1) & -ALIGNMENT
+
+
+def written_size(descriptor: int) -> int:
+    """Up to where a memfd can have been written, in bytes. Making it long takes no memory, but whoever reads what
+    nobody has written has the memory made at his own expense."""
+    status = os.fstat(descriptor)
+    return min(status.st_size, status.st_blocks * _BLOCK_BYTES)
 
 
 class Arena:
@@ -90,7 +100,7 @@ class Arena:
             ValueError: the file has fewer than `nbytes` bytes.
         """
         if nbytes > self.size:
-            true_size = os.fstat(self._descriptor).st_size
+            true_size = written_size(self._descriptor)
             if nbytes > true_size:
                 raise ValueError(f"a tensor ends at byte {nbytes} of shared memory of {true_size} bytes")
             try:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Sequence
 
 from rocserve.core.custom_metrics import MetricChanges
@@ -23,7 +24,7 @@ from rocserve.workers.messages import (
     WarmedUp,
     WarmUp,
 )
-from rocserve.workers.wire import FrameReader, encode_frame, status_code
+from rocserve.workers.wire import LONGEST_TEXT, FrameReader, encode_frame, status_code
 from rocserve.workers.worker_output import WorkerOutput
 
 _STATUS_WAIT_SECONDS = 1.0
@@ -32,6 +33,10 @@ _STATUS_WAIT_SECONDS = 1.0
 _READ_BYTES = 64 * 1024
 _READS = 16
 """At once; then it is the turn of others."""
+_TURN_SECONDS = 0.005
+"""A worker whose messages took longer than this waits before more are read, ..."""
+_WAIT_PER_TURN = 9
+"""... this many times what they took: it has at most a tenth of the loop."""
 
 
 class WorkerProcess:
@@ -63,6 +68,7 @@ class WorkerProcess:
         self._end = ""
         self._broken = ""
         self._kill_timer: asyncio.TimerHandle | None = None
+        self._pause: asyncio.TimerHandle | None = None
 
     # Conversation
 
@@ -148,6 +154,7 @@ class WorkerProcess:
 
     def _on_readable(self) -> None:
         """Take what the worker has written, or some of it where that is much."""
+        began = time.monotonic()
         try:
             for _ in range(_READS):
                 piece = self._control.recv(_READ_BYTES)
@@ -155,6 +162,9 @@ class WorkerProcess:
                     break
                 for message in self._frames.take(piece):
                     self._received(message)
+                if time.monotonic() - began > _TURN_SECONDS and not self._end:
+                    self._read_later((time.monotonic() - began) * _WAIT_PER_TURN)
+                    return
             else:
                 return
         except (BlockingIOError, InterruptedError):
@@ -162,12 +172,26 @@ class WorkerProcess:
         except OSError:
             pass
         except ValueError as error:
-            self.channel_broken(f"its control message cannot be read: {error}")
+            self.channel_broken(f"its control message cannot be read: {str(error)[:LONGEST_TEXT]}")
         self._loop.remove_reader(self._control)
         if self._reply is not None and not self._reply.done():
             self._reply.set_exception(EOFError("the worker closed its control socket"))
 
+    def _read_later(self, seconds: float) -> None:
+        self._loop.remove_reader(self._control)
+        self._pause = self._loop.call_later(seconds, self._loop.add_reader, self._control, self._on_readable)
+
     def _received(self, message: ControlMessage) -> None:
+        """Raises: ValueError: it is none of a worker's."""
+        match message:
+            case Progress(text, properties):
+                message = Progress(text[:LONGEST_TEXT], properties)
+            case LoadFailed(code, reason):
+                message = LoadFailed(code, reason[:LONGEST_TEXT])
+            case Loaded() | WarmedUp() | MetricChanges():
+                pass
+            case _:
+                raise ValueError(f"a {type(message).__name__}, which only the server says")
         if isinstance(message, Progress | MetricChanges):
             if self._on_progress is not None:
                 self._on_progress(message)
@@ -241,6 +265,8 @@ class WorkerProcess:
             os.close(self._pidfd)
             self._pidfd = None
         self._output.close()
+        if self._pause is not None:
+            self._pause.cancel()
         # It may have answered before it ended.
         self._on_readable()
         self._on_progress = None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rocserve.core.errors import ServeError
 from rocserve.core.requests import Parameters
-from rocserve.workers.batch_outputs import OutputCuts, OutputLayout, OutputSlice, check_size
+from rocserve.workers.batch_outputs import OutputCuts, OutputLayout, OutputSlice, check_size, check_total
 from rocserve.workers.messages import RequestResults
 from rocserve.workers.wire import REMEMBERED, LayoutReader, status_code, unpack_tail
 
@@ -41,7 +41,7 @@ def _layout(results: RequestResults, numbers: Sequence[int]) -> OutputLayout:
     failures: dict[int, ServeError] = {}
     parameters: dict[int, Parameters] = {}
     open_requests: set[int] = set()
-    position = end = 0
+    position = end = total = 0
     for index, result in enumerate(results.requests):
         parts: list[OutputSlice] = []
         for head in result.outputs:
@@ -50,7 +50,7 @@ def _layout(results: RequestResults, numbers: Sequence[int]) -> OutputLayout:
             offset, nbytes = numbers[position : position + 2]
             position += 2
             check_size(head, nbytes)
-            end = max(end, offset + nbytes)
+            end, total = max(end, offset + nbytes), total + nbytes
             parts.append((head.name, head.datatype, head.shape, offset, offset + nbytes))
         slices.append(parts)
         if result.code:
@@ -59,4 +59,5 @@ def _layout(results: RequestResults, numbers: Sequence[int]) -> OutputLayout:
             open_requests.add(index)
         if result.parameters:
             parameters[index] = result.parameters
+    check_total(total, end)
     return OutputLayout(slices, end, failures, frozenset(open_requests), parameters)

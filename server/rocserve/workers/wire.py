@@ -41,6 +41,9 @@ ATTACH, EXECUTE, EXECUTED, EXECUTE_FAILED = range(4)
 MAXIMUM_DATAGRAM = 160 * 1024
 """Bytes; Linux's default socket buffers take datagrams a little over 200 KiB."""
 
+LONGEST_TEXT = 8192
+"""Characters of one text in a message: an error, or what is wrong with what came."""
+
 _COUNT = struct.Struct("<I")
 REMEMBERED = 256
 """How many layouts each memory of them holds."""
@@ -110,8 +113,9 @@ _NAMED: dict[str, type[Any]] = {
 }
 
 FRAME_LENGTH = struct.Struct("<I")
-LONGEST_FRAME = 256 * 1024 * 1024
-"""Bytes. A model's configuration may be long, but what a worker with a fault announces is not to be waited for."""
+LONGEST_FRAME = 4 * 1024 * 1024
+"""Bytes of what a worker says: room for some ten thousand tensors' names, and little enough to be parsed between two
+requests."""
 
 
 def encode_message(message: ControlMessage | ZygoteMessage) -> bytes:

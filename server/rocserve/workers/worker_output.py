@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
+
+from rocserve.observability.pace import Allowance
 
 _LONGEST_LINE = 4096
 """Bytes; the rest of a line is dropped."""
@@ -39,8 +40,7 @@ class WorkerOutput:
         self._pause: asyncio.TimerHandle | None = None
         self._begun = b""
         self._cutting = False
-        self._allowance = float(_BURST_LINES)
-        self._allowance_at = time.monotonic()
+        self._allowance = Allowance(_BURST_LINES, _LINES_A_SECOND)
         self._dropped = 0
         self._last = b""
         self._crashed = False
@@ -113,21 +113,12 @@ class WorkerOutput:
         self._crashed = self._crashed or line.startswith(_CRASH)
         if not self._crashed:
             self._last = line
-        if not self._may_log():
+        if not self._allowance.take():
             self._dropped += 1
             return
         self._report_dropped()
         level, text = _split_level(_printable(line))
         self._log.log(level, "%s%s", self._prefix, text)
-
-    def _may_log(self) -> bool:
-        now = time.monotonic()
-        self._allowance = min(self._allowance + (now - self._allowance_at) * _LINES_A_SECOND, _BURST_LINES)
-        self._allowance_at = now
-        if self._allowance < 1:
-            return False
-        self._allowance -= 1
-        return True
 
     def _report_dropped(self) -> None:
         if self._dropped:

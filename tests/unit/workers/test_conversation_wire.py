@@ -135,7 +135,7 @@ def test_the_end_of_the_other_side(ends: Ends) -> None:
         ends.reader.read(socket.MSG_DONTWAIT)
 
 
-@pytest.mark.parametrize("fault", ["none", "short", "unsealed", "no_memory"])
+@pytest.mark.parametrize("fault", ["none", "short", "unwritten", "unsealed", "no_memory"])
 def test_memory_that_cannot_be_trusted_is_refused(ends: Ends, fault: str) -> None:
     before = open_descriptors()
     good = pack_answer(1, ModelResponse([tensor_from_numpy("x", np.zeros(INLINE_BYTES, np.float32))]), True)
@@ -144,6 +144,8 @@ def test_memory_that_cannot_be_trusted_is_refused(ends: Ends, fault: str) -> Non
     else:
         descriptor = os.memfd_create("x", os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, 100 if fault == "short" else 4 * INLINE_BYTES)
+        if fault != "unwritten":
+            os.pwrite(descriptor, bytes(os.fstat(descriptor).st_size), 0)
         if fault != "unsealed":
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)

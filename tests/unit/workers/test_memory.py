@@ -21,9 +21,8 @@ def test_the_other_end_sees_what_is_written_after_growth() -> None:
     reader = Arena(os.dup(writer.descriptor))
     early = reader.view[:4]
     writer.reserve(10_000_000)
-    writer.mapping[9_999_996:10_000_000] = b"last"
-    writer.mapping[0:4] = b"frst"
-    with pytest.raises(ValueError, match="ends at byte 100000000 of shared memory of 16777216 bytes"):
+    writer.mapping[0:10_000_000] = b"frst" + bytes(9_999_992) + b"last"
+    with pytest.raises(ValueError, match="ends at byte 100000000 of shared memory of 10002432 bytes"):
         reader.cover(100_000_000)
     reader.cover(10_000_000)
     assert bytes(reader.view[9_999_996:10_000_000]) == b"last"
@@ -31,6 +30,18 @@ def test_the_other_end_sees_what_is_written_after_growth() -> None:
     writer.close()
     reader.close()
     assert bytes(early) == b"frst"
+
+
+def test_what_nobody_has_written_is_not_read() -> None:
+    """A worker makes its memory as long as it likes at no cost; whoever read all of that would pay for it."""
+    arena = Arena.create("test")
+    other = os.dup(arena.descriptor)
+    os.ftruncate(other, 1 << 40)
+    with pytest.raises(ValueError, match="ends at byte 1000000000000 of shared memory of 0 bytes"):
+        arena.cover(1_000_000_000_000)
+    assert used_bytes(arena) == 0
+    os.close(other)
+    arena.close()
 
 
 def test_growing_costs_no_memory_until_it_is_used() -> None:

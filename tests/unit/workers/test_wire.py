@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
 
+from rocserve.core.custom_metrics import MetricChange, MetricChanges, MetricKind
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import StatusCode
 from rocserve.core.model_config import InstanceKind, ModelConfig
@@ -15,7 +16,16 @@ from rocserve.core.plain import from_json, to_json
 from rocserve.core.requests import Signature
 from rocserve.workers import messages
 from rocserve.workers.batch_outputs import OutputLayouts
-from rocserve.workers.messages import BatchLayout, Load, ResultLayout, Spawn, TensorHead
+from rocserve.workers.messages import (
+    BatchLayout,
+    Load,
+    RequestResult,
+    RequestResults,
+    ResultLayout,
+    Spawn,
+    TensorHead,
+)
+from rocserve.workers.request_outputs import RequestOutputLayouts
 from rocserve.workers.wire import (
     LayoutReader,
     decode_message,
@@ -169,8 +179,20 @@ def test_fields_that_are_missing_or_new_are_errors() -> None:
 def test_sets_and_options_keep_their_types() -> None:
     signature = Signature((), (), True, frozenset({"b", "a"}))
     assert from_json(Signature, to_json(signature)) == signature
-    spawn = Spawn(1, "t", False, environment={"A": "\udcff"})
+    spawn = Spawn(1, "t", False, environment={"A": "\xff"})
     assert decode_message(encode_message(spawn)) == spawn
+
+
+def test_text_that_utf8_has_no_form_for_is_replaced() -> None:
+    """It would fail whoever puts it into an answer, such as the index of all models."""
+    progress = messages.Progress("at \udcff", {"\ud800": "\ud83d\ude00"})
+    assert decode_message(encode_message(progress)) == messages.Progress("at ?", {"?": "\U0001f600"})
+
+
+def test_numbers_beyond_all_bounds_are_errors() -> None:
+    change = to_json(MetricChanges((MetricChange("x", MetricKind.GAUGE, "", {}, 1.0),))).replace(b"1.0", b"1" * 400)
+    with pytest.raises(ValueError, match="cannot be read"):
+        from_json(MetricChanges, change)
 
 
 def test_remembered_layouts_are_bounded_and_quick() -> None:
@@ -186,3 +208,20 @@ def test_remembered_layouts_are_bounded_and_quick() -> None:
         _, text = unpack_tail(tail)
         reader.read(text)
     assert (time.perf_counter() - started) / 1000 < 100e-6
+
+
+@pytest.mark.parametrize(
+    ("heads", "numbers"),
+    [
+        # Two outputs on the same memory: a little memory would become a large response.
+        ((TensorHead("a", DataType.UINT8, (1, 64)), TensorHead("b", DataType.UINT8, (1, 64))), (0, 64, 0, 64)),
+        ((TensorHead("a", DataType.BYTES, (1, 1 << 40)),), (0, 64)),
+        ((TensorHead("a", DataType.UINT8, (0, 1 << 64)),), (0, 0)),
+    ],
+)
+def test_outputs_that_cannot_be_are_refused(heads: tuple[TensorHead, ...], numbers: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"has \d+ bytes|outputs of 128 bytes in 64 bytes"):
+        OutputLayouts().of(pack_tail(numbers, to_json(ResultLayout(heads))), (1,))
+    results = RequestResults((RequestResult(heads),))
+    with pytest.raises(ValueError, match=r"has \d+ bytes|outputs of 128 bytes in 64 bytes"):
+        RequestOutputLayouts().of(pack_tail(numbers, to_json(results)), (1,))

@@ -4,21 +4,23 @@ shows the sums over all workers among its own metrics."""
 from __future__ import annotations
 
 import bisect
-import re
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from rocserve.backends.python.pb_utils.errors import TritonModelException
-from rocserve.core.custom_metrics import MetricChange, MetricChanges, MetricKind
+from rocserve.core.custom_metrics import (
+    LABEL_NAME,
+    METRIC_NAME,
+    RESERVED_PREFIXES,
+    MetricChange,
+    MetricChanges,
+    MetricKind,
+)
 
 TELL_SECONDS = 0.2
 """How long changes are gathered before they are told."""
-
-_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-_LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
-_RESERVED = ("nv_", "rocserve_")
 
 
 class Metric:
@@ -137,12 +139,12 @@ class MetricBook:
         Raises:
             TritonModelException: the name is none, or is taken by a family of another kind.
         """
-        if not _NAME.fullmatch(name):
+        if not METRIC_NAME.fullmatch(name):
             raise TritonModelException("Error when creating MetricFamily: Invalid metric name")
-        if name.startswith(_RESERVED):
+        if name.startswith(RESERVED_PREFIXES):
             raise TritonModelException(
                 f"Error when creating MetricFamily: '{name}' is a name of the server's own, as all that begin with"
-                f" {' or '.join(_RESERVED)}"
+                f" {' or '.join(RESERVED_PREFIXES)}"
             )
         with self._lock:
             if self._kinds.setdefault(name, kind) is not kind:
@@ -215,7 +217,7 @@ class MetricFamily:
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
         given = {str(name): str(value) for name, value in (labels or {}).items()}
-        if not all(_LABEL.fullmatch(name) for name in given):
+        if not all(LABEL_NAME.fullmatch(name) for name in given):
             raise TritonModelException("Error when creating Metric: Invalid label name")
         return self._book.metric(self._name, self._kind, self._description, given, self._bounds(buckets))
 

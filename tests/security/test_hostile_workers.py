@@ -1,0 +1,276 @@
+"""Workers that are not what they should be: models whose code writes what it likes to every descriptor that it holds.
+The server ends such a worker with a reason, and serves the others as before."""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from support.server import RocserveProcess, wait_until
+from tritonclient.utils import InferenceServerException
+
+CONFIG = """
+backend: "python"
+input { name: "ATTACK" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "OUT" data_type: TYPE_UINT8 dims: [ -1 ] }
+"""
+
+HONEST = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros(1, np.uint8))]) for _ in requests]
+"""
+
+HOSTILE = """
+import os
+import socket
+import stat
+import time
+
+import triton_python_backend_utils as pb_utils
+from rocserve.core.custom_metrics import MetricChange, MetricChanges, MetricKind
+from rocserve.core.datatypes import DataType
+from rocserve.core.plain import to_json
+from rocserve.workers import conversation_wire
+from rocserve.workers.channel import SLOTS
+from rocserve.workers.messages import CallLayout, Progress, RequestResult, RequestResults, TensorHead, Unload
+from rocserve.workers.wire import EXECUTED, HEADER, encode_frame, pack_tail
+
+
+def descriptors():
+    return sorted(int(name) for name in os.listdir("/proc/self/fd"))
+
+
+def sockets(kind):
+    found = []
+    for descriptor in descriptors():
+        try:
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                end = socket.socket(fileno=os.dup(descriptor))
+                if end.type == kind:
+                    found.append(end)
+        except OSError:
+            pass
+    return found
+
+
+def everywhere(kind, *messages):
+    for end in sockets(kind):
+        for message in messages:
+            try:
+                end.send(message)
+            except OSError:
+                pass
+
+
+def control(*messages):
+    everywhere(socket.SOCK_STREAM, *messages)
+
+
+def datagrams(*messages):
+    everywhere(socket.SOCK_SEQPACKET, *messages)
+
+
+def answer(heads, numbers, times=None):
+    now = time.monotonic_ns()
+    # Batches that come one by one lie in the last slot; the first of this worker was that of a request without attack.
+    header = HEADER.pack(EXECUTED, SLOTS - 1, 2, *(times or (now, now, now)))
+    return header + pack_tail(numbers, to_json(RequestResults((RequestResult(heads),))))
+
+
+def out(nbytes):
+    return TensorHead("OUT", DataType.UINT8, (nbytes,))
+
+
+def garbage():
+    for descriptor in descriptors():
+        for data in (b"", b"x", os.urandom(4000)):
+            try:
+                os.write(descriptor, data)
+            except OSError:
+                pass
+
+
+def sparse():
+    for descriptor in descriptors():
+        try:
+            os.ftruncate(descriptor, 1 << 40)
+        except OSError:
+            pass
+    datagrams(answer((out(1 << 36),), (0, 1 << 36)))
+
+
+def same_call_twice():
+    # Of the model itself, whose only instance is busy: both wait.
+    head = TensorHead("ATTACK", DataType.BYTES, (1,))
+    body = to_json(CallLayout("hostile", -1, (head,), ("OUT",), "", 0, 0, 0, 0, {}, 0))
+    data = b"\\x04\\x00\\x00\\x00none"
+    call = conversation_wire.HEADER.pack(conversation_wire.CALL, True, 7) + pack_tail((len(body), 8), body + data)
+    # The conversation came last.
+    conversation = sockets(socket.SOCK_SEQPACKET)[-1]
+    conversation.send(call)
+    conversation.send(call)
+
+
+def flood():
+    letters = "abcdefghijklmnop"
+    for number in range(4):
+        # Phases are told apart by their words.
+        words = ("".join(letters[int(digit, 16)] for digit in hex(number * 1000 + index)[2:]) for index in range(1000))
+        control(b"".join(encode_frame(Progress(word)) for word in words))
+    control(encode_frame(Progress("")))
+
+
+def metrics():
+    for family, labels, kind, bounds, counts in (
+        ("nv_inference_count", {}, MetricKind.COUNTER, (), ()),
+        ("two\\nlines 1", {}, MetricKind.COUNTER, (), ()),
+        ("good", {"no label": "x"}, MetricKind.COUNTER, (), ()),
+        ("steep", {}, MetricKind.HISTOGRAM, (float("nan"), float("inf")), (1, 1, 1)),
+        ("short", {}, MetricKind.HISTOGRAM, (1.0, 2.0), (-5,)),
+    ):
+        control(encode_frame(MetricChanges((MetricChange(family, kind, "", labels, 1.0, False, bounds, counts),))))
+    control(
+        *(
+            encode_frame(
+                MetricChanges(tuple(
+                    MetricChange("many", MetricKind.COUNTER, "", {"number": str(first + index)}, 1.0)
+                    for index in range(1000)
+                ))
+            )
+            for first in range(0, 15_000, 1000)
+        )
+    )
+
+
+ATTACKS = {
+    "none": lambda: None,
+    "garbage": garbage,
+    "a frame without end": lambda: control(b"\\xff\\xff\\xff\\xff"),
+    "no message": lambda: control(b"\\x05\\x00\\x00\\x00abcde"),
+    "JSON without end": lambda: control(b"\\x10\\x27\\x00\\x00Progress " + b"[" * 9991),
+    "a message of the server's": lambda: control(encode_frame(Unload())),
+    "a batch of no slot": lambda: datagrams(HEADER.pack(EXECUTED, 200, 2, 0, 0, 0) + b"xxxx"),
+    "times to come": lambda: datagrams(answer((out(1),), (0, 1), (1 << 62,) * 3)),
+    "times before the request": lambda: datagrams(answer((out(1),), (0, 1), (-5, -4, -3))),
+    "outputs upon each other": lambda: datagrams(answer((out(64),) * 500, (0, 64) * 500)),
+    "an output that nobody wrote": sparse,
+    "one call twice": same_call_twice,
+    "flood": flood,
+    "metrics": metrics,
+}
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        (attack,) = pb_utils.get_input_tensor_by_name(requests[0], "ATTACK").as_numpy().tolist()
+        ATTACKS[attack.decode()]()
+        if attack not in (b"none", b"flood", b"metrics"):
+            time.sleep(60)
+        return [pb_utils.InferenceResponse(error=pb_utils.TritonError("done")) for _ in requests]
+"""
+
+FATAL = {
+    "garbage": "worker of model 'hostile' version 1 ended unexpectedly",
+    "a frame without end": "its control message cannot be read: a message of 4294967295 bytes is announced",
+    "no message": "its control message cannot be read: unknown message b'abcde'",
+    "JSON without end": "its control message cannot be read",
+    "a message of the server's": "its control message cannot be read: a Unload, which only the server says",
+    "a batch of no slot": "it sent what cannot be read: an answer to batch 2 in slot 200, where it is not",
+    "times to come": "it sent what cannot be read: times that are not in their order",
+    "times before the request": "it sent what cannot be read: times that are not in their order",
+    "outputs upon each other": "it sent what cannot be read: outputs of 32000 bytes in 64 bytes of memory",
+    "an output that nobody wrote": "it sent what cannot be read: a tensor ends at byte 68719476736 of shared memory of",
+    "one call twice": "it has made two calls of the number 7",
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    place = tmp_path_factory.mktemp("hostile")
+    for name, code in (("honest", HONEST), ("hostile", HOSTILE)):
+        drop(place / "models", name, code)
+    flags = ("--allow-metrics=true", "--metrics-address=127.0.0.1", "--metrics-port=0")
+    with RocserveProcess([place / "models"], *flags, log=place / "server.log") as server:
+        server.wait_until_ready()
+        yield server
+
+
+def drop(repository: Path, name: str, code: str) -> None:
+    (repository / name / "1").mkdir(parents=True)
+    (repository / name / "1" / "model.py").write_text(code)
+    (repository / name / "config.pbtxt").write_text(CONFIG)
+
+
+def infer(client: triton.InferenceServerClient, model: str, attack: str = "none", seconds: float = 30.0) -> None:
+    entry = triton.InferInput("ATTACK", [1], "BYTES")
+    entry.set_data_from_numpy(np.array([attack.encode()], np.object_))
+    client.infer(model, [entry], client_timeout=seconds)
+
+
+def wait_until_served(client: triton.InferenceServerClient) -> None:
+    """The model has a worker again, which has been asked once."""
+
+    def is_served() -> bool:
+        entries = {entry.name: entry for entry in client.get_model_repository_index().models}
+        return entries["hostile"].state == "READY" and not entries["hostile"].reason
+
+    wait_until(is_served, what="a worker of the hostile model")
+    # One that has answered a request is restarted at once when it ends.
+    with pytest.raises(InferenceServerException, match="done"):
+        infer(client, "hostile", "none")
+
+
+@pytest.mark.parametrize("attack", FATAL)
+def test_a_worker_that_sends_nonsense_is_ended_with_the_reason(server: RocserveProcess, attack: str):
+    client = server.client()
+    wait_until_served(client)
+    with pytest.raises(InferenceServerException) as refused:
+        infer(client, "hostile", attack)
+    assert refused.value.status() == "StatusCode.UNAVAILABLE"
+    assert FATAL[attack] in refused.value.message()
+    infer(client, "honest", seconds=5)
+    assert client.is_server_live()
+    assert "Traceback" not in server.log_text
+
+
+def test_a_flood_of_messages_leaves_the_others_their_time(server: RocserveProcess):
+    client, other = server.client(), server.client()
+    wait_until_served(client)
+    lines = len(server.log_text.splitlines())
+    started = time.monotonic()
+    entry = triton.InferInput("ATTACK", [1], "BYTES")
+    entry.set_data_from_numpy(np.array([b"flood"], np.object_))
+    answers: list[InferenceServerException | None] = []
+    client.async_infer("hostile", [entry], lambda result, error: answers.append(error), client_timeout=60)
+    while not answers and time.monotonic() - started < 5:
+        # The index is told by the loop that reads the flood.
+        other.get_model_repository_index(client_timeout=2)
+        infer(other, "honest", seconds=2)
+    wait_until(lambda: answers, 60, "the end of the flood")
+    assert len(server.log_text.splitlines()) - lines < 1000
+
+
+def test_metrics_that_are_none_leave_the_page_whole(server: RocserveProcess):
+    client = server.client()
+    wait_until_served(client)
+    with pytest.raises(InferenceServerException, match="done"):
+        infer(client, "hostile", "metrics")
+    wait_until(lambda: "the model has 10000 time series already" in server.log_text, what="the bound of the series")
+    (address,) = re.findall(r"Started Metrics Service at ([0-9.]+:[0-9]+)", server.log_text)
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as response:
+        page = response.read().decode()
+    assert page.count("# TYPE nv_inference_count ") == 1
+    assert page.count("\nmany{") == 10_000
+    assert not any(word in page for word in ("two", "no label", "steep", "short"))
+    infer(client, "honest", seconds=5)
