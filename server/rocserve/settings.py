@@ -6,6 +6,7 @@ import enum
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 
 DEFAULT_MAX_BATCH_SIZE = "default-max-batch-size"
@@ -31,7 +32,25 @@ class RestrictedProtocols:
     """Triton's names: health, metadata, inference, shared-memory, model-config, model-repository, statistics, trace,
     logging."""
     header: str
-    value: str
+    value: str = ""
+    file: Path | None = None
+    """Holds the value in place of `value`; it may change while the server runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdminAddresses:
+    """Where admin calls may come from (--admin-address); nowhere, if nothing is said."""
+
+    anybody: bool = False
+    local: bool = False
+    """Clients on this machine, by its loopback or by a socket."""
+    networks: tuple[IPv4Network | IPv6Network, ...] = ()
+
+    def __str__(self) -> str:
+        if self.anybody:
+            return "anywhere"
+        places = [*(["this machine"] if self.local else []), *map(str, self.networks)]
+        return ", ".join(places) or "nowhere"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +199,8 @@ class ServerSettings:
     model_namespacing: bool = False
     """Models of different repositories may have the same name; each name then belongs to its repository."""
     allow_client_shared_memory: bool = False
+    admin_addresses: AdminAddresses | None = None
+    """None = this machine, and for calls that want a secret header or a client's certificate anywhere."""
     allow_remote_files: bool = False
     """Load requests may bring files (`file:` parameters), in explicit mode."""
     allow_remote_models: bool = False

@@ -163,6 +163,9 @@ def _check_restricted(flag: str, kind: str, groups: Sequence[RestrictedProtocols
         if protocol in seen:
             raise FlagError(f"{flag}: restricted {kind} '{protocol}' can not be specified in multiple config groups")
         seen.add(protocol)
+    for group in groups:
+        if group.file is not None and not group.file.is_file():
+            raise FlagError(f"{flag}: there is no file {group.file}, which is to hold the value of '{group.header}'")
 
 
 def _check_certificates(grpc: GrpcSettings) -> None:

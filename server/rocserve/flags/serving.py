@@ -9,6 +9,7 @@ from rocserve.flags.values import (
     POSITIVE,
     POSITIVE_SECONDS,
     SECONDS,
+    admin_addresses,
     backend_setting,
     boolean,
     folder,
@@ -134,6 +135,15 @@ SERVER = (
         "write_timeout_seconds",
         POSITIVE_SECONDS,
         "how long a client may not read what it is sent before the answer is given up (default 60)",
+    ),
+    Flag(
+        "admin-address",
+        "admin_addresses",
+        admin_addresses,
+        "where admin calls (loads, settings of log and traces, registration of shared memory) may come from: any, none,"
+        " or a list of local, addresses and networks such as local,10.0.0.0/8 (default local; any for calls that want"
+        " a secret header or a client's certificate)",
+        value="LIST",
     ),
     Flag(
         "allow-client-shm",

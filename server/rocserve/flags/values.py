@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rocserve.settings import DEFAULT_MAX_BATCH_SIZE, RateLimitResource, RestrictedProtocols
+from rocserve.settings import DEFAULT_MAX_BATCH_SIZE, AdminAddresses, RateLimitResource, RestrictedProtocols
 
 RESTRICTED_PROTOCOLS = (
     "health",
@@ -131,16 +133,41 @@ def regular_expression(text: str) -> str:
     return text
 
 
+def admin_addresses(text: str) -> AdminAddresses:
+    """`any`, `none`, or a list of `local`, addresses and networks."""
+    if text in ("any", "none"):
+        return AdminAddresses(anybody=text == "any")
+    parts = [part.strip() for part in text.split(",")]
+    try:
+        networks = tuple(ipaddress.ip_network(part) for part in parts if part != "local")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"expected any, none, or a list of local, addresses and networks, got '{text}': {error}"
+        ) from None
+    return AdminAddresses(local="local" in parts, networks=networks)
+
+
 def restricted_protocols(text: str) -> RestrictedProtocols:
-    """`protocol,protocol:header=value`."""
+    """`protocol,protocol:header=value`; or `header@file=path` or `header@env=name`, where the value is to be found. No
+    header's name has an `@`, and no value means anything but itself."""
     names, separator, header = text.partition(":")
     protocols = tuple(name.strip() for name in names.split(","))
-    key, equals, value = header.partition("=")
-    if not separator or not equals or not key or not all(protocols):
-        raise argparse.ArgumentTypeError(f"expected PROTOCOL[,PROTOCOL...]:HEADER=VALUE, got '{text}'")
+    place, equals, value = header.partition("=")
+    key, at, source = place.partition("@")
+    if not separator or not equals or not key or not all(protocols) or (at and source not in ("file", "env")):
+        # Not the text itself, which may hold a secret.
+        raise argparse.ArgumentTypeError(
+            "expected PROTOCOL[,PROTOCOL...]:HEADER=VALUE, HEADER@file=PATH or HEADER@env=NAME in place of HEADER=VALUE"
+        )
     unknown = [name for name in protocols if name not in RESTRICTED_PROTOCOLS]
     if unknown:
         raise argparse.ArgumentTypeError(
             f"unknown restricted protocol '{unknown[0]}', expected one of {', '.join(RESTRICTED_PROTOCOLS)}"
         )
+    if source == "file":
+        return RestrictedProtocols(protocols, key, file=Path(value))
+    if source == "env":
+        name, value = value, os.environ.get(value, "")
+        if not value:
+            raise argparse.ArgumentTypeError(f"the environment variable '{name}' is not there, or empty")
     return RestrictedProtocols(protocols, key, value)

@@ -132,10 +132,19 @@ class FrontEnds:
         from rocserve.frontends.http.service import HttpService
 
         served, log = self._served, self._log.getChild("http")
-        service = HttpService(served.inference, served.methods, served.tables, settings, served.memory, log)
+        service = HttpService(
+            served.inference,
+            served.methods,
+            served.tables,
+            settings,
+            served.memory,
+            log,
+            self._settings.admin_addresses,
+        )
         endpoint = HttpEndpoint(service, settings, log)
         port = await endpoint.start()
         self._http = endpoint
+        self._log.info("HTTP: %s", service.describe_access())
         self._log.info("Started HTTPService at %s:%d", settings.address, port)
 
     def _start_grpc(self) -> None:
@@ -153,12 +162,14 @@ class FrontEnds:
             log,
             settings,
             served.memory,
+            self._settings.admin_addresses,
         )
         options = _transport_options(settings, self._settings.write_timeout_seconds)
         transport = create_transport(settings.transport, options, service.routes(), log, self._companion, served.memory)
         port = transport.start()
         self._grpc, self._transport = service, transport
         self._reading_watch = asyncio.ensure_future(_watch_reading(transport))
+        self._log.info("gRPC: %s", service.describe_access())
         self._log.info("Started GRPCInferenceService at %s:%d", settings.address, port)
 
 

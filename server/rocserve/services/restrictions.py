@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hmac
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from rocserve.core.errors import ServeError, unavailable
+from rocserve.services.secret_file import SecretFile
 from rocserve.settings import RestrictedProtocols
 
 GRPC_HEADER_PREFIX = "triton-grpc-protocol-"
@@ -54,14 +56,17 @@ class Restriction:
 
     header: str
     """As the flag has it; headers' names are compared without regard to case."""
-    value: str
+    value: str = ""
+    file: SecretFile | None = None
+    """Holds the value in place of `value`."""
 
     def admits(self, value: str | bytes | None) -> bool:
         """Whether this is the header's value; None where the client sent no such header."""
         if value is None:
             return False
         given = value.encode(errors="surrogateescape") if isinstance(value, str) else value
-        return hmac.compare_digest(given, self.value.encode(errors="surrogateescape"))
+        expected = self.value if self.file is None else self.file.value()
+        return hmac.compare_digest(given, expected.encode(errors="surrogateescape"))
 
     def admits_metadata(self, metadata: Sequence[tuple[str, str | bytes]]) -> bool:
         """Whether a call's metadata has the header; where it is there twice, the first counts."""
@@ -73,11 +78,17 @@ class Restriction:
         return unavailable(f"This protocol is restricted, expecting header '{self.header}'")
 
 
-def restrictions(settings: Sequence[RestrictedProtocols], header_prefix: str = "") -> Mapping[str, Restriction]:
-    """The restrictions by method; methods that anybody may call are not in it."""
-    by_protocol = {
-        protocol: Restriction(header_prefix + group.header, group.value)
-        for group in settings
-        for protocol in group.protocols
-    }
+def restrictions(
+    settings: Sequence[RestrictedProtocols], log: logging.Logger, header_prefix: str = ""
+) -> Mapping[str, Restriction]:
+    """The restrictions by method; methods that anybody may call are not in it.
+
+    Raises:
+        OSError, ValueError: a file holds no secret.
+    """
+    by_protocol: dict[str, Restriction] = {}
+    for group in settings:
+        file = None if group.file is None else SecretFile(group.file, log)
+        restriction = Restriction(header_prefix + group.header, group.value, file)
+        by_protocol |= dict.fromkeys(group.protocols, restriction)
     return {method: by_protocol[protocol] for method, protocol in PROTOCOLS.items() if protocol in by_protocol}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from rocserve.core.errors import StatusCode
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.services.restrictions import GRPC_HEADER_PREFIX, PROTOCOLS, Restriction, restrictions
 from rocserve.settings import RestrictedProtocols
+
+LOG = logging.getLogger(__name__)
 
 
 def test_every_method_belongs_to_a_protocol() -> None:
@@ -18,12 +22,13 @@ def test_every_method_belongs_to_a_protocol() -> None:
 def test_only_the_methods_of_the_named_protocols_are_restricted() -> None:
     found = restrictions(
         [RestrictedProtocols(("inference", "trace"), "key", "one"), RestrictedProtocols(("health",), "other", "two")],
+        LOG,
         GRPC_HEADER_PREFIX,
     )
     assert found["ModelInfer"] == found["TraceSetting"] == Restriction("triton-grpc-protocol-key", "one")
     assert found["ServerLive"] == found["Check"] == Restriction("triton-grpc-protocol-other", "two")
     assert "ModelConfig" not in found
-    assert restrictions([]) == {}
+    assert restrictions([], LOG) == {}
 
 
 @pytest.mark.parametrize(

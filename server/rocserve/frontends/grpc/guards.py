@@ -1,8 +1,16 @@
-"""Routes that are only for clients that send a secret header (--grpc-restricted-protocol)."""
+"""Guards routes: some are only for clients that send a secret header (--grpc-restricted-protocol), or that are where
+admin calls may come from (--admin-address)."""
 
 from __future__ import annotations
 
+from urllib.parse import unquote
+
+from google.protobuf.message import Message
+
+from rocserve.core.errors import ServeError
 from rocserve.frontends.grpc.transport import Route, StreamCall, StreamReceiver, StreamRoute, UnaryCall, UnaryRoute
+from rocserve.protocol.faults import parse_message
+from rocserve.services.admin_calls import FORWARDING_HEADERS, AdminCalls, Peer
 from rocserve.services.restrictions import Restriction
 
 
@@ -11,6 +19,28 @@ def guarded(route: Route, restriction: Restriction) -> Route:
     if isinstance(route, UnaryRoute):
         return _guarded_unary(route, restriction)
     return _guarded_stream(route, restriction)
+
+
+def admin_guarded(route: UnaryRoute, method: str, request: type[Message], admin: AdminCalls) -> UnaryRoute:
+    """The route, behind a look at where the call comes from."""
+    serve = route.handler
+
+    def handle(call: UnaryCall) -> None:
+        try:
+            admin.check(method, _peer(call), lambda: parse_message(call.message, request))
+        except ServeError as error:
+            call.fail(error.code, error.text)
+        else:
+            serve(call)
+
+    return UnaryRoute(handle)
+
+
+def _peer(call: UnaryCall) -> Peer:
+    """From gRPC's notation: "ipv4:127.0.0.1:40000", "ipv6:[::1]:40000" (also in URL's escapes), "unix:/path"."""
+    kind, _, rest = call.peer.partition(":")
+    address = "unix" if kind in ("unix", "unix-abstract") else unquote(rest).rpartition(":")[0].strip("[]")
+    return Peer(address, any(key.lower() in FORWARDING_HEADERS for key, _ in call.metadata))
 
 
 def _guarded_unary(route: UnaryRoute, restriction: Restriction) -> UnaryRoute:

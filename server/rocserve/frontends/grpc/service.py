@@ -10,18 +10,19 @@ from rocserve.core.errors import ServeError
 from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.grpc.codec import InferCodec
-from rocserve.frontends.grpc.guards import guarded
+from rocserve.frontends.grpc.guards import admin_guarded, guarded
 from rocserve.frontends.grpc.health import HealthHandlers
 from rocserve.frontends.grpc.inference import InferenceHandlers
 from rocserve.frontends.grpc.transport import Route, StreamRoute, UnaryCall, UnaryRoute
 from rocserve.observability.failures import RequestFailures
 from rocserve.protocol.faults import parse_message
+from rocserve.services.admin_calls import ADMIN_METHODS, AdminCalls, describe_access
 from rocserve.services.forwarded_headers import header_forwarding
 from rocserve.services.inference import InferenceService
 from rocserve.services.methods import Method, QuickMethod, SlowMethod
 from rocserve.services.readiness import Readiness
 from rocserve.services.restrictions import GRPC_HEADER_PREFIX, restrictions
-from rocserve.settings import GrpcSettings
+from rocserve.settings import AdminAddresses, GrpcSettings
 
 INFERENCE = "/inference.GRPCInferenceService/"
 HEALTH = "/grpc.health.v1.Health/"
@@ -41,13 +42,15 @@ class GrpcService:
         log: logging.Logger,
         settings: GrpcSettings,
         memory: RequestMemory,
+        admin_addresses: AdminAddresses | None,
     ) -> None:
         """`subscribe`: has its argument called, on the loop, whenever readiness may have changed."""
         self._methods = methods
         self._loop = loop
         self._memory = memory
         self._failures = RequestFailures(log)
-        self._restrictions = restrictions(settings.restricted, GRPC_HEADER_PREFIX)
+        self._restrictions = restrictions(settings.restricted, log, GRPC_HEADER_PREFIX)
+        self._admin = AdminCalls(admin_addresses, ADMIN_METHODS if settings.use_ssl_mutual else self._restrictions)
         forwarding = header_forwarding(settings.header_forward_pattern)
         self._inference = InferenceHandlers(inference, InferCodec(), memory, forwarding)
         self._health = HealthHandlers(tables, readiness.is_ready)
@@ -60,9 +63,15 @@ class GrpcService:
         self._health.end()
         self._inference.begin_exit()
 
+    def describe_access(self) -> str:
+        """Who may call what, for the log."""
+        return describe_access(self._restrictions, self._admin)
+
     def routes(self) -> Mapping[str, Route]:
         """All methods of the two services."""
-        routes: dict[str, Route] = {INFERENCE + name: self._route(method) for name, method in self._methods.items()}
+        routes: dict[str, Route] = {
+            INFERENCE + name: self._route(name, method) for name, method in self._methods.items()
+        }
         routes |= {
             INFERENCE + "ModelInfer": UnaryRoute(self._inference.model_infer),
             INFERENCE + "ModelStreamInfer": StreamRoute(self._inference.model_stream_infer),
@@ -76,10 +85,9 @@ class GrpcService:
         restriction = self._restrictions.get(name.rpartition("/")[2])
         return route if restriction is None else guarded(route, restriction)
 
-    def _route(self, method: Method) -> UnaryRoute:
-        if isinstance(method, SlowMethod):
-            return self._slow(method)
-        return self._quick(_on_bytes(method))
+    def _route(self, name: str, method: Method) -> UnaryRoute:
+        route = self._slow(method) if isinstance(method, SlowMethod) else self._quick(_on_bytes(method))
+        return admin_guarded(route, name, method.request, self._admin) if name in ADMIN_METHODS else route
 
     def _quick(self, answer: Callable[[bytes], bytes]) -> UnaryRoute:
         """A handler that answers in place, on the transport's thread."""

@@ -21,11 +21,12 @@ from rocserve.frontends.http.management import ManagementRoute
 from rocserve.frontends.http.places import Place
 from rocserve.frontends.http.routes import Inference, find_destination
 from rocserve.observability.failures import RequestFailures
+from rocserve.services.admin_calls import FORWARDING_HEADERS, AdminCalls, Peer, describe_access
 from rocserve.services.forwarded_headers import header_forwarding
 from rocserve.services.inference import InferenceService
 from rocserve.services.methods import Method, SlowMethod
 from rocserve.services.restrictions import Restriction, restrictions
-from rocserve.settings import HttpSettings
+from rocserve.settings import AdminAddresses, HttpSettings
 
 _REMEMBERED_PATHS = 1024
 
@@ -41,17 +42,23 @@ class HttpService:
         settings: HttpSettings,
         memory: RequestMemory,
         log: logging.Logger,
+        admin_addresses: AdminAddresses | None,
     ) -> None:
         self._methods = methods
         self._memory = memory
         self._failures = RequestFailures(log)
-        self._restrictions = restrictions(settings.restricted)
+        self._restrictions = restrictions(settings.restricted, log)
+        self._admin = AdminCalls(admin_addresses, self._restrictions)
         self._bodies = BodyReader(settings.max_input_size, memory)
         forwarding = header_forwarding(settings.header_forward_pattern)
         self._infer = InferHandler(inference, tables, self._bodies, memory, forwarding)
         self._generate = GenerateHandler(inference, tables, self._bodies, memory)
         self._find_destination = functools.lru_cache(_REMEMBERED_PATHS)(find_destination)
         self._tasks: set[asyncio.Task[object]] = set()
+
+    def describe_access(self) -> str:
+        """Who may call what, for the log."""
+        return describe_access(self._restrictions, self._admin)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """The answer to a request; a stream has been sent when this returns."""
@@ -88,7 +95,9 @@ class HttpService:
         holding = Holding()
         try:
             body = await self._bodies.json_body(request, holding) if request.method == "POST" else b""
-            response = await self._call(self._methods[route.method], route.request(place, body))
+            message = route.request(place, body)
+            self._admin.check(route.method, _peer(request), lambda: message)
+            response = await self._call(self._methods[route.method], message)
             told = route.answer(response)
         except ServeError as error:
             return error_response(error, route.content_type)
@@ -111,3 +120,7 @@ class HttpService:
         if not task.cancelled():
             # Looked at, so that asyncio does not complain of an error that nobody waited for.
             task.exception()
+
+
+def _peer(request: web.BaseRequest) -> Peer:
+    return Peer(request.remote or "", any(name.lower() in FORWARDING_HEADERS for name in request.headers))
