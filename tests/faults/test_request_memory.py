@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("memory")
     repository: Path = folder / "repository"
     write_stretch(repository)
-    flags = (f"--max-request-memory={LIMIT}", f"--grpc-transport={request.param}", *FLAGS)
+    flags = (f"--max-request-memory={LIMIT}", "--write-timeout-secs=3", f"--grpc-transport={request.param}", *FLAGS)
     with RocserveProcess([repository], *flags, log=folder / "log") as process:
         process.wait_until_ready()
         yield process
@@ -45,8 +46,14 @@ def wait_until_free(server: RocserveProcess) -> None:
     wait_until(lambda: use(server) == (0, 0), 20, f"a free memory; it is {use(server)}")
 
 
-def connect(server: RocserveProcess) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.http_port), timeout=30)
+def connect(server: RocserveProcess, small_window: bool = False) -> socket.socket:
+    """`small_window`: little comes as long as nothing is read."""
+    connection = socket.socket()
+    if small_window:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(30)
+    connection.connect(("127.0.0.1", server.http_port))
+    return connection
 
 
 def test_beyond_the_limit_requests_are_refused_at_once(server: RocserveProcess) -> None:
@@ -183,3 +190,19 @@ def _unread(server: RocserveProcess, values) -> str:
         connection.sendall(http_request(values))
         time.sleep(0.1)
     return "left without reading"
+
+
+def test_http_answers_that_nobody_reads_are_bounded_and_given_up(server: RocserveProcess) -> None:
+    with ExitStack() as clients:
+        connections = [clients.enter_context(connect(server, small_window=True)) for _ in range(20)]
+        for connection in connections:
+            connection.sendall(http_request(stretch_values(answer_bytes=8 * MIB)))
+        # Four of them have room, and the others are told so.
+        wait_until(lambda: use(server)[1] >= 24 * MIB, what="answers that wait to be read")
+        assert use(server)[1] <= LIMIT
+        heads = [connection.recv(12) for connection in connections]
+        assert set(heads) == {b"HTTP/1.1 200", b"HTTP/1.1 503"}
+        # The connections are open; --write-timeout-secs has passed.
+        wait_until_free(server)
+    with server.client() as client:
+        assert client.infer("stretch", grpc_inputs(stretch_values(answer_bytes=5))).as_numpy("Y").size == 5

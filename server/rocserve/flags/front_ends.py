@@ -10,6 +10,7 @@ from rocserve.flags.values import (
     PORT,
     POSITIVE,
     POSITIVE_MILLISECONDS,
+    POSITIVE_SECONDS,
     boolean,
     file,
     regular_expression,
@@ -32,6 +33,12 @@ HTTP = (
         "http.max_input_size",
         POSITIVE,
         "bytes of a request's body, decompressed (default 67108864)",
+    ),
+    Flag(
+        "http-keepalive-timeout-secs",
+        "http.keepalive_seconds",
+        POSITIVE_SECONDS,
+        "how long a connection may stay without a request (default 75)",
     ),
     Flag(
         "http-restricted-api",

@@ -141,7 +141,7 @@ class FrontEnds:
             log,
             self._settings.admin_addresses,
         )
-        endpoint = HttpEndpoint(service, settings, log)
+        endpoint = HttpEndpoint(service, settings, self._settings.write_timeout_seconds, log)
         port = await endpoint.start()
         self._http = endpoint
         self._log.info("HTTP: %s", service.describe_access())

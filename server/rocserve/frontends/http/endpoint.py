@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from rocserve.frontends.http.connection import ConnectionLimits
 from rocserve.frontends.http.listener import HttpListener, binding_refusal
 from rocserve.frontends.http.service import HttpService
 from rocserve.settings import HttpSettings
@@ -12,9 +13,12 @@ from rocserve.settings import HttpSettings
 class HttpEndpoint:
     """All calls are made on the loop."""
 
-    def __init__(self, service: HttpService, settings: HttpSettings, log: logging.Logger) -> None:
+    def __init__(
+        self, service: HttpService, settings: HttpSettings, write_timeout_seconds: float, log: logging.Logger
+    ) -> None:
         self._settings = settings
-        self._listener = HttpListener(service.handle, log)
+        limits = ConnectionLimits(idle_seconds=settings.keepalive_seconds, write_seconds=write_timeout_seconds)
+        self._listener = HttpListener(service.handle, log, limits)
 
     async def start(self) -> int:
         """Listen; returns the port.

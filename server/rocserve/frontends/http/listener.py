@@ -6,14 +6,15 @@ import asyncio
 import errno
 import logging
 import os
+import ssl
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 
 from rocserve.frontends.descriptors import most_descriptors
+from rocserve.frontends.http.connection import Connection, ConnectionLimits
 from rocserve.observability.pace import Pace
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -22,31 +23,35 @@ _READ_BYTES = 1 << 20
 """What is read ahead of a body before its sender has to wait."""
 _PENDING_CONNECTIONS = 1024
 _CLOSE_SECONDS = 1.0
+_WATCH_SECONDS = 1.0
+"""How often connections are looked at whose clients keep them waiting."""
+_HANDSHAKE_SECONDS = 10.0
+"""What a new connection has for TLS."""
 _SECONDS_BETWEEN_REMARKS = 10.0
 SERVER_NAME = "rocserve"
 """Of the header `Server`, also of answers that are sent as they are made."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    idle_seconds: float = 3600.0
-    """How long a connection may stay without a request: longer than proxies and clients keep theirs."""
-    most: int | None = None
-    """Connections at a time; one more is closed at once. None = any number."""
-
-
 class HttpListener:
     """All calls are made on the loop."""
 
-    def __init__(self, handler: Handler, log: logging.Logger, limits: ConnectionLimits | None = None) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        log: logging.Logger,
+        limits: ConnectionLimits | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         """`handler`: answers a request; it is cancelled when the client goes away, and raises nothing else but a
         ConnectionError, if it finds that out by itself."""
         self._handler = handler
         self._log = log.getChild("connections")
         self._log.addFilter(_is_no_fault_of_a_client)
         self._limits = limits or ConnectionLimits()
-        self._runner: web.ServerRunner | None = None
-        self._site: web.TCPSite | None = None
+        self._tls = tls
+        self._server: _Server | None = None
+        self._listening: asyncio.Server | None = None
+        self._watch: asyncio.Task[None] | None = None
         self._is_ending = False
         self._open_requests = 0
         self._idle = asyncio.Event()
@@ -72,38 +77,55 @@ class HttpListener:
         server.remarks = Pace(_SECONDS_BETWEEN_REMARKS)
         server.most_connections = self._limits.most
         server.most_descriptors = most_descriptors()
-        self._runner = web.ServerRunner(server, shutdown_timeout=_CLOSE_SECONDS)
-        await self._runner.setup()
-        self._site = web.TCPSite(
-            self._runner, address, port, reuse_port=reuse_port or None, backlog=_PENDING_CONNECTIONS
+        self._listening = await asyncio.get_running_loop().create_server(
+            server,
+            address,
+            port,
+            reuse_port=reuse_port or None,
+            backlog=_PENDING_CONNECTIONS,
+            ssl=self._tls,
+            ssl_handshake_timeout=None if self._tls is None else _HANDSHAKE_SECONDS,
         )
-        try:
-            await self._site.start()
-        except OSError:
-            await self._runner.cleanup()
-            self._runner = self._site = None
-            raise
-        return int(self._runner.addresses[0][1])
+        self._server = server
+        self._watch = asyncio.ensure_future(self._close_overdue(server))
+        return int(self._listening.sockets[0].getsockname()[1])
 
     async def stop(self, grace_seconds: float = 0.0) -> None:
         """Take no more connections, let open requests finish within the grace time, close all connections. What is
         asked on open connections meanwhile is answered, and the connection closed."""
-        if self._runner is None or self._site is None:
+        if self._server is None or self._listening is None or self._watch is None:
             return
+        server, self._server = self._server, None
         self._is_ending = True
-        await self._site.stop()
+        self._listening.close()
         try:
             async with asyncio.timeout(grace_seconds):
                 await self._idle.wait()
         except TimeoutError:
             pass
-        await self._runner.cleanup()
-        self._runner = self._site = None
+        self._watch.cancel()
+        server.pre_shutdown()
+        await server.shutdown(_CLOSE_SECONDS)
+
+    async def _close_overdue(self, server: _Server) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
+            now = loop.time()
+            for connection in server.open_connections():
+                if connection.is_overdue(self._limits, now):
+                    connection.abort()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        connection = request.protocol
+        assert isinstance(connection, Connection)
+        connection.begin_request()
         self._open_requests += 1
         self._idle.clear()
         try:
+            if not connection.is_read:
+                # Answers to a client that asks on and on without reading would pile up.
+                await request.writer.drain()
             response = await self._handler(request)
             if not response.prepared:
                 response.headers["Server"] = SERVER_NAME
@@ -111,6 +133,7 @@ class HttpListener:
                     response.force_close()
             return response
         finally:
+            connection.end_request()
             self._open_requests -= 1
             if not self._open_requests:
                 self._idle.set()
@@ -119,27 +142,57 @@ class HttpListener:
 class _Server(web.Server):
     most_connections: int | None = None
     most_descriptors: int | None = None
-    """Connections whose descriptor is above are closed at once: the server needs some for itself, for workers say."""
+    """When a connection's descriptor is above, there is one too many: the server needs some for itself, for workers
+    say."""
     log: logging.Logger
     remarks: Pace
 
+    def __call__(self) -> RequestHandler:
+        return Connection(self, loop=self._loop, **self._kwargs)
+
+    def open_connections(self) -> list[Connection]:
+        return [connection for connection in self.connections if isinstance(connection, Connection)]
+
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
-        if self.most_connections is not None and len(self.connections) > self.most_connections:
-            transport.abort()
-        elif self.most_descriptors is not None:
-            # The kernel gives the lowest that is free, so its number tells how many are in use, whatever for.
-            connection = transport.get_extra_info("socket")
-            if connection is not None and connection.fileno() > self.most_descriptors:
-                transport.abort()
-                self._say_full()
+        if self._has_one_too_many(transport):
+            self._make_room(handler, transport)
 
-    def _say_full(self) -> None:
+    def _has_one_too_many(self, transport: asyncio.Transport) -> bool:
+        if self.most_connections is not None and len(self._connections) > self.most_connections:
+            # Those that are closing are still among them.
+            return sum(not each.is_closing() for each in self._connections.values()) > self.most_connections
+        if self.most_descriptors is None:
+            return False
+        # The kernel gives the lowest that is free, so its number tells how many are in use, whatever for.
+        connection = transport.get_extra_info("socket")
+        return connection is not None and connection.fileno() > self.most_descriptors
+
+    def _make_room(self, newest: RequestHandler, transport: asyncio.Transport) -> None:
+        """Close the connection that has waited for its client for longest, or the new one where none does."""
+        waiting = [
+            (since, connection)
+            for connection in self.open_connections()
+            if connection is not newest and (since := connection.waits_since) is not None
+        ]
+        if waiting:
+            min(waiting, key=lambda entry: entry[0])[1].abort()
+        else:
+            transport.abort()
         if self.remarks.is_due():
-            self.log.warning(
-                "connections are closed at once: of the files that may be open only those are left that the server"
-                " needs for itself; raise the hard limit (ulimit -Hn, LimitNOFILE), or let fewer clients connect"
+            self.log.warning("%s", self._full())
+
+    def _full(self) -> str:
+        if self.most_connections is not None:
+            return (
+                f"there are {self.most_connections} connections, as many as there may be: for each one more, another"
+                " whose client keeps it waiting is closed"
             )
+        return (
+            "connections are closed whose clients keep them waiting: of the files that may be open only those are left"
+            " that the server needs for itself; raise the hard limit (ulimit -Hn, LimitNOFILE), or let fewer clients"
+            " connect"
+        )
 
 
 def _is_no_fault_of_a_client(record: logging.LogRecord) -> bool:

@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from rocserve.frontends.http.listener import ConnectionLimits, HttpListener, binding_refusal
+from rocserve.frontends.http.connection import ConnectionLimits
+from rocserve.frontends.http.listener import HttpListener, binding_refusal
 from rocserve.frontends.metrics.exposition import CONTENT_TYPE
 
 _PATH = "/metrics"
-_LIMITS = ConnectionLimits(idle_seconds=300.0, most=64)
+_LIMITS = ConnectionLimits(most=64)
 """Monitoring asks a few times a minute."""
 
 

@@ -12,7 +12,8 @@ import resource
 import pytest
 from aiohttp import web
 
-from rocserve.frontends.http.listener import ConnectionLimits, HttpListener, binding_refusal
+from rocserve.frontends.http.connection import ConnectionLimits
+from rocserve.frontends.http.listener import HttpListener, binding_refusal
 
 LOG = logging.getLogger("test")
 REQUEST = b"GET /%b HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -112,16 +113,113 @@ async def test_a_client_that_is_gone_when_its_answer_begins_is_no_error(caplog: 
     assert caplog.messages == []
 
 
-async def test_one_connection_too_many() -> None:
-    listener = HttpListener(Gate().answer, LOG, ConnectionLimits(most=1))
+async def is_closed(reader: asyncio.StreamReader, seconds: float = 10.0) -> bool:
+    """The server closes it within the time, whatever comes first."""
+    try:
+        async with asyncio.timeout(seconds):
+            while await reader.read(1 << 20):
+                pass
+    except ConnectionError:
+        pass
+    except TimeoutError:
+        return False
+    return True
+
+
+async def test_one_connection_too_many_closes_the_one_that_has_waited_longest_for_its_client() -> None:
+    gate = Gate()
+    listener = HttpListener(gate.answer, LOG, ConnectionLimits(most=3))
+    port = await listener.start("127.0.0.1", 0)
+    busy, busy_writer = await ask(port, b"wait")
+    idle, idle_writer = await ask(port, b"x")
+    await idle.readuntil(b"answer")
+    half, half_writer = await asyncio.open_connection("127.0.0.1", port)
+    half_writer.write(b"GET /x HT")
+    await asyncio.sleep(0.1)
+    writers = [busy_writer, idle_writer, half_writer]
+    for oldest in (idle, half):
+        reader, writer = await ask(port, b"x")
+        writers.append(writer)
+        assert await is_closed(oldest)
+        await reader.readuntil(b"answer")
+    # Now two have an answer, and a request in hand is not given up for them.
+    gate.open.set()
+    await busy.readuntil(b"answer")
+    for writer in writers:
+        writer.close()
+    await listener.stop(0)
+
+
+async def test_where_all_have_requests_in_hand_the_new_connection_is_closed() -> None:
+    gate = Gate()
+    listener = HttpListener(gate.answer, LOG, ConnectionLimits(most=1))
+    port = await listener.start("127.0.0.1", 0)
+    busy, busy_writer = await ask(port, b"wait")
+    await asyncio.sleep(0.1)
+    other, other_writer = await asyncio.open_connection("127.0.0.1", port)
+    assert await is_closed(other)
+    gate.open.set()
+    await busy.readuntil(b"answer")
+    for writer in (busy_writer, other_writer):
+        writer.close()
+    await listener.stop(0)
+
+
+@pytest.mark.parametrize("first", [b"", b"GET /x HTTP/1.1\r\nHost", REQUEST % b"x" + b"GET /x"], ids=repr)
+async def test_a_head_that_does_not_come_ends_the_connection(first: bytes) -> None:
+    listener = HttpListener(Gate().answer, LOG, ConnectionLimits(head_seconds=0.3))
+    port = await listener.start("127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(first)
+    for _ in range(4):
+        # What trickles in keeps nothing open.
+        await asyncio.sleep(0.2)
+        writer.write(b"x" if first else b"")
+    assert await is_closed(reader, 4.0)
+    writer.close()
+    await listener.stop(0)
+
+
+async def test_connections_without_a_request_stay_for_a_while_and_are_closed_then() -> None:
+    listener = HttpListener(Gate().answer, LOG, ConnectionLimits(head_seconds=0.3, idle_seconds=2.5))
     port = await listener.start("127.0.0.1", 0)
     reader, writer = await ask(port, b"x")
     await reader.readuntil(b"answer")
-    other, other_writer = await asyncio.open_connection("127.0.0.1", port)
-    with pytest.raises(ConnectionError):
-        assert await other.read() == b""
-        raise ConnectionResetError
-    other_writer.close()
+    await asyncio.sleep(1.5)
+    writer.write(REQUEST % b"x")
+    await reader.readuntil(b"answer")
+    assert not await is_closed(reader, 1.0)
+    assert await is_closed(reader, 5.0)
+    writer.close()
+    await listener.stop(0)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_answer_that_is_not_read_is_given_up(streams: bool) -> None:
+    ended: list[str] = []
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        if not streams:
+            ended.append("made")
+            return web.Response(body=bytes(1 << 20))
+        response = web.StreamResponse()
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(bytes(1 << 20))
+        except (asyncio.CancelledError, ConnectionError):
+            ended.append("given up")
+            raise
+
+    listener = HttpListener(answer, LOG, ConnectionLimits(write_seconds=0.5))
+    port = await listener.start("127.0.0.1", 0)
+    # Its small limit makes the client leave what comes in the socket.
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 10)
+    writer.write(REQUEST % b"x" * 64)
+    await asyncio.sleep(2.5)
+    assert await is_closed(reader)
+    # Of what is asked on and on nothing is made as long as the answers before are not read.
+    assert 1 <= len(ended) < 20
     writer.close()
     await listener.stop(0)
 
@@ -158,19 +256,20 @@ async def test_the_last_descriptors_are_kept_for_the_server(caplog: pytest.LogCa
         port = await listener.start("127.0.0.1", 0)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    writers, answers = [], []
+    connections, answers = [], []
     for _ in range(8):
         reader, writer = await ask(port, b"at-once")
-        writers.append(writer)
-        try:
-            answers.append(await reader.read(15))
-        except ConnectionResetError:
-            answers.append(b"")
-    assert answers[0] == b"HTTP/1.1 200 OK"
-    assert answers[-1] == b""
-    assert [text.partition(":")[0] for text in caplog.messages] == ["connections are closed at once"]
+        connections.append((reader, writer))
+        answers.append(await reader.read(15))
+    # The newest is served, and the oldest, which idles, gives its place up.
+    assert answers == [b"HTTP/1.1 200 OK"] * 8
+    reader, _ = connections[0]
+    assert await is_closed(reader)
+    assert [text.partition(":")[0] for text in caplog.messages] == [
+        "connections are closed whose clients keep them waiting"
+    ]
     # What leaves makes room.
-    for writer in writers:
+    for _, writer in connections:
         writer.close()
     await asyncio.sleep(0.1)
     reader, writer = await ask(port, b"at-once")
