@@ -77,6 +77,8 @@ class InferRequest:
     until they have been fetched."""
     deadline: float | None = None
     """time.monotonic() seconds after which the client no longer waits."""
+    in_turn: bool = False
+    """It is one of a stream, whose answers go out in the order of their requests."""
     trace: Trace | None = None
     """Where it is written down when what happened to the request; None = it is not traced."""
     phases: PhaseTotals | None = None

@@ -44,6 +44,10 @@ class FormedBatch:
     compute_start_ns: int
     one_by_one: bool = False
     """A convoy: its requests run one after the other."""
+    sent_ahead: bool = False
+    """It waits in its worker behind another."""
+    is_first: bool = False
+    """Of its instance, which may take far longer for it than for any other."""
     absent_rows: int = 0
     """Rows of no request; they are among the dropped."""
     dropped: set[QueuedRequest] | None = None

@@ -29,6 +29,8 @@ class BatchPolicy(Protocol):
     """A request that finds the queue empty and an instance idle never waits for company."""
     always_full: bool
     """Every batch is full with its first request."""
+    largest: int
+    """The most rows that run at once, one request apart."""
 
     def decide(self, queue: RequestQueue, now_ns: int) -> BatchDecision:
         """The queue is not empty and an instance is free."""
@@ -54,6 +56,7 @@ class NoBatching:
 
     starts_at_once = True
     always_full = True
+    largest = 1
 
     def __init__(self, may_convoy: bool) -> None:
         """`may_convoy`: whether requests of equal heads can be laid one behind the other, and so their answers."""
@@ -88,7 +91,7 @@ class DynamicBatcher:
 
     def __init__(self, max_batch_size: int, preferred_batch_sizes: tuple[int, ...], max_queue_delay_ns: int) -> None:
         """`preferred_batch_sizes`: at least one."""
-        self._max_batch_size = max_batch_size
+        self._max_batch_size = self.largest = max_batch_size
         self._preferred = frozenset(preferred_batch_sizes)
         self._largest_preferred = max(preferred_batch_sizes)
         self._delay_ns = max_queue_delay_ns

@@ -26,6 +26,8 @@ class QueuedRequest:
     """Its priority level; 0 where the model has no levels, else 1 is the highest."""
     nbytes: int = 0
     """The size of its inputs."""
+    dated: bool = False
+    """Its client has said how long it waits, and it may be overtaken by newer ones."""
     waiting: bool = False
     """It stands in the queue."""
     watched: bool = False

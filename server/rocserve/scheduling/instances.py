@@ -28,6 +28,8 @@ class InstancePool:
         """`sends_ahead`: whether a busy instance may be sent more, which then can no longer be overtaken."""
         self._in_hand: dict[Channel, deque[FormedBatch]] = {}
         """By instance; the first is in the engine, those behind it have been sent ahead."""
+        self._begun: set[Channel] = set()
+        """The instances that have been handed a batch."""
         self._engine_ns = SHORT_NS
         self._sends_ahead = sends_ahead
 
@@ -36,6 +38,7 @@ class InstancePool:
 
     def detach(self, channel: Channel) -> None:
         self._in_hand.pop(channel, None)
+        self._begun.discard(channel)
 
     def idle(self) -> Channel | None:
         """An instance with nothing to do."""
@@ -48,6 +51,10 @@ class InstancePool:
         """Whether an instance is there and has nothing to do."""
         batches = self._in_hand.get(channel)
         return batches is not None and not batches
+
+    def count_in_hand(self, channel: Channel) -> int:
+        """The batches of an instance, the one in its engine included."""
+        return len(self._in_hand[channel])
 
     def ahead(self) -> Channel | None:
         """A busy instance that may be sent one more batch, the one with the fewest."""
@@ -76,7 +83,11 @@ class InstancePool:
         """Hand a batch to an instance; whether it waits there behind another."""
         batches = self._in_hand[channel]
         batches.append(batch)
-        return len(batches) > 1
+        batch.sent_ahead = len(batches) > 1
+        if channel not in self._begun:
+            self._begun.add(channel)
+            batch.is_first = True
+        return batch.sent_ahead
 
     def end(self, channel: Channel, batch: FormedBatch, engine_ns: int) -> None:
         """A batch is back, after this time in the engine (0: it did not get there)."""

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from rocserve.core.errors import ServeError, StatusCode, unavailable
+from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest
 from rocserve.core.serving import Responder, VersionEnding
@@ -26,8 +26,9 @@ from rocserve.scheduling.limited_instances import instance_pool
 from rocserve.scheduling.ordering import AnswerOrder, OrderedResponder
 from rocserve.scheduling.queue import QueueLimits, RequestQueue
 from rocserve.scheduling.rate_limiter import RateLimiter
-from rocserve.scheduling.refusals import cancelled, not_handed_over, refuse
+from rocserve.scheduling.refusals import cancelled, deadline_exceeded, not_handed_over, refuse
 from rocserve.scheduling.timers import Timers
+from rocserve.scheduling.triage import NOTHING, Triage
 from rocserve.scheduling.weak_calls import weakly
 from rocserve.workers.batch_outcome import BatchOutcome
 from rocserve.workers.channel import Channel, WorkerGone
@@ -82,6 +83,7 @@ class ModelScheduler:
         self._order = AnswerOrder() if batching is not None and batching.preserve_ordering else None
         self._lock = threading.Lock()
         self._queue = RequestQueue(batching, limits)
+        self._triage = Triage(self._queue, self._policy, keeps_order=self._order is not None)
         self._instances = instance_pool(limiter, weakly(self._granted), sends_ahead=not self._queue.may_be_overtaken)
         self._waiting = _Waiting(self._queue, self._instances)
         self._drain = Drain()
@@ -117,7 +119,12 @@ class ModelScheduler:
                 raise ServeError(self._outage.code, self._outage.text)
             channel = None
             collecting = self._timers.collecting
-            if not collecting and not self._queue and self._policy.starts_at_once:
+            if (
+                not collecting
+                and not self._queue
+                and self._policy.starts_at_once
+                and (request.deadline is None or not self._triage.is_hopeless(entry, now_ns / 1e9))
+            ):
                 channel = self._free_instance()
             if channel is not None:
                 work = self._begin(channel, [entry], time.monotonic_ns())
@@ -133,10 +140,13 @@ class ModelScheduler:
             self._run(*work)
         elif collecting:
             self._timers.when_collected(self._pump)
+        if self._triage.lost:
+            self._refuse_lost()
 
     def _client_left(self, entry: QueuedRequest) -> None:
         with self._lock:
-            removed = self._queue.remove(entry)
+            # Clients leave at their deadlines too, of which they know before the server does.
+            removed = self._queue.remove(entry) if entry.request.deadline is None else self._queue.lose(entry)
         if removed:
             self._refuse(entry, cancelled())
             self._report_drained()
@@ -199,7 +209,7 @@ class ModelScheduler:
 
     def _report_drained(self) -> None:
         with self._lock:
-            drained = None if self._queue else self._drain.finished()
+            drained = None if self._queue or self._triage.lost else self._drain.finished()
         if drained is not None:
             drained()
 
@@ -217,11 +227,15 @@ class ModelScheduler:
         if channel is None:
             return None
         now_ns = time.monotonic_ns()
-        decision = self._policy.decide(self._queue, now_ns)
+        if self._queue.deadline_count:
+            decision = self._triage.decide(now_ns, 0 if idle else self._instances.count_in_hand(channel))
+        else:
+            decision = self._policy.decide(self._queue, now_ns)
         if idle is None and not decision.is_full:
             return None
         if decision.request_count == 0:
-            self._delay.set(decision.look_again_at_ns / 1e9)
+            if decision is not NOTHING:
+                self._delay.set(decision.look_again_at_ns / 1e9)
             return None
         if self._instances.is_limited and not self._instances.claim(channel):
             return None
@@ -256,10 +270,12 @@ class ModelScheduler:
         while True:
             with self._lock:
                 work = self._next_work()
-                if work is None:
-                    if self._queue:
-                        self._clients.start()
-                    return
+                if work is None and self._queue:
+                    self._clients.start()
+            if self._triage.lost:
+                self._refuse_lost()
+            if work is None:
+                return
             self._run(*work)
 
     def _run(self, channel: Channel, batch: FormedBatch) -> None:
@@ -309,9 +325,12 @@ class ModelScheduler:
             self._instances.end(channel, batch, engine_ns)
             if outcome.error is None:
                 self._policy.observe(engine_ns, len(batch.entries))
+                self._triage.times.observe(batch, outcome)
             work = self._next_work()
         if work is not None:
             self._run(*work)
+        if self._triage.lost:
+            self._refuse_lost()
         is_answered = True
         try:
             is_answered = self._answerer.answer(batch, outcome)
@@ -319,6 +338,14 @@ class ModelScheduler:
             outcome.release()
             if is_answered:
                 self._batch_ended()
+
+    def _refuse_lost(self) -> None:
+        """Answer what could not have been answered in time."""
+        with self._lock:
+            lost, self._triage.lost = self._triage.lost, []
+        for entry in lost:
+            self._refuse(entry, deadline_exceeded())
+        self._report_drained()
 
     def _batch_ended(self) -> None:
         """All requests of a batch have been answered."""
@@ -360,7 +387,7 @@ class ModelScheduler:
         for entry in expired:
             deadline = entry.request.deadline
             if deadline is not None and deadline <= now:
-                self._refuse(entry, ServeError(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"))
+                self._refuse(entry, deadline_exceeded())
             else:
                 self._refuse(entry, unavailable("Request timeout expired"))
         if due:

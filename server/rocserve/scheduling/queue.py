@@ -6,7 +6,6 @@ Not thread-safe: the scheduler that owns it calls it under its lock.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import DynamicBatching, QueuePolicy, TimeoutAction
 from rocserve.core.request_prefix import request_prefix
 from rocserve.scheduling.entry import QueuedRequest
+from rocserve.scheduling.level import Level
 
 _KEPT_LEVELS = 64
 """Priority levels whose queues stay when they are empty, since the next request is likely to need one of them again; a
@@ -35,18 +35,6 @@ class QueueFull(ServeError):
         super().__init__(StatusCode.UNAVAILABLE, request_prefix([request_id]) + "Exceeds maximum queue size")
 
 
-class _Level:
-    """One priority level: requests in order of arrival, then those whose time passed but may run late (DELAY)."""
-
-    def __init__(self, policy: QueuePolicy) -> None:
-        self.policy = policy
-        self.waiting: deque[QueuedRequest] = deque()
-        self.delayed: deque[QueuedRequest] = deque()
-
-    def __len__(self) -> int:
-        return len(self.waiting) + len(self.delayed)
-
-
 class RequestQueue:
     def __init__(self, batching: DynamicBatching | None, limits: QueueLimits) -> None:
         settings = batching or DynamicBatching()
@@ -55,7 +43,7 @@ class RequestQueue:
         self._default_level = settings.default_priority_level if settings.priority_levels else 0
         self._default_policy = settings.default_queue_policy
         self._policies = settings.priority_queue_policy if settings.priority_levels else {}
-        self._levels: dict[int, _Level] = {}
+        self._levels: dict[int, Level] = {}
         """Those that requests have come for, by number."""
         self._order: list[int] = []
         """Their numbers, ascending: the highest priority first."""
@@ -67,6 +55,9 @@ class RequestQueue:
         self._count = 0
         self._nbytes = 0
 
+        self.deadline_count = 0
+        """How many of the requests have a deadline."""
+
     def __len__(self) -> int:
         return self._count
 
@@ -76,7 +67,9 @@ class RequestQueue:
         `now` is time.monotonic(). The expiry is the earlier of the client's deadline and the queue's time-out.
         """
         plan = entry.plan
-        entry.expires_at = entry.request.deadline
+        deadline = entry.expires_at = entry.request.deadline
+        if deadline is not None:
+            entry.dated = not entry.request.in_turn
         if self._is_plain and not plan.timeout_microseconds:
             return
         if self._level_count:
@@ -108,22 +101,21 @@ class RequestQueue:
         limit = level.policy.max_queue_size
         if limit and len(level) >= limit:
             raise QueueFull(entry.request.id)
-        level.waiting.append(entry)
+        level.push(entry)
         self._add(entry)
 
     def push_back(self, entries: list[QueuedRequest]) -> None:
         """Put requests that were taken but not run back to the front, in their order."""
         for entry in reversed(entries):
-            self._level(entry.level).waiting.appendleft(entry)
+            self._level(entry.level).push_back(entry)
             self._add(entry)
 
     def pop(self) -> QueuedRequest:
         """The next request in order of priority and arrival; the queue must not be empty."""
         for number in self._order:
             level = self._levels[number]
-            source = level.waiting or level.delayed
-            if source:
-                entry = source.popleft()
+            if level:
+                entry = level.pop()
                 self._drop(entry)
                 if len(self._order) > _KEPT_LEVELS:
                     self._close_empty(number)
@@ -138,11 +130,7 @@ class RequestQueue:
         """Take out one request, wherever it stands; False when it has left the queue already."""
         if not entry.waiting:
             return False
-        level = self._levels[entry.level]
-        try:
-            level.waiting.remove(entry)
-        except ValueError:
-            level.delayed.remove(entry)
+        self._levels[entry.level].remove(entry)
         self._drop(entry)
         if len(self._order) > _KEPT_LEVELS:
             self._close_empty(entry.level)
@@ -157,12 +145,17 @@ class RequestQueue:
         level = self._levels[entry.level]
         deadline = entry.request.deadline
         if level.policy.timeout_action is TimeoutAction.DELAY and (deadline is None or deadline > now):
-            level.waiting.remove(entry)
-            level.delayed.append(entry)
+            level.delay(entry)
             entry.expires_at = deadline
             return False
-        self.remove(entry)
+        self.lose(entry)
         return True
+
+    def lose(self, entry: QueuedRequest) -> bool:
+        """As `remove`, of one that has no time left."""
+        if entry.waiting:
+            self._levels[entry.level].has_lost = True
+        return self.remove(entry)
 
     def clear(self) -> list[QueuedRequest]:
         return self.take(self._count)
@@ -170,16 +163,23 @@ class RequestQueue:
     def __iter__(self) -> Iterator[QueuedRequest]:
         """In the order in which they would run."""
         for number in self._order:
-            yield from self._levels[number].waiting
-            yield from self._levels[number].delayed
+            yield from self._levels[number]
+
+    def levels(self) -> Iterator[Level]:
+        """Those that there are, the highest first."""
+        return map(self._levels.__getitem__, self._order)
+
+    def level_of(self, entry: QueuedRequest) -> Level:
+        """Of a request that waits here."""
+        return self._levels[entry.level]
 
     def _policy(self, level: int) -> QueuePolicy:
         return self._policies.get(level, self._default_policy)
 
-    def _level(self, number: int) -> _Level:
+    def _level(self, number: int) -> Level:
         level = self._levels.get(number)
         if level is None:
-            level = self._levels[number] = _Level(self._policy(number))
+            level = self._levels[number] = Level(self._policy(number))
             insort(self._order, number)
         return level
 
@@ -191,9 +191,11 @@ class RequestQueue:
     def _add(self, entry: QueuedRequest) -> None:
         entry.waiting = True
         self._count += 1
+        self.deadline_count += entry.request.deadline is not None
         self._nbytes += entry.nbytes
 
     def _drop(self, entry: QueuedRequest) -> None:
         entry.waiting = False
         self._count -= 1
+        self.deadline_count -= entry.request.deadline is not None
         self._nbytes -= entry.nbytes

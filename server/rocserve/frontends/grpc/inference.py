@@ -152,6 +152,7 @@ class InferenceStream:
                 request.head = self._forwarding.forward(request.head, self._call.metadata)
             responder.request = request
             request.deadline = self._call.deadline
+            request.in_turn = True
             self._service.infer(request, responder)
         except ServeError as error:
             responder.fail(error)

@@ -235,7 +235,13 @@ class EnsembleRun:
         for source in self._graph.reads[index]:
             self._release((source, iteration))
         request = InferRequest(
-            head, self._request.id, data, self._request.deadline, phases=self._phases, sequence=sequence
+            head,
+            self._request.id,
+            data,
+            self._request.deadline,
+            self._request.in_turn,
+            phases=self._phases,
+            sequence=sequence,
         )
         return StepRequest(self, index, step, iteration, request)
 

@@ -1,0 +1,105 @@
+"""One priority level of a queue: which of its requests runs next."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from operator import attrgetter
+
+from rocserve.core.model_config import QueuePolicy
+from rocserve.scheduling.entry import QueuedRequest
+
+_ARRIVAL = attrgetter("queue_start_ns")
+
+
+class Level:
+    """Requests in order of arrival, then those whose time passed but may run late (DELAY).
+
+    Not thread-safe: the queue that owns it is called under its scheduler's lock.
+    """
+
+    def __init__(self, policy: QueuePolicy) -> None:
+        self.policy = policy
+        self.waiting: deque[QueuedRequest] = deque()
+        self.dated: deque[QueuedRequest] = deque()
+        """Those that may be overtaken by newer ones, in order of arrival as well."""
+        self.delayed: deque[QueuedRequest] = deque()
+        self.newest_first = False
+        """Those newest ones run first, in turns with what waits otherwise."""
+        self.has_lost = False
+        """One of them was lost for lack of time, since there were none last."""
+        self._dated_turn = True
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self.dated) + len(self.delayed)
+
+    def __iter__(self) -> Iterator[QueuedRequest]:
+        """In the order in which they would run."""
+        if not self.dated:
+            yield from self.waiting
+        elif not self.waiting:
+            yield from reversed(self.dated) if self.newest_first else self.dated
+        elif self.newest_first:
+            yield from self._in_turns()
+        else:
+            yield from heapq.merge(self.dated, self.waiting, key=_ARRIVAL)
+        yield from self.delayed
+
+    def _in_turns(self) -> Iterator[QueuedRequest]:
+        first, second = reversed(self.dated), iter(self.waiting)
+        if not self._dated_turn:
+            first, second = second, first
+        for one in first:
+            yield one
+            other = next(second, None)
+            if other is None:
+                break
+            yield other
+        yield from first
+        yield from second
+
+    def push(self, entry: QueuedRequest) -> None:
+        (self.dated if entry.dated else self.waiting).append(entry)
+
+    def push_back(self, entry: QueuedRequest) -> None:
+        """One that was taken but not run is the next again."""
+        if entry.dated and self.newest_first:
+            self.dated.append(entry)
+        else:
+            (self.dated if entry.dated else self.waiting).appendleft(entry)
+
+    def pop(self) -> QueuedRequest:
+        """The next; there is one."""
+        waiting, dated = self.waiting, self.dated
+        if not dated:
+            return (waiting or self.delayed).popleft()
+        if not waiting:
+            entry = dated.pop() if self.newest_first else dated.popleft()
+        elif self.newest_first:
+            is_turn, self._dated_turn = self._dated_turn, not self._dated_turn
+            entry = dated.pop() if is_turn else waiting.popleft()
+        else:
+            entry = (dated if dated[0].queue_start_ns <= waiting[0].queue_start_ns else waiting).popleft()
+        self._forget_overload()
+        return entry
+
+    def remove(self, entry: QueuedRequest) -> None:
+        """Take out one that is here."""
+        for entries in (self.dated if entry.dated else self.waiting, self.delayed):
+            try:
+                entries.remove(entry)
+            except ValueError:
+                continue
+            self._forget_overload()
+            return
+        raise ValueError("no request of this level")
+
+    def delay(self, entry: QueuedRequest) -> None:
+        """One that is here runs after all others from now on."""
+        self.remove(entry)
+        self.delayed.append(entry)
+
+    def _forget_overload(self) -> None:
+        if not self.dated:
+            self.newest_first = self.has_lost = False

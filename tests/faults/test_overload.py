@@ -1,0 +1,101 @@
+"""A model that is asked for far more than it can do goes on answering as much as it can, in time."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from support.server import RocserveProcess
+
+from benchmarks.line_process import LineProcess
+
+MODEL = """
+import time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep({seconds})
+        tensors = [pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", tensor + 1)]) for tensor in tensors]
+"""
+CONFIG = """
+backend: "python"
+max_batch_size: 8
+input { name: "INPUT0" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 1 ] }
+instance_group { kind: KIND_CPU count: 1 }
+"""
+SECONDS = 3.0
+DEADLINE_SECONDS = 0.2
+
+
+MODELS = {
+    # Seconds of a batch, and what else the configuration says.
+    "single": ("0.010", ""),
+    "batched": ("0.040", "dynamic_batching { }"),
+    "in_order": ("0.040", "dynamic_batching { preserve_ordering: true }"),
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    folder = tmp_path_factory.mktemp("overload")
+    repository = folder / "repository"
+    for name, (seconds, config) in MODELS.items():
+        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "1" / "model.py").write_text(MODEL.format(seconds=seconds))
+        (repository / name / "config.pbtxt").write_text(CONFIG + config)
+    with RocserveProcess([repository], log=folder / "server.log") as process:
+        process.wait_until_ready()
+        yield process
+
+
+@pytest.fixture(scope="module")
+def clients() -> Iterator[LineProcess]:
+    with LineProcess("the clients", [sys.executable, "-m", "benchmarks.deadline_clients"]) as process:
+        yield process
+
+
+def offer(clients: LineProcess, server: RocserveProcess, model: str, per_second: float) -> dict[str, float]:
+    """What becomes of requests that come whether or not others have been answered."""
+    run = {
+        "address": server.address,
+        "model": model,
+        "per_second": per_second,
+        "seconds": SECONDS,
+        "deadline_seconds": DEADLINE_SECONDS,
+        "seed": 1,
+    }
+    return clients.ask(json.dumps(run))
+
+
+def rate_of_one_client(server: RocserveProcess, model: str) -> float:
+    tensor = triton.InferInput("INPUT0", [1, 1], "INT32")
+    tensor.set_data_from_numpy(np.zeros((1, 1), np.int32))
+    client = server.client()
+    client.infer(model, [tensor])
+    count, begun = 0, time.monotonic()
+    while time.monotonic() < begun + 1.0:
+        client.infer(model, [tensor])
+        count += 1
+    return count / (time.monotonic() - begun)
+
+
+@pytest.mark.parametrize(("model", "rows_at_once"), [("single", 1), ("batched", 8), ("in_order", 8)])
+def test_four_times_the_load_leaves_more_than_half_of_the_answers(
+    server: RocserveProcess, clients: LineProcess, model: str, rows_at_once: int
+):
+    peak = rate_of_one_client(server, model) * rows_at_once
+    answers = offer(clients, server, model, 4 * peak)
+    print(f"{model}: peak {peak:.0f}/s, {answers}")
+    assert answers["wrong"] == 0
+    assert answers["in_time"] / SECONDS > peak / 2
+    assert answers["in_time"] + answers["late"] + answers["refused"] == answers["sent"]
+    # It is as it was as soon as the load is gone.
+    assert rate_of_one_client(server, model) * rows_at_once > peak / 2

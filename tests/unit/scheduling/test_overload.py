@@ -1,0 +1,348 @@
+"""Which requests run when not all can be answered in time: on a clock of the test's own."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from rocserve.core.errors import StatusCode
+from rocserve.core.model_config import DynamicBatching, QueuePolicy, TimeoutAction
+from rocserve.core.requests import InferRequest, InputHead, RequestHead
+from rocserve.core.validation import RequestValidator
+from rocserve.scheduling.batch_policy import BatchPolicy, DynamicBatcher, NoBatching
+from rocserve.scheduling.compute_times import ComputeTimes
+from rocserve.scheduling.entry import QueuedRequest
+from rocserve.scheduling.queue import QueueFull, QueueLimits, RequestQueue
+from rocserve.scheduling.triage import Triage
+
+from .conftest import config
+
+SECOND = 1_000_000_000
+MS = 1_000_000
+PLAN = RequestValidator(config()).validate(
+    InferRequest(RequestHead("m", "", (InputHead("IN", "FP32", (1, 2)),)), "", [np.zeros(2, np.float32).tobytes()])
+)
+
+
+def entry_at(now_ns: int, milliseconds: float | None, in_turn: bool = False) -> QueuedRequest:
+    """A request that comes now, whose client waits for so long."""
+    deadline = None if milliseconds is None else now_ns / 1e9 + milliseconds / 1e3
+    request = InferRequest(RequestHead("m", "", ()), "", [], deadline, in_turn)
+    return QueuedRequest(request, PLAN, None, now_ns)  # type: ignore[arg-type]
+
+
+class Model:
+    """An instance of a model with its queue, on a clock of its own."""
+
+    def __init__(
+        self,
+        run_ms: Callable[[int], float],
+        policy: BatchPolicy | None = None,
+        batching: DynamicBatching | None = None,
+        **limits: int,
+    ) -> None:
+        self.policy = policy or NoBatching(may_convoy=False)
+        self.queue = RequestQueue(batching, QueueLimits(**limits))
+        self.triage = Triage(self.queue, self.policy, batching is not None and batching.preserve_ordering)
+        self.now_ns = SECOND
+        self.run_ms = run_ms
+        self.ran: list[tuple[QueuedRequest, int]] = []
+        """With the time at which each ended."""
+        self.full = 0
+
+    def come(self, milliseconds: float | None, in_turn: bool = False) -> QueuedRequest:
+        entry = entry_at(self.now_ns, milliseconds, in_turn)
+        self.queue.admit(entry, self.now_ns / 1e9)
+        try:
+            self.queue.push(entry)
+        except QueueFull:
+            self.full += 1
+        return entry
+
+    def step(self) -> list[QueuedRequest]:
+        """Run the next batch, to its end."""
+        if self.queue.deadline_count:
+            decision = self.triage.decide(self.now_ns, 0)
+        else:
+            decision = self.policy.decide(self.queue, self.now_ns)
+        batch = self.queue.take(decision.request_count)
+        if batch:
+            took = int(self.run_ms(len(batch)) * MS)
+            self.now_ns += took
+            self.triage.times.add(len(batch), took, self.now_ns)
+            self.ran += [(entry, self.now_ns) for entry in batch]
+        return batch
+
+    def serve(
+        self, per_second: float, seconds: float, deadline_ms: Callable[[random.Random], float], burst: int = 1
+    ) -> float:
+        """Requests at random times; how many a second are answered in time, as their clients see it: the way to the
+        server and back takes up to 10 ms each, of which the server knows nothing."""
+        numbers = random.Random(7)
+        end = self.now_ns + int(seconds * SECOND)
+        arrivals: list[tuple[int, float, float]] = []
+        at = float(self.now_ns)
+        while at < end:
+            at += numbers.expovariate(per_second / burst) * SECOND
+            for _ in range(burst):
+                way = numbers.uniform(0.5, 10)
+                arrivals.append((int(at + way * MS), deadline_ms(numbers), way))
+        arrivals.sort()
+        by_client: dict[QueuedRequest, float] = {}
+        already = len(self.ran)
+        index = 0
+        while index < len(arrivals) or self.queue:
+            if not self.queue:
+                self.now_ns = max(self.now_ns, arrivals[index][0])
+            while index < len(arrivals) and arrivals[index][0] <= self.now_ns:
+                came, wait, way = arrivals[index]
+                now_ns, self.now_ns = self.now_ns, came
+                by_client[self.come(wait)] = came + (wait - way) * MS
+                self.now_ns = now_ns
+                index += 1
+            waiting = len(self.queue)
+            if not self.step() and len(self.queue) == waiting:
+                # It waits for company.
+                self.now_ns += MS
+        in_time = [e for e, ended in self.ran[already:] if ended + numbers.uniform(0.5, 10) * MS <= by_client[e]]
+        return len(in_time) / seconds
+
+
+def batches(delay_ms: int = 0) -> DynamicBatcher:
+    return DynamicBatcher(8, (8,), delay_ms * MS)
+
+
+@pytest.mark.parametrize("load", [1.3, 4, 10])
+@pytest.mark.parametrize("burst", [1, 10])
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(lambda: (Model(lambda n: 10), 100), id="single"),
+        pytest.param(lambda: (Model(lambda n: 40 + 5 * n, batches()), 100), id="batches"),
+        pytest.param(lambda: (Model(lambda n: 40 + 5 * n, batches(delay_ms=500)), 100), id="late batches"),
+        pytest.param(lambda: (Model(lambda n: 10, None, DynamicBatching(preserve_ordering=True)), 100), id="in order"),
+        pytest.param(
+            lambda: (Model(lambda n: 40 + 5 * n, batches(), DynamicBatching(preserve_ordering=True)), 100),
+            id="batches in order",
+        ),
+        pytest.param(lambda: (Model(lambda n: 10, max_requests=8), 100), id="short queue"),
+        pytest.param(
+            lambda: (
+                Model(
+                    lambda n: 10,
+                    None,
+                    DynamicBatching(default_queue_policy=QueuePolicy(TimeoutAction.DELAY, 50_000)),
+                ),
+                100,
+            ),
+            id="delayed",
+        ),
+    ],
+)
+def test_the_goodput_under_overload_is_that_of_the_peak(model, load: float, burst: int):
+    bench, capacity = model()
+    # Bursts of ten leave even a queue without a bound empty now and then.
+    least = 0.9 if burst == 1 or load > 2 else 0.6
+    assert bench.serve(load * capacity, 10, lambda _: 200, burst) >= least * capacity
+
+
+def test_varying_compute_times_and_mixed_deadlines_cost_little():
+    numbers = random.Random(3)
+    bench = Model(lambda n: 10 * numbers.lognormvariate(-0.18, 0.6))
+    for load in (1.3, 4, 10):
+        assert bench.serve(load * 100, 10, lambda numbers: numbers.choice((50, 200, 1000, 5000))) >= 90
+
+
+def test_below_the_peak_requests_run_in_order_of_arrival():
+    bench = Model(lambda n: 10)
+    assert bench.serve(50, 10, lambda _: 500) >= 45
+    came = [entry.queue_start_ns for entry, _ in bench.ran]
+    assert came == sorted(came)
+
+
+def test_a_model_that_becomes_slower_and_faster_is_followed():
+    run_ms = [10.0]
+    bench = Model(lambda n: run_ms[0])
+    bench.serve(400, 3, lambda _: 200)
+    run_ms[0] = 100.0
+    bench.serve(400, 3, lambda _: 200)
+    assert bench.serve(400, 10, lambda _: 200) >= 0.85 * 10
+    run_ms[0] = 10.0
+    bench.serve(400, 3, lambda _: 200)
+    assert bench.serve(400, 10, lambda _: 200) >= 90
+
+
+@pytest.mark.parametrize("slow_batches", [1, 5, 32])
+def test_slow_batches_do_not_lock_the_model_out(slow_batches: int):
+    bench = Model(lambda n: 10)
+    bench.serve(50, 3, lambda _: 200)
+    for _ in range(slow_batches):
+        bench.triage.times.add(1, 2 * SECOND, bench.now_ns)
+    bench.serve(400, 4, lambda _: 200)
+    assert bench.serve(400, 5, lambda _: 200) >= 90
+
+
+def test_what_is_truly_hopeless_leaves_most_of_the_time_to_others():
+    bench = Model(lambda n: 100)
+    bench.serve(5, 5, lambda _: 500)
+    in_time = bench.serve(1000, 10, lambda numbers: 1000 if numbers.random() < 0.008 else 20)
+    assert in_time >= 0.8 * 8
+    assert len(bench.ran) <= 5 * 5 + 10 * 10 + 10
+
+
+def test_requests_without_deadlines_keep_their_order_and_their_share():
+    bench = Model(lambda n: 10)
+    bench.serve(50, 1, lambda _: 200)
+    bench.ran.clear()
+    patient = []
+    for step in range(300):
+        if step % 3 == 0:
+            patient.append(bench.come(None))
+        for _ in range(4):
+            bench.come(200)
+        bench.step()
+    ran = [entry for entry, _ in bench.ran if entry.request.deadline is None]
+    assert ran == patient[: len(ran)]
+    assert len(ran) >= 95
+    assert not any(entry.request.deadline is None for entry in bench.triage.lost)
+    while bench.queue:
+        bench.step()
+    assert [entry for entry, _ in bench.ran if entry.request.deadline is None] == patient
+
+
+def test_many_requests_without_deadlines_do_not_crowd_out_the_others():
+    bench = Model(lambda n: 10)
+    bench.serve(50, 1, lambda _: 200)
+    for _ in range(1000):
+        bench.come(None)
+    bench.ran.clear()
+    in_time = 0
+    for _ in range(100):
+        bench.come(200)
+        entry = bench.step()[0]
+        deadline = entry.request.deadline
+        in_time += deadline is not None and bench.now_ns / 1e9 < deadline
+    assert in_time >= 35
+
+
+def test_the_requests_of_a_stream_are_not_overtaken_within_it():
+    bench = Model(lambda n: 10)
+    bench.serve(50, 1, lambda _: 200)
+    bench.ran.clear()
+    for _ in range(18):
+        bench.come(200, in_turn=True)
+    while bench.queue:
+        bench.step()
+    came = [entry for entry, _ in bench.ran]
+    assert len(came) >= 17
+    assert came == sorted(came, key=lambda entry: entry.queue_start_ns)
+
+
+def test_a_batch_takes_in_no_more_than_lets_its_most_urgent_end_in_time():
+    bench = Model(lambda n: 10.0 * n, batches())
+    for count in (1, 1, 2, 2, 4, 4, 8, 8):
+        for _ in range(count):
+            bench.come(10_000)
+        assert len(bench.step()) == count
+    urgent = bench.come(30)
+    others = [bench.come(10_000) for _ in range(7)]
+    assert bench.step() == [urgent, others[0]]
+    assert bench.step() == others[1:]
+
+
+def test_waiting_for_company_ends_with_half_of_the_time_that_a_request_has():
+    bench = Model(lambda n: 10, batches(delay_ms=500))
+    for _ in range(3):
+        bench.come(10_000)
+        bench.now_ns += SECOND
+        assert bench.step()
+    bench.come(210)
+    assert not bench.step()
+    decision = bench.triage.decide(bench.now_ns, 0)
+    assert decision.look_again_at_ns == pytest.approx(bench.now_ns + 100 * MS, abs=MS)
+    bench.now_ns += 101 * MS
+    assert len(bench.step()) == 1
+
+
+def test_levels_are_overloaded_each_for_itself():
+    batching = DynamicBatching(priority_levels=2, default_priority_level=2)
+    bench = Model(lambda n: 10, None, batching)
+    low = [bench.come(200) for _ in range(3)]
+    high = [entry_at(bench.now_ns, 200) for _ in range(3)]
+    for entry in high:
+        entry.level, entry.dated = 1, True
+        bench.queue.push(entry)
+    bench.queue.level_of(high[0]).has_lost = True
+    assert bench.step() == [high[2]]
+    assert bench.step() == [high[1]]
+    assert bench.step() == [high[0]]
+    assert bench.step() == [low[0]]
+
+
+def test_what_a_worker_did_not_run_is_the_next_again():
+    bench = Model(lambda n: 10)
+    entries = [bench.come(200) for _ in range(5)]
+    (level,) = bench.queue.levels()
+    for newest_first in (False, True):
+        level.newest_first = newest_first
+        order = list(bench.queue)
+        taken = bench.queue.take(2)
+        assert taken == order[:2]
+        bench.queue.push_back(taken)
+        assert list(bench.queue) == order
+    assert bench.queue.deadline_count == len(entries)
+
+
+def test_both_orders_take_what_they_announce():
+    bench = Model(lambda n: 10)
+    for step in range(40):
+        bench.now_ns += MS
+        bench.come(200 if step % 3 else None)
+    (level,) = bench.queue.levels()
+    for newest_first in (False, True, False, True):
+        level.newest_first = newest_first
+        announced = list(bench.queue)[:7]
+        assert bench.queue.take(7) == announced
+
+
+def test_compute_times_are_a_high_quantile_for_each_size():
+    times = ComputeTimes()
+    times.add(1, 9 * SECOND, 0)
+    assert times.of(1) == 0.0, "of one batch alone nothing is said"
+    for _ in range(20):
+        times.add(1, 10 * MS, 0)
+    assert times.of(1) == pytest.approx(0.010)
+    assert times.of(8) == pytest.approx(0.010), "a size that has not run is taken for a smaller one"
+    for _ in range(4):
+        times.add(7, 40 * MS, 0)
+    assert [times.of(size) for size in (1, 4, 5, 8)] == pytest.approx([0.010, 0.010, 0.040, 0.040])
+    for _ in range(6):
+        times.add(1, 30 * MS, 0)
+    assert times.of(1) == pytest.approx(0.030)
+
+
+def test_what_cannot_end_in_time_is_refused_at_once_and_counted(make_bench, wait_for):
+    bench = make_bench(max_batch_size=1)
+    for value in range(4):
+        bench.submit(float(value))
+        bench.executions[-1].engine_ns = 200 * MS
+        bench.executions[-1].finish()
+    now = time.monotonic()
+    bench.submit(5.0)
+    running = bench.executions[-1]
+    hopeless = bench.submit(6.0, deadline=now + 0.1)
+    hopeful = bench.submit(7.0, deadline=now + 60)
+    assert not hopeless.done.is_set(), "an instance may turn out to be free"
+    running.finish()
+    assert hopeless.error.code is StatusCode.DEADLINE_EXCEEDED
+    assert hopeless.error.text == "Deadline Exceeded"
+    bench.executions[-1].finish()
+    assert hopeful.response is not None
+    counted = bench.statistics.snapshot()
+    assert (counted.reject.count, counted.fail.count, counted.success.count) == (1, 1, 6)
+    with_idle_instance = bench.submit(8.0, deadline=time.monotonic() + 0.1)
+    assert with_idle_instance.error.code is StatusCode.DEADLINE_EXCEEDED
