@@ -19,8 +19,8 @@ a batch that takes a little longer, makes them late. So:
 - Requests without deadlines keep their order and are never dropped; under overload they take turns with the others.
 
 Simulated with deadlines of 60 and 200 ms and mixed ones, single arrivals and bursts of ten, compute times of 10 ms that
-vary and ones that do not, batches and none, at ten times the load: plain arrival order answered 0 to 59 % of what the model
-could, arrival order with the hopeless dropped 0 to 98 %, earliest deadline first with the same 0 to 56 %, newest first
+vary and ones that do not, batches and none, at ten times the load: arrival order answered 0 to 59 % of what the model
+could, the same with the hopeless dropped 0 to 98 %, earliest deadline first with them dropped 0 to 56 %, newest first
 95 % and more. Always newest first loses up to 5 % at 0.9 times the load, against half of that this way.
 Limits of concurrency (Envoy's adaptive concurrency; DAGOR, Zhou et al., SoCC 2018) bound the queue by what latency is
 like in all, and know of no deadlines: short ones would be lost behind long ones.
