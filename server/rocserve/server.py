@@ -108,6 +108,7 @@ class Server:
             log=log,
             latencies=self._latencies,
             custom_metrics=self._custom_metrics,
+            time_limits=settings.limits,
         )
         self._repository = ModelRepository(
             _repository_settings(settings),

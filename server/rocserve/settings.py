@@ -174,6 +174,23 @@ def engine_settings(environment: Mapping[str, str] = os.environ) -> EngineSettin
 
 
 @dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """Seconds after which a worker is killed; 0 = no limit. A model's parameters may say otherwise, but for drains."""
+
+    request_seconds: float = 0.0
+    """Without an answer to a batch."""
+    hang_seconds: float = 600.0
+    """Without an answer, as what nobody can mean: a worker that hangs."""
+    load_seconds: float = 600.0
+    """Of loading and warming up, without compiling."""
+    drain_seconds: float = 60.0
+    """Of a version that is unloaded, until all that it took is answered."""
+
+
+NO_TIME_LIMITS = TimeLimits(0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSettings:
     model_repositories: tuple[Path, ...]
     control_mode: ControlMode = ControlMode.POLL
@@ -190,6 +207,7 @@ class ServerSettings:
     strict_readiness: bool = True
     exit_on_error: bool = True
     exit_timeout_seconds: float = 30.0
+    limits: TimeLimits = TimeLimits()
     max_queue_requests: int = 10_000
     max_queue_bytes: int = 4 << 30
     max_request_memory: int | None = None

@@ -24,6 +24,7 @@ from rocserve.settings import (
     MetricsSettings,
     RestrictedProtocols,
     ServerSettings,
+    TimeLimits,
     TraceSettings,
     engine_settings,
 )
@@ -97,6 +98,7 @@ def settings_from(arguments: argparse.Namespace) -> ServerSettings:
         metrics=MetricsSettings(**_part(fields, "metrics.")),
         trace=TraceSettings(**_part(fields, "trace.")),
         log=LogSettings(**_part(fields, "log.")),
+        limits=TimeLimits(**_part(fields, "limits.")),
         engines=replace(engine_settings(), **_part(fields, "engines.")),
         cache=cache,
     )

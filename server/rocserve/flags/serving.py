@@ -116,6 +116,19 @@ SERVER = (
     Flag("strict-readiness", "strict_readiness", boolean, "ready only when every model is (default true)"),
     Flag("exit-on-error", "exit_on_error", boolean, "end when a model fails to load at the start (default true)"),
     Flag("exit-timeout-secs", "exit_timeout_seconds", SECONDS, "how long the end waits for work in hand (default 30)"),
+    Flag(
+        "drain-timeout-secs",
+        "limits.drain_seconds",
+        SECONDS,
+        "how long a version that is unloaded or replaced may take to answer what it took; then its workers are killed;"
+        " 0 = no limit (default 60)",
+    ),
+    Flag(
+        "load-timeout-secs",
+        "limits.load_seconds",
+        SECONDS,
+        "how long a model may take to load, compiling not counted; 0 = no limit (default 600)",
+    ),
     Flag("max-queue-requests", "max_queue_requests", POSITIVE, "requests that may wait for a version (default 10000)"),
     Flag(
         "max-queue-bytes",

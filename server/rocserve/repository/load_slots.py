@@ -1,39 +1,65 @@
-"""Bounds how many models load beside each other, without letting one that takes an hour keep the others waiting."""
+"""Bounds how many models load beside each other, without letting those that take long keep the others waiting."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncIterator
+
+OVERDUE_PER_SLOT = 4
+"""Loads that may go on without their slot, for each slot: what hangs must not keep others from loading, and what takes
+long for want of memory or of CPUs must not be joined by ever more."""
 
 
 class LoadSlots:
     def __init__(self, count: int, patience_seconds: float) -> None:
-        """`patience_seconds`: after these a load that may take long lets the next begin beside it."""
+        """`patience_seconds`: after these a load lets the next begin beside it."""
         self._free = asyncio.Semaphore(count)
-        self._patience_seconds = patience_seconds
+        self.patience_seconds = patience_seconds
+        self._places = count * OVERDUE_PER_SLOT
+        """How many more loads may hand their slots on."""
+        self._waiting: deque[_Load] = deque()
+        """Overdue ones that have to keep their slots."""
 
     @property
     def all_taken(self) -> bool:
         return self._free.locked()
 
     @contextlib.asynccontextmanager
-    async def taken(self, may_take_long: bool) -> AsyncIterator[None]:
-        """Wait for a slot and have it. `may_take_long`: as where a program is compiled first, mostly by a process of
-        low priority; other loads are over soon and keep their slot, which bounds the work on the machine."""
+    async def taken(self, compiles: bool) -> AsyncIterator[None]:
+        """Wait for a slot and have it. `compiles`: a program is compiled first, mostly by a process of low priority and
+        within bounds of its own; any number of such loads hand their slots on."""
         await self._free.acquire()
-        handed_on = False
-
-        def hand_on() -> None:
-            nonlocal handed_on
-            if not handed_on:
-                handed_on = True
-                self._free.release()
-
-        timer = asyncio.get_running_loop().call_later(self._patience_seconds, hand_on) if may_take_long else None
+        load = _Load(needs_place=not compiles)
+        timer = asyncio.get_running_loop().call_later(self.patience_seconds, self._overdue, load)
         try:
             yield
         finally:
-            if timer is not None:
-                timer.cancel()
-            hand_on()
+            timer.cancel()
+            self._ended(load)
+
+    def _overdue(self, load: _Load) -> None:
+        if load.needs_place:
+            if not self._places:
+                self._waiting.append(load)
+                return
+            self._places -= 1
+        load.has_slot = False
+        self._free.release()
+
+    def _ended(self, load: _Load) -> None:
+        if load.has_slot:
+            self._free.release()
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(load)
+        elif load.needs_place:
+            self._places += 1
+            if self._waiting:
+                self._overdue(self._waiting.popleft())
+
+
+class _Load:
+    def __init__(self, needs_place: bool) -> None:
+        self.needs_place = needs_place
+        self.has_slot = True

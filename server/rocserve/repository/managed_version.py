@@ -134,7 +134,7 @@ class ManagedVersion:
             return FILES_CHANGED
         if self.is_loading:
             before = f"failed before: {failure.error.text}" if failure is not None else ""
-            return "; ".join(filter(None, (self._progress, before)))
+            return "; ".join(filter(None, (self._progress or self._slowness(), before)))
         if self._unloading:
             return ""
         if failure is not None:
@@ -238,7 +238,7 @@ class ManagedVersion:
         else:
             if self._context.load_slots.all_taken:
                 self._progress = WAITS_FOR_OTHERS
-            async with self._context.load_slots.taken(_may_take_long(content)):
+            async with self._context.load_slots.taken(_compiles(content)):
                 self._progress = ""
                 loaded = await self._load_now(content)
         try:
@@ -303,6 +303,11 @@ class ManagedVersion:
     def _unload_ended(self) -> None:
         self._unloading -= 1
 
+    def _slowness(self) -> str:
+        """Of a load that says nothing of itself."""
+        took = time.monotonic() - self._began_at
+        return f"loading for {took:.0f} s" if took > self._context.load_slots.patience_seconds else ""
+
     def _newer_content(self) -> str:
         if self.failure is not None:
             return f"newer content failed to load: {self.failure.text}"
@@ -311,7 +316,7 @@ class ManagedVersion:
         return "newer content is being loaded" + (f": {self._progress}" if self._progress else "")
 
 
-def _may_take_long(content: ModelContent) -> bool:
+def _compiles(content: ModelContent) -> bool:
     """Whether one of the backend's engines compiles what it loads."""
     backend = content.definition.backend
     return backend is not None and any(engine.needs_migraphx for engine in backend.engines)

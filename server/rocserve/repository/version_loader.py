@@ -12,8 +12,9 @@ from pathlib import Path
 from rocserve.backends.base import Machine
 from rocserve.config.definition import ModelDefinition, complete_definition, with_places
 from rocserve.config.initial_states import read_initial_states
+from rocserve.config.time_limits import time_limits
 from rocserve.core.custom_metrics import CustomMetrics, OwnedMetrics
-from rocserve.core.errors import ServeError
+from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.latencies import LatencyOptions
 from rocserve.core.sequence_tensors import with_sequence_tensors
 from rocserve.core.serving import ServingTableHolder
@@ -35,7 +36,7 @@ from rocserve.scheduling.scheduler import Scheduler
 from rocserve.scheduling.selection import SchedulerParts, create_scheduler
 from rocserve.scheduling.sequence.homes import AllSequenceHomes
 from rocserve.scheduling.served_version import ScheduledVersion
-from rocserve.settings import EngineSettings
+from rocserve.settings import NO_TIME_LIMITS, EngineSettings, TimeLimits
 from rocserve.workers.completion import CompletionThread
 from rocserve.workers.group import WorkerGroup
 from rocserve.workers.launcher import WorkerLauncher
@@ -88,6 +89,7 @@ class WorkerVersionLoader:
         log: logging.Logger,
         latencies: LatencyOptions,
         custom_metrics: CustomMetrics,
+        time_limits: TimeLimits = NO_TIME_LIMITS,
     ) -> None:
         """
         Args:
@@ -95,6 +97,7 @@ class WorkerVersionLoader:
             latencies: what is kept of the models' latencies.
             custom_metrics: takes those that models define.
             limiter: says which instances may run; None = each as it is free.
+            time_limits: of models that say nothing of their own.
         """
         self._launcher = launcher
         self._completion = completion
@@ -109,6 +112,7 @@ class WorkerVersionLoader:
         self._limiter = limiter
         self._latencies = latencies
         self._custom_metrics = custom_metrics
+        self._time_limits = time_limits
         self._homes = AllSequenceHomes()
         self._log = log
 
@@ -162,6 +166,7 @@ class WorkerVersionLoader:
         """
         started = time.monotonic()
         definition, version = order.definition, order.version
+        limits = time_limits(definition.config.parameters, self._time_limits)
         assert definition.backend is not None, "an ensemble has no workers"
         metrics = OwnedMetrics(self._custom_metrics, order.name, self._log)
         wiring = VersionWiring(definition.name, order.on_change, order.on_progress, self._calls.start, metrics)
@@ -177,6 +182,7 @@ class WorkerVersionLoader:
             events=wiring,
             start_call=wiring.start_call,
             log=self._log.getChild("workers"),
+            limits=limits,
         )
         give_back = self._reserve(plan)
         try:
@@ -216,7 +222,18 @@ class WorkerVersionLoader:
         seconds = time.monotonic() - started
         answers = self._cached_answers(complete, version, statistics)
         return LoadedModelVersion(
-            complete, version, statistics, scheduler, group, wiring, facts, seconds, answers, give_back
+            complete,
+            version,
+            statistics,
+            scheduler,
+            group,
+            wiring,
+            facts,
+            seconds,
+            answers,
+            give_back,
+            limits.drain_seconds,
+            self._log,
         )
 
     def _reserve(self, plan: EnginePlan) -> Callable[[], None]:
@@ -288,14 +305,18 @@ class LoadedModelVersion(ScheduledVersion):
         load_seconds: float,
         answers: CachedAnswers | None,
         give_back: Callable[[], None],
+        drain_seconds: float,
+        log: logging.Logger,
     ) -> None:
-        """`give_back` is called when its instances run no more."""
+        """`give_back` is called when its instances run no more. `drain_seconds`: see settings.TimeLimits."""
         super().__init__(definition.config, definition.serialized, version, statistics, scheduler, answers)
         self.load_seconds = load_seconds
         self._group = group
         self._wiring = wiring
         self._facts = facts
         self._give_back = give_back
+        self._drain_seconds = drain_seconds
+        self._log = log
 
     @property
     def properties(self) -> Mapping[str, str]:
@@ -315,13 +336,26 @@ class LoadedModelVersion(ScheduledVersion):
 
     async def unload(self) -> None:
         """See repository.loader.LoadedVersion."""
-        await _drain(self._scheduler.close)
-        self._wiring.stop_waiting()
-        await self._group.stop(STOP_SECONDS)
+        if await _drain(self._scheduler.close, self._drain_seconds):
+            self._wiring.stop_waiting()
+            await self._group.stop(STOP_SECONDS)
+        else:
+            await self._cut_short()
         self._wiring.disconnect()
         self._give_back()
         if self._answers is not None:
             self._answers.close()
+
+    async def _cut_short(self) -> None:
+        """Kill the workers with what is inside, and refuse what waits for them."""
+        text = (
+            f"model '{self.name}' version {self.version} was unloaded and had not answered within"
+            f" {self._drain_seconds:g} s (--drain-timeout-secs)"
+        )
+        self._log.warning("%s; its workers are killed", text)
+        self._wiring.stop_waiting()
+        self._scheduler.fail_queue(unavailable(text))
+        await self._group.stop(0.0, text)
 
 
 class LoadedEnsemble(EnsembleVersion):
@@ -344,7 +378,8 @@ class LoadedEnsemble(EnsembleVersion):
 
     async def unload(self) -> None:
         """See repository.loader.LoadedVersion."""
-        await _drain(self.close)
+        # It has no workers; what its requests wait for has limits of its own.
+        await _drain(self.close, 0.0)
         if self.answers is not None:
             self.answers.close()
 
@@ -353,8 +388,9 @@ def _nothing() -> None:
     """To give back, where nothing is limited."""
 
 
-async def _drain(close: Callable[[Callable[[], None]], None]) -> None:
-    """Close, and wait until all that was taken has been answered."""
+async def _drain(close: Callable[[Callable[[], None]], None], seconds: float) -> bool:
+    """Close, and wait until all that was taken has been answered, at most so long (0 = without a limit); whether it has
+    been."""
     loop = asyncio.get_running_loop()
     drained = asyncio.Event()
 
@@ -362,7 +398,12 @@ async def _drain(close: Callable[[Callable[[], None]], None]) -> None:
         loop.call_soon_threadsafe(drained.set)
 
     close(on_drained)
-    await drained.wait()
+    try:
+        async with asyncio.timeout(seconds or None):
+            await drained.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 def _initial_states(definition: ModelDefinition) -> Mapping[str, bytes]:

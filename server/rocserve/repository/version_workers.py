@@ -12,7 +12,7 @@ from rocserve.config.json_text import config_json
 from rocserve.core.sequence_tensors import with_sequence_tensors
 from rocserve.repository.engine_plan import EnginePlan
 from rocserve.repository.model_interpreter import model_interpreter
-from rocserve.settings import EngineSettings
+from rocserve.settings import NO_TIME_LIMITS, EngineSettings, TimeLimits
 from rocserve.workers.completion import CompletionThread
 from rocserve.workers.conversation import CallStarter
 from rocserve.workers.group import WorkerGroup, WorkerGroupEvents, WorkerPlan
@@ -73,6 +73,7 @@ def worker_group(
     events: WorkerGroupEvents,
     start_call: CallStarter,
     log: logging.Logger,
+    limits: TimeLimits = NO_TIME_LIMITS,
 ) -> WorkerGroup:
     """The workers of a version, not yet started. `start_call`: runs what the model calls, where its backend may.
 
@@ -92,6 +93,7 @@ def worker_group(
         interpreter=model_interpreter(definition),
         loader=plan.loader,
         start_call=start_call if backend.answers_requests else None,
+        limits=limits,
     )
 
 

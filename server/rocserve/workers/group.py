@@ -14,6 +14,7 @@ from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature
 from rocserve.observability.pace import Allowance
+from rocserve.settings import NO_TIME_LIMITS, TimeLimits
 from rocserve.workers.channel import Channel
 from rocserve.workers.completion import CompletionThread
 from rocserve.workers.conversation import CallStarter
@@ -78,6 +79,7 @@ class WorkerGroup:
         loader: tuple[str, ...] = (),
         policy: RestartPolicy = DEFAULT_POLICY,
         start_call: CallStarter | None = None,
+        limits: TimeLimits = NO_TIME_LIMITS,
     ) -> None:
         """`load` is what all workers load; kind, device and instance count come from the plans. `forked`: whether the
         backend may be forked from the zygote; with an interpreter of its own or on a GPU a worker never is.
@@ -109,6 +111,7 @@ class WorkerGroup:
                 log,
                 start_call,
                 plan.rate_limiter,
+                limits,
             )
             for index, plan in enumerate(plans)
         ]
@@ -142,9 +145,10 @@ class WorkerGroup:
         message = WarmUp(config, config_json)
         await self._all_or_none([supervisor.warm_up(message) for supervisor in self._supervisors])
 
-    async def stop(self, grace_seconds: float) -> None:
-        """End all workers after the batches that they have; kill those that take longer than `grace_seconds`."""
-        await asyncio.gather(*(supervisor.stop(grace_seconds) for supervisor in self._supervisors))
+    async def stop(self, grace_seconds: float, reason: str = "") -> None:
+        """End all workers after the batches that they have; kill those that take longer than `grace_seconds`.
+        `reason`: what those are told whose requests are then inside."""
+        await asyncio.gather(*(supervisor.stop(grace_seconds, reason) for supervisor in self._supervisors))
         # They know the group: this way all of it goes at once, without the garbage collector.
         self._supervisors.clear()
 

@@ -140,7 +140,7 @@ class WorkerProcess:
             if not reply.done() or reply.exception() is not None:
                 # Its control socket closes a moment before its exit status is known.
                 await asyncio.wait((exited,), timeout=_STATUS_WAIT_SECONDS)
-                raise internal(f"worker ended while {doing} ({self.end}){self._last_words()}")
+                raise internal(f"worker ended while {doing} ({self.end}){self.last_words}")
             return reply.result()
         finally:
             reply.cancel()
@@ -278,7 +278,9 @@ class WorkerProcess:
         if self._exited.is_set() and self._reply is None:
             self._control.close()
 
-    def _last_words(self) -> str:
+    @property
+    def last_words(self) -> str:
+        """What it wrote last, to stand behind the reason of its end."""
         line = self._output.last_line
         return f"; it last wrote: {line}" if line else ""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,10 +16,12 @@ from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError, internal, unavailable
 from rocserve.core.model_config import NO_LIMITS, InstanceKind, InstanceRateLimiter
 from rocserve.core.requests import Signature
+from rocserve.settings import NO_TIME_LIMITS, TimeLimits
 from rocserve.workers.channel import Channel
 from rocserve.workers.completion import CompletionThread
 from rocserve.workers.conversation import CallStarter, Conversation
 from rocserve.workers.launcher import LaunchOptions, WorkerLauncher
+from rocserve.workers.load_limit import LoadLimit
 from rocserve.workers.messages import Load, Progress, WarmUp
 from rocserve.workers.process import WorkerProcess
 
@@ -87,6 +90,7 @@ class WorkerSupervisor:
         log: logging.Logger,
         start_call: CallStarter | None,
         rate_limiter: InstanceRateLimiter = NO_LIMITS,
+        limits: TimeLimits = NO_TIME_LIMITS,
     ) -> None:
         """`start_call`: runs the calls of a model that sees each request for itself; None for the other kind."""
         self._load = load
@@ -97,6 +101,8 @@ class WorkerSupervisor:
         self._completion = completion
         self._events = events
         self._policy = policy
+        self._limits = limits
+        self._load_limit = LoadLimit(limits.load_seconds)
         self._log = log
         self._name = f"model '{load.model_name}' version {load.version}"
         self._loop = asyncio.get_running_loop()
@@ -121,6 +127,7 @@ class WorkerSupervisor:
             ServeError: the reason why it cannot be loaded.
         """
         channels: list[Channel] = []
+        self._load_limit = LoadLimit(self._limits.load_seconds)
         try:
             for _ in range(self._load.instance_count):
                 channels.append(self._new_channel())
@@ -133,11 +140,8 @@ class WorkerSupervisor:
                 raise internal(f"the worker of {self._name} cannot be started: {error}") from error
             raise
         worker = self._worker
-        try:
+        async with self._limited_load(worker):
             loaded = await worker.load(self._load, functools.partial(self._progress, worker))
-        except BaseException:
-            self._discard()
-            raise
         self._events.described(loaded.properties)
         return loaded.signature
 
@@ -147,6 +151,7 @@ class WorkerSupervisor:
         if isinstance(progress, MetricChanges):
             self._events.measured(progress)
             return
+        self._load_limit.told(progress.text)
         self._events.progress(progress.text)
         if progress.properties:
             self._events.described(progress.properties)
@@ -176,13 +181,14 @@ class WorkerSupervisor:
         self._supervision = self._loop.create_task(self._supervise(message))
         self._supervision.add_done_callback(self._supervision_ended)
 
-    async def stop(self, grace_seconds: float) -> None:
-        """End the worker after its batches; kill it after `grace_seconds`."""
+    async def stop(self, grace_seconds: float, reason: str = "") -> None:
+        """End the worker after its batches; kill it after `grace_seconds`. `reason`: see WorkerGroup.stop."""
         await self._stop_supervision()
         worker = self._worker
         if worker is not None:
             await worker.unload(grace_seconds)
-            self._end_channels(worker.channels, f"the worker of {self._name} was stopped; the request was in it")
+            reason = reason or f"the worker of {self._name} was stopped"
+            self._end_channels(worker.channels, f"{reason}; the request was in it")
             self._worker = None
 
     async def kill(self) -> None:
@@ -200,13 +206,24 @@ class WorkerSupervisor:
         worker = self._worker
         if worker is None:
             raise unavailable(f"{self._name} has no worker")
-        try:
+        async with self._limited_load(worker):
             await worker.warm_up(message)
+        for channel in worker.channels:
+            self._events.channel_opened(channel)
+
+    @contextlib.asynccontextmanager
+    async def _limited_load(self, worker: WorkerProcess) -> AsyncIterator[None]:
+        """A part of the load within its time; the worker is ended when it fails."""
+        try:
+            async with self._load_limit.bounding():
+                yield
+        except TimeoutError:
+            self._discard()
+            text = f"the worker did not load within {self._limits.load_seconds:g} s (load_timeout_secs) and was ended"
+            raise unavailable(text + worker.last_words) from None
         except BaseException:
             self._discard()
             raise
-        for channel in worker.channels:
-            self._events.channel_opened(channel)
 
     def _discard(self) -> None:
         worker, self._worker = self._worker, None

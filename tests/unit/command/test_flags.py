@@ -20,6 +20,7 @@ from rocserve.settings import (
     LogSettings,
     MetricsSettings,
     ServerSettings,
+    TimeLimits,
     TraceSettings,
 )
 
@@ -40,6 +41,7 @@ def default_of(target: str) -> object:
         "metrics": MetricsSettings,
         "http": HttpSettings,
         "trace": TraceSettings,
+        "limits": TimeLimits,
     }[part]
     return next(field.default for field in dataclasses.fields(owner) if field.name == name)
 

@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from rocserve.core.errors import ServeError, internal
-from rocserve.repository.load_slots import LoadSlots
+from rocserve.repository.load_slots import OVERDUE_PER_SLOT, LoadSlots
 from rocserve.repository.settings import ControlMode
 
 from .conftest import PATIENCE_SECONDS, FakeLoader, Folders, Served, Start
@@ -124,13 +124,13 @@ async def test_unloading_calls_a_load_off(start: Start, folders: Folders, loader
 class Load:
     """One that takes a slot until it is told to end."""
 
-    def __init__(self, slots: LoadSlots, may_take_long: bool) -> None:
+    def __init__(self, slots: LoadSlots, compiles: bool) -> None:
         self.began = asyncio.Event()
         self.may_end = asyncio.Event()
-        self.task = asyncio.create_task(self._run(slots, may_take_long))
+        self.task = asyncio.create_task(self._run(slots, compiles))
 
-    async def _run(self, slots: LoadSlots, may_take_long: bool) -> None:
-        async with slots.taken(may_take_long):
+    async def _run(self, slots: LoadSlots, compiles: bool) -> None:
+        async with slots.taken(compiles):
             self.began.set()
             await self.may_end.wait()
 
@@ -142,52 +142,66 @@ class Load:
 
 async def test_a_long_load_hands_its_slot_on() -> None:
     slots = LoadSlots(1, patience_seconds=0.05)
-    long, waiting, third = (Load(slots, may_take_long=one) for one in (True, False, False))
+    long, waiting = Load(slots, compiles=True), Load(slots, compiles=False)
     assert await long.has_begun() and await waiting.has_begun()
-    assert slots.all_taken and not await third.has_begun(0.2)
+    assert slots.all_taken
     # Its end frees nothing that it has no more.
     long.may_end.set()
     await long.task
-    assert not await third.has_begun(0.05)
+    assert slots.all_taken
     waiting.may_end.set()
-    assert await third.has_begun()
-    third.may_end.set()
-    await third.task
+    await waiting.task
     assert not slots.all_taken
+
+
+async def test_hanging_loads_hand_their_slots_on_up_to_a_bound() -> None:
+    slots = LoadSlots(1, patience_seconds=0.02)
+    hanging = [Load(slots, compiles=False) for _ in range(OVERDUE_PER_SLOT)]
+    for load in hanging:
+        assert await load.has_begun()
+    keeps, waits = Load(slots, compiles=False), Load(slots, compiles=False)
+    assert await keeps.has_begun() and not await waits.has_begun(0.2)
+    # A load that ends makes room for the next one that is overdue.
+    hanging[0].may_end.set()
+    assert await waits.has_begun()
+    # One that compiles needs no such room.
+    for load in (keeps, waits, *hanging):
+        load.task.cancel()
+        await asyncio.wait((load.task,))
+    assert not slots.all_taken
+    again = [Load(slots, compiles=True) for _ in range(2 * OVERDUE_PER_SLOT)]
+    for load in again:
+        assert await load.has_begun()
+        load.may_end.set()
 
 
 async def test_a_load_that_was_called_off_has_no_slot() -> None:
     slots = LoadSlots(1, patience_seconds=0.05)
-    for may_take_long in (True, False):
-        load = Load(slots, may_take_long)
+    for compiles in (True, False):
+        load = Load(slots, compiles)
         assert await load.has_begun()
         load.task.cancel()
         await asyncio.wait((load.task,))
         assert not slots.all_taken
     await asyncio.sleep(0.1)
-    first, second = Load(slots, False), Load(slots, False)
+    slots = LoadSlots(1, patience_seconds=60)
+    first, second = Load(slots, False), Load(slots, True)
     assert await first.has_begun() and not await second.has_begun(0.05)
     for one in (first, second):
         one.may_end.set()
         await one.task
 
 
-@pytest.mark.parametrize(("platform", "hands_on"), [("compiled", True), ("onnx_onnxv1", False)])
-async def test_only_what_compiles_hands_its_slot_on(
-    start: Start, folders: Folders, loader: FakeLoader, platform: str, hands_on: bool
+async def test_a_load_that_takes_long_keeps_no_other_waiting_and_says_how_long(
+    start: Start, folders: Folders, loader: FakeLoader
 ) -> None:
-    served: Served = await start(concurrent_loads=1, long_load_seconds=0.05)
+    served: Served = await start(concurrent_loads=1, long_load_seconds=0.6)
     held = loader.hold("a")
-    folder = folders.model("a", 1)
-    text = (folder / "config.pbtxt").read_text().replace("onnx_onnxv1", platform)
-    (folder / "config.pbtxt").write_text(text)
+    folders.model("a", 1)
     await served.until(lambda: loader.running == 1)
     folders.model("b", 1)
-    await served.until(lambda: served.state("b") != "")
-    if not hands_on:
-        await served.settle()
-        assert loader.loads == [("a", 1)]
-        held.set()
     await served.until(lambda: served.state("b") == "READY")
-    assert served.state("a") == "LOADING" or not hands_on
+    assert served.state("a") == "LOADING"
+    assert served.reason("a") == "loading for 1 s"
     held.set()
+    await served.until(lambda: served.state("a") == "READY")

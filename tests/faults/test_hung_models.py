@@ -1,0 +1,141 @@
+"""Models that hang: in their load, in a version that is replaced, in a batch. Nobody else waits for them."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc as triton
+from support.server import RocserveProcess, wait_until
+from tritonclient.utils import InferenceServerException
+
+CONFIG = """
+backend: "python"
+input {{ name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }}
+output {{ name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }}
+{more}
+"""
+
+HANGS_AT_IMPORT = """
+import time
+
+print("about to wait for a licence", flush=True)
+time.sleep(600)
+"""
+
+# -1 stays in `execute` for good, everything else is answered with what the file `constant` beside the model says.
+STAYS = """
+import pathlib
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.constant = CONSTANT
+        self.folder = pathlib.Path(__file__).parents[3]
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            if value[0] < 0:
+                (self.folder / f"inside{value[0]}").touch()
+                while True:
+                    time.sleep(1)
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value + self.constant)]))
+        return responses
+"""
+
+
+def drop(repository: Path, name: str, model: str, more: str = "") -> None:
+    (repository / name / "1").mkdir(parents=True, exist_ok=True)
+    (repository / name / "config.pbtxt").write_text(CONFIG.format(more=more))
+    (repository / name / "1" / "model.tmp").write_text(model)
+    (repository / name / "1" / "model.tmp").rename(repository / name / "1" / "model.py")
+
+
+def stays(constant: int) -> str:
+    return STAYS.replace("CONSTANT", str(constant))
+
+
+def ask(client: triton.InferenceServerClient, model: str, value: int) -> int:
+    entry = triton.InferInput("IN", [1], "INT32")
+    entry.set_data_from_numpy(np.array([value], np.int32))
+    return int(client.infer(model, [entry]).as_numpy("OUT")[0])
+
+
+class Asking:
+    """A request on a thread of its own, and how it ended."""
+
+    def __init__(self, server: RocserveProcess, model: str, value: int) -> None:
+        self.told = ""
+        self._thread = threading.Thread(target=self._ask, args=(server, model, value), daemon=True)
+        self._thread.start()
+
+    def _ask(self, server: RocserveProcess, model: str, value: int) -> None:
+        try:
+            self.told = str(ask(server.client(), model, value))
+        except InferenceServerException as error:
+            self.told = str(error)
+
+    def outcome(self, seconds: float = 20.0) -> str:
+        self._thread.join(seconds)
+        assert not self._thread.is_alive(), "the request was not answered"
+        return self.told
+
+
+def row(server: RocserveProcess, model: str) -> tuple[str, str]:
+    """State and reason."""
+    rows: list[Any] = [row for row in server.client().get_model_repository_index().models if row.name == model]
+    return (rows[0].state, rows[0].reason) if rows else ("", "")
+
+
+def test_a_replaced_version_that_hangs_is_killed(serve, repository: Path):
+    drop(repository, "m", stays(0))
+    server = serve(repository, "--drain-timeout-secs=0.5", "--repository-settle-secs=0.1")
+    client = server.client()
+    for swap in range(1, 4):
+        inside = repository.parent / f"inside-{swap}"
+        hanging = Asking(server, "m", -swap)
+        wait_until(inside.exists, what="the request in the model")
+        waiting = Asking(server, "m", 1000)
+        drop(repository, "m", stays(swap))
+        told = (hanging.outcome(), waiting.outcome())
+        for text in told:
+            assert "model 'm' version 1 was unloaded and had not answered within 0.5 s (--drain-timeout-secs)" in text
+            assert "UNAVAILABLE" in text
+        assert ask(client, "m", 10) == 10 + swap
+    wait_until(lambda: len(server.workers()) == 1, what="the end of the replaced workers")
+    assert server.log_text.count("its workers are killed") == 3
+
+
+def test_loads_that_hang_end_with_the_reason(serve, repository: Path):
+    drop(repository, "good", stays(1))
+    server = serve(repository, "--load-timeout-secs=60", "--repository-settle-secs=0.1")
+    drop(repository, "m", HANGS_AT_IMPORT, 'parameters { key: "load_timeout_secs" value { string_value: "1" } }')
+    wait_until(lambda: row(server, "m")[0] == "UNAVAILABLE", what="the end of the load")
+    assert row(server, "m")[1].startswith(
+        "Unavailable: the worker did not load within 1 s (load_timeout_secs) and was ended; it last wrote: about to"
+        " wait for a licence (failed once, next try in "
+    )
+    wait_until(lambda: [worker.name() for worker in server.workers()] == ["rocserve:good"], what="the worker's end")
+    drop(repository, "m", stays(2), 'parameters { key: "load_timeout_secs" value { string_value: "soon" } }')
+    text = "parameter 'load_timeout_secs': expected a number of seconds, 0 for no limit, got 'soon'"
+    wait_until(lambda: text in row(server, "m")[1], what="the refusal")
+    assert ask(server.client(), "good", 1) == 2
+
+
+def test_four_loads_that_hang_keep_no_good_model_waiting(serve, repository: Path):
+    server = serve(repository, "--repository-settle-secs=0.1")
+    for number in range(4):
+        drop(repository, f"hangs{number}", HANGS_AT_IMPORT)
+    wait_until(lambda: len(server.workers()) == 4, what="the loads")
+    drop(repository, "good", stays(1))
+    client = server.client()
+    wait_until(lambda: client.is_model_ready("good"), 40, "the good model")
+    assert [row(server, f"hangs{number}")[0] for number in range(4)] == ["LOADING"] * 4
+    assert row(server, "hangs0")[1].startswith("loading for 1")
