@@ -13,6 +13,7 @@ from rocserve.backends.free_memory import host_memory_limit
 from rocserve.backends.host import Host
 from rocserve.backends.registry import discover_backends
 from rocserve.core.custom_metrics import CustomMetrics
+from rocserve.core.heap_trim import HeapTrim, glibc_trim
 from rocserve.core.latencies import read_latency_options
 from rocserve.core.request_memory import RequestMemory, default_limit
 from rocserve.core.serving import ServingTableHolder
@@ -137,11 +138,13 @@ class Server:
             self._log.error("%s", error.strerror if isinstance(error, OSError) and not error.filename else error)
             await self._end_workers(ending)
             return 1
+        trimming = asyncio.ensure_future(HeapTrim(lambda: self._memory.used_bytes, glibc_trim()).run())
         try:
             status = await self._serve(ending)
         except Exception:
             self._log.critical("the server cannot go on", exc_info=True)
             status = 1
+        trimming.cancel()
         readiness.begin_exit()
         await self._drain(front_ends, ending)
         return 1 if ending.is_at_once else status

@@ -62,6 +62,10 @@ class RequestMemory:
         self.refused_answers = 0
         self._lock = threading.Lock()
 
+    @property
+    def used_bytes(self) -> int:
+        return self.request_bytes + self.answer_bytes
+
     def admit(self, holder: Holder, nbytes: int) -> None:
         """So many more bytes of a request have come.
 
@@ -75,7 +79,7 @@ class RequestMemory:
                 holder.held_bytes += nbytes
                 return
             self.refused_requests += 1
-            used = self.request_bytes + self.answer_bytes
+            used = self.used_bytes
             asked = holder.held_bytes + nbytes
         raise self._full("request", asked, used)
 

@@ -1,0 +1,48 @@
+"""What large traffic takes of the server's memory is given back when it is over."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+from support.http_requests import ask
+from support.server import RocserveProcess, wait_until
+from support.stretch_model import grpc_inputs, http_request, stretch_values, write_stretch
+
+MIB = 1 << 20
+CLIENTS = 64
+
+
+@pytest.mark.parametrize("ask_by", ["gRPC", "HTTP"])
+def test_memory_after_large_traffic(serve, repository: Path, ask_by: str) -> None:
+    write_stretch(repository)
+    server: RocserveProcess = serve(repository)
+    process = psutil.Process(server.process.pid)
+    values = stretch_values(milliseconds=10, request_bytes=4 * MIB, answer_bytes=4 * MIB)
+    infer(server, values, ask_by)
+    before = peak = process.memory_info().rss
+    threads = [threading.Thread(target=infer, args=(server, values, ask_by)) for _ in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        peak = max(peak, process.memory_info().rss)
+    assert peak > before + 100 * MIB, "the traffic took no memory: the test did not test"
+    wait_until(
+        lambda: process.memory_info().rss < before + 64 * MIB,
+        20,
+        f"memory of at most 64 MiB above {before / MIB:.0f} MiB after a peak of {peak / MIB:.0f} MiB",
+    )
+
+
+def infer(server: RocserveProcess, values, ask_by: str) -> None:
+    if ask_by == "gRPC":
+        with server.client() as client:
+            assert client.infer("stretch", grpc_inputs(values)).as_numpy("Y").size == 4 * MIB
+        return
+    head, _, body = http_request(values).partition(b"\r\n\r\n")
+    headers = dict(line.split(": ") for line in head.decode().splitlines()[1:])
+    status, answer = ask(server, "POST", "/v2/models/stretch/infer", body, headers)
+    assert status == 200
+    assert len(answer) > 4 * MIB

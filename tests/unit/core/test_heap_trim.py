@@ -1,0 +1,72 @@
+"""When memory is given back: after a peak, once requests hold little of it, and not for what is in use."""
+
+from __future__ import annotations
+
+from rocserve.core.heap_trim import HeapTrim, glibc_trim, private_bytes
+
+MIB = 1 << 20
+
+
+class Process:
+    """What a process has and what its requests hold; a trim leaves what is in use."""
+
+    def __init__(self) -> None:
+        self.private = self.in_use = 70 * MIB
+        self.requests = 0
+        self.trims = 0
+        self.heap = HeapTrim(lambda: self.requests, self.trim, lambda: self.private)
+
+    def trim(self) -> None:
+        self.trims += 1
+        self.private = self.in_use
+
+    def looks(self, count: int) -> None:
+        for _ in range(count):
+            if self.heap.look():
+                self.heap.trim()
+
+
+def test_what_a_peak_leaves_behind_is_given_back_once_it_is_over() -> None:
+    process = Process()
+    process.private, process.requests = 900 * MIB, 600 * MIB
+    process.looks(10)
+    assert process.trims == 0
+    process.requests = MIB
+    process.looks(2)
+    assert process.trims == 0
+    process.looks(1)
+    assert (process.trims, process.private) == (1, 70 * MIB)
+    process.looks(10)
+    assert process.trims == 1
+
+
+def test_pauses_of_traffic_that_goes_on_are_no_end() -> None:
+    process = Process()
+    process.private = 300 * MIB
+    for _ in range(10):
+        process.requests = 0
+        process.looks(2)
+        process.requests = 100 * MIB
+        process.looks(1)
+    assert process.trims == 0
+
+
+def test_what_is_in_use_is_asked_for_once() -> None:
+    process = Process()
+    process.private = process.in_use = 500 * MIB
+    process.looks(20)
+    assert process.trims == 1
+    process.private += 10 * MIB
+    process.looks(20)
+    assert process.trims == 1
+
+
+def test_this_process_gives_its_heap_back() -> None:
+    # Blocks that come from the heap, with one at its end that keeps the rest from being given back by itself.
+    blocks = [bytearray(b"x") * 100_000 for _ in range(800)]
+    keep = bytearray(b"x") * 100_000
+    full = private_bytes()
+    blocks.clear()
+    glibc_trim()()
+    assert private_bytes() < full - 50 * MIB
+    assert keep
