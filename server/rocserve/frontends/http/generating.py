@@ -12,6 +12,7 @@ from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.serving import ServingTableHolder
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.body import BodyReader
+from rocserve.frontends.http.deadlines import RequestDeadlines, deadline_exceeded
 from rocserve.frontends.http.errors import JSON, error_body, error_response, not_allowed, status_of
 from rocserve.frontends.http.generate import NOT_ONE_RESPONSE, GenerateRequest, event, generate_body
 from rocserve.frontends.http.infer_request import id_of_refused
@@ -28,12 +29,18 @@ class GenerateHandler:
     """On the event loop."""
 
     def __init__(
-        self, service: InferenceService, tables: ServingTableHolder, bodies: BodyReader, memory: RequestMemory
+        self,
+        service: InferenceService,
+        tables: ServingTableHolder,
+        bodies: BodyReader,
+        memory: RequestMemory,
+        deadlines: RequestDeadlines,
     ) -> None:
         self._service = service
         self._memory = memory
         self._tables = tables
         self._bodies = bodies
+        self._deadlines = deadlines
 
     async def answer(self, request: web.BaseRequest, place: Place, streams: bool) -> web.StreamResponse:
         """The answer to one request; a stream has been sent.
@@ -45,6 +52,7 @@ class GenerateHandler:
         if request.method != "POST":
             raise not_allowed(JSON)
         arrival = Arrival(request)
+        deadline = self._deadlines.of(request.headers)
         version = self._tables.table.find(place.model, place.version)
         body: Buffer = b""
         holding = Holding()
@@ -53,12 +61,13 @@ class GenerateHandler:
                 raise invalid_argument("Unsupported content-encoding, only 'identity' is supported.")
             body = await self._bodies.json_body(request, holding)
             generate_request = GenerateRequest(version.config, place.version).read(body)
+            generate_request.deadline = deadline
         except BaseException as error:
             self._memory.release(holding)
             if isinstance(error, ServeError):
                 self._service.refuse(error, partial(id_of_refused, body))
             raise
-        responder = AnswerStream(asyncio.get_running_loop(), arrival.completed(), self._memory, holding)
+        responder = AnswerStream(asyncio.get_running_loop(), arrival.completed(), self._memory, holding, deadline)
         is_complete = False
         try:
             self._service.infer(generate_request, responder)
@@ -84,6 +93,8 @@ async def _only_response(first: Outcome | None, responder: AnswerStream) -> web.
     while outcome is not None:
         count += 1
         outcome = await responder.next()
+    if responder.is_overdue:
+        return error_response(deadline_exceeded())
     if count != 1 or first is None:
         return error_response(internal(NOT_ONE_RESPONSE))
     status, body = _told(first)
