@@ -8,6 +8,7 @@ from functools import partial
 from aiohttp import web
 
 from rocserve.core.errors import ServeError, internal, invalid_argument
+from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.serving import ServingTableHolder
 from rocserve.core.tensors import Buffer
@@ -74,11 +75,11 @@ class GenerateHandler:
             responder.handed_over()
             first = await responder.next()
             if responder.is_refused and isinstance(first, ServeError):
-                response: web.StreamResponse = error_response(first)
+                response: web.StreamResponse = error_response(self._service.paths.without(first))
             elif streams:
-                response = await _send_events(request, first, responder)
+                response = await _send_events(request, first, responder, self._service.paths)
             else:
-                response = await _only_response(first, responder)
+                response = await _only_response(first, responder, self._service.paths)
             is_complete = True
             return response
         finally:
@@ -87,7 +88,7 @@ class GenerateHandler:
             responder.close()
 
 
-async def _only_response(first: Outcome | None, responder: AnswerStream) -> web.Response:
+async def _only_response(first: Outcome | None, responder: AnswerStream, paths: PrivatePaths) -> web.Response:
     count = 0
     outcome = first
     while outcome is not None:
@@ -97,13 +98,15 @@ async def _only_response(first: Outcome | None, responder: AnswerStream) -> web.
         return error_response(deadline_exceeded())
     if count != 1 or first is None:
         return error_response(internal(NOT_ONE_RESPONSE))
-    status, body = _told(first)
+    status, body = _told(first, paths)
     return web.Response(status=status, body=body, content_type=JSON)
 
 
-async def _send_events(request: web.BaseRequest, first: Outcome | None, responder: AnswerStream) -> web.StreamResponse:
+async def _send_events(
+    request: web.BaseRequest, first: Outcome | None, responder: AnswerStream, paths: PrivatePaths
+) -> web.StreamResponse:
     """The first one decides about the status; what fails later is an event of the stream."""
-    status, body = (200, b"") if first is None else _told(first)
+    status, body = (200, b"") if first is None else _told(first, paths)
     response = web.StreamResponse(
         status=status, headers={"Server": SERVER_NAME, "Content-Type": _EVENTS, "Cache-Control": "no-cache"}
     )
@@ -114,16 +117,16 @@ async def _send_events(request: web.BaseRequest, first: Outcome | None, responde
         await response.write(event(body))
         outcome = await responder.next()
         if outcome is not None:
-            _, body = _told(outcome)
+            _, body = _told(outcome, paths)
     await response.write_eof()
     return response
 
 
-def _told(outcome: Outcome) -> tuple[int, bytes]:
+def _told(outcome: Outcome, paths: PrivatePaths) -> tuple[int, bytes]:
     """Status and body of one response or error."""
     if not isinstance(outcome, ServeError):
         try:
             return 200, generate_body(outcome)
         except ServeError as error:
             outcome = error
-    return status_of(outcome), error_body(outcome.text)
+    return status_of(outcome), error_body(paths.hide(outcome.text))

@@ -115,7 +115,7 @@ class InferHandler:
         responder.handed_over()
         outcome = await responder.outcome()
         if isinstance(outcome, ServeError):
-            return error_response(outcome, JSON if responder.is_refused else PLAIN)
+            return error_response(self._service.paths.without(outcome), JSON if responder.is_refused else PLAIN)
         try:
             if takes_long(outcome, form):
                 body = await asyncio.to_thread(self._writer.write, outcome, form)
