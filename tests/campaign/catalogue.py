@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from campaign.action import Kind
-from campaign.actions import kills, swaps
+from campaign.actions import attacks, drops, floods, frames, fuzz_grpc, fuzz_http, hangs, kills, overload, swaps
 
-KINDS: tuple[Kind, ...] = (*swaps.KINDS, *kills.KINDS)
+KINDS: tuple[Kind, ...] = (
+    *swaps.KINDS,
+    *drops.KINDS,
+    *kills.KINDS,
+    *hangs.KINDS,
+    *fuzz_grpc.KINDS,
+    *fuzz_http.KINDS,
+    *frames.KINDS,
+    *floods.KINDS,
+    *overload.KINDS,
+    *attacks.KINDS,
+)
 
 
 def chosen(names: Sequence[str]) -> tuple[Kind, ...]:

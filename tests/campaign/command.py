@@ -32,6 +32,7 @@ def main(words: Sequence[str] | None = None) -> int:
         seconds=REPETITION_SECONDS if given else arguments.minutes * 60,
         seed=seed,
         lanes=arguments.lanes,
+        rest_seconds=arguments.rest,
         pace_seconds=arguments.pace,
         health_seconds=arguments.health_secs,
         most_mib=arguments.memory_mib,
@@ -72,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="of all actions and requests (a new one, which is printed)")
     parser.add_argument("--kinds", type=lambda text: text.split(","), default=[], help="subjects or kinds of actions")
     parser.add_argument("--lanes", type=int, default=2, help="actions that run at a time (2)")
+    parser.add_argument("--rest", type=float, default=0.2, help="seconds of a lane between two actions (0.2)")
     parser.add_argument("--pace", type=float, default=0.1, help="mean seconds between a client's requests (0.1)")
     parser.add_argument("--health-secs", type=float, default=5.0, help="within which health answers (5)")
     parser.add_argument("--memory-mib", type=float, default=2048.0, help="that a server may take with workers (2048)")

@@ -32,7 +32,14 @@ class Course:
     """Takes one action after the other from the list on each lane, and writes each down as it begins."""
 
     def __init__(
-        self, stage: Stage, actions: Iterable[Action], kinds: Mapping[str, Kind], lanes: int, record: Path
+        self,
+        stage: Stage,
+        actions: Iterable[Action],
+        kinds: Mapping[str, Kind],
+        record: Path,
+        *,
+        lanes: int,
+        rest_seconds: float,
     ) -> None:
         self.done: list[Done] = []
         self._stage = stage
@@ -40,7 +47,7 @@ class Course:
         self._kinds = kinds
         self._record = record
         self._lock = threading.Lock()
-        self._running: dict[Action, float] = {}
+        self._rest = rest_seconds
         self._threads = [threading.Thread(target=self._lane, name=f"lane {number}") for number in range(lanes)]
 
     def run(self, seconds: float) -> None:
@@ -76,6 +83,7 @@ class Course:
             with self._lock:
                 self.done.append(Done(action, begun, ended, failure))
             self._stage.tally.count(action.kind, "failed" if failure else "done")
+            self._stage.ending.wait(self._rest)
 
     def _next(self) -> Action | None:
         with self._lock:

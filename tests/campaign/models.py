@@ -15,7 +15,7 @@ PYTHON_MODELS = Path(__file__).parents[1] / "data" / "python-models"
 
 STEADY, CACHED, CALLED = "steady", "cached", "called"
 PYTHON, DECOUPLED, SUMS, DIGITS = "add_sub", "repeat", "sums", "digits"
-FUZZED, PACED = "fuzzed", "paced"
+FUZZED, PACED, LARGE = "fuzzed", "paced", "large"
 COPIED = ("first", "second")
 """Swapped by copies, renames and rsync."""
 MOUNTED, CHECKED_OUT = "mounted", "checked_out"
@@ -31,6 +31,11 @@ input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
 output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
 dynamic_batching { }
 parameters { key: "intra_op_thread_count" value { string_value: "1" } }
+"""
+LARGE_CONFIG = """
+platform: "onnx_onnxv1"
+input { name: "X" data_type: TYPE_FP32 dims: [ -1, 2 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ -1, 2 ] }
 """
 CACHE = "response_cache { enable: true }\n"
 BATCHES = "oldest { max_candidate_sequences: 16 } max_sequence_idle_microseconds: 20000000"
@@ -59,6 +64,7 @@ def fill_copied(repository: Path) -> None:
     for name in (STEADY, FUZZED, *COPIED):
         drop_constant(repository, name)
     drop_constant(repository, CACHED, more=CACHE)
+    drop(repository, LARGE, add_constant(FIRST), LARGE_CONFIG)
     drop_accumulator(repository, SUMS, BATCHES)
     drop_paced(repository, PACED)
     for name in (PYTHON, DECOUPLED):

@@ -26,6 +26,8 @@ class Options:
     seconds: float
     seed: int
     lanes: int = 2
+    rest_seconds: float = 0.2
+    """Of each lane between two actions."""
     pace_seconds: float = 0.1
     """Mean pause of each honest client between two requests."""
     health_seconds: float = 5.0
@@ -50,7 +52,14 @@ def run(options: Options, actions: Iterable[Action], kinds: Sequence[Kind], fold
     shared_before = ending.shared_files()
     with open_stage(folder, findings) as stage:
         begun = time.monotonic()
-        course = Course(stage, actions, {kind.name: kind for kind in kinds}, options.lanes, folder / "actions.jsonl")
+        course = Course(
+            stage,
+            actions,
+            {kind.name: kind for kind in kinds},
+            folder / "actions.jsonl",
+            lanes=options.lanes,
+            rest_seconds=options.rest_seconds,
+        )
         indexes = {name: ending.index_rows(server) for name, server in stage.servers.items()}
         with (
             resources_watched(stage, options.most_mib) as resources,

@@ -23,6 +23,7 @@ COMMON = (
     "--allow-client-shm=true",
     "--cache-config=local,size=1048576",
     "--exit-timeout-secs=10",
+    "--drain-timeout-secs=10",
     *METRICS,
 )
 """Models that are being restarted make the server unready unless told otherwise; here it must always be ready."""

@@ -11,7 +11,6 @@ from rocserve.flags.values import (
     POSITIVE,
     POSITIVE_MILLISECONDS,
     POSITIVE_SECONDS,
-    SECONDS,
     boolean,
     file,
     regular_expression,
@@ -34,13 +33,6 @@ HTTP = (
         "http.max_input_size",
         POSITIVE,
         "bytes of a request's body, decompressed (default 67108864)",
-    ),
-    Flag(
-        "http-request-timeout-secs",
-        "http.request_timeout_seconds",
-        SECONDS,
-        "how long an inference request may take, also one without a deadline of its own; 0 = as long as it takes"
-        " (default 0)",
     ),
     Flag(
         "http-keepalive-timeout-secs",

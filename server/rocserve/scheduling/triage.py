@@ -54,42 +54,18 @@ class Triage:
         self._keeps_order = keeps_order
         self._run_seconds = 0.0
         """Of a batch as large as what waits allows."""
-        self._calm_until = math.inf
-        """Before this, by time.monotonic(), no request that waits has used half of its time: the policy's choice is the
-        triage's, which costs more."""
 
     def is_hopeless(self, entry: QueuedRequest, now: float) -> bool:
         """Whether it would end too late even if an instance took it at once, alone. `now` is time.monotonic()."""
         deadline = entry.request.deadline
         return deadline is not None and deadline <= now + self.times.of(entry.plan.batch_size)
 
-    def note(self, entry: QueuedRequest) -> None:
-        """A request with a deadline has come into the queue."""
-        half_time = _half_time(entry, self.times.of(self._policy.largest))
-        if half_time < self._calm_until:
-            self._calm_until = half_time
-
     def decide(self, now_ns: int, batches_before: int) -> BatchDecision:
         """As the policy decides, but of what can end in time; the hopeless are taken out. Nothing may be left then.
 
         `batches_before`: those that the instance has in hand already.
         """
-        now = now_ns / 1e9
-        if now < self._calm_until:
-            decision = self._policy.decide(self._queue, now_ns)
-            if decision.request_count:
-                return decision
-        decision = self._choose(now_ns, now, batches_before)
-        if not any(level.newest_first or level.has_lost for level in self._queue.levels()):
-            run_seconds = self.times.of(self._policy.largest)
-            self._calm_until = min(
-                (_half_time(entry, run_seconds) for entry in self._queue if entry.request.deadline is not None),
-                default=math.inf,
-            )
-        return decision
-
-    def _choose(self, now_ns: int, now: float, batches_before: int) -> BatchDecision:
-        queue = self._queue
+        queue, now = self._queue, now_ns / 1e9
         self._run_seconds = self.times.of(min(len(queue), self._policy.largest))
         begins = now + batches_before * self._run_seconds
         if not self._keeps_order:

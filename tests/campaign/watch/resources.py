@@ -19,6 +19,8 @@ PAUSE_SECONDS = 2.0
 MIB = 1 << 20
 MOST_PROCESSES = 120
 """Of one server; some thirty serve the models and what is being swapped."""
+MOST_DESCRIPTORS = 4000
+"""Of a server process: some hundreds, and one for each connection that a flood makes."""
 QUIET_SECONDS = 30.0
 """Within it the servers have given back what the last action took."""
 
@@ -97,9 +99,13 @@ class ResourceWatch:
         self.family.update(self._server.family())
         sample = look(self._server)
         self.samples.append(sample)
-        if sample.all_mib > self._most_mib or sample.processes > MOST_PROCESSES:
-            text = f"{self.name}: {sample.all_mib:.0f} MiB in {sample.processes} processes"
-            self._stage.findings.add("too much taken", f"{text}, bound {self._most_mib:.0f} MiB, {MOST_PROCESSES}")
+        taken = (sample.all_mib, sample.processes, sample.descriptors)
+        bounds = (self._most_mib, MOST_PROCESSES, MOST_DESCRIPTORS)
+        if any(value > bound for value, bound in zip(taken, bounds, strict=True)):
+            text = "{:.0f} MiB, {} processes, {} descriptors"
+            self._stage.findings.add(
+                "too much taken", f"{self.name}: {text.format(*taken)}; bounds {text.format(*bounds)}"
+            )
             self._stage.ending.set()
 
     def compare(self) -> None:

@@ -1,0 +1,97 @@
+"""Hangs: Python models that never get done, at import or with a request. Whoever asks them is told in time, others
+notice nothing, and nothing of them is left when their folder goes."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import tritonclient.grpc as triton
+from support.python_models import write_model
+from support.repository_index import index_of
+from support.server import wait_until
+
+from campaign import models
+from campaign.action import Kind
+from campaign.actions.floods import remove_model
+from campaign.actions.kills import workers_of
+from campaign.stage import Stage
+
+CONFIG = """
+backend: "python"
+input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
+"""
+MODEL = """
+import time
+import triton_python_backend_utils as pb_utils
+
+def sleep():
+    time.sleep(1000)
+
+def spin():
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        pass
+
+def nothing():
+    pass
+
+{imported}()
+
+class TritonPythonModel:
+    def execute(self, requests):
+        {executed}()
+        values = [pb_utils.get_input_tensor_by_name(request, "X").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", value)]) for value in values]
+"""
+PATIENCE_SECONDS = 1.0
+NOTICED_SECONDS = 30.0
+WAYS = ("sleep", "spin")
+
+
+def _drop(stage: Stage, name: str, imported: str, executed: str) -> None:
+    source = MODEL.format(imported=imported, executed=executed)
+    write_model(stage.staging / name, source, CONFIG).rename(stage.copied / name)
+
+
+def imported(stage: Stage, random: random.Random) -> None:
+    """As many as may load at a time hang at import: what is dropped then is served all the same."""
+    count = random.randint(1, 4)
+    names = [f"{random.getrandbits(24):06x}_import" for _ in range(count)]
+    for name in names:
+        _drop(stage, name, random.choice(WAYS), "nothing")
+    good = f"good_{random.getrandbits(24):06x}"
+    models.drop_constant(stage.staging, good).rename(stage.copied / good)
+    with stage.poll.client() as client:
+        wait_until(lambda: client.is_model_ready(good), NOTICED_SECONDS, f"{good} beside {count} hung loads")
+    for name in (good, *names):
+        remove_hung(stage, name)
+
+
+def executed(stage: Stage, random: random.Random) -> None:
+    name = f"{random.getrandbits(24):06x}_hung"
+    _drop(stage, name, "nothing", random.choice(WAYS))
+    entry = triton.InferInput("X", [2], "FP32")
+    entry.set_data_from_numpy(np.ones(2, np.float32))
+    with stage.poll.client() as client:
+        wait_until(lambda: client.is_model_ready(name), NOTICED_SECONDS, f"{name} ready")
+        for _ in range(random.randint(1, 3)):
+            try:
+                client.infer(name, [entry], client_timeout=PATIENCE_SECONDS)
+            except triton.InferenceServerException as error:
+                stage.tally.count("hung model", str(error.status()))
+                assert str(error.status()) == "StatusCode.DEADLINE_EXCEEDED", error
+            else:
+                raise AssertionError("a model that hangs has answered")
+    assert ("READY", "") in index_of(stage.poll, models.STEADY).values()
+    remove_hung(stage, name)
+
+
+def remove_hung(stage: Stage, name: str) -> None:
+    """Its worker is gone as well when the time for the drain has passed."""
+    remove_model(stage, name)
+    wait_until(lambda: not workers_of(stage.poll, name), NOTICED_SECONDS, f"the end of {name}'s worker")
+
+
+KINDS = (Kind("hang.imported", imported, 2), Kind("hang.executed", executed, 3))
