@@ -216,6 +216,7 @@ def test_mutual_tls_protects(folder: Path) -> None:
     certificates = make_authority(folder / "certificates")
     flags = (
         *SHARED,
+        "--allow-http=false",
         "--grpc-use-ssl-mutual=true",
         f"--grpc-server-cert={certificates.certificate}",
         f"--grpc-server-key={certificates.key}",
@@ -224,4 +225,3 @@ def test_mutual_tls_protects(folder: Path) -> None:
     with RocserveProcess([folder / "repository"], *flags, log=folder / "tls.log") as running:
         said = "admin calls: logging, model-repository, shared-memory, trace from"
         wait_until(lambda: f"{said} anywhere" in running.log_text)
-        assert f"{said} this machine" in running.log_text, "plain HTTP beside it"

@@ -199,3 +199,51 @@ def test_files_without_a_name_are_left_out(tmp_path: Path) -> None:
     names = ("grpc-server-cert", "grpc-server-key", "grpc-root-cert", "log-file")
     read = settings(f"--model-repository={tmp_path}", *(f"--{name}=" for name in names))
     assert (read.grpc.server_cert, read.grpc.server_key, read.grpc.root_cert, read.log.file) == (None,) * 4
+
+
+def test_secrets_of_restricted_protocols_may_be_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("x")
+    monkeypatch.setenv("TEST_KEY", "@file=y")
+    found = settings(
+        f"--model-repository={tmp_path}",
+        f"--grpc-restricted-protocol=trace:a@file={secret}",
+        "--grpc-restricted-protocol=logging:b@env=TEST_KEY",
+        "--grpc-restricted-protocol=health:c=@file=/literal",
+    )
+    assert [(group.header, group.value, group.file) for group in found.grpc.restricted] == [
+        ("a", "", secret),
+        ("b", "@file=y", None),
+        ("c", "@file=/literal", None),
+    ]
+    with pytest.raises(FlagError, match="there is no file /absent, which is to hold the value of 'a'"):
+        settings(f"--model-repository={tmp_path}", "--http-restricted-api=trace:a@file=/absent")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("trace:a@env=NO_SUCH_VARIABLE", "the environment variable 'NO_SUCH_VARIABLE' is not there, or empty"),
+        ("trace:a@dir=secret", "expected PROTOCOL"),
+        ("trace:secret", "expected PROTOCOL"),
+    ],
+)
+def test_what_is_wrong_with_a_secret_is_said_without_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str, said: str
+) -> None:
+    with pytest.raises(SystemExit):
+        settings(f"--model-repository={tmp_path}", f"--grpc-restricted-protocol={value}")
+    told = capsys.readouterr().err
+    assert said in told
+    assert "secret" not in told.rpartition("error:")[2]
+
+
+@pytest.mark.parametrize("value", ["", "everybody", "10.0.0.1/8", "local,any", "local;10.0.0.1"])
+def test_wrong_admin_addresses(tmp_path: Path, value: str) -> None:
+    with pytest.raises(SystemExit):
+        settings(f"--model-repository={tmp_path}", f"--admin-address={value}")
+
+
+def test_new_models_by_request_need_files_by_request(tmp_path: Path) -> None:
+    with pytest.raises(FlagError, match="--allow-remote-models needs --allow-remote-files"):
+        settings(f"--model-repository={tmp_path}", "--allow-remote-models")

@@ -27,7 +27,7 @@ def admin_guarded(route: UnaryRoute, method: str, request: type[Message], admin:
 
     def handle(call: UnaryCall) -> None:
         try:
-            admin.check(method, _peer(call), lambda: parse_message(call.message, request))
+            admin.check(method, peer_of(call), lambda: parse_message(call.message, request))
         except ServeError as error:
             call.fail(error.code, error.text)
         else:
@@ -36,7 +36,7 @@ def admin_guarded(route: UnaryRoute, method: str, request: type[Message], admin:
     return UnaryRoute(handle)
 
 
-def _peer(call: UnaryCall) -> Peer:
+def peer_of(call: UnaryCall) -> Peer:
     """From gRPC's notation: "ipv4:127.0.0.1:40000", "ipv6:[::1]:40000" (also in URL's escapes), "unix:/path"."""
     kind, _, rest = call.peer.partition(":")
     address = "unix" if kind in ("unix", "unix-abstract") else unquote(rest).rpartition(":")[0].strip("[]")
