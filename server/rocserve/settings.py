@@ -98,6 +98,8 @@ class GrpcSettings:
     """0 = connections without calls are not ended."""
     max_message_bytes: int = (1 << 31) - 1
     """Of one message, either way."""
+    message_timeout_seconds: float = 60.0
+    """From a unary call's beginning until its message is whole; 0 = any time."""
     header_forward_pattern: str = ""
     """As of HTTP."""
     restricted: tuple[RestrictedProtocols, ...] = ()

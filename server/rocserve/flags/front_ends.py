@@ -11,6 +11,7 @@ from rocserve.flags.values import (
     POSITIVE,
     POSITIVE_MILLISECONDS,
     POSITIVE_SECONDS,
+    SECONDS,
     boolean,
     file,
     regular_expression,
@@ -80,6 +81,12 @@ GRPC = (
         "grpc.max_message_bytes",
         MESSAGE_BYTES,
         "the largest message, either way (default 2147483647)",
+    ),
+    Flag(
+        "grpc-message-timeout-secs",
+        "grpc.message_timeout_seconds",
+        SECONDS,
+        "time from a call's beginning until its message has come whole; 0 = any (default 60)",
     ),
     Flag(
         "grpc-restricted-protocol",

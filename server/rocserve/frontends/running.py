@@ -16,6 +16,7 @@ from rocserve.frontends.grpc.dense_traffic import Companion
 from rocserve.frontends.grpc.select import create_transport
 from rocserve.frontends.grpc.service import GrpcService
 from rocserve.frontends.grpc.transport import Transport, TransportOptions
+from rocserve.frontends.grpc.unfinished import WaitingLimits
 from rocserve.services.inference import InferenceService
 from rocserve.services.methods import Method
 from rocserve.services.readiness import Readiness
@@ -203,4 +204,5 @@ def _transport_options(grpc: GrpcSettings, write_timeout_seconds: float) -> Tran
         max_connection_idle_ms=grpc.max_connection_idle_ms,
         write_timeout_ms=int(write_timeout_seconds * 1000),
         max_connections=most_descriptors(),
+        waiting=WaitingLimits(message_seconds=grpc.message_timeout_seconds),
     )

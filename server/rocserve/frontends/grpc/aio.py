@@ -21,6 +21,9 @@ from rocserve.core.request_memory import RequestMemory
 from rocserve.frontends.grpc.certificates import server_credentials
 from rocserve.frontends.grpc.stream_flow import StreamFlow
 from rocserve.frontends.grpc.transport import (
+    LINGER_SECONDS,
+    NO_MESSAGE,
+    SERVER_EXITING,
     Metadata,
     Route,
     Routes,
@@ -35,6 +38,7 @@ from rocserve.frontends.grpc.transport import (
     too_many_calls,
     unknown_method,
 )
+from rocserve.frontends.grpc.unfinished import CHECK_SECONDS, WaitingCalls
 from rocserve.observability.failures import RequestFailures
 
 _GRPC_STATUS = {code.value[0]: code for code in grpc.StatusCode}
@@ -56,6 +60,7 @@ class AioTransport:
         self.live: set[_Call] = set()
         self.sending: dict[asyncio.Task[Any], float] = {}
         """Tasks of calls with an answer that their clients have not taken yet, and until when they have for it."""
+        self.waiting = WaitingCalls(options.waiting, time.monotonic(), log)
         self.watch_lock = threading.Lock()
         self._routes = routes
         self._server: Any = None
@@ -73,7 +78,7 @@ class AioTransport:
     def stop(self, grace_seconds: float) -> None:
         if not self._thread.is_alive():
             return
-        asyncio.run_coroutine_threadsafe(self._server.stop(grace_seconds), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._stop(grace_seconds), self._loop).result()
         self._end()
 
     def give_up_unread(self) -> None:
@@ -113,6 +118,26 @@ class AioTransport:
         self._thread.join()
         self.live.clear()
 
+    async def _stop(self, grace_seconds: float) -> None:
+        stopping = asyncio.ensure_future(self._server.stop(grace_seconds))
+        idle_checks = 0
+        while not stopping.done():
+            # Their requests would be refused when they are whole.
+            self.waiting.end_unary(ServeError(StatusCode.UNAVAILABLE, SERVER_EXITING))
+            idle_checks = 0 if self.live or self.sending else idle_checks + 1
+            if idle_checks * CHECK_SECONDS > LINGER_SECONDS:
+                # The core would wait 20 seconds for clients that do not answer its last ping.
+                await self._server.stop(None)
+            await asyncio.wait((stopping,), timeout=CHECK_SECONDS)
+
+    async def _check_waiting(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            try:
+                self.waiting.check(time.monotonic())
+            except Exception as error:
+                self.failures.report("calls that wait for their clients could not be checked", error)
+
     async def _serve(self) -> int:
         files = certificate_files(self.options)
         credentials = None if files is None else server_credentials(files, self._log)
@@ -128,6 +153,7 @@ class AioTransport:
         if port == 0:
             raise binding_error(self.options)
         await self._server.start()
+        self._checks = asyncio.create_task(self._check_waiting())
         return port
 
 
@@ -140,20 +166,24 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def _handler(self, name: str, route: Route) -> object:
         if isinstance(route, UnaryRoute):
-            return grpc.unary_unary_rpc_method_handler(self._unary(name, route))
+            # As a stream, so that the call is known before its message has come whole.
+            return grpc.stream_stream_rpc_method_handler(self._unary(name, route))
         return grpc.stream_stream_rpc_method_handler(self._stream(name, route))
 
     def service(self, handler_call_details: Any) -> object:
         transport = self._transport
-        if len(transport.live) >= transport.options.max_concurrent_calls:
+        waiting = len(transport.waiting)
+        if waiting >= transport.waiting.check_from:
+            transport.waiting.check(time.monotonic())
+        if len(transport.live) - waiting >= transport.options.max_concurrent_calls:
             return _refusal(StatusCode.UNAVAILABLE, too_many_calls(transport.options.max_concurrent_calls))
         name = handler_call_details.method
         handler = self._handlers.get(name)
         return handler or _refusal(StatusCode.UNIMPLEMENTED, unknown_method(name))
 
     def _unary(self, name: str, route: UnaryRoute) -> _Method:
-        async def serve(message: bytes, context: _Context) -> bytes | None:
-            return await _UnaryCall(self._transport, name, context, message).run(route)
+        async def serve(messages: object, context: _Context) -> None:
+            await _UnaryCall(self._transport, name, context).run(route)
 
         return serve
 
@@ -202,23 +232,21 @@ class _Call:
 
 
 class _UnaryCall(_Call):
-    def __init__(self, transport: AioTransport, method: str, context: _Context, message: bytes) -> None:
+    is_stream = False
+
+    def __init__(self, transport: AioTransport, method: str, context: _Context) -> None:
         super().__init__(transport, method, context)
-        self.message = message
+        self.message = b""
         self._answered = asyncio.Event()
         self._answer: tuple[bytes, StatusCode, str, Metadata] = (b"", StatusCode.OK, "", ())
         self._watchers: list[Callable[[], None]] = []
         self._gone = False
         self.held_bytes = 0
 
-    async def run(self, route: UnaryRoute) -> bytes:
+    async def run(self, route: UnaryRoute) -> None:
         self._transport.live.add(self)
         try:
-            route.handler(self)
-        except Exception as error:
-            told = self._transport.failures.error_of(self.method, error)
-            self.fail(told.code, told.text)
-        try:
+            await self._receive(route)
             await self._answered.wait()
         except asyncio.CancelledError:
             self._cancel()
@@ -228,8 +256,36 @@ class _UnaryCall(_Call):
             self._hold(message)
         except ServeError as error:
             code, text = error.code, error.text
+        if code is StatusCode.OK:
+            await self._context.write(message)
         await self._set_status(code, text, trailing_metadata)
-        return message
+
+    async def _receive(self, route: UnaryRoute) -> None:
+        waiting = self._transport.waiting
+        waiting.begin(self)
+        reading = asyncio.ensure_future(self._context.read())
+        ended = asyncio.ensure_future(self._answered.wait())
+        try:
+            await asyncio.wait((reading, ended), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.remove(self)
+            ended.cancel()
+            reading.cancel()
+        if self._answered.is_set():
+            return
+        try:
+            message = reading.result()
+            if message is grpc.aio.EOF:
+                raise ServeError(StatusCode.INVALID_ARGUMENT, NO_MESSAGE)
+            self.message = message
+            route.handler(self)
+        except Exception as error:
+            told = self._transport.failures.error_of(self.method, error)
+            self.fail(told.code, told.text)
+
+    def end(self, error: ServeError) -> None:
+        """See WaitingCall."""
+        self.fail(error.code, error.text)
 
     def _hold(self, message: bytes) -> None:
         """Until grpc.aio has sent the answer, which it does at the end of this very task."""
@@ -283,10 +339,13 @@ class _UnaryCall(_Call):
 
 
 class _StreamCall(_Call):
+    is_stream = True
+
     def __init__(self, transport: AioTransport, method: str, context: _Context) -> None:
         super().__init__(transport, method, context)
         self._lock = threading.Lock()
         self._flow = StreamFlow(transport.options, transport.memory)
+        self._receiver: StreamReceiver | None = None
         self._status: tuple[StatusCode, str, Metadata] | None = None
         self._to_send = asyncio.Event()
         self._may_read = asyncio.Event()
@@ -294,33 +353,41 @@ class _StreamCall(_Call):
     async def run(self, route: StreamRoute) -> None:
         """Read in a task beside, write in this one until the status has gone."""
         self._transport.live.add(self)
+        self._transport.waiting.begin(self)
         reader: asyncio.Task[None] | None = None
-        receiver: StreamReceiver | None = None
         try:
             try:
-                receiver = route.handler(self)
+                self._receiver = receiver = route.handler(self)
             except Exception as error:
-                self._finish_failed(error)
+                told = self._transport.failures.error_of(self.method, error)
+                self.finish(told.code, told.text)
             else:
                 reader = asyncio.create_task(self._read(receiver))
             await self._write()
         except grpc.aio.AbortError:
             raise
         except BaseException:
-            if receiver is not None:
-                self._cancel(receiver)
+            self._cancel(StatusCode.CANCELLED, "")
             raise
         finally:
             self._transport.live.discard(self)
+            self._transport.waiting.remove(self)
+            self._receiver = None
             if reader is not None:
                 reader.cancel()
 
-    def _cancel(self, receiver: StreamReceiver) -> None:
+    def end(self, error: ServeError) -> None:
+        """See WaitingCall. What waits to be sent is dropped: the client may not read."""
+        self._cancel(error.code, error.text)
+        self._transport.call_soon(self._to_send.set)
+
+    def _cancel(self, code: StatusCode, text: str) -> None:
         with self._lock:
             ended = self._status is not None
-            self._status = self._status or (StatusCode.CANCELLED, "", ())
+            self._status = self._status or (code, text, ())
             self._flow.drop()
-        if ended:
+            receiver, self._receiver = self._receiver, None
+        if ended or receiver is None:
             return
         try:
             receiver.on_cancel()
@@ -332,6 +399,8 @@ class _StreamCall(_Call):
     def request_next(self) -> None:
         with self._lock:
             self._flow.answered()
+            if self._flow.is_idle and self._status is None:
+                self._transport.waiting.begin(self)
         self._transport.call_soon(self._may_read.set)
 
     async def _read(self, receiver: StreamReceiver) -> None:
@@ -350,12 +419,13 @@ class _StreamCall(_Call):
                     return
                 with self._lock:
                     self._flow.received()
+                    self._transport.waiting.remove(self)
                 receiver.on_message(message)
         except grpc.aio.BaseError:
             # The call has failed below us; run() hears of it too.
             return
         except Exception as error:
-            self._finish_failed(error)
+            self.end(self._transport.failures.error_of(self.method, error))
 
     # Sending
 
@@ -376,11 +446,8 @@ class _StreamCall(_Call):
         with self._lock:
             if self._status is None:
                 self._status = (code, text, trailing_metadata)
+                self._transport.waiting.remove(self)
         self._transport.call_soon(self._to_send.set)
-
-    def _finish_failed(self, error: Exception) -> None:
-        told = self._transport.failures.error_of(self.method, error)
-        self.finish(told.code, told.text)
 
     async def _write(self) -> None:
         while True:

@@ -75,6 +75,7 @@ class HealthWatch:
     def on_message(self, message: bytes) -> None:
         self._service = parse_message(message, pb.HealthCheckRequest).service
         self.look()
+        self._call.request_next()
 
     def on_half_close(self) -> None:
         if self._service is None:

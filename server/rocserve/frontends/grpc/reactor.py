@@ -16,7 +16,7 @@ from typing import Any
 
 from grpc._cython import cygrpc
 
-from rocserve.core.errors import StatusCode
+from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import RequestMemory
 from rocserve.frontends.grpc.certificates import server_credentials
 from rocserve.frontends.grpc.dense_traffic import Companion, DenseTraffic
@@ -29,6 +29,8 @@ from rocserve.frontends.grpc.reactor_calls import (
     refuse,
 )
 from rocserve.frontends.grpc.transport import (
+    LINGER_SECONDS,
+    SERVER_EXITING,
     Routes,
     StreamRoute,
     TransportOptions,
@@ -39,10 +41,11 @@ from rocserve.frontends.grpc.transport import (
     too_many_calls,
     unknown_method,
 )
+from rocserve.frontends.grpc.unfinished import CHECK_SECONDS, WaitingCalls
 from rocserve.observability.failures import RequestFailures
 
 OUTSTANDING_REQUESTS = 64
-"""How many calls the core may hand over before it is asked for more."""
+"""How many calls the core may hand over at once."""
 
 LAST_EVENTS_SECONDS = 0.05
 """How long the thread listens on after the server has shut down."""
@@ -71,6 +74,7 @@ class ReactorTransport:
         self.failures = RequestFailures(log)
         self.live: set[ReactorCall] = set()
         self.sending: dict[ReactorCall, float] = {}
+        self.waiting: WaitingCalls = WaitingCalls(options.waiting, time.monotonic(), log)
         self.closed = False
         self.watch_lock = threading.Lock()
         self._unary = {name.encode(): route for name, route in routes.items() if isinstance(route, UnaryRoute)}
@@ -78,8 +82,11 @@ class ReactorTransport:
         self._server: Any = None
         self._queue: Any = None
         self._stopping = False
-        # The wall-clock time at which the thread stops waiting for events.
-        self._poll_until: float | None = None
+        # The wall-clock time at which the thread looks at something else than events.
+        self._check_at = 0.0
+        self._is_shut_down = False
+        # While the server shuts down: since when all calls have been answered.
+        self._idle_since: float | None = None
         # Guards the server's end: cancelling the calls of a destroyed server would crash the process.
         self._end_lock = threading.Lock()
         self._ended = threading.Event()
@@ -132,14 +139,17 @@ class ReactorTransport:
     def _run(self) -> None:
         dense = DenseTraffic(self._companion, self._next_event, self._handle) if self._companion else None
         while True:
-            event = self._next_event(self._poll_until)
-            if event is None:
-                break
-            self._handle(event)
+            event = self._next_event(self._check_at)
+            if event is not None:
+                self._handle(event)
+                if dense is not None and dense.count():
+                    dense.run(self._is_check_due)
             # An event keeps its call alive; it must not while the thread waits for the next.
             del event
-            if dense is not None and dense.count():
-                dense.run(self._is_over)
+            if self._is_check_due():
+                if self._is_shut_down:
+                    break
+                self._check()
         with self._end_lock:
             self.closed = True
             self.live.clear()
@@ -164,12 +174,33 @@ class ReactorTransport:
         except Exception as error:
             self.failures.report("an event of the gRPC completion queue could not be handled", error)
 
-    def _is_over(self) -> bool:
-        return self._poll_until is not None
+    def _is_check_due(self) -> bool:
+        return time.time() >= self._check_at
+
+    def _check(self) -> None:
+        self._check_at = time.time() + CHECK_SECONDS
+        try:
+            self.waiting.check(time.monotonic())
+            if self._stopping:
+                self._hasten_end()
+        except Exception as error:
+            self.failures.report("calls that wait for their clients could not be checked", error)
+
+    def _hasten_end(self) -> None:
+        # The requests would be refused when they are whole.
+        self.waiting.end_unary(ServeError(StatusCode.UNAVAILABLE, SERVER_EXITING))
+        if self.live or self.sending:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = time.monotonic()
+        elif time.monotonic() - self._idle_since >= LINGER_SECONDS:
+            # The core would wait 20 seconds for clients that do not answer its last ping.
+            self._server.cancel_all_calls()
 
     def _on_shut_down(self, event: Event) -> None:
         # The ends of cancelled calls may still be on their way, and watchers and streams shall hear of them.
-        self._poll_until = time.time() + LAST_EVENTS_SECONDS
+        self._is_shut_down = True
+        self._check_at = time.time() + LAST_EVENTS_SECONDS
 
     def request_call(self) -> None:
         """See CallOwner."""
@@ -185,18 +216,22 @@ class ReactorTransport:
     def _on_call(self, event: Event) -> None:
         if not event.success:
             return
+        # At once: a client decides when a call's message comes, and whether it does.
+        self.request_call()
         name = event.call_details.method
-        if len(self.live) >= self.options.max_concurrent_calls:
-            self.request_call()
+        waiting = len(self.waiting)
+        if waiting >= self.waiting.check_from:
+            self.waiting.check(time.monotonic())
+        if len(self.live) - waiting >= self.options.max_concurrent_calls:
             refuse(event, StatusCode.UNAVAILABLE, too_many_calls(self.options.max_concurrent_calls))
             return
         route = self._unary.get(name)
         if route is not None:
             call = ReactorUnaryCall(self, event, route)
             self.live.add(call)
+            self.waiting.begin(call)
             event.call.start_server_batch((ReceiveMessage(0),), call.on_message)
             return
-        self.request_call()
         stream_route = self._stream.get(name)
         if stream_route is not None:
             ReactorStreamCall(self, event).open(stream_route)

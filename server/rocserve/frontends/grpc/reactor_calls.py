@@ -26,6 +26,7 @@ from rocserve.frontends.grpc.transport import (
     UnaryRoute,
     status_text,
 )
+from rocserve.frontends.grpc.unfinished import WaitingCalls
 from rocserve.observability.failures import RequestFailures
 
 NO_DEADLINE_SECONDS = 1e9
@@ -49,6 +50,7 @@ class CallOwner(Protocol):
     memory: RequestMemory
     log: logging.Logger
     failures: RequestFailures
+    waiting: WaitingCalls
     live: set[ReactorCall]
     """Calls in flight. Removing a call from it is what makes an answer the first and only one: set operations on
     objects that hash by identity are atomic."""
@@ -57,9 +59,6 @@ class CallOwner(Protocol):
     closed: bool
     """The queue takes no more operations."""
     watch_lock: threading.Lock
-
-    def request_call(self) -> None:
-        """Ask the core for one more call, in place of one that has come."""
 
 
 def _ignore(event: Event) -> None:
@@ -78,6 +77,8 @@ class ReactorCall:
     """What unary calls and streams share."""
 
     __slots__ = ("_call", "_event", "_transport")
+
+    is_stream = False
 
     def __init__(self, transport: CallOwner, event: Event) -> None:
         self._transport = transport
@@ -128,10 +129,10 @@ class ReactorUnaryCall(ReactorCall):
         self.held_bytes = 0
 
     def on_message(self, event: Event) -> None:
+        self._transport.waiting.remove(self)
         message = event.batch_operations[0].message()
         if message is None:
             # Nothing was sent, or the call has failed below us (too large, cancelled) and this goes nowhere.
-            self._transport.request_call()
             self.fail(StatusCode.INVALID_ARGUMENT, NO_MESSAGE)
             return
         self.message = message
@@ -140,9 +141,10 @@ class ReactorUnaryCall(ReactorCall):
         except Exception as error:
             told = self._transport.failures.error_of(self.method, error)
             self.fail(told.code, told.text)
-        finally:
-            # Only now: the request is on its way to its worker already.
-            self._transport.request_call()
+
+    def end(self, error: ServeError) -> None:
+        """See WaitingCall."""
+        self.fail(error.code, error.text)
 
     def reply(self, message: bytes, trailing_metadata: Metadata = ()) -> None:
         operations = (
@@ -230,6 +232,8 @@ class ReactorStreamCall(ReactorCall):
         "_status",
     )
 
+    is_stream = True
+
     def __init__(self, transport: CallOwner, event: Event) -> None:
         super().__init__(transport, event)
         self._lock = threading.Lock()
@@ -244,10 +248,12 @@ class ReactorStreamCall(ReactorCall):
 
     def open(self, route: StreamRoute) -> None:
         self._transport.live.add(self)
+        self._transport.waiting.begin(self)
         try:
             self._receiver = route.handler(self)
         except Exception as error:
-            self._finish_failed(error)
+            told = self._transport.failures.error_of(self.method, error)
+            self.finish(told.code, told.text)
             return
         self._call.start_server_batch((_ReceiveClose(0),), self._on_close)
         self._read()
@@ -257,6 +263,8 @@ class ReactorStreamCall(ReactorCall):
     def request_next(self) -> None:
         with self._lock:
             self._flow.answered()
+            if self._flow.is_idle and not self._finished:
+                self._transport.waiting.begin(self)
         self._read()
 
     def _read(self) -> None:
@@ -278,6 +286,7 @@ class ReactorStreamCall(ReactorCall):
                 self._input_open = False
             else:
                 self._flow.received()
+                self._transport.waiting.remove(self)
             if self._finished or receiver is None:
                 return
         try:
@@ -286,13 +295,14 @@ class ReactorStreamCall(ReactorCall):
             else:
                 receiver.on_message(message)
         except Exception as error:
-            self._finish_failed(error)
+            self.end(self._transport.failures.error_of(self.method, error))
         self._read()
 
     def _on_close(self, event: Event) -> None:
         with self._lock:
             self._transport.live.discard(self)
             self._transport.sending.pop(self, None)
+            self._transport.waiting.remove(self)
             ended, self._finished = self._finished, True
             self._flow.drop()
             # Receiver and call know each other; this lets both go without the garbage collector.
@@ -331,14 +341,15 @@ class ReactorStreamCall(ReactorCall):
             if self._finished:
                 return
             self._finished = True
+            self._transport.waiting.remove(self)
             self._status = status
             if not self._sending:
                 self._sending = True
                 self._start_sending(None, status)
 
-    def _finish_failed(self, error: Exception) -> None:
-        told = self._transport.failures.error_of(self.method, error)
-        self.finish(told.code, told.text)
+    def end(self, error: ServeError) -> None:
+        """See WaitingCall. What waits to be sent is dropped: the client may not read."""
+        self._call.cancel(int(error.code), status_text(error.text))
 
     def _start_sending(self, message: bytes | None, status: Any) -> None:
         """Under the lock."""

@@ -30,6 +30,11 @@ class StreamFlow:
     def answered(self) -> None:
         self._unanswered = max(0, self._unanswered - 1)
 
+    @property
+    def is_idle(self) -> bool:
+        """All that has come has been answered."""
+        return not self._unanswered
+
     def may_read(self) -> bool:
         """Whether there is room for one more message."""
         return (

@@ -10,12 +10,13 @@ import errno
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from rocserve.core.errors import StatusCode
 from rocserve.frontends.grpc.certificates import CertificateFiles
+from rocserve.frontends.grpc.unfinished import WaitingLimits
 
 Metadata = Sequence[tuple[str, str | bytes]]
 """Keys that end in "-bin" carry bytes, all others text."""
@@ -26,6 +27,9 @@ COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
 
 LEAST_READ_BYTES_PER_SECOND = 64 << 10
 """A client that reads slower than half a megabit a second is taken for one that does not read."""
+
+LINGER_SECONDS = 1.0
+"""How long connections stay open after the last answer when the server shuts down."""
 
 STATUS_TEXT_LIMIT = 2000
 """Bytes of a status text. It travels in the trailers, percent-encoded (up to three times as long), and clients refuse
@@ -183,7 +187,9 @@ class TransportOptions:
     max_connections: int | None = None
     """One more is closed at once; None = any number."""
     max_concurrent_calls: int = 20_000
-    """Calls and streams in flight; one more is refused with UNAVAILABLE."""
+    """Calls and streams in flight; one more is refused with UNAVAILABLE. Those that wait for their clients have bounds
+    of their own."""
+    waiting: WaitingLimits = field(default_factory=WaitingLimits)
     stream_unanswered_limit: int = 1024
     """Messages of one stream that may be unanswered before the next is read. Many: what is read next may be what those
     wait for, the end of the sequence that has their slot."""
@@ -300,6 +306,7 @@ def too_many_calls(limit: int) -> str:
     return f"the server has {limit} calls in flight, as many as it takes; try again later"
 
 
+SERVER_EXITING = "Server exiting"
 NO_MESSAGE = "expected one request message, got none"
 NOT_READ_IN_TIME = "the client has not read the answer in time"
 CLIENT_DOES_NOT_READ = "the client does not read: too many bytes wait to be sent on this stream"

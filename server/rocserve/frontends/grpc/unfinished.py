@@ -1,0 +1,151 @@
+"""Bounds calls that wait for their clients: how many there are, and how long a message may take to come whole.
+
+A call waits for its client until its message has come; a stream does so whenever it has nothing to answer. gRPC's core
+keeps what has come of a message to itself, so that nothing here knows how much that is.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.observability.pace import Pace
+
+CHECK_SECONDS = 0.5
+CALLS_BETWEEN_CHECKS = 512
+"""That begin to wait: a check of all takes as long as some hundred calls' arrivals."""
+_SECONDS_BETWEEN_WARNINGS = 10.0
+
+
+class WaitingCall(Protocol):
+    is_stream: bool
+
+    @property
+    def method(self) -> str: ...
+
+    @property
+    def peer(self) -> str:
+        """Its connection."""
+
+    def end(self, error: ServeError) -> None:
+        """Answer with an error, and tell whoever serves the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingLimits:
+    connection: int = 4096
+    """Calls of one connection. HTTP/2 has a setting for it, but gRPC's clients lose calls to that which come before
+    they know it."""
+    patience_seconds: float = 10.0
+    """What a call may wait while its connection has more than that: a burst of large requests takes some time to be
+    there, and shall lose none."""
+    total: int = 8192
+    """Of all connections, without patience; some 110 MB."""
+    message_seconds: float = 60.0
+    """From a unary call's beginning until its message is whole; 0 = any time. Streams may be opened ahead."""
+
+
+class WaitingCalls:
+    """For one thread, but for `begin` of calls that have been here before, and `len`."""
+
+    def __init__(self, limits: WaitingLimits, now: float, log: logging.Logger) -> None:
+        self._limits = limits
+        self._log = log
+        self._pace = Pace(_SECONDS_BETWEEN_WARNINGS)
+        # In the order of their beginnings, with the time of the check before it.
+        self._since: dict[WaitingCall, float] = {}
+        self._checked_at = now
+        self.check_from = CALLS_BETWEEN_CHECKS
+        """With so many calls the next check is due."""
+
+    def __len__(self) -> int:
+        return len(self._since)
+
+    def begin(self, call: WaitingCall) -> None:
+        """The call waits for its client from now on."""
+        self._since[call] = self._checked_at
+
+    def remove(self, call: WaitingCall) -> None:
+        """Its message has come, or it has gone."""
+        self._since.pop(call, None)
+
+    def check(self, now: float) -> None:
+        """End what is beyond the bounds. To be called every CHECK_SECONDS, and from `check_from` calls on.
+
+        Args:
+            now: time.monotonic() seconds.
+        """
+        self._checked_at = now
+        self._end_late(now)
+        connections: dict[str, list[WaitingCall]] = {}
+        # Copied in one step: other threads may add to it.
+        for call in list(self._since):
+            connections.setdefault(call.peer, []).append(call)
+        for calls in connections.values():
+            if len(calls) > self._limits.connection:
+                self._make_room(calls, now)
+        self._end_beyond_total(connections.values())
+        self.check_from = min(len(self._since) + CALLS_BETWEEN_CHECKS, self._limits.total + 1)
+
+    def end_unary(self, error: ServeError) -> None:
+        for call in list(self._since):
+            if not call.is_stream:
+                self._end(call, error)
+
+    def _end_late(self, now: float) -> None:
+        seconds = self._limits.message_seconds
+        if not seconds:
+            return
+        error = ServeError(
+            StatusCode.DEADLINE_EXCEEDED,
+            f"the request's message has not come whole within {seconds:g} s (--grpc-message-timeout-secs); send smaller"
+            " requests, or have the time raised",
+        )
+        for call, since in list(self._since.items()):
+            if now - since < seconds + CHECK_SECONDS:
+                break
+            if not call.is_stream:
+                self._end(call, error)
+
+    def _make_room(self, calls: list[WaitingCall], now: float) -> None:
+        limit = self._limits.connection
+        latest = now - self._limits.patience_seconds
+        old = [call for call in calls[:-limit] if self._since.get(call, now) <= latest]
+        self._refuse(old, f"this connection has more than {limit} calls")
+        del calls[: len(old)]
+
+    def _end_beyond_total(self, connections: Iterable[list[WaitingCall]]) -> None:
+        """The oldest of the connection that has the most, so that one client's many cost no other its few."""
+        excess = len(self._since) - self._limits.total
+        if excess <= 0:
+            return
+        # A little more than that, or the next call would need the next check.
+        excess += self._limits.total // 16
+        most = [(-len(calls), index, iter(calls)) for index, calls in enumerate(connections)]
+        heapq.heapify(most)
+        for _ in range(excess):
+            count, index, calls = most[0]
+            call = next(calls, None)
+            if call is None:
+                break
+            self._refuse([call], f"the server has more than {self._limits.total} calls, and this connection the most,")
+            heapq.heapreplace(most, (count + 1, index, calls))
+
+    def _refuse(self, calls: Iterable[WaitingCall], why: str) -> None:
+        error = ServeError(
+            StatusCode.RESOURCE_EXHAUSTED,
+            f"{why} that wait for their clients' messages: the oldest, of which this is one, are ended; begin fewer"
+            " calls at once, and send their messages at once",
+        )
+        for call in calls:
+            self._end(call, error)
+
+    def _end(self, call: WaitingCall, error: ServeError) -> None:
+        self.remove(call)
+        call.end(error)
+        if self._pace.is_due():
+            self._log.warning("%s, of %s, is ended: %s", call.method, call.peer, error.text)

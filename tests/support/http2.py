@@ -1,0 +1,127 @@
+"""An HTTP/2 client for calls that no gRPC library makes: they stop wherever a test wants."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import h2.config
+import h2.connection
+import h2.events
+
+MOST_BYTES_AT_ONCE = 16384
+"""HTTP/2's largest frame unless a server allows more."""
+
+
+def prefixed(message: bytes) -> bytes:
+    """A message as gRPC sends it: not compressed, with its length before it."""
+    return struct.pack("!BI", 0, len(message)) + message
+
+
+@dataclass
+class Answer:
+    """What has come of one call."""
+
+    data: bytearray = field(default_factory=bytearray)
+    status: int | None = None
+    """gRPC's; None = the call goes on."""
+    text: str = ""
+
+
+class Http2Connection:
+    """One connection; a context manager."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=20)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connection = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+        self._connection.initiate_connection()
+        self.answers: dict[int, Answer] = {}
+        self.is_closed = False
+        self._flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()
+
+    def begin(self, method: str, data: bytes = b"", ends: bool = False) -> int:
+        """Begin a call of "/package.Service/Method" with these bytes of its messages; the number of its stream."""
+        stream = self._connection.get_next_available_stream_id()
+        headers = [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", method),
+            (":authority", "127.0.0.1"),
+            ("content-type", "application/grpc"),
+            ("te", "trailers"),
+        ]
+        self._connection.send_headers(stream, headers)
+        self.answers[stream] = Answer()
+        self._flush()
+        if data or ends:
+            self.send(stream, data, ends)
+        return stream
+
+    def send(self, stream: int, data: bytes, ends: bool = False) -> None:
+        """More bytes of a call, as fast as the server takes them."""
+        view = memoryview(data)
+        while view:
+            room = min(self._connection.local_flow_control_window(stream), MOST_BYTES_AT_ONCE)
+            if not room:
+                self.receive(20)
+                continue
+            self._connection.send_data(stream, view[:room].tobytes())
+            view = view[room:]
+            self._flush()
+        if ends:
+            self._connection.end_stream(stream)
+            self._flush()
+
+    def receive(self, seconds: float = 0.0) -> bool:
+        """Take what the server sends next; whether anything came within the time."""
+        self._socket.settimeout(max(seconds, 0.001))
+        try:
+            data = self._socket.recv(1 << 16)
+        except TimeoutError:
+            return False
+        except ConnectionError:
+            data = b""
+        finally:
+            self._socket.settimeout(20)
+        self.is_closed = self.is_closed or not data
+        for event in self._connection.receive_data(data) if data else ():
+            self._note(event)
+        if not self.is_closed:
+            self._flush()
+        return bool(data)
+
+    def wait(self, *streams: int, seconds: float = 20.0) -> list[Answer]:
+        """The answers of calls, once they are whole."""
+        end = time.monotonic() + seconds
+        while any(self.answers[stream].status is None for stream in streams):
+            assert time.monotonic() < end and not self.is_closed, "the server does not answer"
+            self.receive(0.1)
+        return [self.answers[stream] for stream in streams]
+
+    def _note(self, event: h2.events.Event) -> None:
+        if isinstance(event, h2.events.DataReceived):
+            self.answers[event.stream_id].data += event.data
+            self._connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+        elif isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
+            headers = dict(event.headers)
+            if "grpc-status" in headers:
+                answer = self.answers[event.stream_id]
+                answer.status, answer.text = int(headers["grpc-status"]), str(headers.get("grpc-message", ""))
+        elif isinstance(event, h2.events.ConnectionTerminated):
+            self.is_closed = True
+
+    def _flush(self) -> None:
+        self._socket.sendall(self._connection.data_to_send())
