@@ -237,6 +237,7 @@ class _UnaryCall(_Call):
     def __init__(self, transport: AioTransport, method: str, context: _Context) -> None:
         super().__init__(transport, method, context)
         self.message = b""
+        self._reading: asyncio.Task[object] | None = None
         self._answered = asyncio.Event()
         self._answer: tuple[bytes, StatusCode, str, Metadata] = (b"", StatusCode.OK, "", ())
         self._watchers: list[Callable[[], None]] = []
@@ -263,18 +264,17 @@ class _UnaryCall(_Call):
     async def _receive(self, route: UnaryRoute) -> None:
         waiting = self._transport.waiting
         waiting.begin(self)
-        reading = asyncio.ensure_future(self._context.read())
-        ended = asyncio.ensure_future(self._answered.wait())
+        self._reading = asyncio.current_task()
         try:
-            await asyncio.wait((reading, ended), return_when=asyncio.FIRST_COMPLETED)
+            message = await self._context.read()
+        except asyncio.CancelledError:
+            if self._answered.is_set() and self._reading is not None and not self._reading.uncancel():
+                return
+            raise
         finally:
             waiting.remove(self)
-            ended.cancel()
-            reading.cancel()
-        if self._answered.is_set():
-            return
+            self._reading = None
         try:
-            message = reading.result()
             if message is grpc.aio.EOF:
                 raise ServeError(StatusCode.INVALID_ARGUMENT, NO_MESSAGE)
             self.message = message
@@ -286,6 +286,8 @@ class _UnaryCall(_Call):
     def end(self, error: ServeError) -> None:
         """See WaitingCall."""
         self.fail(error.code, error.text)
+        if self._reading is not None:
+            self._reading.cancel()
 
     def _hold(self, message: bytes) -> None:
         """Until grpc.aio has sent the answer, which it does at the end of this very task."""

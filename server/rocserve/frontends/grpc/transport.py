@@ -234,6 +234,7 @@ def certificate_files(options: TransportOptions) -> CertificateFiles | None:
 
 def channel_arguments(options: TransportOptions) -> ChannelArguments:
     """The options under the names of gRPC's core (grpc/impl/channel_arg_names.h)."""
+    most_calls = options.max_concurrent_calls + options.waiting.total
     arguments = {
         "grpc.so_reuseport": int(options.reuse_port),
         "grpc.max_receive_message_length": options.max_receive_message_bytes,
@@ -246,8 +247,8 @@ def channel_arguments(options: TransportOptions) -> ChannelArguments:
         "grpc.http2.max_ping_strikes": options.http2_max_ping_strikes,
         "grpc.server_handshake_timeout_ms": options.handshake_timeout_ms,
         # Calls that wait for the reactor to ask for them. The core's own limit of 1,000 would refuse a burst at random.
-        "grpc.server.max_pending_requests": options.max_concurrent_calls,
-        "grpc.server.max_pending_requests_hard_limit": 2 * options.max_concurrent_calls,
+        "grpc.server.max_pending_requests": most_calls,
+        "grpc.server.max_pending_requests_hard_limit": 2 * most_calls,
     }
     if options.response_compression_level != "none":
         arguments["grpc.default_compression_level"] = COMPRESSION_LEVELS[options.response_compression_level]
