@@ -20,6 +20,7 @@ from benchmarks.load_generator import LoadFailed, h2load_program
 from benchmarks.machine import machine_facts
 from benchmarks.migraphx import MIGRAPHX_FACTS, MIGRAPHX_GROUP, installation_to_measure, measure_migraphx
 from benchmarks.models import add_sub, identity
+from benchmarks.overload import OVERLOAD_FACTS, OVERLOAD_GROUP, measure_overload
 from benchmarks.probe import WrongAnswer
 from benchmarks.resnet50 import load_resnet50
 from benchmarks.rocal_engine import ROCAL_FACTS, ROCAL_GROUP, measure_rocal
@@ -30,9 +31,22 @@ from benchmarks.table import render
 from benchmarks.triton_peer import MEASURED_FLAGS, TritonPeer, TritonUnavailable, default_cache_folder, provision
 from rocserve.core.errors import ServeError
 
-GROUPS = ("add_sub", "python", "identity", "shared_memory", "http", "digits", "resnet50", ROCAL_GROUP, MIGRAPHX_GROUP)
+GROUPS = (
+    "add_sub",
+    "python",
+    "identity",
+    "shared_memory",
+    "http",
+    "digits",
+    "resnet50",
+    OVERLOAD_GROUP,
+    ROCAL_GROUP,
+    MIGRAPHX_GROUP,
+)
 ENSEMBLE_GROUPS = frozenset({"digits", "resnet50"})
 GROUPS_WITHOUT_TRITON = frozenset({ROCAL_GROUP, MIGRAPHX_GROUP})
+UNCOMPARED_GROUPS = GROUPS_WITHOUT_TRITON | {OVERLOAD_GROUP}
+"""Those that are measured in ways of their own."""
 RESULTS = Path(__file__).resolve().parent / "results"
 SUBJECT = "rocserve"
 NOISE_SUBJECT = "triton again"
@@ -79,9 +93,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     if parsed.noise and parsed.no_triton:
         parser.error("--noise needs Triton")
     if parsed.noise:
-        parsed.groups = [group for group in parsed.groups if group not in GROUPS_WITHOUT_TRITON]
+        parsed.groups = [group for group in parsed.groups if group not in UNCOMPARED_GROUPS]
         if not parsed.groups:
-            parser.error("--noise needs a group that Triton takes part in")
+            parser.error("--noise needs a group in which Triton is compared by rates")
     return parsed
 
 
@@ -91,11 +105,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         leave_out_migraphx(options.groups)
         h2load_program()
-        serves = not GROUPS_WITHOUT_TRITON.issuperset(options.groups)
-        triton = provision(options.triton_cache) if serves and not options.no_triton else None
+        serves = not UNCOMPARED_GROUPS.issuperset(options.groups)
+        needs_triton = not GROUPS_WITHOUT_TRITON.issuperset(options.groups) and not options.no_triton
+        triton = provision(options.triton_cache) if needs_triton else None
         facts = machine_facts(triton)
+        sections: list[str] = []
         with tempfile.TemporaryDirectory(prefix="rocserve-benchmark-") as folder:
             comparisons = measure(options, triton, Path(folder)) if serves else []
+        if OVERLOAD_GROUP in options.groups:
+            with tempfile.TemporaryDirectory(prefix="rocserve-benchmark-") as folder:
+                sections.append(measure_overload(triton, options.rounds, options.seconds, Path(folder), progress))
         if ROCAL_GROUP in options.groups:
             comparisons += measure_rocal(options.rounds, options.seconds, progress)
         if MIGRAPHX_GROUP in options.groups:
@@ -113,11 +132,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         facts += PYTHON_FACTS
     if not ENSEMBLE_GROUPS.isdisjoint(options.groups):
         facts += ENSEMBLE_FACTS
+    if OVERLOAD_GROUP in options.groups:
+        facts += OVERLOAD_FACTS
     if ROCAL_GROUP in options.groups:
         facts += ROCAL_FACTS
     if MIGRAPHX_GROUP in options.groups:
         facts += MIGRAPHX_FACTS
-    page = render(comparisons, NOISE_SUBJECT if options.noise else SUBJECT, "rocserve against its peers", facts)
+    subject = NOISE_SUBJECT if options.noise else SUBJECT
+    page = render(comparisons, subject, "rocserve against its peers", facts, sections)
     print(page)
     if options.write:
         RESULTS.mkdir(exist_ok=True)

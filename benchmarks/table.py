@@ -13,9 +13,13 @@ IDLE_SHARE_LIMIT = 0.05
 """More than this of a core in an idle contender makes the other's numbers doubtful."""
 
 
-def render(comparisons: Sequence[Comparison], subject: str, title: str, facts: Sequence[str]) -> str:
-    """The whole page. `subject` is the contender that the others are compared with."""
-    sections = [f"# {title}", "\n".join(f"- {fact}" for fact in facts)]
+def render(
+    comparisons: Sequence[Comparison], subject: str, title: str, facts: Sequence[str], others: Sequence[str] = ()
+) -> str:
+    """The whole page. `subject` is the contender that the others are compared with, `others` are further sections."""
+    sections = [f"# {title}", "\n".join(f"- {fact}" for fact in facts), *others]
+    if not comparisons:
+        return "\n\n".join(sections).rstrip() + "\n"
     sections += ["## Rates", rate_table(comparisons, subject)]
     sections += ["## Latencies, milliseconds", latency_table(comparisons, subject)]
     sections += ["## CPU time of the server, microseconds a request", cpu_table(comparisons, subject)]

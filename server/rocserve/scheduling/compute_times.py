@@ -14,6 +14,8 @@ from rocserve.scheduling.batch import FormedBatch, Outcome
 _WINDOW = 32
 """Batches of a size that are remembered: 5 slow ones among them are the 90 % quantile."""
 _QUANTILE = 0.9
+_RENEWAL = 4
+"""Batches after which an estimate from a full window is made anew: sorting costs a microsecond."""
 _FEWEST = 2
 """Batches of a size below which nothing is said of it: the first may have been a warm-up."""
 _PROBE_PERIOD_NS = 100_000_000
@@ -27,7 +29,8 @@ class ComputeTimes:
     def __init__(self) -> None:
         self._windows: dict[int, deque[int]] = {}
         self._estimates: dict[int, float] = {}
-        """Those that have been asked for since their window changed."""
+        """Those that have been asked for lately."""
+        self._added = 0
         self._last_ns = 0
         self._is_probing = False
 
@@ -58,7 +61,9 @@ class ComputeTimes:
         if window is None:
             window = self._windows[size] = deque(maxlen=_WINDOW)
         window.append(nanoseconds)
-        self._estimates.pop(size, None)
+        self._added += 1
+        if len(window) < _WINDOW or not self._added % _RENEWAL:
+            self._estimates.clear()
 
     def of(self, rows: int) -> float:
         """The seconds that most batches of so many rows stay below; 0 while nothing is known."""

@@ -130,6 +130,8 @@ class ModelScheduler:
                 work = self._begin(channel, [entry], time.monotonic_ns())
             else:
                 self._queue.push(entry)
+                if request.deadline is not None:
+                    self._triage.note(entry)
                 if not collecting:
                     work = self._next_work()
                     if entry.waiting:
@@ -308,6 +310,8 @@ class ModelScheduler:
                 for entry in batch.undropped:
                     if entry.expires_at is not None:
                         self._note_deadline(entry)
+                    if entry.request.deadline is not None:
+                        self._triage.note(entry)
         if outage is not None:
             for entry in batch.undropped:
                 self._refuse(entry, outage)

@@ -54,18 +54,42 @@ class Triage:
         self._keeps_order = keeps_order
         self._run_seconds = 0.0
         """Of a batch as large as what waits allows."""
+        self._calm_until = math.inf
+        """Before this, by time.monotonic(), no request that waits has used half of its time: the policy's choice is the
+        triage's, which costs more."""
 
     def is_hopeless(self, entry: QueuedRequest, now: float) -> bool:
         """Whether it would end too late even if an instance took it at once, alone. `now` is time.monotonic()."""
         deadline = entry.request.deadline
         return deadline is not None and deadline <= now + self.times.of(entry.plan.batch_size)
 
+    def note(self, entry: QueuedRequest) -> None:
+        """A request with a deadline has come into the queue."""
+        latest = half_time(entry, self.times.of(self._policy.largest))
+        if latest < self._calm_until:
+            self._calm_until = latest
+
     def decide(self, now_ns: int, batches_before: int) -> BatchDecision:
         """As the policy decides, but of what can end in time; the hopeless are taken out. Nothing may be left then.
 
         `batches_before`: those that the instance has in hand already.
         """
-        queue, now = self._queue, now_ns / 1e9
+        now = now_ns / 1e9
+        if now < self._calm_until:
+            decision = self._policy.decide(self._queue, now_ns)
+            if decision.request_count:
+                return decision
+        decision = self._choose(now_ns, now, batches_before)
+        if not any(level.newest_first or level.has_lost for level in self._queue.levels()):
+            run_seconds = self.times.of(self._policy.largest)
+            self._calm_until = min(
+                (half_time(entry, run_seconds) for entry in self._queue if entry.request.deadline is not None),
+                default=math.inf,
+            )
+        return decision
+
+    def _choose(self, now_ns: int, now: float, batches_before: int) -> BatchDecision:
+        queue = self._queue
         self._run_seconds = self.times.of(min(len(queue), self._policy.largest))
         begins = now + batches_before * self._run_seconds
         if not self._keeps_order:
@@ -88,7 +112,7 @@ class Triage:
             while len(level.dated) > 1 and self.is_hopeless(level.dated[0], begins):
                 self._lose(level.dated[0])
             if level.dated:
-                level.newest_first = level.has_lost or _half_time(level.dated[0], self.times.of(1)) < now
+                level.newest_first = level.has_lost or half_time(level.dated[0], self.times.of(1)) < now
 
     def _lose(self, entry: QueuedRequest) -> None:
         self._queue.lose(entry)
@@ -106,7 +130,7 @@ class Triage:
                 continue
             # The batch would have to be smaller to end in time; or it has waited too long while others are lost.
             if deadline <= begins + self._run_seconds or (
-                self._queue.level_of(entry).has_lost and _half_time(entry, self._run_seconds) < begins
+                self._queue.level_of(entry).has_lost and half_time(entry, self._run_seconds) < begins
             ):
                 overdue.append(entry)
         return overdue[:surplus]
@@ -123,13 +147,13 @@ class Triage:
         if decision.request_count:
             return decision
         # It waits for company: for no longer than half of the time that it has.
-        half_time = min(_half_time(entry, self._run_seconds) for entry in members if entry.request.deadline is not None)
-        if half_time <= begins:
+        latest = min(half_time(entry, self._run_seconds) for entry in members if entry.request.deadline is not None)
+        if latest <= begins:
             return BatchDecision(len(members))
-        return BatchDecision(0, min(decision.look_again_at_ns, int(half_time * 1e9)))
+        return BatchDecision(0, min(decision.look_again_at_ns, int(latest * 1e9)))
 
 
-def _half_time(entry: QueuedRequest, run_seconds: float) -> float:
+def half_time(entry: QueuedRequest, run_seconds: float) -> float:
     """When a request that runs for so long has waited for half of the time that it may."""
     deadline = entry.request.deadline
     assert deadline is not None, "it may wait for ever"

@@ -59,6 +59,8 @@ class Model:
         self.queue.admit(entry, self.now_ns / 1e9)
         try:
             self.queue.push(entry)
+            if milliseconds is not None:
+                self.triage.note(entry)
         except QueueFull:
             self.full += 1
         return entry
@@ -270,17 +272,16 @@ def test_waiting_for_company_ends_with_half_of_the_time_that_a_request_has():
 
 def test_levels_are_overloaded_each_for_itself():
     batching = DynamicBatching(priority_levels=2, default_priority_level=2)
-    bench = Model(lambda n: 10, None, batching)
-    low = [bench.come(200) for _ in range(3)]
+    bench = Model(lambda n: 1, None, batching)
     high = [entry_at(bench.now_ns, 200) for _ in range(3)]
     for entry in high:
         entry.level, entry.dated = 1, True
         bench.queue.push(entry)
-    bench.queue.level_of(high[0]).has_lost = True
-    assert bench.step() == [high[2]]
-    assert bench.step() == [high[1]]
-    assert bench.step() == [high[0]]
-    assert bench.step() == [low[0]]
+        bench.triage.note(entry)
+    bench.now_ns += 110 * MS
+    low = [bench.come(200) for _ in range(3)]
+    ran = [bench.step()[0] for _ in range(6)]
+    assert ran == [*reversed(high), *low]
 
 
 def test_what_a_worker_did_not_run_is_the_next_again():

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.sequences import SequenceId
+from rocserve.scheduling.compute_times import ComputeTimes
 from rocserve.scheduling.queue import QueueFull, QueueLimits
-from rocserve.scheduling.refusals import cancelled
+from rocserve.scheduling.refusals import cancelled, deadline_exceeded
 from rocserve.scheduling.sequence.places import Backlog, Place, SequenceInstance, SequenceRequest, Slot
+from rocserve.scheduling.triage import half_time
 
 _REMEMBERED_LOSSES = 10_000
 
@@ -21,9 +23,12 @@ Refused = tuple[SequenceRequest, ServeError]
 class SequenceBook:
     """Not thread-safe: the scheduler that owns it calls it under its lock."""
 
-    def __init__(self, model: str, limits: QueueLimits) -> None:
+    def __init__(self, model: str, limits: QueueLimits, times: ComputeTimes, largest_batch: int) -> None:
+        """`times`: of the model's batches, of up to `largest_batch` rows."""
         self._model = model
         self._limits = limits
+        self._times = times
+        self._largest_batch = largest_batch
         self.instances: list[SequenceInstance] = []
         self._places: dict[SequenceId, Place] = {}
         """Of the sequences that go on; one whose last request has come is no longer looked for."""
@@ -37,6 +42,8 @@ class SequenceBook:
         """For the scheduler to answer, without its lock."""
         self.count = 0
         """Requests that wait."""
+        self.deadline_count = 0
+        """Those of them that have a deadline."""
         self._nbytes = 0
 
     # Sequences
@@ -120,10 +127,13 @@ class SequenceBook:
         """Where its sequence has ended, or its next request is one that nobody waits for: on to the next sequence."""
         while True:
             if slot.queue:
-                if not slot.queue[0].cancelled:
+                is_hopeless = self.is_hopeless(slot.queue[0], now)
+                if not is_hopeless and not slot.queue[0].cancelled:
                     return
                 if slot.sequence is not None and self._places.get(slot.sequence) is slot:
                     self._forget(slot.sequence)
+                if is_hopeless:
+                    self._refuse_hopeless(slot.queue)
                 self._refuse(slot.queue, cancelled())
             elif not slot.forced_end:
                 return
@@ -153,12 +163,15 @@ class SequenceBook:
         if slot.instance.gone:
             return
         while self._backlog:
-            backlog = self._backlog.popleft()
+            backlog = self._next_backlog(now)
             sequence = backlog.sequence
             is_open = self._places.get(sequence) is backlog
-            if any(request.cancelled for request in backlog.queue):
+            is_hopeless = self.is_hopeless(backlog.queue[0], now)
+            if is_hopeless or any(request.cancelled for request in backlog.queue):
                 if is_open:
                     self._forget(sequence)
+                if is_hopeless:
+                    self._refuse_hopeless(backlog.queue)
                 self._refuse(backlog.queue, cancelled())
                 continue
             slot.queue, slot.sequence = backlog.queue, sequence
@@ -170,6 +183,16 @@ class SequenceBook:
                 self._use(sequence, now)
             return
         heapq.heappush(self._ready, (slot.index, slot.instance.number, slot))
+
+    def _next_backlog(self, now: float) -> Backlog:
+        """Take out the sequence that gets a slot: the oldest, but of those with deadlines the newest once the oldest
+        has waited for half of the time that it may (see triage)."""
+        first = self._backlog[0].queue[0]
+        if first.request.deadline is None or half_time(first, self._times.of(self._largest_batch)) >= now:
+            return self._backlog.popleft()
+        newest = next(each for each in reversed(self._backlog) if each.queue[0].request.deadline is not None)
+        self._backlog.remove(newest)
+        return newest
 
     # Instances
 
@@ -210,6 +233,18 @@ class SequenceBook:
         while self._backlog:
             self._refuse_backlog(self._backlog[0], error)
 
+    def is_hopeless(self, request: SequenceRequest, now: float) -> bool:
+        """Whether a request could not be answered by its deadline any more if it ran now."""
+        deadline = request.request.deadline
+        if deadline is None or deadline > now + self._times.of(self._largest_batch):
+            return False
+        return deadline <= now or not self._times.may_probe(int(now * 1e9))
+
+    def _refuse_hopeless(self, queue: deque[SequenceRequest]) -> None:
+        request = queue.popleft()
+        self._drop(request)
+        self.refused.append((request, deadline_exceeded()))
+
     def cancel(self, request: SequenceRequest, now: float) -> bool:
         """Nobody waits for a request: it ends its sequence when its turn comes, at once where it has come. False: it is
         no longer here."""
@@ -221,8 +256,9 @@ class SequenceBook:
         backlog = self._backlog_of(request)
         if backlog is None:
             return False
-        request.cancelled = True
-        self._refuse_backlog(backlog, cancelled())
+        deadline = request.request.deadline
+        is_late = deadline is not None and deadline <= now
+        self._refuse_backlog(backlog, deadline_exceeded() if is_late else cancelled())
         return True
 
     def expire(self, request: SequenceRequest) -> None:
@@ -276,8 +312,10 @@ class SequenceBook:
 
     def _add(self, request: SequenceRequest) -> None:
         self.count += 1
+        self.deadline_count += request.request.deadline is not None
         self._nbytes += request.nbytes
 
     def _drop(self, request: SequenceRequest) -> None:
         self.count -= 1
+        self.deadline_count -= request.request.deadline is not None
         self._nbytes -= request.nbytes

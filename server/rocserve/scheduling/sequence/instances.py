@@ -10,7 +10,7 @@ from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.instances import InstancePool
 from rocserve.scheduling.ordering import AnswerOrder, OrderedResponder
-from rocserve.scheduling.refusals import cancelled
+from rocserve.scheduling.refusals import cancelled, deadline_exceeded
 from rocserve.scheduling.sequence.book import SequenceBook
 from rocserve.scheduling.sequence.dressing import NOBODY
 from rocserve.scheduling.sequence.places import SequenceInstance, SequenceRequest, Slot
@@ -80,6 +80,9 @@ class SequenceInstances:
         channel = instance.channel
         if instance.answering or not self.pool.is_idle(channel):
             return None
+        candidates = instance.candidates
+        if self._book.deadline_count or (candidates is not None and candidates.deadline_count):
+            self._drop_hopeless(instance, now_ns / 1e9)
         ready_at = self._strategy.ready_at(instance, now_ns)
         if ready_at is None:
             return None
@@ -98,6 +101,16 @@ class SequenceInstances:
                 entry.responder = OrderedResponder(entry.responder, instance.order.take_turn())
         self.pool.begin(channel, batch)
         return batch
+
+    def _drop_hopeless(self, instance: SequenceInstance, now: float) -> None:
+        """What has lost its time since it came up is not to run."""
+        for entry in list(instance.candidates or ()):
+            if isinstance(entry, SequenceRequest) and self._book.is_hopeless(entry, now):
+                assert instance.candidates is not None
+                instance.candidates.remove(entry)
+                self._book.refused.append((entry, deadline_exceeded()))
+                self.done(entry, now)
+        self.feed(instance, now)
 
     def done(self, entry: QueuedRequest, now: float) -> None:
         """A request has run: its sequence's next may."""

@@ -18,6 +18,7 @@ from rocserve.scheduling.alarm import Alarm
 from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.batch_ways import batch_ways
 from rocserve.scheduling.client_watch import ClientWatch
+from rocserve.scheduling.compute_times import ComputeTimes
 from rocserve.scheduling.deadlines import Deadlines
 from rocserve.scheduling.drain import Drain
 from rocserve.scheduling.entry import QueuedRequest
@@ -79,7 +80,8 @@ class SequenceScheduler:
         controls = ControlTensors(batching, config.max_batch_size > 0)
         self._admission = Admission(config, controls.correlation_id)
         self._keeper = StateKeeper(config, initial_states)
-        self._book = SequenceBook(config.name, limits)
+        self._times = ComputeTimes()
+        self._book = SequenceBook(config.name, limits, self._times, max(config.max_batch_size, 1))
         dressing = Dressing(controls, self._keeper, config.max_batch_size > 0)
         oldest = batching.oldest
         self._instances = SequenceInstances(
@@ -310,6 +312,8 @@ class SequenceScheduler:
         work = None
         with self._lock:
             self._instances.pool.end(instance.channel, batch, outcome.output_start_ns - outcome.input_end_ns)
+            if outcome.error is None:
+                self._times.observe(batch, outcome)
             if self._waits_for_answers:
                 instance.answering = True
             else:

@@ -61,10 +61,13 @@ class Row:
 class Outcome:
     """What a channel reports: OUT is the value; STATE_OUT is STATE_IN with the value behind it."""
 
-    def __init__(self, batch: Execution, error: ServeError | None, failures: Mapping[int, ServeError]) -> None:
+    def __init__(
+        self, batch: Execution, error: ServeError | None, failures: Mapping[int, ServeError], compute_ns: int
+    ) -> None:
         self.error = error
         self.failures = failures
-        self.input_end_ns = self.output_start_ns = self.compute_end_ns = time.monotonic_ns()
+        self.input_end_ns = time.monotonic_ns()
+        self.output_start_ns = self.compute_end_ns = self.input_end_ns + compute_ns
         self._batch = batch
 
     def outputs_of(self, request_index: int) -> list[Tensor]:
@@ -94,8 +97,13 @@ class Execution:
             ]
             self.rows.append(Row(*numbers, state=state))
 
-    def finish(self, error: ServeError | None = None, failures: Mapping[int, ServeError] | None = None) -> None:
-        self._on_outcome(Outcome(self, error, failures or {}))
+    def finish(
+        self,
+        error: ServeError | None = None,
+        failures: Mapping[int, ServeError] | None = None,
+        compute_ns: int = 0,
+    ) -> None:
+        self._on_outcome(Outcome(self, error, failures or {}, compute_ns))
 
 
 class HandChannel:

@@ -260,9 +260,48 @@ def test_a_deadline_in_the_queue_ends_the_sequence(make_bench):
     bench = make_bench()
     bench.ask(1, start=True)
     late = bench.ask(1, deadline=time.monotonic() + 0.02)
+    behind = bench.ask(1)
     assert late.done.wait(5)
-    assert late.error.code is StatusCode.CANCELLED
+    bench.channel.last.finish()
+    assert late.error.code is StatusCode.DEADLINE_EXCEEDED
+    assert behind.error.code is StatusCode.CANCELLED
     assert bench.scheduler.waiting == 0
+
+
+@pytest.mark.parametrize("oldest", [None, OldestStrategy(max_candidate_sequences=1)], ids=["direct", "oldest"])
+def test_a_sequence_that_cannot_be_answered_in_time_does_not_run(make_bench, oldest):
+    bench = make_bench(oldest=oldest)
+    for sequence in (1, 2, 3, 4):
+        bench.ask(sequence, start=True, end=True)
+        bench.channel.last.finish(compute_ns=60_000_000_000)
+    hopeless = bench.ask(5, start=True, end=True, deadline=time.monotonic() + 30)
+    hopeful = bench.ask(6, start=True, end=True, deadline=time.monotonic() + 300)
+    assert hopeless.error.code is StatusCode.DEADLINE_EXCEEDED
+    assert bench.rows[0].sequence == 6
+    bench.channel.last.finish()
+    assert hopeful.done.is_set()
+
+
+def test_the_newest_sequence_gets_the_slot_while_the_oldest_has_waited_for_too_long(make_bench):
+    bench = make_bench(oldest=OldestStrategy(max_candidate_sequences=1))
+    bench.ask(1, start=True, end=True)
+    bench.ask(2, start=True, end=True)
+    for sequence in (3, 4, 5):
+        bench.ask(sequence, start=True, end=True, deadline=time.monotonic() + 10)
+    order = []
+    while len(order) < 2:
+        bench.channel.last.finish()
+        order.append(bench.rows[0].sequence)
+    assert order == [2, 3], "they have time"
+    for sequence in (6, 7, 8):
+        bench.ask(sequence, start=True, end=True, deadline=time.monotonic() + 10)
+    # As if they had waited for long.
+    for request in bench.scheduler._book.waiting():
+        request.queue_start_ns -= 100_000_000_000
+    while len(order) < 7:
+        bench.channel.last.finish()
+        order.append(bench.rows[0].sequence)
+    assert order == [2, 3, 4, 8, 7, 6, 5], "the fourth has had its slot while the third ran"
 
 
 def test_a_backlog_expires_as_a_whole(make_bench):
