@@ -15,6 +15,7 @@ from rocserve.backends.registry import discover_backends
 from rocserve.core.custom_metrics import CustomMetrics
 from rocserve.core.heap_trim import HeapTrim, glibc_trim
 from rocserve.core.latencies import read_latency_options
+from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory, default_limit
 from rocserve.core.serving import ServingTableHolder
 from rocserve.ending import Ending
@@ -82,6 +83,7 @@ class Server:
         self._completion = CompletionThread(log.getChild("completion"))
         self._tables = ServingTableHolder()
         self._client_regions = ClientRegions()
+        self._paths = PrivatePaths((*settings.model_repositories, *settings.worker_load_folders))
         self._fallbacks = FallbackCounter()
         self._custom_metrics = CustomMetrics()
         self._memory = RequestMemory(settings.max_request_memory or default_limit(host_memory_limit(Host())))
@@ -160,7 +162,7 @@ class Server:
         )
         return Served(
             inference=self._inference_service(readiness),
-            methods=methods(self._services(readiness)),
+            methods=methods(self._services(readiness), self._paths),
             tables=self._tables,
             readiness=readiness,
             subscribe=self._repository.subscribe,
@@ -177,6 +179,7 @@ class Server:
             readiness,
             ClientMemory(self._tables, self._client_regions, self._settings.max_queue_bytes),
             observer,
+            self._paths,
         )
 
     def _set_workers_verbosity(self) -> None:
@@ -184,7 +187,9 @@ class Server:
 
     def _services(self, readiness: Readiness) -> Services:
         return Services(
-            queries=QueryService(self._tables, self._repository, self._settings.server_id, readiness.is_ready),
+            queries=QueryService(
+                self._tables, self._repository, self._settings.server_id, readiness.is_ready, self._paths
+            ),
             repository_control=RepositoryControlService(self._repository),
             client_memory=ClientMemoryService(self._client_regions, self._settings.allow_client_shared_memory),
             trace_control=TraceControlService(self._tracing, self._tables),

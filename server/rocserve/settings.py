@@ -63,6 +63,8 @@ class HttpSettings:
     """Taken as tritonserver takes it; HTTP is served by the event loop."""
     max_input_size: int = 64 << 20
     """Bytes of a request's body, before and after it is decompressed."""
+    request_timeout_seconds: float = 0.0
+    """The longest that an inference request may take; 0 = as long as it takes."""
     keepalive_seconds: float = 75.0
     """How long a connection may stay without a request."""
     header_forward_pattern: str = ""

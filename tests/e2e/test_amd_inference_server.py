@@ -228,12 +228,13 @@ def test_workers_that_cannot_be_had(serve, connect, repository: Path, tmp_path: 
     for path in (secret, repository / ".." / "secret.onnx", repository / "way out" / "secret.onnx", tmp_path / "none"):
         code, text = refusal(lambda path=path: client.worker_load("migraphx", {"model": str(path)}))
         assert code == "PERMISSION_DENIED", text
-        assert f"'{path}' is not in a model repository; put it there, or start the server with" in text
+        assert "' is not in a model repository; put it there, or start the server with" in text
+        assert str(tmp_path) not in text
     missing = repository / "plain" / "none.onnx"
     code, text = refusal(lambda: client.worker_load("onnx", {"model": str(missing)}))
     assert (code, text) == (
         "NOT_FOUND",
-        f"model file {missing} not found or can't be opened; looked for {missing}",
+        "model file plain/none.onnx not found or can't be opened; looked for plain/none.onnx",
     )
     (repository / "broken.onnx").write_bytes(b"this is no model")
     code, text = refusal(lambda: client.worker_load("migraphx", {"model": "broken.onnx"}))

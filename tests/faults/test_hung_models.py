@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +140,92 @@ def test_four_loads_that_hang_keep_no_good_model_waiting(serve, repository: Path
     wait_until(lambda: client.is_model_ready("good"), 40, "the good model")
     assert [row(server, f"hangs{number}")[0] for number in range(4)] == ["LOADING"] * 4
     assert row(server, "hangs0")[1].startswith("loading for 1")
+
+
+def limit(name: str, seconds: float) -> str:
+    return f'parameters {{ key: "{name}" value {{ string_value: "{seconds}" }} }}'
+
+
+def test_a_batch_that_is_not_answered_in_time_ends_its_worker(serve, repository: Path):
+    drop(repository, "m", stays(1), limit("request_timeout_secs", 2))
+    drop(repository, "other", stays(2))
+    server = serve(repository)
+    before = {worker.name(): worker.pid for worker in server.workers()}
+    hanging = Asking(server, "m", -1)
+    wait_until((repository.parent / "inside-1").exists, what="the request in the model")
+    waiting = Asking(server, "m", 5)
+    wait_until(lambda: "1 of 1 instances has not answered for" in row(server, "m")[1], what="the reason in the index")
+    assert row(server, "m")[0] == "READY"
+    assert ask(server.client(), "other", 1) == 3
+    text = hanging.outcome()
+    assert "StatusCode.UNAVAILABLE" in text
+    assert (
+        "worker of model 'm' version 1 was killed: it had not answered for 2 s (request_timeout_secs); the request was"
+        " in it; the model is being restarted" in text
+    )
+    # What had not begun waits for the new worker.
+    assert waiting.outcome() == "6"
+    assert row(server, "m") == ("READY", "")
+    after = {worker.name(): worker.pid for worker in server.workers()}
+    assert after["rocserve:other"] == before["rocserve:other"]
+    assert after["rocserve:m"] != before["rocserve:m"]
+
+
+def test_a_stopped_worker_is_killed_once_it_owes_an_answer(serve, repository: Path):
+    drop(repository, "m", stays(1))
+    server = serve(repository, "--hang-timeout-secs=1")
+    client = server.client()
+    (worker,) = server.workers()
+    worker.suspend()
+    # Nobody asks it anything.
+    time.sleep(1.5)
+    assert worker.is_running()
+    text = Asking(server, "m", 5).outcome()
+    assert "worker of model 'm' version 1 was killed: its process was stopped for 1 s (hang_timeout_secs)" in text
+    wait_until(lambda: not worker.is_running(), what="its end")
+    assert ask(client, "m", 5) == 6
+
+
+STREAMS = """
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for number in range(12):
+                time.sleep(0.25)
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([number], np.int32))]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+CALLS = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            call = pb_utils.InferenceRequest(
+                model_name="streams", requested_output_names=["OUT"], inputs=request.inputs()
+            )
+            last = [response for response in call.exec(decoupled=True) if response.output_tensors()][-1]
+            responses.append(pb_utils.InferenceResponse(last.output_tensors()))
+        return responses
+"""
+
+
+def test_who_streams_and_who_waits_for_a_call_is_not_hung(serve, repository: Path):
+    """A batch of three seconds, where one second without an answer is a hang."""
+    drop(repository, "streams", STREAMS, "model_transaction_policy { decoupled: true }")
+    drop(repository, "calls", CALLS)
+    server = serve(repository, "--hang-timeout-secs=1", "--request-timeout-secs=1")
+    before = sorted(worker.pid for worker in server.workers())
+    assert ask(server.client(), "calls", 1) == 11
+    assert sorted(worker.pid for worker in server.workers()) == before
+    assert "was killed" not in server.log_text

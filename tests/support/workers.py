@@ -40,6 +40,7 @@ class Events:
     lines: list[str] = field(default_factory=list)
     """Of progress."""
     properties: list[Mapping[str, str]] = field(default_factory=list)
+    silences: list[str] = field(default_factory=list)
     changes: list[MetricChanges] = field(default_factory=list)
     """Of the metrics that models define."""
 
@@ -57,6 +58,9 @@ class Events:
 
     def progress(self, text: str) -> None:
         self.lines.append(text)
+
+    def silent(self, text: str) -> None:
+        self.silences.append(text)
 
     def described(self, properties: Mapping[str, str]) -> None:
         self.properties.append(properties)

@@ -36,6 +36,13 @@ HTTP = (
         "bytes of a request's body, decompressed (default 67108864)",
     ),
     Flag(
+        "http-request-timeout-secs",
+        "http.request_timeout_seconds",
+        SECONDS,
+        "how long an inference request may take, also one without a deadline of its own; 0 = as long as it takes"
+        " (default 0)",
+    ),
+    Flag(
         "http-keepalive-timeout-secs",
         "http.keepalive_seconds",
         POSITIVE_SECONDS,

@@ -117,6 +117,20 @@ SERVER = (
     Flag("exit-on-error", "exit_on_error", boolean, "end when a model fails to load at the start (default true)"),
     Flag("exit-timeout-secs", "exit_timeout_seconds", SECONDS, "how long the end waits for work in hand (default 30)"),
     Flag(
+        "request-timeout-secs",
+        "limits.request_seconds",
+        SECONDS,
+        "how long a model may take to answer a batch; then its worker is killed and started again; 0 = no limit"
+        " (default 0)",
+    ),
+    Flag(
+        "hang-timeout-secs",
+        "limits.hang_seconds",
+        SECONDS,
+        "how long a worker may stand still with a batch in hand until it counts as hung and is killed; 0 = no limit"
+        " (default 600)",
+    ),
+    Flag(
         "drain-timeout-secs",
         "limits.drain_seconds",
         SECONDS,

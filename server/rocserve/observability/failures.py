@@ -8,6 +8,7 @@ from collections import Counter
 from types import CodeType
 
 from rocserve.core.errors import ServeError, internal
+from rocserve.core.private_paths import PrivatePaths
 from rocserve.observability.pace import Pace
 
 _SECONDS_BETWEEN_TRACEBACKS = 10.0
@@ -20,6 +21,7 @@ class RequestFailures:
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
+        self._paths = PrivatePaths()
         self._lock = threading.Lock()
         # As many as the program has lines that raise.
         self._paces: dict[tuple[CodeType, int] | None, Pace] = {}
@@ -31,7 +33,7 @@ class RequestFailures:
         if isinstance(error, ServeError):
             return error
         self.report(f"{what} failed", error)
-        return internal(f"{type(error).__name__}: {error}")
+        return internal(self._paths.hide(f"{type(error).__name__}: {error}"))
 
     def report(self, text: str, error: Exception) -> None:
         line = _line(error)

@@ -41,6 +41,7 @@ class VersionWiring:
         self._open: set[Channel] = set()
         self._outage_timer: asyncio.TimerHandle | None = None
         self._trouble = ""
+        self._silence = ""
         self._progress = ""
         self.properties: Mapping[str, str] = {}
         """What the engine tells of how it runs the model."""
@@ -52,7 +53,7 @@ class VersionWiring:
     @property
     def reason(self) -> str:
         """What is wrong, and what goes on beside the model."""
-        return "; ".join(filter(None, (self._trouble, self._progress)))
+        return "; ".join(filter(None, (self._trouble, self._silence, self._progress)))
 
     def connect(self, scheduler: Scheduler, channels: Sequence[Channel]) -> None:
         """From now on the scheduler gets the channels."""
@@ -107,6 +108,9 @@ class VersionWiring:
         self._progress = text
         if self._scheduler is None:
             self._on_progress(text)
+
+    def silent(self, text: str) -> None:
+        self._silence = text
 
     def described(self, properties: Mapping[str, str]) -> None:
         self.properties = properties

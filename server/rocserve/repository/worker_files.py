@@ -39,7 +39,7 @@ class WorkerFiles:
                 raise ServeError(
                     StatusCode.PERMISSION_DENIED,
                     f"'{path}' is not in a model repository; put it there, or start the server with"
-                    f" --allow-worker-load={path.parent}",
+                    " --allow-worker-load=FOLDER",
                 )
             # A name that is too long is nobody's.
             with suppress(OSError):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from rocserve.core.dispatch import dispatch
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.requests import InferRequest
 from rocserve.core.serving import Responder, ServingTableHolder
 from rocserve.services.client_memory.attachment import ClientMemory
@@ -27,11 +28,14 @@ class InferenceService:
         readiness: Readiness,
         client_memory: ClientMemory,
         observer: RequestObserver,
+        paths: PrivatePaths,
     ) -> None:
+        """`paths`: takes those of the server out of errors."""
         self._tables = tables
         self._readiness = readiness
         self._client_memory = client_memory
         self._observer = observer
+        self.paths = paths
 
     def refuse(self, error: ServeError, find_id: Callable[[], str]) -> None:
         """A front end could not make a request of what has come; it has told its client why.

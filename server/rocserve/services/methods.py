@@ -8,6 +8,8 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from rocserve.core.errors import ServeError
+from rocserve.core.private_paths import PrivatePaths
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.services.amd_inference_server import AmdInferenceServerService
 from rocserve.services.client_memory.service import ClientMemoryService
@@ -48,9 +50,35 @@ class Services:
     amd: AmdInferenceServerService
 
 
-def methods(services: Services) -> Mapping[str, Method]:
-    """By name: all of the service but ModelInfer and ModelStreamInfer, which have ways of their own in each front
-    end."""
+def methods(services: Services, paths: PrivatePaths) -> Mapping[str, Method]:
+    """By name: all of the service but ModelInfer and ModelStreamInfer, which have ways of their own in each front end.
+    What their errors say has no paths of the server."""
+    return {name: _without_paths(method, paths) for name, method in _methods(services).items()}
+
+
+def _without_paths(method: Method, paths: PrivatePaths) -> Method:
+    if isinstance(method, SlowMethod):
+        ask = method.answer
+
+        async def answer_slowly(request: Any) -> Message:
+            try:
+                return await ask(request)
+            except ServeError as error:
+                raise paths.without(error) from None
+
+        return SlowMethod(method.request, answer_slowly)
+    look = method.answer
+
+    def answer(request: Any) -> Message:
+        try:
+            return look(request)
+        except ServeError as error:
+            raise paths.without(error) from None
+
+    return QuickMethod(method.request, answer)
+
+
+def _methods(services: Services) -> Mapping[str, Method]:
     queries, control, memory = services.queries, services.repository_control, services.client_memory
     amd = services.amd
     return {

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import rocserve
 from rocserve.core.errors import ServeError, invalid_argument, unimplemented
 from rocserve.core.model_config import InputConfig, OutputConfig
+from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.serving import ServedVersion, ServingTableHolder, parse_version
 from rocserve.core.statistics import Duration, StatisticsSnapshot
 from rocserve.protocol import grpc_service_pb2 as pb
@@ -45,11 +46,14 @@ class QueryService:
         repository: ModelRepository,
         server_id: str,
         is_ready: Callable[[], bool],
+        paths: PrivatePaths,
     ) -> None:
+        """`paths`: takes those of the server out of reasons and properties."""
         self._tables = tables
         self._repository = repository
         self._server_id = server_id
         self._is_ready = is_ready
+        self._paths = paths
 
     def server_live(self, request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
         return pb.ServerLiveResponse(live=True)
@@ -73,7 +77,8 @@ class QueryService:
         version = self._tables.table.find(request.name, request.version)
         model = self._tables.table.models[request.name]
         numbers = [version.version] if request.version else sorted(model.versions)
-        return _metadata(version, numbers)
+        properties = {name: self._paths.hide(text) for name, text in version.properties.items()}
+        return _metadata(version, numbers, properties)
 
     def model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
         version = self._tables.table.find(request.name, request.version)
@@ -104,11 +109,14 @@ class QueryService:
             raise unimplemented("'repository_name' specification is not supported")
         response = pb.RepositoryIndexResponse()
         for entry in self._repository.index(request.ready):
-            response.models.add(name=entry.name, version=entry.version, state=entry.state, reason=entry.reason)
+            reason = self._paths.hide(entry.reason)
+            response.models.add(name=entry.name, version=entry.version, state=entry.state, reason=reason)
         return response
 
 
-def _metadata(version: ServedVersion, versions: Iterable[int]) -> pb.ModelMetadataResponse:
+def _metadata(
+    version: ServedVersion, versions: Iterable[int], properties: Mapping[str, str]
+) -> pb.ModelMetadataResponse:
     config = version.config
     lead = [-1] if config.max_batch_size > 0 else []
 
@@ -123,7 +131,7 @@ def _metadata(version: ServedVersion, versions: Iterable[int]) -> pb.ModelMetada
         platform=config.platform or config.backend,
         inputs=[tensor(entry) for entry in config.inputs],
         outputs=[tensor(entry) for entry in config.outputs],
-        properties=version.properties,
+        properties=properties,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import select
 import socket
 import threading
 import time
@@ -12,6 +13,7 @@ from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.model_config import NO_LIMITS, InstanceRateLimiter
 from rocserve.core.plain import from_json
 from rocserve.core.tensors import Buffer
+from rocserve.workers.answer_watch import Owed
 from rocserve.workers.batch_inputs import InputLayout
 from rocserve.workers.batch_outcome import BatchOutcome, Slot
 from rocserve.workers.batch_outputs import OutputLayouts
@@ -251,6 +253,25 @@ class Channel:
             self._completion.unregister(self._socket.fileno())
             return True
         return False
+
+    # Its watch
+
+    def owed(self) -> Owed:
+        """See answer_watch.Instance."""
+        first = min((slot.batch_id for slot in self._slots if slot.on_outcome is not None), default=0)
+        conversation = self.conversation
+        if conversation is None:
+            return Owed(first)
+        return Owed(first, conversation.open_requests, conversation.open_calls, conversation.said)
+
+    def has_unread(self) -> bool:
+        """See answer_watch.Instance."""
+        with self._lock:
+            if self.closed:
+                return False
+            readable = select.poll()
+            readable.register(self._socket, select.POLLIN)
+            return bool(readable.poll(0)) or (self.conversation is not None and self.conversation.has_unread())
 
     # The end
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import itertools
 import logging
+import select
 import socket
 import threading
 import time
@@ -88,6 +89,27 @@ class Conversation:
         self._calls: dict[int, OpenCall] = {}
         self.traces: dict[int, Trace] = {}
         """Of the open requests that are traced, by their numbers: calls that a model makes for them belong to them."""
+        self.said = 0
+        """How many messages the model has sent."""
+
+    @property
+    def open_requests(self) -> int:
+        """Those that the model has to answer."""
+        return len(self._requests)
+
+    @property
+    def open_calls(self) -> int:
+        """Those that the model waits for."""
+        return len(self._calls)
+
+    def has_unread(self) -> bool:
+        """Whether a message of the model is there to be read."""
+        with self._lock:
+            if self._closed:
+                return False
+            readable = select.poll()
+            readable.register(self._socket, select.POLLIN)
+            return bool(readable.poll(0))
 
     def listen(self, on_broken: Callable[[str], None]) -> None:
         """Begin to read. `on_broken` is called once when the worker's end is closed or talks nonsense."""
@@ -152,6 +174,7 @@ class Conversation:
         self._take(message)
 
     def _take(self, message: Message) -> None:
+        self.said += 1
         match message.kind:
             case kind if kind in (ANSWER, END, AGAIN):
                 on_answer = self._requests.get(message.number)

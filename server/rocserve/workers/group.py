@@ -55,6 +55,9 @@ class WorkerGroupEvents(Protocol):
     def progress(self, text: str) -> None:
         """What the workers' engines are at, in one line, from the load on; "" = nothing beside serving."""
 
+    def silent(self, text: str) -> None:
+        """Which instances owe an answer and have given none for a while, in one line; "" = none."""
+
     def described(self, properties: Mapping[str, str]) -> None:
         """What an engine tells of how it runs the model."""
 
@@ -88,7 +91,9 @@ class WorkerGroup:
         self._events = events
         self._down: set[int] = set()
         self._progress: dict[int, str] = {}
+        self._silent: dict[int, Sequence[float]] = {}
         self._count = len(plans)
+        self._instance_count = sum(plan.instance_count for plan in plans)
         self._name = f"model '{load.model_name}' version {load.version}"
         self._log = log
         self._log_allowance = Allowance(_BURST_LINES, _LINES_A_SECOND)
@@ -185,6 +190,18 @@ class WorkerGroup:
         if line != before:
             self._events.progress(line)
 
+    def worker_silent(self, index: int, seconds: Sequence[float]) -> None:
+        """For how long each silent instance of a worker has been so."""
+        self._silent[index] = seconds
+        silent = [one for each in self._silent.values() for one in each]
+        if not silent:
+            self._events.silent("")
+            return
+        have = "has" if len(silent) == 1 else "have"
+        self._events.silent(
+            f"{len(silent)} of {self._instance_count} instances {have} not answered for {max(silent):.0f} s"
+        )
+
     def _progress_line(self) -> str:
         """The workers that are at the same thing are told of once."""
         by_text: dict[str, list[int]] = {}
@@ -217,6 +234,9 @@ class _WorkerEvents:
 
     def progress(self, text: str) -> None:
         self._group.worker_progress(self._index, text)
+
+    def silent(self, seconds: Sequence[float]) -> None:
+        self._group.worker_silent(self._index, seconds)
 
 
 def _phase(text: str) -> str:

@@ -67,6 +67,7 @@ class WorkerProcess:
         self._loop.add_reader(self._control, self._on_readable)
         self._end = ""
         self._broken = ""
+        self._hang = ""
         self._kill_timer: asyncio.TimerHandle | None = None
         self._pause: asyncio.TimerHandle | None = None
 
@@ -210,6 +211,11 @@ class WorkerProcess:
         """How it ended and, where that is known, why."""
         return f"{self._broken}; {self.end}" if self._broken else self.end
 
+    @property
+    def fate(self) -> str:
+        """Its end, as it is told to others."""
+        return f"was killed: {self._hang}" if self._hang else f"ended unexpectedly ({self.reason})"
+
     async def wait(self) -> None:
         """Until it has ended."""
         await self._exited.wait()
@@ -230,6 +236,11 @@ class WorkerProcess:
         """A channel has ended without the worker's end being known (yet)."""
         if not self._exited.is_set() and self._kill_timer is None:
             self._kill_timer = self._loop.call_later(_STATUS_WAIT_SECONDS, self._kill_broken, reason)
+
+    def end_hung(self, reason: str) -> None:
+        """It gives no answers any more: kill it."""
+        self._hang = reason
+        self._kill_broken(reason)
 
     def _kill_broken(self, reason: str) -> None:
         self._broken = reason

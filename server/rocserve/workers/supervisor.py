@@ -17,6 +17,7 @@ from rocserve.core.errors import ServeError, internal, unavailable
 from rocserve.core.model_config import NO_LIMITS, InstanceKind, InstanceRateLimiter
 from rocserve.core.requests import Signature
 from rocserve.settings import NO_TIME_LIMITS, TimeLimits
+from rocserve.workers.answer_watch import AnswerWatch, process_state
 from rocserve.workers.channel import Channel
 from rocserve.workers.completion import CompletionThread
 from rocserve.workers.conversation import CallStarter, Conversation
@@ -72,6 +73,7 @@ class SupervisorEvents(Protocol):
     def restarting(self, reason: str, delay_seconds: float) -> None: ...
     def recovered(self) -> None: ...
     def progress(self, text: str) -> None: ...
+    def silent(self, seconds: Sequence[float]) -> None: ...
     def described(self, properties: Mapping[str, str]) -> None: ...
     def measured(self, changes: MetricChanges) -> None: ...
 
@@ -238,19 +240,29 @@ class WorkerSupervisor:
             worker = self._worker
             assert worker is not None
             ready_at = time.monotonic()
-            await worker.wait()
+            watch = AnswerWatch(
+                worker.channels,
+                self._limits,
+                functools.partial(process_state, worker.pid),
+                self._events.silent,
+                worker.end_hung,
+            )
+            try:
+                await worker.wait()
+            finally:
+                watch.stop()
             has_answered = any(channel.has_answered for channel in worker.channels)
             if has_answered or time.monotonic() - ready_at >= self._policy.healthy_seconds:
                 failures = 0
             self._lose(worker)
-            failures = await self._restart(message, f"worker ended unexpectedly ({worker.reason})", failures + 1)
+            failures = await self._restart(message, f"worker {worker.fate}", failures + 1)
 
     def _supervision_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._log.critical("%s is no longer supervised", self._name, exc_info=error)
 
     def _lose(self, worker: WorkerProcess) -> None:
-        text = f"worker of {self._name} ended unexpectedly ({worker.reason})"
+        text = f"worker of {self._name} {worker.fate}"
         self._log.error("%s; it is being restarted", text)
         self._worker = None
         self._events.progress("")

@@ -16,6 +16,7 @@ from support.observation import no_observer
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, not_found
+from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.serving import Responder, ServedModel, ServingTable, ServingTableHolder
@@ -101,7 +102,7 @@ def served(serve: Any, models: dict[str, HandModel]) -> Any:
     tables = ServingTableHolder()
     tables.table = ServingTable({name: ServedModel(name, {1: model}, model) for name, model in models.items()})  # type: ignore[dict-item, arg-type]
     memory = ClientMemory(tables, ClientRegions(), 0)
-    service = InferenceService(tables, Readiness(lambda: True), memory, no_observer(tables))
+    service = InferenceService(tables, Readiness(lambda: True), memory, no_observer(tables), PrivatePaths())
     handlers = InferenceHandlers(service, InferCodec(), RequestMemory())
     return serve({INFER: UnaryRoute(handlers.model_infer), STREAM: StreamRoute(handlers.model_stream_infer)})
 

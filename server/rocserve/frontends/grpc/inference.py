@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rocserve.core.errors import ServeError, StatusCode, unimplemented
+from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.frontends.grpc.codec import InferCodec
@@ -37,7 +38,7 @@ class InferenceHandlers:
         self._exiting = False
 
     def model_infer(self, call: UnaryCall) -> None:
-        responder = _UnaryResponder(call, self._codec, self._memory)
+        responder = _UnaryResponder(call, self._codec, self._memory, self._service.paths)
         try:
             self._memory.admit(responder, len(call.message))
             request = self._codec.decode_request(call.message)
@@ -71,12 +72,13 @@ class InferenceHandlers:
 
 
 class _UnaryResponder:
-    __slots__ = ("_call", "_codec", "_memory", "held_bytes")
+    __slots__ = ("_call", "_codec", "_memory", "_paths", "held_bytes")
 
-    def __init__(self, call: UnaryCall, codec: InferCodec, memory: RequestMemory) -> None:
+    def __init__(self, call: UnaryCall, codec: InferCodec, memory: RequestMemory, paths: PrivatePaths) -> None:
         self._call = call
         self._codec = codec
         self._memory = memory
+        self._paths = paths
         self.held_bytes = 0
 
     def origin(self) -> RequestOrigin:
@@ -100,7 +102,7 @@ class _UnaryResponder:
 
     def fail(self, error: ServeError, final: bool = True) -> None:
         self._memory.release(self)
-        self._call.fail(error.code, error.text)
+        self._call.fail(error.code, self._paths.hide(error.text))
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         self._call.watch_cancellation(callback)
@@ -124,6 +126,7 @@ class InferenceStream:
     ) -> None:
         self.codec = codec
         self.memory = memory
+        self.paths = service.paths
         self._call = call
         self._service = service
         self._on_end = on_end
@@ -268,12 +271,13 @@ class _StreamResponder:
 
     def fail(self, error: ServeError, final: bool = True) -> None:
         request = self.request
+        text = self._stream.paths.hide(error.text)
         if request is None:
-            message = self._stream.codec.encode_stream_error(error.text)
+            message = self._stream.codec.encode_stream_error(text)
         elif self.is_accepted:
-            message = self._stream.codec.encode_stream_error(error.text, request.id, request.head.model_name, final)
+            message = self._stream.codec.encode_stream_error(text, request.id, request.head.model_name, final)
         else:
-            message = self._stream.codec.encode_stream_error(error.text, request.id)
+            message = self._stream.codec.encode_stream_error(text, request.id)
         self._answer(message, final)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:

@@ -8,10 +8,12 @@ from functools import partial
 from aiohttp import web
 
 from rocserve.core.errors import ServeError, internal, invalid_argument
+from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.serving import ServingTableHolder
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.body import BodyReader
+from rocserve.frontends.http.deadlines import RequestDeadlines, deadline_exceeded
 from rocserve.frontends.http.errors import JSON, error_body, error_response, not_allowed, status_of
 from rocserve.frontends.http.generate import NOT_ONE_RESPONSE, GenerateRequest, event, generate_body
 from rocserve.frontends.http.infer_request import id_of_refused
@@ -28,12 +30,18 @@ class GenerateHandler:
     """On the event loop."""
 
     def __init__(
-        self, service: InferenceService, tables: ServingTableHolder, bodies: BodyReader, memory: RequestMemory
+        self,
+        service: InferenceService,
+        tables: ServingTableHolder,
+        bodies: BodyReader,
+        memory: RequestMemory,
+        deadlines: RequestDeadlines,
     ) -> None:
         self._service = service
         self._memory = memory
         self._tables = tables
         self._bodies = bodies
+        self._deadlines = deadlines
 
     async def answer(self, request: web.BaseRequest, place: Place, streams: bool) -> web.StreamResponse:
         """The answer to one request; a stream has been sent.
@@ -45,6 +53,7 @@ class GenerateHandler:
         if request.method != "POST":
             raise not_allowed(JSON)
         arrival = Arrival(request)
+        deadline = self._deadlines.of(request.headers)
         version = self._tables.table.find(place.model, place.version)
         body: Buffer = b""
         holding = Holding()
@@ -53,23 +62,24 @@ class GenerateHandler:
                 raise invalid_argument("Unsupported content-encoding, only 'identity' is supported.")
             body = await self._bodies.json_body(request, holding)
             generate_request = GenerateRequest(version.config, place.version).read(body)
+            generate_request.deadline = deadline
         except BaseException as error:
             self._memory.release(holding)
             if isinstance(error, ServeError):
                 self._service.refuse(error, partial(id_of_refused, body))
             raise
-        responder = AnswerStream(asyncio.get_running_loop(), arrival.completed(), self._memory, holding)
+        responder = AnswerStream(asyncio.get_running_loop(), arrival.completed(), self._memory, holding, deadline)
         is_complete = False
         try:
             self._service.infer(generate_request, responder)
             responder.handed_over()
             first = await responder.next()
             if responder.is_refused and isinstance(first, ServeError):
-                response: web.StreamResponse = error_response(first)
+                response: web.StreamResponse = error_response(self._service.paths.without(first))
             elif streams:
-                response = await _send_events(request, first, responder)
+                response = await _send_events(request, first, responder, self._service.paths)
             else:
-                response = await _only_response(first, responder)
+                response = await _only_response(first, responder, self._service.paths)
             is_complete = True
             return response
         finally:
@@ -78,21 +88,25 @@ class GenerateHandler:
             responder.close()
 
 
-async def _only_response(first: Outcome | None, responder: AnswerStream) -> web.Response:
+async def _only_response(first: Outcome | None, responder: AnswerStream, paths: PrivatePaths) -> web.Response:
     count = 0
     outcome = first
     while outcome is not None:
         count += 1
         outcome = await responder.next()
+    if responder.is_overdue:
+        return error_response(deadline_exceeded())
     if count != 1 or first is None:
         return error_response(internal(NOT_ONE_RESPONSE))
-    status, body = _told(first)
+    status, body = _told(first, paths)
     return web.Response(status=status, body=body, content_type=JSON)
 
 
-async def _send_events(request: web.BaseRequest, first: Outcome | None, responder: AnswerStream) -> web.StreamResponse:
+async def _send_events(
+    request: web.BaseRequest, first: Outcome | None, responder: AnswerStream, paths: PrivatePaths
+) -> web.StreamResponse:
     """The first one decides about the status; what fails later is an event of the stream."""
-    status, body = (200, b"") if first is None else _told(first)
+    status, body = (200, b"") if first is None else _told(first, paths)
     response = web.StreamResponse(
         status=status, headers={"Server": SERVER_NAME, "Content-Type": _EVENTS, "Cache-Control": "no-cache"}
     )
@@ -103,16 +117,16 @@ async def _send_events(request: web.BaseRequest, first: Outcome | None, responde
         await response.write(event(body))
         outcome = await responder.next()
         if outcome is not None:
-            _, body = _told(outcome)
+            _, body = _told(outcome, paths)
     await response.write_eof()
     return response
 
 
-def _told(outcome: Outcome) -> tuple[int, bytes]:
+def _told(outcome: Outcome, paths: PrivatePaths) -> tuple[int, bytes]:
     """Status and body of one response or error."""
     if not isinstance(outcome, ServeError):
         try:
             return 200, generate_body(outcome)
         except ServeError as error:
             outcome = error
-    return status_of(outcome), error_body(outcome.text)
+    return status_of(outcome), error_body(paths.hide(outcome.text))

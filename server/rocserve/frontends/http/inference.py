@@ -15,6 +15,7 @@ from rocserve.core.serving import ServingTableHolder
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.answer_form import BINARY_ONLY, AnswerForm
 from rocserve.frontends.http.body import BodyReader
+from rocserve.frontends.http.deadlines import RequestDeadlines
 from rocserve.frontends.http.encodings import IDENTITY, compressed, request_encoding, response_encoding
 from rocserve.frontends.http.errors import JSON, PLAIN, HttpError, error_response, not_allowed
 from rocserve.frontends.http.infer_request import InferRequestReader, id_of_refused
@@ -46,12 +47,14 @@ class InferHandler:
         tables: ServingTableHolder,
         bodies: BodyReader,
         memory: RequestMemory,
+        deadlines: RequestDeadlines,
         forwarding: HeaderForwarding | None,
     ) -> None:
         self._service = service
         self._memory = memory
         self._tables = tables
         self._bodies = bodies
+        self._deadlines = deadlines
         self._forwarding = forwarding
         self._heads = RequestHeads()
         self._reader = InferRequestReader(self._heads)
@@ -70,6 +73,7 @@ class InferHandler:
         holding = Holding()
         try:
             arrival = Arrival(request)
+            deadline = self._deadlines.of(request.headers)
             version = self._tables.table.find(place.model, place.version)
             if version.config.decoupled:
                 raise unimplemented(NOT_FOR_DECOUPLED)
@@ -90,6 +94,7 @@ class InferHandler:
                 form = BINARY_ONLY
             if self._forwarding is not None:
                 infer_request.head = self._forwarding.forward(infer_request.head, request.headers.items())
+            infer_request.deadline = deadline
         except ServeError as error:
             self._memory.release(holding)
             self._service.refuse(error, partial(id_of_refused, json))
@@ -97,7 +102,7 @@ class InferHandler:
         except BaseException:
             self._memory.release(holding)
             raise
-        responder = SingleAnswer(asyncio.get_running_loop(), arrival.completed(), self._memory, holding)
+        responder = SingleAnswer(asyncio.get_running_loop(), arrival.completed(), self._memory, holding, deadline)
         try:
             return await self._run(request, infer_request, form, responder)
         finally:
@@ -110,7 +115,7 @@ class InferHandler:
         responder.handed_over()
         outcome = await responder.outcome()
         if isinstance(outcome, ServeError):
-            return error_response(outcome, JSON if responder.is_refused else PLAIN)
+            return error_response(self._service.paths.without(outcome), JSON if responder.is_refused else PLAIN)
         try:
             if takes_long(outcome, form):
                 body = await asyncio.to_thread(self._writer.write, outcome, form)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from rocserve.core.errors import ServeError, StatusCode, internal, unimplemented
 from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.requests import InferResponse
+from rocserve.frontends.http.deadlines import deadline_exceeded
 from rocserve.frontends.http.infer_response import detached
 from rocserve.services.observation import RequestOrigin
 
@@ -29,9 +30,16 @@ class HttpResponder:
         origin: Callable[[], RequestOrigin],
         memory: RequestMemory,
         holding: Holding,
+        deadline: float | None = None,
     ) -> None:
-        """`holding`: of the request; given back when it has been answered."""
+        """
+        Args:
+            holding: of the request; given back when it has been answered.
+            deadline: time.monotonic() seconds, which are the loop's too, after which the client is told that it has
+                passed, whatever becomes of the request.
+        """
         self._loop = loop
+        self._deadline = deadline
         self._memory = memory
         self._request_holding = holding
         self._answer_holding = Holding()
@@ -88,14 +96,19 @@ class SingleAnswer(HttpResponder):
         origin: Callable[[], RequestOrigin],
         memory: RequestMemory,
         holding: Holding,
+        deadline: float | None = None,
     ) -> None:
-        super().__init__(loop, origin, memory, holding)
+        super().__init__(loop, origin, memory, holding, deadline)
         self._future: asyncio.Future[Outcome] = loop.create_future()
 
     async def outcome(self) -> Outcome:
         """The response, on memory of its own, or the error."""
         try:
-            return await self._future
+            async with asyncio.timeout_at(self._deadline):
+                return await self._future
+        except TimeoutError:
+            self.cancel()
+            return deadline_exceeded()
         except asyncio.CancelledError:
             self.cancel()
             raise
@@ -143,19 +156,29 @@ class AnswerStream(HttpResponder):
         origin: Callable[[], RequestOrigin],
         memory: RequestMemory,
         holding: Holding,
+        deadline: float | None = None,
     ) -> None:
-        super().__init__(loop, origin, memory, holding)
+        super().__init__(loop, origin, memory, holding, deadline)
         self._queue: asyncio.Queue[Outcome | None] = asyncio.Queue()
         self._backlog_bytes = 0
         self._taken_bytes = 0
         self._is_closed = False
+        self.is_overdue = False
+        """The deadline has passed, which has been told."""
 
     async def next(self) -> Outcome | None:
         """The next response or error; None when no further one comes."""
         # The one before has been sent.
         self._memory.release_answer(self._answer_holding, self._taken_bytes)
         self._taken_bytes = 0
-        outcome = await self._queue.get()
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                outcome = await self._queue.get()
+        except TimeoutError:
+            self.is_overdue = self._is_closed = True
+            self._drop_all()
+            self._queue.put_nowait(None)
+            return deadline_exceeded()
         self._taken_bytes = _size(outcome)
         self._backlog_bytes -= self._taken_bytes
         return outcome

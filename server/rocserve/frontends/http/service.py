@@ -13,6 +13,7 @@ from rocserve.core.errors import ServeError
 from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.http.body import BodyReader
+from rocserve.frontends.http.deadlines import RequestDeadlines
 from rocserve.frontends.http.errors import PLAIN, HttpError, error_response, not_allowed, not_found
 from rocserve.frontends.http.generating import GenerateHandler
 from rocserve.frontends.http.inference import InferHandler
@@ -51,8 +52,9 @@ class HttpService:
         self._admin = AdminCalls(admin_addresses, self._restrictions)
         self._bodies = BodyReader(settings.max_input_size, memory)
         forwarding = header_forwarding(settings.header_forward_pattern)
-        self._infer = InferHandler(inference, tables, self._bodies, memory, forwarding)
-        self._generate = GenerateHandler(inference, tables, self._bodies, memory)
+        deadlines = RequestDeadlines(settings.request_timeout_seconds)
+        self._infer = InferHandler(inference, tables, self._bodies, memory, deadlines, forwarding)
+        self._generate = GenerateHandler(inference, tables, self._bodies, memory, deadlines)
         self._find_destination = functools.lru_cache(_REMEMBERED_PATHS)(find_destination)
         self._tasks: set[asyncio.Task[object]] = set()
 

@@ -1,0 +1,166 @@
+"""Notices a worker that owes an answer and gives none.
+
+Nothing is asked of the worker for it, and requests do not pay for it: each look at its channels compares what is owed
+with the look before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from rocserve.settings import TimeLimits
+
+_LOOK_SECONDS = 1.0
+"""Between two looks, at the most."""
+_LOOKS_WITHIN_LIMIT = 5
+_TOLD_AFTER_SECONDS = 10.0
+"""Without an answer; sooner where the limit is so short that half of it has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """What an instance owes at a moment."""
+
+    batch: int = 0
+    """The number of the batch that it is to answer first; 0 = it has none."""
+    requests: int = 0
+    """Requests that are open beside their batches."""
+    calls: int = 0
+    """Calls of other models that it waits for itself."""
+    said: int = 0
+    """How often it has said something beside its batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    is_stopped: bool = False
+    """By SIGSTOP: it can do nothing."""
+    is_traced: bool = False
+    """A debugger has it."""
+
+
+class Instance(Protocol):
+    """A channel, as it is watched."""
+
+    def owed(self) -> Owed: ...
+    def has_unread(self) -> bool:
+        """Whether it has said what the server has not read yet."""
+
+
+class Silence:
+    """How long one instance has owed an answer and given none, by looks at it."""
+
+    def __init__(self, limits: TimeLimits) -> None:
+        self._limits = limits
+        self._last: tuple[Owed, ProcessState] | None = None
+        self.seconds = 0.0
+
+    def look(self, owed: Owed, process: ProcessState, passed: float) -> None:
+        """`passed`: seconds since the last look."""
+        # A model that waits for another is due again when that has answered, unless it can do nothing with the answer.
+        waits = owed.calls > 0 and not process.is_stopped
+        is_due = (owed.batch or owed.requests) and not waits and not process.is_traced
+        if not is_due or self._last != (owed, process):
+            self.seconds = 0.0
+        else:
+            self.seconds += passed
+        self._last = (owed, process)
+
+    @property
+    def excess(self) -> str:
+        """The limit that has passed; "" = none."""
+        limits, seconds = self._limits, self.seconds
+        if limits.request_seconds and seconds >= limits.request_seconds:
+            return f"it had not answered for {limits.request_seconds:g} s (request_timeout_secs)"
+        # Requests that a model holds open may be about what comes once a day; a batch keeps its loop standing.
+        if self._last is None or not limits.hang_seconds or seconds < limits.hang_seconds:
+            return ""
+        owed, process = self._last
+        if process.is_stopped:
+            return f"its process was stopped for {limits.hang_seconds:g} s (hang_timeout_secs)"
+        return f"it hung for {limits.hang_seconds:g} s (hang_timeout_secs)" if owed.batch else ""
+
+    @property
+    def is_told(self) -> bool:
+        """Whether those who look at the model should know."""
+        is_standing = self._last is not None and (self._last[0].batch > 0 or self._last[1].is_stopped)
+        return is_standing and self.seconds >= min(_TOLD_AFTER_SECONDS, shortest_limit(self._limits) / 2)
+
+
+def shortest_limit(limits: TimeLimits) -> float:
+    """Of those for answers, in seconds; infinite where there is none."""
+    return min((limit for limit in (limits.request_seconds, limits.hang_seconds) if limit), default=math.inf)
+
+
+class AnswerWatch:
+    """Of one worker. Lives on the asyncio loop."""
+
+    def __init__(
+        self,
+        instances: Sequence[Instance],
+        limits: TimeLimits,
+        process_state: Callable[[], ProcessState],
+        on_silence: Callable[[Sequence[float]], None],
+        on_hang: Callable[[str], None],
+    ) -> None:
+        """
+        Args:
+            on_silence: is told for how many seconds each instance that is worth telling of has been silent, whenever
+                that changes.
+            on_hang: is told once why the worker is to be ended.
+        """
+        self._instances = [(instance, Silence(limits)) for instance in instances]
+        self._process_state = process_state
+        self._on_silence = on_silence
+        self._on_hang = on_hang
+        self._told: list[float] = []
+        self._pause = min(_LOOK_SECONDS, shortest_limit(limits) / _LOOKS_WITHIN_LIMIT)
+        self._loop = asyncio.get_running_loop()
+        self._looked_at = self._loop.time()
+        self._timer = self._next_look()
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        self._tell([])
+
+    def _next_look(self) -> asyncio.TimerHandle:
+        # All workers are looked at in the same moments: one wake-up of the loop for all of them.
+        return self._loop.call_at((self._loop.time() // self._pause + 1) * self._pause, self._look)
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        # When the server itself stood, workers may have answered and nobody has read it yet.
+        passed = min(now - self._looked_at, 2 * self._pause)
+        self._looked_at = now
+        self._timer = self._next_look()
+        owed = [instance.owed() for instance, _ in self._instances]
+        is_due = any(one.batch or one.requests for one in owed)
+        process = self._process_state() if is_due else ProcessState()
+        for (instance, silence), one in zip(self._instances, owed, strict=True):
+            silence.look(one, process, passed)
+            excess = silence.excess
+            if excess and not instance.has_unread():
+                self.stop()
+                self._on_hang(excess)
+                return
+        self._tell([silence.seconds for _, silence in self._instances if silence.is_told])
+
+    def _tell(self, seconds: list[float]) -> None:
+        if seconds != self._told:
+            self._told = seconds
+            self._on_silence(seconds)
+
+
+def process_state(pid: int) -> ProcessState:
+    """What the kernel says of a process (proc(5), status)."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+    except OSError:
+        return ProcessState()
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    return ProcessState(fields.get("State", "").strip().startswith("T"), fields.get("TracerPid", "0").strip() != "0")

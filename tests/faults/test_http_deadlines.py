@@ -1,0 +1,109 @@
+"""HTTP requests whose deadline passes: told so in time, not run where they wait, and nothing kept of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.http_requests import ask
+from support.metrics import FLAGS, port_of, scrape
+from support.python_models import write_model
+from support.server import RocserveProcess, wait_until
+
+SLOW = """
+import time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            end = time.monotonic() + pb_utils.get_input_tensor_by_name(request, "SECONDS").as_numpy()[0]
+            while time.monotonic() < end and not request.is_cancelled():
+                time.sleep(0.01)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("DONE", np.ones(1, np.int32))]) for _ in requests]
+"""
+CONFIG = """
+backend: "python"
+input { name: "SECONDS" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "DONE" data_type: TYPE_INT32 dims: [ 1 ] }
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    folder = tmp_path_factory.mktemp("deadlines")
+    repository: Path = folder / "repository"
+    write_model(repository / "slow", SLOW, CONFIG)
+    flags = ("--http-request-timeout-secs=8", *FLAGS)
+    with RocserveProcess([repository], *flags, log=folder / "log") as process:
+        process.wait_until_ready()
+        yield process
+
+
+def infer(server: RocserveProcess, seconds: float, **headers: str) -> tuple[int, Any]:
+    body = {"inputs": [{"name": "SECONDS", "shape": [1], "datatype": "FP32", "data": [seconds]}]}
+    return ask(server, "POST", "/v2/models/slow/infer", body, {k.replace("_", "-"): v for k, v in headers.items()})
+
+
+def counted(server: RocserveProcess, metric: str) -> int:
+    return sum(int(value) for name, value in scrape(port_of(server)).items() if name.startswith(metric))
+
+
+OVERDUE = 504, {"error": "Deadline Exceeded"}
+
+
+@pytest.mark.parametrize("header", ["x_request_timeout_ms", "x_envoy_expected_rq_timeout_ms"])
+def test_a_request_that_runs_is_answered_at_its_deadline_and_cancelled(server: RocserveProcess, header: str) -> None:
+    began = time.monotonic()
+    assert infer(server, 7.0, **{header: "300"}) == OVERDUE
+    assert time.monotonic() - began < 5.0
+    # The model has been told, and is free for the next.
+    assert infer(server, 0.0)[0] == 200
+    assert time.monotonic() - began < 6.0
+    wait_until(lambda: counted(server, "rocserve_request_memory_bytes") == 0, what="a free memory")
+
+
+def test_requests_that_wait_do_not_run_after_their_deadline(server: RocserveProcess) -> None:
+    before = counted(server, "nv_inference_exec_count")
+    running = threading.Thread(target=infer, args=(server, 1.5))
+    running.start()
+    wait_until(lambda: counted(server, "rocserve_request_memory_bytes") > 0, what="the first request")
+    answers: list[tuple[int, Any]] = []
+
+    def wait() -> None:
+        answers.append(infer(server, 0.0, x_request_timeout_ms="200"))
+
+    waiting = [threading.Thread(target=wait) for _ in range(5)]
+    for thread in waiting:
+        thread.start()
+    for thread in waiting:
+        thread.join()
+    assert answers == [OVERDUE] * 5
+    assert running.is_alive()
+    running.join()
+    assert infer(server, 0.0)[0] == 200
+    assert counted(server, "nv_inference_exec_count") == before + 2
+
+
+def test_the_server_s_own_limit_holds_for_all(server: RocserveProcess) -> None:
+    began = time.monotonic()
+    assert infer(server, 19.0) == OVERDUE
+    assert infer(server, 19.0, x_request_timeout_ms="200") == OVERDUE
+    assert 7.5 < time.monotonic() - began < 18.0
+
+
+def test_generate_and_its_stream_have_deadlines_too(server: RocserveProcess) -> None:
+    for what in ("generate", "generate_stream"):
+        headers = {"X-Request-Timeout-Ms": "200"}
+        assert ask(server, "POST", f"/v2/models/slow/{what}", {"SECONDS": 7.0}, headers)[0] == 504
+        assert ask(server, "POST", f"/v2/models/slow/{what}", {"SECONDS": 0.0})[0] == 200
+
+
+def test_a_header_that_is_no_number_is_refused(server: RocserveProcess) -> None:
+    text = "X-Request-Timeout-Ms: expected a whole number of milliseconds from 1 on, got 'soon'"
+    assert infer(server, 0.0, x_request_timeout_ms="soon") == (400, {"error": text})

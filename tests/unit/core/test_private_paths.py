@@ -1,0 +1,78 @@
+"""Paths in what clients are told."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.private_paths import PrivatePaths
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> Path:
+    folder = tmp_path / "my models"
+    folder.mkdir()
+    return folder
+
+
+def test_what_clients_may_know_stays(known: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(known)
+    paths = PrivatePaths([link])
+    for folder in (known, link):
+        assert (
+            paths.hide(f"cannot read '{folder}/m/1/model.onnx': is a folder")
+            == "cannot read 'm/1/model.onnx': is a folder"
+        )
+        assert paths.hide(f"{folder} is not there") == "the model repository is not there"
+    assert paths.hide(f"{link}-other/x") == ".../x"
+    private = f"{tempfile.gettempdir()}/rocserve-model-a1_b2/m"
+    assert paths.hide(f'File "{private}/1/model.py", line 3') == 'File "m/1/model.py", line 3'
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("/usr/lib/x/libhip.so.6: cannot open", ".../libhip.so.6: cannot open"),
+        ("At:\n  /tmp/a/model.py(5): initialize", "At:\n  .../model.py(5): initialize"),
+        (
+            "[Errno 2] No such file or directory: '/etc/app/key.pem'",
+            "[Errno 2] No such file or directory: '.../key.pem'",
+        ),
+        ("see file:///usr/share/x.txt", "see file://.../x.txt"),
+        (f"{sys.prefix}/lib/python3/site.py:12: error", ".../site.py:12: error"),
+        ("--log-file=/var/log/server.log", "--log-file=.../server.log"),
+        ("folder /usr/lib/", "folder .../"),
+    ],
+)
+def test_of_other_files_the_name_stays(text: str, told: str) -> None:
+    assert PrivatePaths().hide(text) == told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "node /backbone/layer1/Conv failed",
+        "expected 1/2 of it",
+        "unexpected inference input '/features/0/input'",
+        "Method '/inference.GRPCInferenceService/No' and http://host/v2/usr/lib",
+        "models/m/1/model.onnx",
+        "Unable to open shared memory region: '/key'",
+        "and/or",
+        "",
+    ],
+)
+def test_what_is_no_path_of_the_machine_stays(text: str) -> None:
+    assert PrivatePaths([Path("/nonexistent-models")]).hide(text) == text
+
+
+def test_errors_keep_their_code() -> None:
+    error = ServeError(StatusCode.UNAVAILABLE, "no /usr/lib/x.so")
+    told = PrivatePaths().without(error)
+    assert (told.code, told.text) == (StatusCode.UNAVAILABLE, "no .../x.so")
+    plain = ServeError(StatusCode.UNAVAILABLE, "busy")
+    assert PrivatePaths().without(plain) is plain

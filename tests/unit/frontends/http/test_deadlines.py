@@ -1,0 +1,37 @@
+"""Deadlines out of headers and settings."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.frontends.http.deadlines import RequestDeadlines
+
+
+@pytest.mark.parametrize(
+    ("timeout_seconds", "headers", "seconds"),
+    [
+        (0.0, {}, None),
+        (5.0, {}, 5.0),
+        (0.0, {"X-Request-Timeout-Ms": "1500"}, 1.5),
+        (0.0, {"X-Envoy-Expected-Rq-Timeout-Ms": "15000"}, 15.0),
+        (5.0, {"X-Request-Timeout-Ms": "9000", "X-Envoy-Expected-Rq-Timeout-Ms": "15000"}, 5.0),
+        (5.0, {"X-Request-Timeout-Ms": "9000", "X-Envoy-Expected-Rq-Timeout-Ms": "3000"}, 3.0),
+    ],
+)
+def test_the_shortest_counts(timeout_seconds: float, headers: dict[str, str], seconds: float | None) -> None:
+    deadline = RequestDeadlines(timeout_seconds).of(headers)
+    if seconds is None:
+        assert deadline is None
+    else:
+        assert deadline is not None
+        assert deadline - time.monotonic() == pytest.approx(seconds, abs=0.5)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "1s", "\u0661", "9" * 30])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(ServeError, match="expected a whole number of milliseconds from 1 on, got") as refused:
+        RequestDeadlines(0.0).of({"X-Request-Timeout-Ms": text})
+    assert refused.value.code is StatusCode.INVALID_ARGUMENT
