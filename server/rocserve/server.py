@@ -100,7 +100,7 @@ class Server:
             limits=QueueLimits(settings.max_queue_requests, settings.max_queue_bytes),
             strict=settings.strict_model_config,
             engines=settings.engines,
-            machine=ThisMachine(settings.engines, HostPolicies(settings.host_policies)),
+            machine=ThisMachine(settings.engines, HostPolicies(settings.host_policies), settings.max_model_instances),
             fallbacks=self._fallbacks,
             cache=ResponseCache(settings.cache.size_bytes) if settings.cache.name else None,
             limiter=(
@@ -271,6 +271,8 @@ def _repository_settings(settings: ServerSettings) -> RepositorySettings:
         worker_load_folders=settings.worker_load_folders,
         model_namespacing=settings.model_namespacing,
         load_models=settings.load_models,
+        max_versions=settings.max_model_versions,
+        max_folder_entries=settings.max_folder_entries,
         concurrent_loads=settings.load_thread_count,
         strict_model_config=settings.strict_model_config,
         model_config_name=settings.model_config_name,

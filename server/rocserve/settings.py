@@ -219,6 +219,12 @@ class ServerSettings:
     by the memory that there is."""
     write_timeout_seconds: float = 60.0
     """An answer that its client has not read by then is given up."""
+    max_model_instances: int | None = None
+    """Of a model, in all its instance groups; None = 8 a CPU, or 64 a GPU."""
+    max_model_versions: int = 128
+    """Of a model that its version policy serves at once."""
+    max_folder_entries: int = 100_000
+    """Files and folders of a model."""
     server_id: str = "rocserve"
     model_namespacing: bool = False
     """Models of different repositories may have the same name; each name then belongs to its repository."""

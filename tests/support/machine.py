@@ -20,6 +20,7 @@ class ToldMachine:
 
     architectures: Mapping[int, str] = field(default_factory=dict)
     policies: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    instances: int = 256
 
     def architecture(self, gpu: int) -> str:
         return self.architectures.get(gpu, "")
@@ -29,6 +30,9 @@ class ToldMachine:
 
     def is_installed(self, module: str, files: tuple[str, ...] = ()) -> bool:
         return has_file(module, files) if files else is_installed(module)
+
+    def most_instances(self, gpus: int) -> int:
+        return self.instances * max(gpus, 1)
 
     def loader(self, engine: EngineSpec) -> tuple[str, ...]:
         return self.words if engine.needs_migraphx else ()

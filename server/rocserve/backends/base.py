@@ -79,6 +79,9 @@ class Machine(Protocol):
             ServeError: the policy cannot be had here.
         """
 
+    def most_instances(self, gpus: int) -> int:
+        """How many a model may have on so many GPUs; on the CPU for 0."""
+
     def loader(self, engine: EngineSpec) -> tuple[str, ...]:
         """The words that stand before the interpreter in the command of the engine's workers.
 

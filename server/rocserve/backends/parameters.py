@@ -13,10 +13,14 @@ _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Quota and period in microseconds (Linux control groups, version 2)."""
 
 
-def read_integer(config: ModelConfig, name: str, default: int, least: int) -> int:
+MOST_THREADS = 1024
+"""Of one model: more than any machine has CPUs to run them."""
+
+
+def read_integer(config: ModelConfig, name: str, default: int, least: int, most: int) -> int:
     """
     Raises:
-        ServeError: INVALID_ARGUMENT when the parameter is no whole number of at least `least`.
+        ServeError: INVALID_ARGUMENT when the parameter is no whole number from `least` to `most`.
     """
     text = config.parameters.get(name, "").strip()
     if not text:
@@ -25,8 +29,8 @@ def read_integer(config: ModelConfig, name: str, default: int, least: int) -> in
         value = int(text)
     except ValueError:
         value = least - 1
-    if value < least:
-        raise _wrong(config, name, f"a whole number of {least} or more", text)
+    if not least <= value <= most:
+        raise _wrong(config, name, f"a whole number from {least} to {most}", text)
     return value
 
 

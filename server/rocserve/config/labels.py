@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rocserve.config.bounds import MOST_LABEL_BYTES, MOST_LABELS
 from rocserve.config.paths import resolve_within
 from rocserve.core.errors import internal, invalid_argument
 from rocserve.protocol.model_config_pb2 import ModelConfig
@@ -26,11 +27,19 @@ def _read_lines(filename: str, output: str, folder: Path) -> tuple[str, ...]:
     what = f"label file of output '{output}'"
     path = resolve_within(folder, filename, (folder,), what)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with path.open("rb") as file:
+            raw = file.read(MOST_LABEL_BYTES + 1)
     except OSError as error:
         raise internal(
             f"failed to open text file for read {path}: {error.strerror} ({what}; put it in the model's folder)"
         ) from None
+    if len(raw) > MOST_LABEL_BYTES or raw.count(b"\n") > MOST_LABELS:
+        raise invalid_argument(
+            f"{what}: {filename} is larger than the {MOST_LABELS} lines and {MOST_LABEL_BYTES} bytes that a label file"
+            " may have"
+        )
+    try:
+        text = raw.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise invalid_argument(f"{what}: {filename} is not UTF-8 text") from None
     # Not splitlines: a label may hold any character but a line feed.

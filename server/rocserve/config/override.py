@@ -8,6 +8,7 @@ from typing import Any
 
 from google.protobuf import json_format
 
+from rocserve.config.bounds import check_config_size
 from rocserve.config.pbtxt import suggest
 from rocserve.core.errors import invalid_argument
 from rocserve.protocol.model_config_pb2 import ModelConfig
@@ -23,6 +24,7 @@ def parse_override(text: str) -> ModelConfig:
     Raises:
         ServeError: INVALID_ARGUMENT, "Invalid config override: ...".
     """
+    check_config_size(len(text), "the load request's config")
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 from google.protobuf import text_format
 from google.protobuf.message import Message
 
+from rocserve.config.bounds import MOST_CONFIG_BYTES, check_config_size
 from rocserve.core.errors import invalid_argument
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
@@ -54,12 +55,14 @@ def read_text(path: Path) -> str:
     """The text of a configuration file.
 
     Raises:
-        ServeError: INVALID_ARGUMENT when it cannot be read, or is not UTF-8 (with line and column).
+        ServeError: INVALID_ARGUMENT when it cannot be read, is too large, or is not UTF-8 (with line and column).
     """
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as file:
+            raw = file.read(MOST_CONFIG_BYTES + 1)
     except OSError as error:
         raise invalid_argument(f"failed to open text file for read {path}: {error.strerror}") from None
+    check_config_size(len(raw), path.name)
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

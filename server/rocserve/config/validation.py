@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rocserve.backends.registry import ENSEMBLE_PLATFORM
+from rocserve.config.bounds import check_bounds
 from rocserve.config.ensemble_validation import check_ensemble_scheduling
 from rocserve.config.ragged_checks import check_batch_tensors
 from rocserve.config.sequence_validation import check_sequence_batching
@@ -64,6 +65,7 @@ def check_loadable(message: ModelConfig) -> None:
     Raises:
         ServeError: INVALID_ARGUMENT with the first fault.
     """
+    check_bounds(message)
     check_tensors(message)
     check_batch_tensors(message)
     _check_instance_groups(message)

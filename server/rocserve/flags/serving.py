@@ -102,6 +102,19 @@ REPOSITORY = (
         "what worker_load may serve at once, counted with each further instance (default 64)",
     ),
     Flag(
+        "max-model-instances",
+        "max_model_instances",
+        POSITIVE,
+        "instances that a model may have (default 8 for each CPU, or 64 for each GPU that it is on)",
+    ),
+    Flag("max-model-versions", "max_model_versions", POSITIVE, "versions of a model served at once (default 128)"),
+    Flag(
+        "max-folder-entries",
+        "max_folder_entries",
+        POSITIVE,
+        "files and folders that a model's folder may hold (default 100000)",
+    ),
+    Flag(
         "allow-worker-load",
         "worker_load_folders",
         Path,

@@ -22,15 +22,18 @@ def plan_workers(config: ModelConfig, choice: EngineChoice, machine: Machine) ->
     the choice says so.
 
     Raises:
-        ServeError: INVALID_ARGUMENT, a group asks for a GPU that the engine cannot have. It is never served by the CPU
-            instead unless the group says KIND_AUTO or KIND_CPU, or the parameter `engine` "auto".
+        ServeError: INVALID_ARGUMENT, there would be too many; or a group asks for a GPU that the engine cannot have.
+            It is never served by the CPU instead unless the group says KIND_AUTO or KIND_CPU, or the parameter
+            `engine` "auto".
     """
     plans: list[WorkerPlan] = []
+    asked = _Asked(config.name, machine)
     for number, group in enumerate(config.instance_groups or (_DEFAULT,)):
         if group.passive:
             continue
         name = group.name or f"{config.name}_{number}"
         gpus = _gpus_of_group(group, name, config, choice, machine)
+        asked.add(group.count, gpus)
         plans.extend(
             replace(plan, **_place(plan, group, machine)) for plan in _plans_of_group(group, name, gpus, choice.engine)
         )
@@ -55,6 +58,30 @@ def group_places(
         gpus = _gpus_of_group(group, group.name, config, choice, machine)
         places.append((InstanceKind.GPU if gpus else InstanceKind.CPU, gpus))
     return places
+
+
+class _Asked:
+    """Counts the instances of a model before any is planned: a number costs nothing to write."""
+
+    def __init__(self, model: str, machine: Machine) -> None:
+        self._model = model
+        self._machine = machine
+        self._counts = {"CPU": 0, "GPUs": 0}
+        self._gpus: set[int] = set()
+
+    def add(self, count: int, gpus: Sequence[int]) -> None:
+        """A group, with `count` instances on each of these GPUs, or on the CPU. Raises: ServeError."""
+        place = "GPUs" if gpus else "CPU"
+        self._gpus.update(gpus)
+        self._counts[place] += count * max(len(gpus), 1)
+        # Any number may be named where GPUs cannot be listed.
+        there = max(1, min(len(self._gpus), len(self._machine.gpus))) if gpus else 0
+        asked, most = self._counts[place], self._machine.most_instances(there)
+        if asked > most:
+            raise invalid_argument(
+                f"the instance groups of model {self._model} ask for {asked} instances on the {place}, at most {most}"
+                " are possible here; lower 'count', or raise --max-model-instances"
+            )
 
 
 def _place(plan: WorkerPlan, group: InstanceGroup, machine: Machine) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rocserve.backends.registry import BackendRegistry
-from rocserve.config.definition import define_models, read_model_definitions
+from rocserve.config.definition import ModelDefinition, define_models, read_model_definitions
 from rocserve.config.request_rules import ConfigRequest, RequestRefused
 from rocserve.config.sources import WrittenConfig, read_written_config
 from rocserve.core.errors import ServeError, invalid_argument
@@ -119,7 +119,17 @@ class ContentReader:
             keep_refused=True,
             namespace=look.namespace,
         )
-        return tuple(make_content(definition, look, private) for definition in definitions)
+        return tuple(self._content(definition, look, private) for definition in definitions)
+
+    def _content(self, definition: ModelDefinition, look: ModelLook, private: PrivateFolder | None) -> ModelContent:
+        content = make_content(definition, look, private)
+        most = self.settings.max_versions
+        if len(content.wanted) > most:
+            raise invalid_argument(
+                f"the version policy of model '{definition.name}' serves {len(content.wanted)} versions, at most {most}"
+                " are possible; let it serve fewer, or raise --max-model-versions"
+            )
+        return content
 
     def _name(self, look: ModelLook, request: ConfigRequest | None) -> str:
         """A repository that is itself a model is named by its configuration: how it was mounted says nothing."""

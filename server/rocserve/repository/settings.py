@@ -33,6 +33,10 @@ class RepositorySettings:
     """Models of different repositories may have the same name."""
     load_models: tuple[str, ...] = ()
     """What is loaded at the start in explicit mode; "*" = all."""
+    max_versions: int = 128
+    """Of a model that its version policy serves at once."""
+    max_folder_entries: int = 100_000
+    """Files and folders of a model."""
     strict_model_config: bool = False
     """Nothing is completed from the model file."""
     model_config_name: str = ""

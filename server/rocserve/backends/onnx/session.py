@@ -18,7 +18,7 @@ from typing import Any
 
 import onnxruntime
 
-from rocserve.backends.parameters import read_choice, read_integer, usable_cpus
+from rocserve.backends.parameters import MOST_THREADS, read_choice, read_integer, usable_cpus
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import ModelConfig
 
@@ -50,10 +50,10 @@ def session_options(config: ModelConfig, instance_count: int) -> Any:
     options.logid = config.name
     # What fails is raised with the same text; logged as well it would let any client fill the log.
     options.log_severity_level = _FATAL_ONLY
-    options.intra_op_num_threads = read_integer(config, "intra_op_thread_count", 0, least=0) or default_thread_count(
-        instance_count
-    )
-    options.inter_op_num_threads = read_integer(config, "inter_op_thread_count", 0, least=0) or 1
+    options.intra_op_num_threads = read_integer(
+        config, "intra_op_thread_count", 0, 0, MOST_THREADS
+    ) or default_thread_count(instance_count)
+    options.inter_op_num_threads = read_integer(config, "inter_op_thread_count", 0, 0, MOST_THREADS) or 1
     parallel = "1" if options.inter_op_num_threads > 1 else "0"
     if read_choice(config, "execution_mode", parallel, ("0", "1")) == "1":
         options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL

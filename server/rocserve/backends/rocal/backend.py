@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from rocserve.backends.base import LoadedModel, ModelSource
-from rocserve.backends.parameters import read_choice, read_integer, usable_cpus
+from rocserve.backends.parameters import MOST_THREADS, read_choice, read_integer, usable_cpus
 from rocserve.backends.rocal.batch_engine import BatchEngine, EngineSetup
 from rocserve.backends.rocal.decoding.options import DEFAULT_MAX_PIXELS, ColorFormat
 from rocserve.backends.rocal.engine_choice import EngineChoice, EngineName, choose_engine
@@ -19,6 +19,8 @@ from rocserve.core.errors import ServeError, invalid_argument, unavailable
 _LOG = logging.getLogger(__name__)
 
 _DEFAULT_MAX_THREADS = 4
+_MOST_PIXELS = 1 << 32
+"""Of an image: a JPEG cannot have more."""
 
 
 def load(model: ModelSource) -> LoadedModel:
@@ -31,8 +33,8 @@ def load(model: ModelSource) -> LoadedModel:
     choice = choose_engine(model)
     formats = tuple(color_format.value for color_format in ColorFormat)
     color_format = ColorFormat(read_choice(config, "color_format", ColorFormat.RGB24.value, formats))
-    threads = read_integer(config, "threads", min(_DEFAULT_MAX_THREADS, usable_cpus()), least=1)
-    max_pixels = read_integer(config, "max_pixels", DEFAULT_MAX_PIXELS, least=1)
+    threads = read_integer(config, "threads", min(_DEFAULT_MAX_THREADS, usable_cpus()), 1, MOST_THREADS)
+    max_pixels = read_integer(config, "max_pixels", DEFAULT_MAX_PIXELS, 1, _MOST_PIXELS)
     pipeline = _read_pipeline(model, color_format.channels)
     interface = join(pipeline, config, color_format.channels)
     setup = EngineSetup(

@@ -1,0 +1,102 @@
+"""Bounds what one configuration may ask of the machine: far above what models need, below what would hurt others.
+
+What can be had at the cost of its use alone (priority levels, slots of sequences, the largest batch) has no bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from rocserve.config.datatypes import datatype_of_number
+from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelOutput, ModelSequenceBatching
+
+MOST_CONFIG_BYTES = 1 << 20
+"""Of a configuration's text: ensembles of hundreds of steps take a tenth of it, and reading it takes seconds."""
+MOST_LABEL_BYTES = 16 << 20
+MOST_LABELS = 1_000_000
+"""Lines of a label file. The server holds them in memory; the largest vocabularies of models have a quarter of it."""
+MOST_TENSORS = 1024
+"""Inputs, and outputs: the layout of a batch has to fit into one message to a worker."""
+MOST_STEPS = 1024
+"""Of an ensemble: each checks what the others give when it is loaded."""
+MOST_DIMS = 32
+"""NumPy before version 2 knows no more."""
+MOST_TENSOR_BYTES = (1 << 63) - 1
+"""What 64-bit sizes and offsets can say."""
+MOST_SAMPLE_BYTES = (1 << 31) - 1
+"""Of the samples of a warm-up, and of the state that a sequence begins with: no request can be larger either."""
+_STRING_BYTES = 20
+"""Of an element of BYTES in a warm-up sample: its length, and 16 random characters."""
+MOST_SAMPLE_RUNS = 10_000
+"""Of one warm-up sample: a model that has run so often is warm."""
+
+
+def check_bounds(message: ModelConfig) -> None:
+    """
+    Raises:
+        ServeError: INVALID_ARGUMENT with the first bound that is passed, and what was asked.
+    """
+    name = message.name
+    _check_number(f"model '{name}' has", len(message.input), "inputs", MOST_TENSORS)
+    _check_number(f"model '{name}' has", len(message.output), "outputs", MOST_TENSORS)
+    _check_number(f"ensemble '{name}' has", len(message.ensemble_scheduling.step), "steps", MOST_STEPS)
+    for what, tensors in (("input", message.input), ("output", message.output)):
+        for tensor in tensors:
+            _check_tensor(f"{what} '{tensor.name}' of model '{name}' has", tensor)
+    _check_warmup(message)
+    for state in message.sequence_batching.state:
+        _check_state(state, name)
+
+
+def check_config_size(nbytes: int, source: str) -> None:
+    """Of a configuration's text, wherever it comes from. Raises: ServeError, as `check_bounds`."""
+    if nbytes > MOST_CONFIG_BYTES:
+        raise invalid_argument(f"{source} is larger than the {MOST_CONFIG_BYTES} bytes that a configuration may have")
+
+
+def _check_tensor(who: str, tensor: ModelInput | ModelOutput) -> None:
+    for dims in (tensor.dims, tensor.reshape.shape):
+        _check_number(who, len(dims), "dims", MOST_DIMS)
+        size = _nbytes(dims, tensor.data_type)
+        if size > MOST_TENSOR_BYTES:
+            raise _passed(who, f"dims [{_listed(dims)}], which are {size}", "bytes", MOST_TENSOR_BYTES)
+
+
+def _check_warmup(message: ModelConfig) -> None:
+    total = 0
+    for sample in message.model_warmup:
+        who = f"warm-up sample '{sample.name}' of model '{message.name}' has"
+        _check_number(who, sample.count, "runs", MOST_SAMPLE_RUNS)
+        for tensor in sample.inputs.values():
+            _check_number(who, len(tensor.dims), "dims", MOST_DIMS)
+            total += _nbytes(tensor.dims, tensor.data_type) * max(sample.batch_size, 1)
+    _check_number(f"the warm-up samples of model '{message.name}' have", total, "bytes", MOST_SAMPLE_BYTES)
+
+
+def _check_state(state: ModelSequenceBatching.State, model: str) -> None:
+    who = f"state '{state.input_name}' of model '{model}' has"
+    dims_of = [(state.dims, state.data_type), *((initial.dims, initial.data_type) for initial in state.initial_state)]
+    for dims, data_type in dims_of:
+        _check_number(who, len(dims), "dims", MOST_DIMS)
+        _check_number(who, _nbytes(dims, data_type), "bytes", MOST_SAMPLE_BYTES)
+
+
+def _nbytes(dims: Iterable[int], data_type: int) -> int:
+    """At the least, where some dims are of any size."""
+    itemsize = datatype_of_number(data_type).itemsize if data_type else 1
+    return math.prod(max(dim, 1) for dim in dims) * (itemsize or _STRING_BYTES)
+
+
+def _check_number(who: str, number: int, what: str, most: int) -> None:
+    if number > most:
+        raise _passed(who, str(number), what, most)
+
+
+def _passed(who: str, asked: str, what: str, most: int) -> ServeError:
+    return invalid_argument(f"{who} {asked} {what}, at most {most} are possible")
+
+
+def _listed(dims: Sequence[int]) -> str:
+    return ",".join(map(str, dims))
