@@ -10,17 +10,18 @@ from typing import Protocol
 from rocserve.repository.background import BackgroundTasks
 from rocserve.repository.load_slots import LoadSlots
 from rocserve.repository.loader import LoadedVersion, VersionLoader
-from rocserve.repository.retry import RetryPolicy
+from rocserve.repository.retry import Retries, RetryPolicy
 from rocserve.repository.scan import ModelLook
 
 
 class Publisher(Protocol):
     """Makes known what is served."""
 
-    def publish(self) -> None:
-        """Replace the serving table, then unload what was retired."""
+    def publish(self, *changed: str) -> None:
+        """Replace the serving table, then unload what was retired. `changed`: the keys of the models that may offer
+        something else now."""
 
-    def publish_soon(self) -> None:
+    def publish_soon(self, *changed: str) -> None:
         """The same on the loop's thread; called from any thread."""
 
     def retire(self, version: LoadedVersion, done: Callable[[], None]) -> None:
@@ -42,5 +43,6 @@ class LifecycleContext:
     files: FilesCheck
     load_slots: LoadSlots
     retry: RetryPolicy
+    retries: Retries
     background: BackgroundTasks
     log: logging.Logger

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from dataclasses import dataclass
 
 from rocserve.core.errors import ServeError, internal
 from rocserve.repository.background import BackgroundTasks
 from rocserve.repository.catalogue import ModelCatalogue
 from rocserve.repository.reading import ContentReader
-from rocserve.repository.retry import Failure, RetryPolicy, next_failure
+from rocserve.repository.retry import Failure, Retries, Retry, RetryPolicy, next_failure
 from rocserve.repository.scan import ModelLook
 
 
@@ -20,7 +21,7 @@ class _Reading:
     look: ModelLook
     task: asyncio.Task[None] | None = None
     failure: Failure | None = None
-    retry: asyncio.TimerHandle | None = None
+    retry: Retry | None = None
 
     def stop(self) -> None:
         if self.task is not None:
@@ -34,11 +35,17 @@ class FolderFollower:
     """All calls are made on the loop's thread. A folder that cannot be read is tried again, later and later."""
 
     def __init__(
-        self, reader: ContentReader, catalogue: ModelCatalogue, retry: RetryPolicy, background: BackgroundTasks
+        self,
+        reader: ContentReader,
+        catalogue: ModelCatalogue,
+        retry: RetryPolicy,
+        retries: Retries,
+        background: BackgroundTasks,
     ) -> None:
         self._reader = reader
         self._catalogue = catalogue
         self._retry = retry
+        self._retries = retries
         self._background = background
         self._readings: dict[str, _Reading] = {}
 
@@ -84,5 +91,4 @@ class FolderFollower:
         self._catalogue.reject(folder, reading.failure)
         pause = self._retry.pause(reading.failure.attempts)
         if pause is not None:
-            loop = asyncio.get_running_loop()
-            reading.retry = loop.call_later(pause, self._start, folder, reading)
+            reading.retry = self._retries.add(pause, functools.partial(self._start, folder, reading))

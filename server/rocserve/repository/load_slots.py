@@ -1,4 +1,5 @@
-"""Bounds how many models load beside each other, without letting those that take long keep the others waiting."""
+"""Bounds how many models load beside each other, without letting those that take long, or fail again and again, keep
+the others waiting."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ long for want of memory or of CPUs must not be joined by ever more."""
 class LoadSlots:
     def __init__(self, count: int, patience_seconds: float) -> None:
         """`patience_seconds`: after these a load lets the next begin beside it."""
-        self._free = asyncio.Semaphore(count)
+        self._free = _Turns(count)
         self.patience_seconds = patience_seconds
         self._places = count * OVERDUE_PER_SLOT
         """How many more loads may hand their slots on."""
@@ -24,13 +25,14 @@ class LoadSlots:
 
     @property
     def all_taken(self) -> bool:
-        return self._free.locked()
+        return not self._free.count
 
     @contextlib.asynccontextmanager
-    async def taken(self, compiles: bool) -> AsyncIterator[None]:
+    async def taken(self, compiles: bool, is_retry: bool = False) -> AsyncIterator[None]:
         """Wait for a slot and have it. `compiles`: a program is compiled first, mostly by a process of low priority and
-        within bounds of its own; any number of such loads hand their slots on."""
-        await self._free.acquire()
+        within bounds of its own; any number of such loads hand their slots on. `is_retry`: the same has failed before;
+        what is new goes first."""
+        await self._free.acquire(is_retry)
         load = _Load(needs_place=not compiles)
         timer = asyncio.get_running_loop().call_later(self.patience_seconds, self._overdue, load)
         try:
@@ -63,3 +65,36 @@ class _Load:
     def __init__(self, needs_place: bool) -> None:
         self.needs_place = needs_place
         self.has_slot = True
+
+
+class _Turns:
+    """A semaphore with two queues, of which one goes first."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        """Free ones."""
+        self._first: deque[asyncio.Future[None]] = deque()
+        self._later: deque[asyncio.Future[None]] = deque()
+
+    async def acquire(self, later: bool) -> None:
+        if self.count:
+            self.count -= 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        (self._later if later else self._first).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                # It came together with the cancellation.
+                self.release()
+            raise
+
+    def release(self) -> None:
+        for queue in (self._first, self._later):
+            while queue:
+                turn = queue.popleft()
+                if not turn.done():
+                    turn.set_result(None)
+                    return
+        self.count += 1

@@ -113,7 +113,7 @@ class ManagedModel:
             version.stop_loading()
             version.failure = None
         self._forget_versions()
-        self._context.publisher.publish()
+        self._context.publisher.publish(self.key)
 
     def remove(self, *, is_gone: bool) -> None:
         """Unload all versions; `is_gone`: the model is no more in the repository."""
@@ -127,7 +127,7 @@ class ManagedModel:
         for version in self._all():
             version.retire()
         self._forget_versions()
-        self._context.publisher.publish()
+        self._context.publisher.publish(self.key)
 
     def stop_loading(self) -> None:
         for version in self._all():
@@ -263,14 +263,18 @@ class ManagedModel:
                 self._want_versions(content)
             self._retire_unwanted(content)
             self._forget_versions()
-        self._context.publisher.publish()
+        self._context.publisher.publish(self.key)
+
+    def _changed(self) -> None:
+        """A loaded version can answer, or no longer can; from any thread."""
+        self._context.publisher.publish_soon(self.key)
 
     def _want_versions(self, content: ModelContent) -> None:
         is_late = self._is_late or self.is_serving
         for number in sorted(content.wanted):
             if number not in self._versions:
                 self._versions[number] = ManagedVersion(
-                    self.name, number, self._context, self._reconcile, is_late=is_late
+                    self.name, number, self._context, self._reconcile, self._changed, is_late=is_late
                 )
             self._versions[number].want(content)
 

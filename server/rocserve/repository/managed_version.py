@@ -13,7 +13,7 @@ from rocserve.core.serving import IndexEntry
 from rocserve.repository.content import ModelContent
 from rocserve.repository.context import LifecycleContext
 from rocserve.repository.loader import LoadedVersion
-from rocserve.repository.retry import Failure, next_failure
+from rocserve.repository.retry import Failure, Retry, next_failure
 from rocserve.repository.scan import ModelLook
 
 
@@ -58,9 +58,16 @@ class ManagedVersion:
     """One version of a model. All calls are made on the loop's thread; the properties may be read from any."""
 
     def __init__(
-        self, name: str, number: int, context: LifecycleContext, on_end: Callable[[], None], *, is_late: bool
+        self,
+        name: str,
+        number: int,
+        context: LifecycleContext,
+        on_end: Callable[[], None],
+        on_change: Callable[[], None],
+        *,
+        is_late: bool,
     ) -> None:
-        """`on_end` is called when a load has ended, and when a failed one is due again.
+        """`on_end` is called when a load has ended, and when a failed one is due again; `on_change` is the loader's.
 
         `is_late`: it turned up while the model or the server was ready, so that its failure makes nothing unready.
         """
@@ -73,6 +80,7 @@ class ManagedVersion:
         self.failure: Failure | None = None
         self._context = context
         self._on_end = on_end
+        self._on_change = on_change
         self._served_content: ModelContent | None = None
         self._task: asyncio.Task[None] | None = None
         self._loading_key = ""
@@ -82,7 +90,7 @@ class ManagedVersion:
         """What the load that runs is at."""
         self._changed_look: ModelLook | None = None
         """The look whose files changed while they were loaded; the next one is waited for."""
-        self._retry: asyncio.TimerHandle | None = None
+        self._retry: Retry | None = None
         self._unloading = 0
         self._was_served = False
 
@@ -236,9 +244,11 @@ class ManagedVersion:
             # No worker is started for it, so it need not wait for those that load.
             loaded = await self._load_now(content)
         else:
+            failure = self.failure
+            is_retry = failure is not None and failure.content == self._loading_key
             if self._context.load_slots.all_taken:
                 self._progress = WAITS_FOR_OTHERS
-            async with self._context.load_slots.taken(_compiles(content)):
+            async with self._context.load_slots.taken(_compiles(content), is_retry):
                 self._progress = ""
                 loaded = await self._load_now(content)
         try:
@@ -263,7 +273,7 @@ class ManagedVersion:
 
         try:
             return await self._context.loader.load(
-                content.definition, self.number, folder, self._context.publisher.publish_soon, on_progress
+                content.definition, self.number, folder, self._on_change, on_progress
             )
         except ServeError:
             # Half of the files may have been from before; what failed then says nothing about what is there now.
@@ -291,7 +301,7 @@ class ManagedVersion:
         self._context.log.error("failed to load '%s' version %d: %s%s", self.name, self.number, self.failure.text, kept)
         pause = retry.pause(self.failure.attempts, took)
         if pause is not None:
-            self._retry = asyncio.get_running_loop().call_later(pause, self._on_end)
+            self._retry = self._context.retries.add(pause, self._on_end)
 
     def _retire_served(self) -> None:
         if self.served is not None:

@@ -27,7 +27,7 @@ from rocserve.repository.membership import outermost
 from rocserve.repository.poll_control import PollControl
 from rocserve.repository.publication import Publication
 from rocserve.repository.reading import ContentReader
-from rocserve.repository.retry import RetryPolicy
+from rocserve.repository.retry import Retries, RetryPolicy
 from rocserve.repository.scan import ModelLook
 from rocserve.repository.settings import ControlMode, RepositorySettings
 from rocserve.repository.watch import RepositoryWatch
@@ -63,12 +63,14 @@ class ModelRepository:
         self._publication = Publication(table, self._names, self._background, log)
         is_polling = settings.control_mode is ControlMode.POLL
         self._retry = RetryPolicy(settings.retry_seconds, settings.longest_retry_seconds, enabled=is_polling)
+        retries = Retries()
         self._context = LifecycleContext(
             loader=loader,
             publisher=self._publication,
             files=self,
             load_slots=LoadSlots(settings.concurrent_loads, settings.long_load_seconds),
             retry=self._retry,
+            retries=retries,
             background=self._background,
             log=log,
         )
@@ -76,7 +78,7 @@ class ModelRepository:
         reader = ContentReader(registry, settings)
         self._looks = Looks(scanner, log)
         self._catalogue = ModelCatalogue(self._publication.models, self._make_model, log)
-        self._follower = FolderFollower(reader, self._catalogue, self._retry, self._background)
+        self._follower = FolderFollower(reader, self._catalogue, self._retry, retries, self._background)
         self._poll = PollControl(self._follower, settings.settle_seconds)
         self._explicit = ExplicitControl(
             self._names,

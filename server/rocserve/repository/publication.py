@@ -24,6 +24,9 @@ class Publication:
         self.models: dict[str, ManagedModel] = {}
         """By their keys."""
         self._names = names
+        self._served: dict[str, ServedModel] = {}
+        """What the models offer, by their keys."""
+        self._ensembles: dict[str, ManagedModel] = {}
         self._borrowed: Set[str] = frozenset()
         """With namespaces: what stands for models of other names or namespaces."""
         self._holder = holder
@@ -33,13 +36,17 @@ class Publication:
         self._retired: list[tuple[LoadedVersion, Callable[[], None]]] = []
         self._subscribers: list[Callable[[], None]] = []
 
-    def publish(self) -> None:
+    def publish(self, *changed: str) -> None:
         """See context.Publisher. Ensembles are brought in line with their members first."""
         self._loop = asyncio.get_running_loop()
-        served = {name: model for name, each in self.models.items() if (model := each.served_model()) is not None}
-        self._review_ensembles(served)
+        for key in changed:
+            self._note_ensemble(key)
+            self._take(key)
+        self._review_ensembles()
+        served = dict(self._served)
         resolved = self._resolved(served)
-        self._borrowed = {name for name, model in resolved.models.items() if served.get(name) is not model}
+        if self._names.namespaces:
+            self._borrowed = {name for name, model in resolved.models.items() if served.get(name) is not model}
         self._holder.table = ServingTable(resolved.models, tuple(served.values()), resolved.ambiguous)
         retired, self._retired = self._retired, []
         for version, done in retired:
@@ -50,13 +57,29 @@ class Publication:
             except Exception:
                 self._log.exception("a subscriber to the serving table failed")
 
-    def publish_soon(self) -> None:
+    def _take(self, key: str) -> None:
+        """What a model offers now. All of them are not asked at each change: many may fail again and again."""
+        model = self.models.get(key)
+        offered = None if model is None else model.served_model()
+        if offered is None:
+            self._served.pop(key, None)
+        else:
+            self._served[key] = offered
+
+    def _note_ensemble(self, key: str) -> None:
+        model = self.models.get(key)
+        if model is not None and model.is_ensemble:
+            self._ensembles[key] = model
+        else:
+            self._ensembles.pop(key, None)
+
+    def publish_soon(self, *changed: str) -> None:
         """See context.Publisher."""
         # A worker's last words may come after the loop has ended.
         if self._loop is None:
             return
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self.publish)
+            self._loop.call_soon_threadsafe(self.publish, *changed)
 
     def retire(self, version: LoadedVersion, done: Callable[[], None]) -> None:
         """See context.Publisher."""
@@ -87,19 +110,18 @@ class Publication:
             return model.has_running_loads
         return any(self._is_loading(member, above | {name}) for member in members_of(model.config))
 
-    def _review_ensembles(self, served: dict[str, ServedModel]) -> None:
+    def _review_ensembles(self) -> None:
         """Until nothing changes, as ensembles may be members of ensembles."""
-        ensembles = [model for model in self.models.values() if model.is_ensemble]
+        ensembles = list(self._ensembles.values())
         configs = {model.key: model.config for model in ensembles if model.config is not None}
         for _ in range(len(ensembles) + 1):
             changed = False
             lacking = {model.key: model.lack_text() for model in self.models.values() if model.lacks_files}
             for ensemble in ensembles:
-                if ensemble.review_members(self._resolved(served).models, configs, self.is_loading, lacking):
-                    changed = True
-                    offered = ensemble.served_model()
-                    if offered is not None:
-                        served[ensemble.key] = offered
+                changed |= ensemble.review_members(
+                    self._resolved(self._served).models, configs, self.is_loading, lacking
+                )
+                self._take(ensemble.key)
             if not changed:
                 return
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rocserve.core.errors import ServeError
+
+_RETRIES_A_SECOND = 1.0
+_BURST = 8
+"""Retries that may come at once after a time without any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +64,65 @@ def next_failure(
     attempts = previous.attempts + 1 if previous is not None and previous.content == content else 1
     pause = policy.pause(attempts, took_seconds)
     return Failure(error, content, attempts, None if pause is None else time.monotonic() + pause)
+
+
+class Retry:
+    """A retry that is to come."""
+
+    __slots__ = ("_callback",)
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self._callback: Callable[[], None] | None = callback
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._callback is None
+
+    def cancel(self) -> None:
+        """Without effect when it has come."""
+        self._callback = None
+
+    def run(self) -> None:
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
+
+
+class Retries:
+    """Bounds how many failed models are tried again in a time, over the whole server: a thousand broken folders must
+    not keep it from the good ones. All calls are made on the loop's thread."""
+
+    def __init__(self, a_second: float = _RETRIES_A_SECOND, burst: int = _BURST) -> None:
+        self._a_second = a_second
+        self._burst = burst
+        self._allowance = float(burst)
+        self._allowance_at = time.monotonic()
+        self._due: deque[Retry] = deque()
+        self._is_waiting = False
+
+    def add(self, pause_seconds: float, callback: Callable[[], None]) -> Retry:
+        """Call back after the pause, as soon as the retries that were due before allow it."""
+        retry = Retry(callback)
+        asyncio.get_running_loop().call_later(pause_seconds, self._take, retry)
+        return retry
+
+    def _take(self, retry: Retry) -> None:
+        self._due.append(retry)
+        if not self._is_waiting:
+            self._run()
+
+    def _run(self) -> None:
+        now = time.monotonic()
+        self._allowance = min(self._burst, self._allowance + (now - self._allowance_at) * self._a_second)
+        self._allowance_at = now
+        self._is_waiting = False
+        while self._due:
+            if self._due[0].is_cancelled:
+                self._due.popleft()
+            elif self._allowance < 1:
+                self._is_waiting = True
+                asyncio.get_running_loop().call_later((1 - self._allowance) / self._a_second, self._run)
+                return
+            else:
+                self._allowance -= 1
+                self._due.popleft().run()
