@@ -115,9 +115,15 @@ def fill_backend_fields(message: ModelConfig, backend: BackendSpec, folder: Path
             return
 
 
+_SHOWN_NAMES = 20
+"""Of a folder's files, in a text."""
+
+
 def describe_files(folder: Path) -> str:
     """What lies in a folder, for errors."""
-    return ", ".join(_visible_names(folder)) or "no files"
+    names = _visible_names(folder)
+    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    return ", ".join(names[:_SHOWN_NAMES]) + more or "no files"
 
 
 def _backend_of_files(message: ModelConfig, registry: BackendRegistry, folder: Path) -> BackendSpec:

@@ -11,6 +11,7 @@ from rocserve.config.ensemble_validation import check_ensemble_scheduling
 from rocserve.config.ragged_checks import check_batch_tensors
 from rocserve.config.sequence_validation import check_sequence_batching
 from rocserve.core.errors import invalid_argument
+from rocserve.core.printable import printable
 from rocserve.protocol import model_config_pb2
 from rocserve.protocol.model_config_pb2 import (
     ModelConfig,
@@ -42,6 +43,11 @@ def check_readable(message: ModelConfig) -> None:
     """
     if not message.name:
         raise invalid_argument("model configuration must specify 'name'")
+    if message.name in (".", "..") or "/" in message.name or not message.name.isprintable():
+        raise invalid_argument(
+            f"a model cannot have the name '{printable(message.name)}': it must be one that a folder may have, of"
+            " characters that can be printed"
+        )
     check_platform(message)
     if message.max_batch_size < 0:
         raise invalid_argument(f"'max_batch_size' must be non-negative value for {message.name}")

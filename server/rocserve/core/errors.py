@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 
+from rocserve.core.printable import encodable
+
 
 class StatusCode(enum.IntEnum):
     """gRPC's status codes (numbers as in the gRPC specification)."""
@@ -31,6 +33,7 @@ class ServeError(Exception):
     """An error with the status code and the text that the client is told."""
 
     def __init__(self, code: StatusCode, text: str) -> None:
+        text = encodable(text)
         super().__init__(text)
         self.code = code
         self.text = text

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
+import os
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-_TEMPORARY_NAMES = (".*", "*~", "*.tmp", "*.part", "*.swp", "__pycache__")
+_TEMPORARY_ENDINGS = ("~", ".tmp", ".part", ".swp")
 
 
 def is_temporary(name: str) -> bool:
     """Whether a file or folder of this name belongs to a copy, an editor or Python, and is no part of a model."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _TEMPORARY_NAMES)
+    return name.startswith(".") or name.endswith(_TEMPORARY_ENDINGS) or name == "__pycache__"
 
 
-@dataclass(frozen=True, slots=True)
-class FileMark:
-    """What tells one state of a file from another."""
+class TooManyEntries(Exception):
+    """A folder holds more files and folders than a model may have."""
+
+
+class FileMark(NamedTuple):
+    """What tells one state of a file from another. A tuple, since a look makes one for each file of all models."""
 
     path: str
     """Relative to the folder that was walked, with "/", and ending in it for a folder."""
@@ -67,53 +71,65 @@ def link_refusal(path: Path, allowed: tuple[Path, ...]) -> str:
     return f"'{path}' is a link that leads out of the model repository, to '{target}'; put the file itself there"
 
 
-def walk(folder: Path, allowed: tuple[Path, ...]) -> Iterator[FileMark]:
+def walk(folder: Path, allowed: tuple[Path, ...], most_entries: int) -> Iterator[FileMark]:
     """The files below a folder, in no order; temporary names are left out. What vanishes meanwhile is not there.
 
     Links within the resolved folders `allowed` are followed; others are refused, as is all that is no regular file.
+
+    Raises:
+        TooManyEntries: there are more than `most_entries`; no more of them are looked at.
     """
-    yield from _walk(folder, "", allowed, frozenset())
+    marks = _walk(str(folder), "", None, allowed, frozenset())
+    for count, mark in enumerate(marks):
+        if count > most_entries:
+            raise TooManyEntries
+        yield mark
 
 
 def _walk(
-    folder: Path, prefix: str, allowed: tuple[Path, ...], above: frozenset[tuple[int, int]]
+    folder: str,
+    prefix: str,
+    status: os.stat_result | None,
+    allowed: tuple[Path, ...],
+    above: frozenset[tuple[int, int]],
 ) -> Iterator[FileMark]:
     try:
-        status = folder.stat()
-        entries = sorted(folder.iterdir())
+        status = status or Path(folder).stat()
+        entries = os.scandir(folder)
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
         yield _refused(prefix.rstrip("/"), f"'{folder}' cannot be read: {error.strerror}")
         return
-    identity = (status.st_dev, status.st_ino)
-    if identity in above:
-        yield _refused(prefix.rstrip("/"), f"'{folder}' is a link to a folder that it is in")
-        return
-    # So that a folder made just now, with nothing in it yet, is young too.
-    yield FileMark(prefix, 0, 0, 0, status.st_ctime_ns)
-    for path in entries:
-        if not is_temporary(path.name):
-            yield from _mark(path, prefix + path.name, allowed, above | {identity})
+    with entries:
+        identity = (status.st_dev, status.st_ino)
+        if identity in above:
+            yield _refused(prefix.rstrip("/"), f"'{folder}' is a link to a folder that it is in")
+            return
+        # So that a folder made just now, with nothing in it yet, is young too.
+        yield FileMark(prefix, 0, 0, 0, status.st_ctime_ns)
+        for entry in entries:
+            if not is_temporary(entry.name):
+                yield from _mark(entry, prefix + entry.name, allowed, above | {identity})
 
 
 def _mark(
-    path: Path, relative: str, allowed: tuple[Path, ...], above: frozenset[tuple[int, int]]
+    entry: os.DirEntry[str], relative: str, allowed: tuple[Path, ...], above: frozenset[tuple[int, int]]
 ) -> Iterator[FileMark]:
-    if path.is_symlink() and (refusal := link_refusal(path, allowed)):
+    if entry.is_symlink() and (refusal := link_refusal(Path(entry.path), allowed)):
         yield _refused(relative, refusal)
         return
     try:
-        status = path.stat()
+        status = entry.stat()
     except FileNotFoundError:
         return
     except OSError as error:
-        yield _refused(relative, f"'{path}' cannot be read: {error.strerror}")
+        yield _refused(relative, f"'{entry.path}' cannot be read: {error.strerror}")
         return
     if stat.S_ISDIR(status.st_mode):
-        yield from _walk(path, relative + "/", allowed, above)
+        yield from _walk(entry.path, relative + "/", status, allowed, above)
     else:
-        refusal = "" if stat.S_ISREG(status.st_mode) else f"'{path}' is not a regular file"
+        refusal = "" if stat.S_ISREG(status.st_mode) else f"'{entry.path}' is not a regular file"
         yield FileMark(relative, status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns, refusal)
 
 

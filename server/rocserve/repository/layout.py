@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -9,8 +10,13 @@ from pathlib import Path
 
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.versions import is_version_name
+from rocserve.core.printable import printable_name
 from rocserve.repository.fingerprint import is_temporary, link_refusal
 from rocserve.repository.scan import CONFIG_FILENAMES, ModelLook, look_at_model
+
+_UNPRINTABLE = (
+    "the name of the folder '{}' has bytes that are no UTF-8, or characters that cannot be printed; rename the folder"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +32,12 @@ class RepositoryLook:
 class RepositoryScanner:
     """Looks at the repositories. Its methods block on the disk: call them in a thread, one at a time."""
 
-    def __init__(self, roots: Iterable[Path], registry: BackendRegistry, *, namespacing: bool = False) -> None:
-        """`namespacing`: each repository is a namespace of its own."""
+    def __init__(
+        self, roots: Iterable[Path], registry: BackendRegistry, most_entries: int, *, namespacing: bool = False
+    ) -> None:
+        """`most_entries`: the files and folders that a model may have; `namespacing`: each repository is a namespace of
+        its own."""
+        self._most_entries = most_entries
         self._namespacing = namespacing
         self._roots = tuple(dict.fromkeys(root.absolute() for root in roots))
         self._model_filenames = tuple(name for backend in registry.backends for name in backend.model_filenames)
@@ -63,29 +73,35 @@ class RepositoryScanner:
         # A model that a client named the file of may lie elsewhere.
         allowed = tuple(root.resolve() for root in (*self._roots, look.root))
         flat = look.is_root and self._is_flat(look.folder)
-        again = look_at_model(look.name, look.folder, look.root, allowed, is_root=look.is_root, flat=flat)
+        again = look_at_model(
+            look.name, look.folder, look.root, allowed, self._most_entries, is_root=look.is_root, flat=flat
+        )
         return replace(again, namespace=look.namespace)
 
     def _look_at_root(self, root: Path, allowed: tuple[Path, ...]) -> list[ModelLook]:
         """Raises: OSError."""
-        names = sorted(path.name for path in root.iterdir() if not is_temporary(path.name))
+        with os.scandir(root) as scanned:
+            entries = [entry for entry in scanned if not is_temporary(entry.name)]
         device = root.stat().st_dev
-        if not names and self._devices.setdefault(root, device) != device:
+        if not entries and self._devices.setdefault(root, device) != device:
             raise OSError(0, "it is empty since its file system is not mounted any more")
         self._devices[root] = device
-        folders = [root / name for name in names if (root / name).is_dir()]
+        folders = sorted(Path(entry.path) for entry in entries if entry.is_dir())
         if self._is_one_model(root, folders):
-            return [look_at_model(root.name, root, root, allowed, is_root=True, flat=self._is_flat(root))]
+            name, flat = printable_name(root.name), self._is_flat(root)
+            return [look_at_model(name, root, root, allowed, self._most_entries, is_root=True, flat=flat)]
         return [self._look_at_folder(folder, root, allowed) for folder in folders]
 
     def _look_at_folder(self, folder: Path, root: Path, allowed: tuple[Path, ...]) -> ModelLook:
-        name = folder.name
+        name = printable_name(folder.name)
+        if name != folder.name:
+            return ModelLook(name, folder, root, "", "", {}, _UNPRINTABLE.format(name))
         if folder.is_symlink() and (refusal := link_refusal(folder, allowed)):
             return ModelLook(name, folder, root, "", "", {}, refusal)
         doubled = folder / name
         if doubled.is_dir() and not doubled.is_symlink() and not _is_model(folder) and _is_model(doubled):
             folder = doubled
-        return look_at_model(name, folder, root, allowed)
+        return look_at_model(name, folder, root, allowed, self._most_entries)
 
     def _is_one_model(self, root: Path, folders: list[Path]) -> bool:
         """Whether a repository is itself the folder of one model."""
@@ -103,6 +119,10 @@ class RepositoryScanner:
         if any(is_version_name(name) for name in names):
             return False
         return any(fnmatchcase(name, pattern) for name in names for pattern in self._model_filenames)
+
+
+def _is_misnamed(look: ModelLook) -> bool:
+    return look.name != look.folder.name
 
 
 def _identity(root: Path) -> tuple[int, int]:
@@ -126,11 +146,11 @@ def _children(folder: Path) -> list[Path]:
 
 
 def _merge(looks: Iterable[ModelLook]) -> dict[str, ModelLook]:
-    """By key; one that is there twice is refused."""
+    """By key; one that is there twice is refused. A name that is only shown so takes the name of no other."""
     models: dict[str, ModelLook] = {}
-    for look in looks:
+    for look in sorted(looks, key=_is_misnamed):
         first = models.setdefault(look.key, look)
-        if first is not look:
+        if first is not look and not _is_misnamed(look):
             reason = (
                 f"model '{look.name}' is in more than one repository: '{first.folder}' and '{look.folder}'; keep one"
             )

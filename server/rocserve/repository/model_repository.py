@@ -74,7 +74,9 @@ class ModelRepository:
             background=self._background,
             log=log,
         )
-        scanner = RepositoryScanner(settings.roots, registry, namespacing=settings.model_namespacing)
+        scanner = RepositoryScanner(
+            settings.roots, registry, settings.max_folder_entries, namespacing=settings.model_namespacing
+        )
         reader = ContentReader(registry, settings)
         self._looks = Looks(scanner, log)
         self._catalogue = ModelCatalogue(self._publication.models, self._make_model, log)

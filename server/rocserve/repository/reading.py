@@ -47,7 +47,7 @@ class ContentReader:
 
     def _read_given(self, written: WrittenConfig, name: str, file: Path | None, root: Path) -> tuple[ModelContent, ...]:
         private = link_file(name, file)
-        look = look_at_model(name, private.folder, root, (root,))
+        look = look_at_model(name, private.folder, root, (root,), self.settings.max_folder_entries)
         kind = self.settings.default_instance_kind
         definitions = define_models(written, private.folder, name, self.registry, kind, root)
         return tuple(make_content(definition, look, private) for definition in definitions)
@@ -71,7 +71,8 @@ class ContentReader:
     def _read_given_files(self, look: ModelLook, parameters: LoadParameters, name: str) -> tuple[ModelContent, ...]:
         request = self._request(look, parameters, name)
         private = write_files(name, parameters.files)
-        given = look_at_model(name, private.folder, private.folder, (private.folder.resolve(),))
+        allowed = (private.folder.resolve(),)
+        given = look_at_model(name, private.folder, private.folder, allowed, self.settings.max_folder_entries)
         contents = self._define(given, private.folder, None, request, private)
         for content in contents:
             backend = content.definition.backend

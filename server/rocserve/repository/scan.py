@@ -9,7 +9,7 @@ from pathlib import Path
 from rocserve.config.sources import CONFIG_FILENAME, CONFIGS_FOLDER, TOML_FILENAME
 from rocserve.config.versions import is_version_name
 from rocserve.core.model_names import qualified
-from rocserve.repository.fingerprint import FileMark, FilesLook, summarise, walk
+from rocserve.repository.fingerprint import FileMark, FilesLook, TooManyEntries, summarise, walk
 
 CONFIG_FILENAMES = (CONFIG_FILENAME, TOML_FILENAME)
 _CONFIG_SUFFIXES = (".pbtxt", ".toml")
@@ -77,20 +77,34 @@ class ModelLook:
 
 
 def look_at_model(
-    name: str, folder: Path, root: Path, allowed: tuple[Path, ...], *, is_root: bool = False, flat: bool = False
+    name: str,
+    folder: Path,
+    root: Path,
+    allowed: tuple[Path, ...],
+    most_entries: int,
+    *,
+    is_root: bool = False,
+    flat: bool = False,
 ) -> ModelLook:
     """Look at a model's folder; `flat`: the model file lies directly in it, as version 1. Blocks on the disk.
 
-    `allowed` are the resolved folders that links may lead into.
+    `allowed` are the resolved folders that links may lead into; `most_entries` the files and folders that it may hold.
     """
     parts: dict[str | int, list[FileMark]] = defaultdict(list)
     ignored = set()
-    for mark in walk(folder, allowed):
-        part = _part_of(mark.path, flat)
-        if part is None:
-            ignored.add(mark.path.split("/", 1)[0])
-        else:
-            parts[part].append(mark)
+    try:
+        for mark in walk(folder, allowed, most_entries):
+            part = _part_of(mark.path, flat)
+            if part is None:
+                ignored.add(mark.path.split("/", 1)[0])
+            else:
+                parts[part].append(mark)
+    except TooManyEntries:
+        refusal = (
+            f"'{folder}' holds more than {most_entries} files and folders; keep elsewhere what is no part of the model,"
+            " or raise --max-folder-entries"
+        )
+        return ModelLook(name, folder, root, "", "", {}, refusal, is_root=is_root, is_flat=flat)
     has_config = any(mark.path in CONFIG_FILENAMES for mark in parts["config"])
     config = summarise(parts.pop("config"))
     other = summarise(parts.pop("other", ()))

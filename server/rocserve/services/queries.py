@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 import rocserve
 from rocserve.core.errors import ServeError, invalid_argument, unimplemented
 from rocserve.core.model_config import InputConfig, OutputConfig
+from rocserve.core.printable import encodable
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.serving import ServedVersion, ServingTableHolder, parse_version
 from rocserve.core.statistics import Duration, StatisticsSnapshot
@@ -109,8 +110,8 @@ class QueryService:
             raise unimplemented("'repository_name' specification is not supported")
         response = pb.RepositoryIndexResponse()
         for entry in self._repository.index(request.ready):
-            reason = self._paths.hide(entry.reason)
-            response.models.add(name=entry.name, version=entry.version, state=entry.state, reason=reason)
+            reason = encodable(self._paths.hide(entry.reason))
+            response.models.add(name=encodable(entry.name), version=entry.version, state=entry.state, reason=reason)
         return response
 
 

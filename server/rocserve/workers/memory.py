@@ -22,6 +22,9 @@ ALIGNMENT = 64
 
 _SMALLEST = 64 * 1024
 
+_NAME_BYTES = 200
+"""Of the file's name, which shows in /proc/PID/maps."""
+
 _COPIED_IN_PLACE = 64 * 1024
 """Bytes up to which a copy takes less time than letting go of the GIL for it."""
 
@@ -73,7 +76,9 @@ class Arena:
 
     @classmethod
     def create(cls, name: str) -> Arena:
-        descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        # Linux takes 249 bytes; a model's name may be longer.
+        shown = os.fsencode(name)[:_NAME_BYTES].decode(errors="ignore")
+        descriptor = os.memfd_create(shown, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, _SMALLEST)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)

@@ -12,9 +12,11 @@ from rocserve.repository.scan import ModelLook, look_at_model
 
 from .conftest import REGISTRY, Folders
 
+MOST_ENTRIES = 1000
+
 
 def scan(*roots: Path) -> dict[str, ModelLook]:
-    return RepositoryScanner(roots, REGISTRY).look().models
+    return RepositoryScanner(roots, REGISTRY, MOST_ENTRIES).look().models
 
 
 @pytest.mark.parametrize("name", [".hidden", "model.onnx~", "model.tmp", "model.onnx.part", ".model.onnx.swp"])
@@ -191,7 +193,7 @@ def test_a_folder_without_anything_of_a_model(root: Path) -> None:
 
 def test_a_repository_that_vanishes_keeps_its_models_as_they_were(root: Path, folders: Folders) -> None:
     folders.model("m", 1)
-    scanner = RepositoryScanner([root], REGISTRY)
+    scanner = RepositoryScanner([root], REGISTRY, MOST_ENTRIES)
     before = scanner.look().models
     root.rename(root.with_name("away"))
     look = scanner.look()
@@ -206,7 +208,7 @@ def test_a_repository_that_vanishes_during_a_look_keeps_its_models_as_they_were(
     root: Path, folders: Folders, monkeypatch: pytest.MonkeyPatch, replaced: bool
 ) -> None:
     folders.model("m", 1)
-    scanner = RepositoryScanner([root], REGISTRY)
+    scanner = RepositoryScanner([root], REGISTRY, MOST_ENTRIES)
     before = scanner.look().models["m"]
 
     def vanish(*arguments: Any, **options: Any) -> ModelLook:
@@ -224,7 +226,7 @@ def test_a_repository_that_vanishes_during_a_look_keeps_its_models_as_they_were(
 
 def test_looking_again_tells_whether_a_loads_files_changed(root: Path, folders: Folders) -> None:
     folders.model("m", 1, 2)
-    scanner = RepositoryScanner([root], REGISTRY)
+    scanner = RepositoryScanner([root], REGISTRY, MOST_ENTRIES)
     look = scanner.look().models["m"]
     folders.version("m", 2, "changed")
     assert look.same_for(1, scanner.look_again(look))
