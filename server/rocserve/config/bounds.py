@@ -27,6 +27,8 @@ MOST_TENSOR_BYTES = (1 << 63) - 1
 """What 64-bit sizes and offsets can say."""
 MOST_SAMPLE_BYTES = (1 << 31) - 1
 """Of the samples of a warm-up, and of the state that a sequence begins with: no request can be larger either."""
+MOST_SAMPLE_ROWS = 1_000_000
+"""Of a warm-up sample's batch: each is a request to the model."""
 _STRING_BYTES = 20
 """Of an element of BYTES in a warm-up sample: its length, and 16 random characters."""
 MOST_SAMPLE_RUNS = 10_000
@@ -41,7 +43,6 @@ def check_bounds(message: ModelConfig) -> None:
     name = message.name
     _check_number(f"model '{name}' has", len(message.input), "inputs", MOST_TENSORS)
     _check_number(f"model '{name}' has", len(message.output), "outputs", MOST_TENSORS)
-    _check_number(f"ensemble '{name}' has", len(message.ensemble_scheduling.step), "steps", MOST_STEPS)
     for what, tensors in (("input", message.input), ("output", message.output)):
         for tensor in tensors:
             _check_tensor(f"{what} '{tensor.name}' of model '{name}' has", tensor)
@@ -54,6 +55,11 @@ def check_config_size(nbytes: int, source: str) -> None:
     """Of a configuration's text, wherever it comes from. Raises: ServeError, as `check_bounds`."""
     if nbytes > MOST_CONFIG_BYTES:
         raise invalid_argument(f"{source} is larger than the {MOST_CONFIG_BYTES} bytes that a configuration may have")
+
+
+def check_step_count(message: ModelConfig) -> None:
+    """Of an ensemble, before its steps are looked at. Raises: ServeError, as `check_bounds`."""
+    _check_number(f"ensemble '{message.name}' has", len(message.ensemble_scheduling.step), "steps", MOST_STEPS)
 
 
 def _check_tensor(who: str, tensor: ModelInput | ModelOutput) -> None:
@@ -69,6 +75,7 @@ def _check_warmup(message: ModelConfig) -> None:
     for sample in message.model_warmup:
         who = f"warm-up sample '{sample.name}' of model '{message.name}' has"
         _check_number(who, sample.count, "runs", MOST_SAMPLE_RUNS)
+        _check_number(who, sample.batch_size, "rows", MOST_SAMPLE_ROWS)
         for tensor in sample.inputs.values():
             _check_number(who, len(tensor.dims), "dims", MOST_DIMS)
             total += _nbytes(tensor.dims, tensor.data_type) * max(sample.batch_size, 1)

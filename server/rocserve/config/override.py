@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf import json_format
 
 from rocserve.config.bounds import check_config_size
-from rocserve.config.pbtxt import suggest
+from rocserve.config.pbtxt import suggest, unknown_value
 from rocserve.core.errors import invalid_argument
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
@@ -42,6 +42,8 @@ def parse_override(text: str) -> ModelConfig:
         json_format.ParseDict(_conforming(document, message.DESCRIPTOR), message, max_recursion_depth=20)
     except (json_format.Error, ValueError, TypeError) as error:
         raise invalid_argument(f"Invalid config override: {_explain(str(error), message)}") from None
+    if fault := unknown_value(message):
+        raise invalid_argument(f"Invalid config override: {fault}")
     return message
 
 

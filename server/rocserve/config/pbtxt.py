@@ -17,6 +17,8 @@ from rocserve.config.bounds import MOST_CONFIG_BYTES, check_config_size
 from rocserve.core.errors import invalid_argument
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
+_LONGEST_NAME = 100
+"""Characters of a wrong name that others are compared with: the comparison's time grows with its square."""
 _POSITION = re.compile(r"^\d+:\d+ : ")
 _NO_FIELD = re.compile(r'^Message type "(?P<type>[\w.]+)" has no field named "(?P<name>[^"]*)"')
 _NO_VALUE = re.compile(r'^Enum type "(?P<type>[\w.]+)" has no value named (?P<name>\w+)')
@@ -44,6 +46,29 @@ def parse_text(text: str, message: Message, source: str) -> None:
     except text_format.ParseError as error:
         line, column = error.GetLine() or 1, error.GetColumn() or 1
         raise invalid_argument(f"{source}:{line}:{column}: {_explain(str(error), text, line, message)}") from None
+    except ValueError as error:
+        # Of numbers that stand for values of enumerations.
+        raise invalid_argument(f"{source}: {str(error)[:1].lower()}{str(error)[1:]}") from None
+    if fault := unknown_value(message):
+        raise invalid_argument(f"{source}: {fault}")
+
+
+def unknown_value(message: Message) -> str:
+    """What is wrong where an enumeration has a number that it does not know, which protobuf takes; "" = nothing."""
+    for field, value in message.ListFields():
+        values = value if field.is_repeated else (value,)
+        if field.enum_type is not None:
+            for number in values:
+                if number not in field.enum_type.values_by_number:
+                    known = suggest(str(number), field.enum_type.values_by_name)
+                    return f"unknown value {number} of {field.enum_type.name} in '{field.name}'{known}"
+        elif field.message_type is not None:
+            if field.message_type.GetOptions().map_entry:
+                values = value.values() if field.message_type.fields_by_name["value"].message_type else ()
+            for part in values:
+                if fault := unknown_value(part):
+                    return fault
+    return ""
 
 
 def format_model_config(message: ModelConfig) -> str:
@@ -75,7 +100,7 @@ def suggest(wrong: str, known: Iterable[str]) -> str:
     """The end of a sentence about a wrong name: the name that was probably meant, or all that there are."""
     names = sorted(known)
     by_lower = {name.lower(): name for name in names}
-    close = difflib.get_close_matches(wrong.lower(), by_lower, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(wrong[:_LONGEST_NAME].lower(), by_lower, n=1, cutoff=0.6)
     if close:
         return f"; did you mean '{by_lower[close[0]]}'?"
     return f"; expected one of: {', '.join(names)}" if names else ""

@@ -102,6 +102,8 @@ def _check_correlation_id(control: _Control, model: str) -> None:
 
 
 def _check_strategy(batching: ModelSequenceBatching, message: ModelConfig) -> None:
+    if batching.oldest.max_candidate_sequences < 0:
+        raise invalid_argument(f"sequence batching max candidate sequences must not be negative for {message.name}")
     for size in batching.oldest.preferred_batch_size:
         if size <= 0:
             raise invalid_argument(f"sequence batching preferred batch size must be positive for {message.name}")

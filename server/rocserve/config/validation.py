@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rocserve.backends.registry import ENSEMBLE_PLATFORM
-from rocserve.config.bounds import check_bounds
+from rocserve.config.bounds import check_bounds, check_step_count
 from rocserve.config.ensemble_validation import check_ensemble_scheduling
 from rocserve.config.ragged_checks import check_batch_tensors
 from rocserve.config.sequence_validation import check_sequence_batching
@@ -56,6 +57,7 @@ def check_readable(message: ModelConfig) -> None:
     if message.HasField("sequence_batching"):
         check_sequence_batching(message)
     if message.HasField("ensemble_scheduling"):
+        check_step_count(message)
         check_ensemble_scheduling(message)
     if message.model_transaction_policy.decoupled and message.response_cache.enable:
         raise invalid_argument(
@@ -71,9 +73,9 @@ def check_loadable(message: ModelConfig) -> None:
     Raises:
         ServeError: INVALID_ARGUMENT with the first fault.
     """
-    check_bounds(message)
     check_tensors(message)
     check_batch_tensors(message)
+    check_bounds(message)
     _check_instance_groups(message)
 
 
@@ -224,3 +226,5 @@ def _check_model_metrics(message: ModelConfig) -> None:
             raise invalid_argument("metric control must specify 'histogram_options'")
         if not control.histogram_options.buckets:
             raise invalid_argument("histogram options must specify non-empty 'buckets'")
+        if any(math.isnan(bucket) for bucket in control.histogram_options.buckets):
+            raise invalid_argument("histogram options must specify 'buckets' that are numbers")

@@ -49,7 +49,7 @@ async def test_a_second_try_says_what_it_is_at_and_how_the_first_ended(
     folders.model("m", 1)
     await served.until(lambda: served.state("m") == "UNAVAILABLE")
     loader.hold("m")
-    await served.until(lambda: served.state("m") == "LOADING")
+    await served.until(lambda: len(loader.loads) == 2)
     loader.tell["m"]("compiling")
     assert served.reason("m") == "compiling; failed before: no memory"
 

@@ -233,3 +233,56 @@ def test_looking_again_tells_whether_a_loads_files_changed(root: Path, folders: 
     assert not look.same_for(2, scanner.look_again(look))
     (root / "m").rename(root / ".gone")
     assert not look.same_for(1, scanner.look_again(look))
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        (b"caf\xe9", r"caf\xe9"),
+        (b"line\nbreak", r"line\nbreak"),
+        (b"\x1b[31mred", r"\x1b[31mred"),
+        (b"tab\there\xff", "tab\there\\xff"),
+    ],
+)
+def test_a_folder_whose_name_cannot_be_printed_is_refused_by_itself(
+    root: Path, folders: Folders, name: bytes, shown: str
+) -> None:
+    folders.model("m", 1)
+    (root / os.fsdecode(name)).mkdir()
+    models = scan(root)
+    assert set(models) == {"m", shown}
+    assert "rename the folder" in models[shown].refusal
+    assert not models["m"].refusal
+
+
+def test_a_name_that_is_only_shown_so_takes_the_name_of_no_model(root: Path, folders: Folders) -> None:
+    folders.model(r"caf\xe9", 1)
+    (root / os.fsdecode(b"caf\xe9")).mkdir()
+    (look,) = scan(root).values()
+    assert look.versions
+    assert not look.refusal
+
+
+def test_files_whose_names_cannot_be_printed_are_left_to_their_model(root: Path, folders: Folders) -> None:
+    folder = folders.model("m", 1)
+    before = scan(root)["m"]
+    for part in (folder, folder / "1"):
+        (part / os.fsdecode(b"caf\xe9\n.txt")).touch()
+    after = scan(root)["m"]
+    assert not after.refusal
+    assert not after.versions[1].files.refusal
+    assert after != before
+
+
+def test_a_folder_with_too_many_files_is_refused(root: Path, folders: Folders) -> None:
+    folder = folders.model("m", 1)
+    for number in range(MOST_ENTRIES):
+        (folder / "1" / f"{number}").touch()
+    look = scan(root)["m"]
+    assert look.refusal.endswith(
+        f"holds more than {MOST_ENTRIES} files and folders; keep elsewhere what is no part of the model, or raise"
+        " --max-folder-entries"
+    )
+    # Nothing of it is remembered, so that a change within it is none.
+    (folder / "1" / "one more").touch()
+    assert scan(root)["m"] == look

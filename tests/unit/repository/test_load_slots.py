@@ -1,0 +1,73 @@
+"""Which load goes next, and how many are tried again in a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rocserve.repository.load_slots import LoadSlots
+from rocserve.repository.retry import Retries
+
+
+async def test_a_change_goes_before_retries_that_waited_longer() -> None:
+    slots = LoadSlots(1, 60.0)
+    order: list[str] = []
+
+    async def load(name: str, is_retry: bool) -> None:
+        async with slots.taken(False, is_retry):
+            order.append(name)
+
+    async with slots.taken(False):
+        assert slots.all_taken
+        waiting = [asyncio.create_task(load(f"retry {number}", True)) for number in range(3)]
+        await asyncio.sleep(0)
+        waiting.append(asyncio.create_task(load("change", False)))
+        await asyncio.sleep(0)
+    await asyncio.gather(*waiting)
+    assert order == ["change", "retry 0", "retry 1", "retry 2"]
+    assert not slots.all_taken
+
+
+async def test_a_slot_is_not_lost_with_a_load_that_is_called_off() -> None:
+    slots = LoadSlots(1, 60.0)
+
+    async def load() -> None:
+        async with slots.taken(False):
+            pass
+
+    async with slots.taken(False):
+        before, with_it = asyncio.create_task(load()), asyncio.create_task(load())
+        await asyncio.sleep(0)
+        before.cancel()
+        await asyncio.sleep(0)
+    # It has been given the slot and not yet run.
+    with_it.cancel()
+    await asyncio.gather(before, with_it, return_exceptions=True)
+    async with asyncio.timeout(5), slots.taken(False):
+        pass
+
+
+async def test_retries_come_at_a_bounded_pace_in_their_order() -> None:
+    retries = Retries(a_second=20.0, burst=2)
+    came: list[int] = []
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    for number in range(6):
+        retries.add(0.0, lambda number=number: came.append(number))
+    await asyncio.sleep(0.01)
+    assert came == [0, 1]
+    retries.add(0.0, ended.set)
+    await asyncio.wait_for(ended.wait(), 10)
+    assert came == [0, 1, 2, 3, 4, 5]
+    # Four beyond the burst, at 20 a second.
+    assert loop.time() - begun >= 0.18
+
+
+async def test_a_retry_that_is_called_off_takes_nobodys_turn() -> None:
+    retries = Retries(a_second=0.001, burst=1)
+    came: list[str] = []
+    first = retries.add(0.0, lambda: came.append("first"))
+    retries.add(0.0, lambda: came.append("second"))
+    first.cancel()
+    await asyncio.sleep(0.01)
+    assert came == ["second"]
