@@ -209,7 +209,11 @@ def _serve(options: argparse.Namespace) -> int:
     from rocserve.workers.launcher import WorkerLauncher
 
     registry = discover_backends()
-    launcher = WorkerLauncher(preload=registry.preload, log=log.logger.getChild("workers"))
+    try:
+        launcher = WorkerLauncher(registry.preload, log.logger.getChild("workers"), settings.workers)
+    except ValueError as error:
+        print(f"rocserve serve: --worker-user={settings.workers.user}: {error}", file=sys.stderr)
+        return 2
     launcher.start()
 
     # Only now: this imports gRPC.

@@ -177,6 +177,24 @@ def engine_settings(environment: Mapping[str, str] = os.environ) -> EngineSettin
     return EngineSettings(migraphx_root=environment.get("ROCSERVE_MIGRAPHX_ROOT", ""))
 
 
+KEEP_USER = "same"
+"""--worker-user's word for the server's own user."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """What models' processes may do."""
+
+    user: str = ""
+    """A name or number, with ":group" for another primary group; "" = nobody, where the server is root and the model's
+    files allow it."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Variables of the server that are passed on beside those that engines need: model ("" = all), name."""
+    core_dumps: bool = False
+    file_bytes: int = 0
+    """The largest file that one may write; 0 = no bound."""
+
+
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
     """Seconds after which a worker is killed; 0 = no limit. A model's parameters may say otherwise, but for drains."""
@@ -249,6 +267,7 @@ class ServerSettings:
     host_policies: tuple[tuple[str, str, str], ...] = ()
     """Policy, setting, value."""
     engines: EngineSettings = field(default_factory=EngineSettings)
+    workers: WorkerSettings = field(default_factory=WorkerSettings)
     http: HttpSettings = field(default_factory=HttpSettings)
     grpc: GrpcSettings = field(default_factory=GrpcSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)

@@ -44,12 +44,13 @@ class RocserveProcess:
         log: Path,
         environment: Mapping[str, str] | None = None,
         outlives: bool = True,
+        python: str = sys.executable,
     ) -> None:
         self._environment = environment or {}
         libc = ctypes.CDLL(None)
         self._before_exec = None if outlives else partial(libc.prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
         self._command = [
-            sys.executable,
+            python,
             "-m",
             "rocserve.cli",
             "serve",

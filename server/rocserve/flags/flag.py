@@ -49,5 +49,6 @@ _SHOWN_VALUES: dict[Callable[[str], Any], str] = {
     values.setting: "SETTING=VALUE",
     values.scoped_setting: "SCOPE,SETTING=VALUE",
     values.rate_limit_resource: "NAME:COUNT[:DEVICE]",
+    values.worker_variables: "[MODEL:]NAME[,NAME...]",
     values.restricted_protocols: "PROTOCOLS:HEADER=VALUE",
 }

@@ -11,7 +11,7 @@ from typing import Any
 from rocserve.flags.flag import Flag, FlagError
 from rocserve.flags.front_ends import CONNECTIONS, GRPC, HTTP, TLS
 from rocserve.flags.observing import LOG, METRICS, TRACE
-from rocserve.flags.serving import ENGINES, REPOSITORY, SERVER
+from rocserve.flags.serving import ENGINES, REPOSITORY, SERVER, WORKERS
 from rocserve.flags.unserved import UNSERVED, WITHOUT_EFFECT, refuse_unserved
 from rocserve.flags.values import boolean
 from rocserve.observability.tracing.options import trace_options
@@ -26,6 +26,7 @@ from rocserve.settings import (
     ServerSettings,
     TimeLimits,
     TraceSettings,
+    WorkerSettings,
     engine_settings,
 )
 
@@ -33,6 +34,7 @@ FLAG_GROUPS: tuple[tuple[str, tuple[Flag, ...]], ...] = (
     ("model repository", REPOSITORY),
     ("server", SERVER),
     ("engines", ENGINES),
+    ("workers", WORKERS),
     ("HTTP", HTTP),
     ("gRPC", GRPC),
     ("TLS", TLS),
@@ -99,6 +101,7 @@ def settings_from(arguments: argparse.Namespace) -> ServerSettings:
         trace=TraceSettings(**_part(fields, "trace.")),
         log=LogSettings(**_part(fields, "log.")),
         limits=TimeLimits(**_part(fields, "limits.")),
+        workers=_workers(_part(fields, "workers.")),
         engines=replace(engine_settings(), **_part(fields, "engines.")),
         cache=cache,
     )
@@ -113,6 +116,11 @@ def _frozen(value: Any) -> Any:
 
 def _part(fields: dict[str, Any], prefix: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in fields.items() if name.startswith(prefix)}
+
+
+def _workers(given: dict[str, Any]) -> WorkerSettings:
+    variables = [pair for pairs in given.pop("environment", ()) for pair in pairs]
+    return WorkerSettings(**given, environment=tuple(variables))
 
 
 def _cache(values: Sequence[tuple[str, str, str]]) -> CacheSettings:

@@ -10,11 +10,13 @@ from rocserve.flags.values import (
     POSITIVE_SECONDS,
     SECONDS,
     admin_addresses,
+    at_least,
     backend_setting,
     boolean,
     folder,
     rate_limit_resource,
     setting_of,
+    worker_variables,
 )
 from rocserve.settings import ControlMode
 
@@ -252,5 +254,36 @@ ENGINES = (
         folder,
         "a folder that holds MIGraphX together with the C library that it was built for (default"
         " $ROCSERVE_MIGRAPHX_ROOT, else this system's MIGraphX)",
+    ),
+)
+
+WORKERS = (
+    Flag(
+        "worker-user",
+        "workers.user",
+        str,
+        "whom models' processes run as; same: the server's own user (default: nobody where the server is root and the"
+        " model's files allow it, else the server's own)",
+        value="USER[:GROUP]",
+    ),
+    Flag(
+        "worker-environment",
+        "workers.environment",
+        worker_variables,
+        "variables of the server's environment that models get beside those that engines need; repeatable",
+        repeatable=True,
+    ),
+    Flag(
+        "worker-file-bytes",
+        "workers.file_bytes",
+        at_least(0, int),
+        "the largest file that a model's process may write, its outputs' memory included; 0: any (default 0)",
+        value="N",
+    ),
+    Flag(
+        "worker-core-dumps",
+        "workers.core_dumps",
+        boolean,
+        "let crashing models leave core dumps, as far as the system's limits do (default false)",
     ),
 )

@@ -171,3 +171,12 @@ def restricted_protocols(text: str) -> RestrictedProtocols:
         if not value:
             raise argparse.ArgumentTypeError(f"the environment variable '{name}' is not there, or empty")
     return RestrictedProtocols(protocols, key, value)
+
+
+def worker_variables(text: str) -> tuple[tuple[str, str], ...]:
+    """`name,name` for all models, or `model:name,name` for one; as pairs of model ("" = all) and name."""
+    model, separator, names = text.rpartition(":")
+    pairs = tuple((model, name) for name in names.split(","))
+    if (separator and not model) or not all(name and "=" not in name for _, name in pairs):
+        raise argparse.ArgumentTypeError(f"expected [MODEL:]NAME[,NAME...], got '{text}'")
+    return pairs

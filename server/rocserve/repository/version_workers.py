@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rocserve.backends.base import EngineSpec
+from rocserve.backends.migraphx.cache.opening import cache_directory
 from rocserve.config.definition import ModelDefinition, find_model_file
 from rocserve.config.json_text import config_json
 from rocserve.core.sequence_tensors import with_sequence_tensors
@@ -82,6 +83,12 @@ def worker_group(
     """
     backend = definition.backend
     assert backend is not None, "an ensemble has no workers"
+    writable: tuple[str, ...] = ()
+    if _may_compile(definition, plan):
+        # Found here, for a worker may run as a user with another home.
+        cache = str(cache_directory(load.settings))
+        load = replace(load, settings=replace(load.settings, cache_directory=cache))
+        writable = (cache,)
     return WorkerGroup(
         load=load,
         plans=[_with_file(worker, definition, Path(load.version_folder)) for worker in plan.workers],
@@ -92,9 +99,18 @@ def worker_group(
         forked=plan.engine.forks_from_zygote,
         interpreter=model_interpreter(definition),
         loader=plan.loader,
+        writable=writable,
         start_call=start_call if backend.answers_requests else None,
         limits=limits,
     )
+
+
+def _may_compile(definition: ModelDefinition, plan: EnginePlan) -> bool:
+    """Whether the workers may want the cache of compiled programs."""
+    config = definition.config
+    asks_for_accelerators = bool(config.gpu_accelerators or config.cpu_accelerators)
+    on_gpu = any(worker.device is not None for worker in plan.workers)
+    return plan.engine.needs_migraphx or asks_for_accelerators or on_gpu
 
 
 def _with_file(worker: WorkerPlan, definition: ModelDefinition, version_folder: Path) -> WorkerPlan:

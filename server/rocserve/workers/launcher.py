@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rocserve.core.errors import internal
+from rocserve.settings import KEEP_USER, WorkerSettings
 from rocserve.workers.channel import Channel
+from rocserve.workers.isolation import Confinement, candidates, worker_environment
 from rocserve.workers.messages import Exited, Spawn, Spawned, SpawnFailed
 from rocserve.workers.process import WorkerProcess
 from rocserve.workers.spawner import MOST_DESCRIPTORS
@@ -40,17 +42,23 @@ class LaunchOptions:
     interpreter: str = ""
     """The Python of a worker that is not forked; empty = the server's own."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Set on top of the server's own."""
+    """Set on top of what all workers get."""
     loader: tuple[str, ...] = ()
     """The words of the command that stand before the interpreter: another C library's program loader."""
     output_prefix: str = ""
     """Stands in the log before each line that the worker writes."""
+    readable: tuple[str, ...] = ()
+    """The files and folders that the worker reads beside its program."""
+    writable: tuple[str, ...] = ()
+    """The folders and devices that it writes to."""
+    model_name: str = ""
 
 
 @dataclass(slots=True)
 class _Launch:
     """A worker that the zygote was asked for."""
 
+    model_name: str
     make: Callable[[int, int | None], WorkerProcess]
     """Takes its pid and pidfd."""
     worker: asyncio.Future[WorkerProcess]
@@ -64,11 +72,23 @@ class WorkerLauncher:
     and the next launch starts another.
     """
 
-    def __init__(self, preload: Sequence[str], log: logging.Logger) -> None:
-        """`preload`: the modules that the zygote imports ahead, where they are installed."""
+    def __init__(self, preload: Sequence[str], log: logging.Logger, settings: WorkerSettings | None = None) -> None:
+        """`preload`: the modules that the zygote imports ahead, where they are installed.
+
+        `settings`: None = workers run as this process' own user.
+
+        Raises:
+            ValueError: the user that the settings name cannot be had.
+        """
         self._preload = tuple(preload)
         self._log = log
+        self._settings = settings or WorkerSettings(user=KEEP_USER)
+        self._candidates = candidates(self._settings)
+        self._told_of_user: set[str] = set()
+        """The models whose workers do not run as the user that is meant for them."""
         self._lifeline_reader, self._lifeline_writer = os.pipe2(os.O_CLOEXEC)
+        # Workers open it anew, other users' as well (core/lifeline.py).
+        os.fchmod(self._lifeline_reader, 0o444)
         self._zygote: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._started_at = 0.0
@@ -96,7 +116,7 @@ class WorkerLauncher:
                 stdin=subprocess.DEVNULL,
                 pass_fds=descriptors,
                 # ONNX Runtime's own builds report usage over the network, with a thread that a zygote must not have.
-                env={"ORT_DISABLE_TELEMETRY": "1", **os.environ},
+                env={"ORT_DISABLE_TELEMETRY": "1", **worker_environment(os.environ, self._settings)},
             )
         self._started_at = time.monotonic()
 
@@ -108,6 +128,8 @@ class WorkerLauncher:
         """
         control, peer_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         output_reader, output_writer = os.pipe2(os.O_CLOEXEC)
+        # A model, or what it starts, may open /dev/stderr.
+        os.fchmod(output_writer, 0o622)
         peers = [channel.take_peer() for channel in channels]
 
         def make(pid: int, pidfd: int | None) -> WorkerProcess:
@@ -119,7 +141,7 @@ class WorkerLauncher:
             descriptors = [output_writer, peer_control.fileno(), *(peer.fileno() for peer in peers)]
             for _ in range(_LAUNCH_ATTEMPTS):
                 answer = asyncio.get_running_loop().create_future()
-                worker = await self._spawn(options, descriptors, _Launch(make, answer))
+                worker = await self._spawn(options, descriptors, _Launch(options.model_name, make, answer))
                 if worker is not None:
                     return worker
             raise internal("the zygote, which starts workers, ends again and again; see the server's log")
@@ -156,8 +178,21 @@ class WorkerLauncher:
         if len(descriptors) > MOST_DESCRIPTORS:
             raise internal(f"a worker can have {MOST_DESCRIPTORS - 2} instances, not {len(descriptors) - 2}")
         spawn_id = next(self._spawn_ids)
+        named = worker_environment(os.environ, self._settings, options.model_name)
         message = Spawn(
-            spawn_id, options.title, options.forked, options.interpreter, options.environment, options.loader
+            spawn_id,
+            options.title,
+            options.forked,
+            options.interpreter,
+            {**named, **options.environment},
+            options.loader,
+            Confinement(
+                self._candidates,
+                options.readable,
+                options.writable,
+                self._settings.core_dumps,
+                self._settings.file_bytes,
+            ),
         )
         self._launches[spawn_id] = launch
         try:
@@ -198,8 +233,8 @@ class WorkerLauncher:
             self._zygote_gone()
             return
         match decode_message(data):
-            case Spawned(spawn_id, pid):
-                self._spawned(spawn_id, pid, descriptors[0] if descriptors else None)
+            case Spawned(spawn_id, pid, user_problem):
+                self._spawned(spawn_id, pid, descriptors[0] if descriptors else None, user_problem)
             case SpawnFailed(spawn_id, reason):
                 launch = self._launches.get(spawn_id)
                 if launch is not None and not launch.worker.done():
@@ -209,15 +244,32 @@ class WorkerLauncher:
                 if worker is not None:
                     worker.has_exited(wait_status)
 
-    def _spawned(self, spawn_id: int, pid: int, pidfd: int | None) -> None:
+    def _spawned(self, spawn_id: int, pid: int, pidfd: int | None, user_problem: str) -> None:
         launch = self._launches.get(spawn_id)
         if launch is not None and not launch.worker.done():
             # At once: the next message may already be that it has exited.
             worker = self._workers[pid] = launch.make(pid, pidfd)
             launch.worker.set_result(worker)
+            if user_problem:
+                self._warn_of_user(launch.model_name, user_problem)
         elif pidfd is not None:
             # Nobody waits any more: its control socket is closed, and so it ends by itself.
             os.close(pidfd)
+
+    def _warn_of_user(self, model_name: str, problem: str) -> None:
+        """Once with what to do, and then a line for each further model. `problem`: "root: user 'nobody' cannot ..."."""
+        if model_name in self._told_of_user:
+            return
+        text = f"the workers of model '{model_name}' run as {problem}"
+        if self._told_of_user:
+            self._log.info("%s", text)
+        else:
+            self._log.warning(
+                "%s. Make it open to that user (chmod), name another user with --worker-user, or keep root without this"
+                " warning by --worker-user=root; each further model is told of as information",
+                text,
+            )
+        self._told_of_user.add(model_name)
 
     def _zygote_gone(self) -> None:
         if self._connection is None:

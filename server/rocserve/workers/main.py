@@ -22,6 +22,7 @@ from rocserve.core.lifeline import die_with_holder
 from rocserve.workers.batch_loop import error_text
 from rocserve.workers.control_socket import ControlSocket
 from rocserve.workers.current_requests import current_prefix
+from rocserve.workers.isolation import hide_memory
 from rocserve.workers.messages import ControlMessage, Load, Loaded, LoadFailed, Progress, Verbosity, WarmedUp, WarmUp
 from rocserve.workers.model_service import ModelService, TensorService
 from rocserve.workers.request_service import RequestService
@@ -181,6 +182,7 @@ def _become(title: str) -> None:
     os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_take_signals)
     _write("/proc/self/comm", title)
     _write("/proc/self/oom_score_adj", str(_OOM_SCORE))
+    hide_memory()
 
 
 def _pass_over(number: int, frame: object) -> None:

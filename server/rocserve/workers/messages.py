@@ -16,6 +16,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.core.requests import NO_PARAMETERS, Parameters, Signature
 from rocserve.settings import EngineSettings
+from rocserve.workers.isolation import Confinement
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,9 +234,10 @@ class Spawn:
     interpreter: str = ""
     """The Python that runs the worker; empty = the zygote's own."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Set on top of the server's own environment."""
+    """Set on top of the zygote's own environment."""
     loader: tuple[str, ...] = ()
     """The words of the command that stand before the interpreter; not for forked workers."""
+    confinement: Confinement = field(default_factory=Confinement)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +246,8 @@ class Spawned:
 
     spawn_id: int
     pid: int
+    user_problem: str = ""
+    """Why it does not run as the user that comes first; "" = it does."""
 
 
 @dataclass(frozen=True, slots=True)

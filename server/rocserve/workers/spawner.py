@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rocserve.workers import main as worker
+from rocserve.workers.isolation import Identity, choose, confine
 from rocserve.workers.messages import Exited, Spawn, Spawned, SpawnFailed, ZygoteMessage
 from rocserve.workers.wire import decode_message, encode_message
 
@@ -60,17 +61,18 @@ class Spawner:
         if not isinstance(spawn, Spawn):
             raise ValueError(f"expected Spawn, got {type(spawn).__name__}")
         try:
-            pid = self._spawn(spawn, descriptors)
+            identity, problem = choose(spawn.confinement, _program_files(spawn))
+            pid = self._spawn(spawn, identity, descriptors)
         except OSError as error:
             self._send(SpawnFailed(spawn.spawn_id, str(error)))
             return True
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        self._send_spawned(spawn.spawn_id, pid)
+        self._send_spawned(Spawned(spawn.spawn_id, pid, problem))
         return True
 
-    def _spawn(self, spawn: Spawn, descriptors: list[int]) -> int:
+    def _spawn(self, spawn: Spawn, identity: Identity | None, descriptors: list[int]) -> int:
         interpreter = spawn.interpreter or sys.executable
         forked = spawn.forked and self._single_threaded
         if not forked:
@@ -85,9 +87,10 @@ class Spawner:
             os.dup2(output, 1)
             os.dup2(output, 2)
             os.close(output)
+            os.environ.update(spawn.environment)
+            confine(identity, spawn.confinement)
             if not forked:
                 self._execute(spawn, interpreter, [control, *channels])
-            os.environ.update(spawn.environment)
             _reseed()
             status = worker.run(spawn.title, self._lifeline, control, channels)
         except BaseException as error:
@@ -118,7 +121,7 @@ class Spawner:
         # A program loader does not search the path for what it starts.
         python = [*spawn.loader, shutil.which(interpreter) or interpreter] if spawn.loader else [interpreter]
         command = [*python, str(bootstrap), worker.__name__, spawn.title, *map(str, handed)]
-        os.execvpe(command[0], command, {**os.environ, **spawn.environment})
+        os.execvp(command[0], command)
 
     def _reap(self) -> None:
         while True:
@@ -132,11 +135,11 @@ class Spawner:
             _end_group(ended.si_pid)
             self._send(Exited(*os.waitpid(ended.si_pid, 0)))
 
-    def _send_spawned(self, spawn_id: int, pid: int) -> None:
+    def _send_spawned(self, spawned: Spawned) -> None:
         """Nobody but the zygote reaps the worker, so the pidfd is surely the worker's."""
-        message = encode_message(Spawned(spawn_id, pid))
+        message = encode_message(spawned)
         try:
-            descriptor = os.pidfd_open(pid)
+            descriptor = os.pidfd_open(spawned.pid)
         except OSError:
             self._connection.send(message)
             return
@@ -145,6 +148,16 @@ class Spawner:
 
     def _send(self, message: ZygoteMessage) -> None:
         self._connection.send(encode_message(message))
+
+
+def _program_files(spawn: Spawn) -> list[str]:
+    """What the worker's Python reads: its interpreter, its loader, and where it imports from."""
+    files = [shutil.which(spawn.interpreter or sys.executable) or "", str(Path(__file__).parent)]
+    for word in spawn.loader:
+        files += word.split(":")
+    if not spawn.interpreter:
+        files += sys.path
+    return [file for file in files if file.startswith("/")]
 
 
 def _check_command(interpreter: str, loader: tuple[str, ...]) -> None:

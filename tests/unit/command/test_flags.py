@@ -22,6 +22,7 @@ from rocserve.settings import (
     ServerSettings,
     TimeLimits,
     TraceSettings,
+    WorkerSettings,
 )
 
 
@@ -42,6 +43,7 @@ def default_of(target: str) -> object:
         "http": HttpSettings,
         "trace": TraceSettings,
         "limits": TimeLimits,
+        "workers": WorkerSettings,
     }[part]
     return next(field.default for field in dataclasses.fields(owner) if field.name == name)
 

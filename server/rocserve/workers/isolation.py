@@ -1,0 +1,345 @@
+"""What a worker process may do: its environment, its user, its rights, and bounds that the kernel keeps.
+
+The server says who a worker may run as, in the order of preference (`candidates`). The zygote, which alone may change
+users, takes the first who may do what the model needs (`choose`), and the new process becomes that user for good before
+any of the model's code runs (`confine`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import grp
+import os
+import pwd
+import resource
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rocserve.settings import KEEP_USER, WorkerSettings
+
+_UNPRIVILEGED = "nobody"
+"""Who workers run as where nothing is said and the server is root."""
+_ROOT = 0
+_GPU_DEVICES = ("/dev/kfd", "/dev/dri")
+_MOST_OPEN_FILES = 65_536
+"""Of a worker: far more than engines and loaders of data need, far less than the kernel has."""
+
+# fmt: off
+_PASSED_ON = frozenset(
+    {
+        # Of processes in general.
+        "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TERM", "HOSTNAME",
+        "LD_LIBRARY_PATH", "LD_PRELOAD", "GLIBC_TUNABLES",
+        # Of virtual environments, and where programs keep what they make.
+        "VIRTUAL_ENV", "CONDA_PREFIX", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME",
+        "XDG_RUNTIME_DIR",
+        # Certificates that others are checked against.
+        "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
+        # Not all that begins with NVIDIA_ and ROCSERVE_: some are secrets.
+        "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_TF32_OVERRIDE",
+        "ROCSERVE_MIGRAPHX_ROOT",
+    }
+)
+_PASSED_ON_PREFIXES = (
+    "LC_", "PYTHON", "MALLOC_", "HIP_", "ROCR_", "ROCM_", "HSA_", "AMD_", "GPU_", "CUDA_", "ORT_",
+    "MIGRAPHX_", "MIOPEN_", "ROCBLAS_", "HIPBLASLT_", "ROCAL_", "RCCL_", "NCCL_", "OMP_", "GOMP_", "KMP_",
+    "MKL_", "OPENBLAS_", "TORCH_", "PYTORCH_", "OPENCV_",
+)
+# fmt: on
+
+_PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 4, 24, 38, 47
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
+_CAPABILITY_VERSION = 0x20080522
+"""The third, with 64 bits for each set (capset(2))."""
+_MOST_CAPABILITIES = 64
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A user that a worker may run as."""
+
+    name: str
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    home: str = ""
+    """"" = that of the server's environment."""
+    keeps_capabilities: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Confinement:
+    """What the zygote keeps a new worker to."""
+
+    candidates: tuple[Identity, ...] = ()
+    """In the order of preference; empty = the zygote's own user."""
+    readable: tuple[str, ...] = ()
+    """Files, and folders with all that is in them, which the worker reads."""
+    writable: tuple[str, ...] = ()
+    """Folders, to be made where they are not there, and devices."""
+    core_dumps: bool = False
+    largest_file_bytes: int = 0
+    """0 = no bound."""
+
+
+def worker_environment(
+    environment: Mapping[str, str], settings: WorkerSettings, model_name: str = ""
+) -> Mapping[str, str]:
+    """What of the server's environment all workers get, the zygote among them; with a model's name, what only the
+    workers of that model get."""
+    named = {name for model, name in settings.environment if model == model_name}
+    if model_name:
+        return {name: environment[name] for name in sorted(named) if name in environment}
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in _PASSED_ON or name in named or name.startswith(_PASSED_ON_PREFIXES)
+    }
+
+
+# Who
+
+
+def candidates(settings: WorkerSettings) -> tuple[Identity, ...]:
+    """Whom workers may run as, in the order of preference; none where they can only be the server's own user.
+
+    Raises:
+        ValueError: there is no such user, or only root could start processes as that user.
+    """
+    name = settings.user
+    if os.geteuid() != _ROOT:
+        if name not in ("", KEEP_USER) and find_user(name).uid != os.geteuid():
+            raise ValueError(f"only a server that runs as root can start workers as user '{name}'")
+        return ()
+    root = Identity("root", _ROOT, os.getegid(), tuple(os.getgroups()))
+    # A model whose files only their owner may read was served to root with its capabilities, and goes on being so.
+    as_root = (root, replace(root, keeps_capabilities=True))
+    if name in (KEEP_USER, "root", str(_ROOT)):
+        return as_root
+    if name:
+        return (find_user(name),)
+    with suppress(ValueError):
+        return (find_user(_UNPRIVILEGED), *as_root)
+    return as_root
+
+
+def find_user(text: str) -> Identity:
+    """The user of this name or number, with those groups beside the user's own that GPUs belong to; `user:group` for
+    another primary group.
+
+    Raises:
+        ValueError: there is no such user or group.
+    """
+    user, _, group = text.partition(":")
+    try:
+        entry = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
+    except KeyError:
+        if not user.isdecimal():
+            raise ValueError(f"there is no user '{user}'") from None
+        # Containers run as users that no file knows.
+        entry = pwd.struct_passwd((user, "x", int(user), int(user), "", "", ""))
+    gid = entry.pw_gid
+    if group:
+        try:
+            gid = int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid
+        except KeyError:
+            raise ValueError(f"there is no group '{group}'") from None
+    own = {gid, *os.getgrouplist(entry.pw_name, gid)}
+    return Identity(user, entry.pw_uid, gid, tuple(sorted(own | _gpu_groups())), entry.pw_dir)
+
+
+def _gpu_groups() -> set[int]:
+    """The groups that GPUs belong to (render and video on most systems), but for root's own."""
+    groups: set[int] = set()
+    for device in _gpu_files():
+        with suppress(OSError):
+            groups.add(device.stat().st_gid)
+    return groups - {_ROOT}
+
+
+def gpu_devices() -> tuple[str, ...]:
+    """What a worker on a GPU reads and writes, as far as it is there."""
+    return tuple(str(device) for device in _gpu_files() if device.name == "kfd" or device.name.startswith("renderD"))
+
+
+def _gpu_files() -> Iterator[Path]:
+    for path in map(Path, _GPU_DEVICES):
+        if path.is_dir():
+            yield from path.iterdir()
+        elif path.exists():
+            yield path
+
+
+# In the zygote
+
+
+def choose(confinement: Confinement, program: Sequence[str]) -> tuple[Identity | None, str]:
+    """The first candidate that may do what the model needs, and, in words, who it is where it is not the first of all
+    and why not; None = there is none to choose.
+
+    `program`: further files and folders that the worker reads, without what is in these.
+
+    Raises:
+        PermissionError: none of them may.
+    """
+    if not confinement.candidates:
+        return None, ""
+    # Looked for as root, who sees what is there.
+    needs = [_need(path, os.R_OK) for path in map(Path, program) if path.exists()]
+    for path in map(Path, confinement.readable):
+        needs += [_need(entry, os.R_OK) for entry in _tree(path)]
+    needs += [_need(_existing(Path(path)), os.R_OK | os.W_OK) for path in confinement.writable]
+    problems: list[str] = []
+    for identity in confinement.candidates:
+        try:
+            with _acting_as(identity):
+                problem = "" if identity.keeps_capabilities else _access_problem(needs)
+        except OSError as error:
+            problem = f"be had here ({error.strerror})"
+        if not problem:
+            return identity, f"{_titled(identity)}: {'; '.join(problems)}" if problems else ""
+        problems.append(f"user {_titled(identity)} cannot {problem}")
+    raise PermissionError(problems[-1])
+
+
+def _titled(identity: Identity) -> str:
+    if identity.uid != _ROOT:
+        return f"'{identity.name}'"
+    return "root with its capabilities" if identity.keeps_capabilities else "root"
+
+
+def _tree(path: Path) -> Iterator[Path]:
+    """The path and all that is in it, but for links that lead nowhere."""
+    if path.exists():
+        yield path
+    for folder, folders, files in os.walk(path):
+        yield from filter(Path.exists, (Path(folder, name) for name in (*folders, *files)))
+
+
+def _existing(path: Path) -> Path:
+    """The path, or the nearest folder above it that is there, in which it would be made."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def _need(path: Path, mode: int) -> tuple[Path, int]:
+    """What is to be allowed; a folder that may be read and not entered is as good as none."""
+    return path, mode | os.X_OK if path.is_dir() else mode
+
+
+def _access_problem(needs: Sequence[tuple[Path, int]]) -> str:
+    """What the effective user cannot do, "read /models/m/1/model.onnx"; "" = nothing."""
+    for path, mode in needs:
+        if not os.access(path, mode, effective_ids=True):
+            return f"{'write to' if mode & os.W_OK else 'read'} {path}"
+    return ""
+
+
+@contextmanager
+def _acting_as(identity: Identity) -> Iterator[None]:
+    """Access is decided as for this user meanwhile. For root, in a process with one thread."""
+    groups, own = os.getgroups(), _capabilities()
+    try:
+        if identity.uid == _ROOT:
+            if not identity.keeps_capabilities:
+                _set_capabilities(0, own.permitted)
+        else:
+            os.setgroups(identity.groups)
+            os.setegid(identity.gid)
+            os.seteuid(identity.uid)
+        yield
+    finally:
+        if identity.uid == _ROOT:
+            _set_capabilities(own.effective, own.permitted)
+        else:
+            os.seteuid(_ROOT)
+            os.setegid(os.getgid())
+            if set(os.getgroups()) != set(groups):
+                os.setgroups(groups)
+
+
+# In the new process, before any of the model's code
+
+
+def confine(identity: Identity | None, confinement: Confinement) -> None:
+    """Be that user for good, without capabilities and without a way to more rights, within the bounds.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    if not confinement.core_dumps:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if confinement.largest_file_bytes:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (confinement.largest_file_bytes,) * 2)
+    soft, hard = (_bounded(limit) for limit in resource.getrlimit(resource.RLIMIT_NOFILE))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    keeps = identity is not None and identity.keeps_capabilities
+    if not keeps:
+        _empty_bounding_set()
+    if identity is not None and identity.uid != _ROOT:
+        os.setgroups(identity.groups)
+        os.setresgid(identity.gid, identity.gid, identity.gid)
+        os.setresuid(identity.uid, identity.uid, identity.uid)
+        if os.access(identity.home, os.R_OK | os.X_OK):
+            os.environ["HOME"] = identity.home
+        os.environ["USER"] = os.environ["LOGNAME"] = identity.name
+    if not keeps:
+        _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+        _set_capabilities(0, 0)
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    # A change of the user has made /proc/self root's own, where the worker is yet to write its name.
+    _prctl(_PR_SET_DUMPABLE, 1)
+
+
+def hide_memory() -> None:
+    """Let no process of the same user look into this one (ptrace, /proc), unless core dumps are wanted."""
+    if resource.getrlimit(resource.RLIMIT_CORE)[1] == 0:
+        _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def _bounded(limit: int) -> int:
+    return _MOST_OPEN_FILES if limit == resource.RLIM_INFINITY else min(limit, _MOST_OPEN_FILES)
+
+
+def _empty_bounding_set() -> None:
+    """No program that is started later brings capabilities back. Needs a capability itself, without which there is
+    nothing to be brought back but for programs of root."""
+    for number in range(_MOST_CAPABILITIES):
+        if _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) != 0:
+            return
+
+
+def _prctl(option: int, value: int) -> None:
+    _check(_libc.prctl(option, value, 0, 0, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Capabilities:
+    """Sets of a process, as bits."""
+
+    effective: int
+    permitted: int
+
+
+def _capabilities() -> _Capabilities:
+    data = (ctypes.c_uint32 * 6)()
+    _check(_libc.capget((ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), data))
+    return _Capabilities(data[0] | data[3] << 32, data[1] | data[4] << 32)
+
+
+def _set_capabilities(effective: int, permitted: int) -> None:
+    """None can be inherited."""
+    low, high = (1 << 32) - 1, 32
+    data = (effective & low, permitted & low, 0, effective >> high, permitted >> high, 0)
+    _check(_libc.capset((ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)(*data)))
+
+
+def _check(result: int) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
