@@ -68,37 +68,36 @@ def ask_in_background(server: RocserveProcess, model: str, told: list[str]) -> t
     return thread
 
 
-def rename_without_pause(repository: Path, stop: threading.Event) -> None:
-    names = [(repository / f"m{index}", repository / f"n{index}") for index in range(20)]
+def rename_without_pause(repository: Path, elsewhere: Path, stop: threading.Event) -> None:
+    """Folders go, others come under their names, and are renamed again: what was watched is then known by no name."""
     while not stop.is_set():
-        for here, there in names:
-            for source, target in ((here, there), (there, here)):
-                try:
-                    source.rename(target)
-                except OSError:
-                    break
+        for index in range(10):
+            here, there = repository / f"m{index}", repository / f"n{index}"
+            first, second = elsewhere / f"{index}a", elsewhere / f"{index}b"
+            for source, target in ((first, here), (here, first), (second, here), (here, there), (there, second)):
+                source.rename(target)
 
 
 @pytest.mark.timeout(180)
 def test_the_end_comes_through_ten_storms_of_renames(repository: Path, tmp_path: Path):
-    for index in range(20):
-        (repository / f"m{index}" / "files" / "deep").mkdir(parents=True)
+    elsewhere = tmp_path / "elsewhere"
+    for index in range(10):
+        for letter in "ab":
+            (elsewhere / f"{index}{letter}" / "files" / "deep").mkdir(parents=True)
     drop(repository, "kept", add_constant(1.0))
     for storm in range(STORMS):
         with RocserveProcess([repository], "--repository-settle-secs=0.1", log=tmp_path / f"{storm}.log") as server:
             server.wait_until_ready()
             family = psutil.Process(server.process.pid).children(recursive=True)
             stop = threading.Event()
-            threads = [threading.Thread(target=rename_without_pause, args=(repository, stop)) for _ in range(2)]
-            for thread in threads:
-                thread.start()
-            time.sleep(0.05 * storm)
+            renaming = threading.Thread(target=rename_without_pause, args=(repository, elsewhere, stop))
+            renaming.start()
+            time.sleep(0.1 * (1 + storm))
             try:
                 status = server.terminate(20)
             finally:
                 stop.set()
-                for thread in threads:
-                    thread.join()
+                renaming.join()
             assert status == 0, f"storm {storm}:\n{server.log_text}"
             wait_until(lambda log=server: "ended" in log.log_text, 5, "the last line of the log")
             assert psutil.wait_procs(family, timeout=5)[1] == []

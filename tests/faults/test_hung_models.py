@@ -142,6 +142,27 @@ def test_four_loads_that_hang_keep_no_good_model_waiting(serve, repository: Path
     assert row(server, "hangs0")[1].startswith("loading for 1")
 
 
+FLOODS_ITS_LOG = """
+while True:
+    print("x" * 1000)
+"""
+
+
+def test_a_flood_of_log_lines_fills_no_disk_and_keeps_nobody_waiting(serve, repository: Path, tmp_path: Path):
+    drop(repository, "good", stays(1))
+    server = serve(repository, "--repository-settle-secs=0.1")
+    for number in range(2):
+        drop(repository, f"floods{number}", FLOODS_ITS_LOG)
+    wait_until(lambda: server.log_text.count("lines left out, they came too fast") >= 4, what="the count of lines")
+    before, began = (tmp_path / "server.log").stat().st_size, time.monotonic()
+    for value in range(100):
+        assert ask(server.client(), "good", value) == value + 1
+    time.sleep(1)
+    grown = (tmp_path / "server.log").stat().st_size - before
+    # Each may write 32 KiB a second; before that there are 256 KiB at once.
+    assert grown < 2 * (256 + 64 * (time.monotonic() - began)) * 1024
+
+
 def limit(name: str, seconds: float) -> str:
     return f'parameters {{ key: "{name}" value {{ string_value: "{seconds}" }} }}'
 

@@ -14,15 +14,20 @@ class Allowance:
         self._left = self._burst
         self._counted_at = time.monotonic()
 
-    def take(self) -> bool:
-        """Whether one more may pass now."""
+    def take(self, amount: int = 1) -> bool:
+        """Whether so many more may pass now."""
+        if self.left < amount:
+            return False
+        self._left -= amount
+        return True
+
+    @property
+    def left(self) -> int:
+        """How many may pass now."""
         now = time.monotonic()
         self._left = min(self._left + (now - self._counted_at) * self._per_second, self._burst)
         self._counted_at = now
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
+        return int(self._left)
 
 
 class Pace:

@@ -1,0 +1,28 @@
+"""Notifications of changed files: their end."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from watchdog.observers.inotify import InotifyObserver
+
+from rocserve.repository.watch import RepositoryWatch
+
+
+async def test_what_the_library_stumbles_over_keeps_nobody_from_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    watch = RepositoryWatch([tmp_path], 60, logging.getLogger("rocserve.test.watch"))
+    await watch.renew()
+    stop = InotifyObserver.stop
+
+    def stumble(observer: InotifyObserver) -> None:
+        stop(observer)
+        raise KeyError(b"/models/m")
+
+    monkeypatch.setattr(InotifyObserver, "stop", stumble)
+    await watch.close()
+    assert "the notifications of changed files did not end as they should: KeyError" in caplog.text
+    await watch.renew()
