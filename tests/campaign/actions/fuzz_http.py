@@ -57,7 +57,7 @@ WRONG_VALUES: tuple[Any, ...] = (
     ["x"] * 50,
 )
 TRITONS = re.compile(
-    rb"Unable to parse|failed to parse the request JSON buffer|failed to load|" + INNER_BY_TRITON.encode()
+    b"Unable to parse|failed to parse the request JSON buffer|failed to get request params|" + INNER_BY_TRITON.encode()
 )
 """What Triton says with 500."""
 BINARY = "Inference-Header-Content-Length"

@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -22,6 +23,8 @@ END_SECONDS = 40.0
 LEFT_SECONDS = 10.0
 PROCESS_NUMBER = re.compile(r"(?<![0-9a-f])\d+(?![0-9a-f])")
 """Programs beside this one put theirs into the names of what they share."""
+TIME_OF_DAY = re.compile(r"\b(\d\d):(\d\d):(\d\d\.\d+)")
+DAY_SECONDS = 86400
 USERS_CODE = "model.py"
 """A traceback that goes through a model's own file is what the log is for."""
 UNLOADED = ("UNAVAILABLE", "unloaded")
@@ -112,7 +115,16 @@ def _is_cache(path: Path) -> bool:
 def check_log(stage: Stage, name: str) -> None:
     for traceback in tracebacks(stage.servers[name].log_text):
         if USERS_CODE not in traceback:
-            stage.findings.add("traceback", f"{name}:\n{traceback}")
+            stage.findings.add("traceback", f"{name}:\n{traceback}", moment_of(traceback))
+
+
+def moment_of(line: str) -> float | None:
+    """Of time.monotonic(), by the time of day (UTC) in a line of the log."""
+    if (found := TIME_OF_DAY.search(line)) is None:
+        return None
+    hours, minutes, seconds = (float(part) for part in found.groups())
+    ago = (time.time() - (hours * 3600 + minutes * 60 + seconds)) % DAY_SECONDS
+    return time.monotonic() - ago
 
 
 def tracebacks(log: str) -> Iterator[str]:

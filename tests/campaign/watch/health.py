@@ -53,9 +53,9 @@ class HealthWatch:
             self.probes += 1
             self.slowest = max(self.slowest, taken)
             if not healthy:
-                self._findings.add("unhealthy", f"{self.name}, after {taken:.1f} s: {why}", begun)
+                self._findings.add("unhealthy", f"{self.name}, after {taken:.1f} s: {why}")
             elif taken > self._bound:
-                self._findings.add("health slow", f"{self.name} took {taken:.1f} s, bound {self._bound} s", begun)
+                self._findings.add("health slow", f"{self.name} took {taken:.1f} s, bound {self._bound} s")
 
 
 def _by_http(server: RocserveProcess, path: str) -> Callable[[], bool]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import ssl
 
 from rocserve.frontends.http.connection import ConnectionLimits
 from rocserve.frontends.http.listener import HttpListener, binding_refusal
@@ -15,16 +14,11 @@ class HttpEndpoint:
     """All calls are made on the loop."""
 
     def __init__(
-        self,
-        service: HttpService,
-        settings: HttpSettings,
-        write_timeout_seconds: float,
-        log: logging.Logger,
-        tls: ssl.SSLContext | None,
+        self, service: HttpService, settings: HttpSettings, write_timeout_seconds: float, log: logging.Logger
     ) -> None:
         self._settings = settings
         limits = ConnectionLimits(idle_seconds=settings.keepalive_seconds, write_seconds=write_timeout_seconds)
-        self._listener = HttpListener(service.handle, log, limits, tls)
+        self._listener = HttpListener(service.handle, log, limits)
 
     async def start(self) -> int:
         """Listen; returns the port.
