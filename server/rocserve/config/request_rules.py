@@ -111,7 +111,7 @@ RULES: Mapping[str, Rule] = {
 }
 """By message and field."""
 
-_REPOSITORYS = tuple(
+_HELD_FIELDS = tuple(
     entry.name for entry in ModelConfig.DESCRIPTOR.fields if RULES.get(f"ModelConfig.{entry.name}") is Rule.REPOSITORY
 )
 _MODEL_FILES = ("default_model_filename", "cc_model_filenames")
@@ -155,7 +155,7 @@ class ConfigRequest:
                 f" repository, {why}"
             )
         own = self._own()
-        kept = _REPOSITORYS if is_data else (*_REPOSITORYS, *_MODEL_FILES)
+        kept = _HELD_FIELDS if is_data else (*_HELD_FIELDS, *_MODEL_FILES)
         self._hold(message, own, kept)
         opened = frozenset() if backend is None else backend.request_parameters
         for name, parameter in own.parameters.items():
