@@ -22,7 +22,7 @@ class TritonPythonModel:
     def execute(self, requests):
         time.sleep({seconds})
         tensors = [pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy() for request in requests]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", tensor + 1)]) for tensor in tensors]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", tensor + {added})]) for tensor in tensors]
 """
 CONFIG = """
 backend: "python"
@@ -36,21 +36,40 @@ DEADLINE_SECONDS = 0.2
 
 
 MODELS = {
-    # Seconds of a batch, and what else the configuration says.
-    "single": ("0.010", ""),
-    "batched": ("0.040", "dynamic_batching { }"),
-    "in_order": ("0.040", "dynamic_batching { preserve_ordering: true }"),
+    # Seconds of a batch, what is added, and what else the configuration says.
+    "single": ("0.010", 1, ""),
+    "before": ("0.005", 0, ""),
+    "batched": ("0.040", 1, "dynamic_batching { }"),
+    "in_order": ("0.040", 1, "dynamic_batching { preserve_ordering: true }"),
 }
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 8
+input { name: "INPUT0" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 1 ] }
+ensemble_scheduling {
+  step {
+    model_name: "before" model_version: -1
+    input_map { key: "INPUT0" value: "INPUT0" } output_map { key: "OUTPUT0" value: "between" }
+  }
+  step {
+    model_name: "single" model_version: -1
+    input_map { key: "INPUT0" value: "between" } output_map { key: "OUTPUT0" value: "OUTPUT0" }
+  }
+}
+"""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
     folder = tmp_path_factory.mktemp("overload")
     repository = folder / "repository"
-    for name, (seconds, config) in MODELS.items():
+    for name, (seconds, added, config) in MODELS.items():
         (repository / name / "1").mkdir(parents=True)
-        (repository / name / "1" / "model.py").write_text(MODEL.format(seconds=seconds))
+        (repository / name / "1" / "model.py").write_text(MODEL.format(seconds=seconds, added=added))
         (repository / name / "config.pbtxt").write_text(CONFIG + config)
+    (repository / "chained" / "1").mkdir(parents=True)
+    (repository / "chained" / "config.pbtxt").write_text(ENSEMBLE)
     with RocserveProcess([repository], log=folder / "server.log") as process:
         process.wait_until_ready()
         yield process
@@ -87,7 +106,7 @@ def rate_of_one_client(server: RocserveProcess, model: str) -> float:
     return count / (time.monotonic() - begun)
 
 
-@pytest.mark.parametrize(("model", "rows_at_once"), [("single", 1), ("batched", 8), ("in_order", 8)])
+@pytest.mark.parametrize(("model", "rows_at_once"), [("single", 1), ("batched", 8), ("in_order", 8), ("chained", 1)])
 def test_four_times_the_load_leaves_more_than_half_of_the_answers(
     server: RocserveProcess, clients: LineProcess, model: str, rows_at_once: int
 ):
