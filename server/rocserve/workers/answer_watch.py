@@ -17,6 +17,8 @@ from rocserve.settings import TimeLimits
 
 _LOOK_SECONDS = 1.0
 """Between two looks, at the most."""
+_SHORTEST_LOOK_SECONDS = 0.05
+"""Whatever limit a model asks for, its watch takes next to nothing of the loop."""
 _LOOKS_WITHIN_LIMIT = 5
 _TOLD_AFTER_SECONDS = 10.0
 """Without an answer; sooner where the limit is so short that half of it has passed."""
@@ -119,7 +121,8 @@ class AnswerWatch:
         self._on_silence = on_silence
         self._on_hang = on_hang
         self._told: list[float] = []
-        self._pause = min(_LOOK_SECONDS, shortest_limit(limits) / _LOOKS_WITHIN_LIMIT)
+        pause = min(_LOOK_SECONDS, shortest_limit(limits) / _LOOKS_WITHIN_LIMIT)
+        self._pause = max(_SHORTEST_LOOK_SECONDS, pause)
         self._loop = asyncio.get_running_loop()
         self._looked_at = self._loop.time()
         self._timer = self._next_look()

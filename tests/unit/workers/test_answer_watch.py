@@ -104,6 +104,22 @@ async def test_a_watch_tells_once_and_not_while_there_is_something_to_read():
     watch.stop()
 
 
+async def test_a_limit_of_next_to_nothing_does_not_take_the_loop():
+    looks = 0
+
+    def look() -> ProcessState:
+        nonlocal looks
+        looks += 1
+        return TRACED
+
+    instance = Instance()
+    instance.now = Owed(1)
+    watch = AnswerWatch([instance], TimeLimits(hang_seconds=1e-9), look, lambda _: None, lambda _: None)
+    await asyncio.sleep(0.3)
+    watch.stop()
+    assert 1 <= looks <= 7
+
+
 async def test_time_in_which_the_server_stood_itself_does_not_count(monkeypatch):
     instance = Instance()
     instance.now = Owed(1)

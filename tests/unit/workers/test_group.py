@@ -18,6 +18,7 @@ from support.workers import OwnChildren, Workshop, config_of, open_descriptors, 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceKind, WarmupInput, WarmupSample
+from rocserve.settings import TimeLimits
 from rocserve.workers.channel import WorkerGone
 from rocserve.workers.group import RestartPolicy, WorkerPlan
 
@@ -211,6 +212,36 @@ async def test_stop_does_not_wait_for_ever(workshop: Workshop) -> None:
     assert time.monotonic() - started < 2.0 and not running(pid)
     error = (await answer).error
     assert error is not None and error.text == "the worker of model 'm' version 1 was stopped; the request was in it"
+
+
+async def test_one_of_two_workers_that_hangs_is_told_of_and_replaced(workshop: Workshop) -> None:
+    plans = [WorkerPlan(InstanceKind.CPU, None, 1)] * 2
+    group = await workshop.serving("stuck", plans=plans, limits=TimeLimits(request_seconds=1.0))
+    before = list(group.pids)
+    hanging = run_add_sub(group.channels[0])
+    await until(lambda: workshop.events.silences)
+    assert re.fullmatch(r"1 of 2 instances has not answered for [01] s", workshop.events.silences[0])
+    error = (await hanging).error
+    assert error is not None
+    assert error.text == (
+        "worker of model 'm' version 1 was killed: it had not answered for 1 s (request_timeout_secs); the request was"
+        " in it; the model is being restarted"
+    )
+    await until(lambda: workshop.events.recoveries)
+    assert workshop.events.restarts[0] == (
+        "worker was killed: it had not answered for 1 s (request_timeout_secs)",
+        0.0,
+    )
+    assert workshop.events.silences[-1] == ""
+    assert group.pids[1] == before[1] and group.pids[0] != before[0]
+
+
+@pytest.mark.parametrize("behaviour", ["load_slow", "load_holds_gil"])
+async def test_a_load_has_a_limit_of_time(workshop: Workshop, behaviour: str) -> None:
+    group = workshop.group(behaviour, limits=TimeLimits(load_seconds=0.5))
+    with pytest.raises(ServeError, match=r"did not load within 0\.5 s \(load_timeout_secs\) and was ended"):
+        await group.load()
+    assert not group.pids
 
 
 async def test_stop_between_two_restarts(workshop: Workshop, own_children: OwnChildren) -> None:

@@ -12,6 +12,7 @@ from support.workers import Workshop, config_of, running, until
 
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InstanceKind, ModelConfig
+from rocserve.settings import NO_TIME_LIMITS, TimeLimits
 from rocserve.workers.control_socket import ControlSocket
 from rocserve.workers.group import WorkerGroup, WorkerPlan
 from rocserve.workers.messages import LoadFailed, Progress, Unload
@@ -25,9 +26,9 @@ def config(behaviour: str) -> ModelConfig:
     return config_of(behaviour, inputs=(), outputs=())
 
 
-def group_of(workshop: Workshop, behaviour: str, workers: int = 1) -> WorkerGroup:
+def group_of(workshop: Workshop, behaviour: str, workers: int = 1, limits: TimeLimits = NO_TIME_LIMITS) -> WorkerGroup:
     plans = [WorkerPlan(InstanceKind.CPU, None, 1)] * workers
-    return workshop.group(config=config(behaviour), engine=ENGINE, plans=plans)
+    return workshop.group(config=config(behaviour), engine=ENGINE, plans=plans, limits=limits)
 
 
 async def test_a_load_says_what_it_is_at(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
@@ -42,6 +43,16 @@ async def test_a_load_says_what_it_is_at(workshop: Workshop, caplog: pytest.LogC
     assert lines[-1] == "" and workshop.events.properties == [{"target": "ref", "batch_sizes": "1"}]
     told = [record.message for record in caplog.records if "compiling" in record.message]
     assert told == [f"model 'm' version 1: {line}" for line in COMPILES]
+
+
+async def test_compiling_does_not_count_as_loading(workshop: Workshop) -> None:
+    group = group_of(workshop, "compiles", limits=TimeLimits(load_seconds=1.0))
+    load = asyncio.create_task(group.load())
+    await until(lambda: "compiling batch size 1: compile, 2 s" in workshop.events.lines)
+    await asyncio.sleep(1.5)
+    assert not load.done()
+    (workshop.folder / "compiled").touch()
+    await load
 
 
 async def test_what_goes_on_beside_a_model_that_serves(workshop: Workshop) -> None:
