@@ -40,6 +40,7 @@ from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.response_cache import ResponseCache
 from rocserve.services.amd_inference_server import AmdInferenceServerService
+from rocserve.services.client_limits import ClientLimits
 from rocserve.services.client_memory.attachment import ClientMemory
 from rocserve.services.client_memory.regions import ClientRegions
 from rocserve.services.client_memory.service import ClientMemoryService
@@ -180,7 +181,15 @@ class Server:
             ClientMemory(self._tables, self._client_regions, self._settings.max_queue_bytes),
             observer,
             self._paths,
+            self._client_limits(),
         )
+
+    def _client_limits(self) -> ClientLimits | None:
+        """None: they are off, and cost nothing."""
+        settings = self._settings
+        if not (settings.max_requests_per_client or settings.max_request_rate_per_client):
+            return None
+        return ClientLimits(settings.max_requests_per_client, settings.max_request_rate_per_client)
 
     def _set_workers_verbosity(self) -> None:
         self._launcher.set_verbose(self._server_log.settings.verbose > 0)

@@ -232,6 +232,10 @@ class ServerSettings:
     limits: TimeLimits = TimeLimits()
     max_queue_requests: int = 10_000
     max_queue_bytes: int = 4 << 30
+    max_requests_per_client: int = 0
+    """Inference requests in flight of one address; 0 = any number."""
+    max_request_rate_per_client: float = 0.0
+    """Inference requests a second of one address; 0 = any number."""
     max_request_memory: int | None = None
     """Bytes of requests that come in, wait and run, and of answers that are not yet read, of the whole server; None =
     by the memory that there is."""

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from rocserve.flags.flag import Flag
 from rocserve.flags.values import (
+    COUNT,
     POSITIVE,
     POSITIVE_SECONDS,
+    RATE,
     SECONDS,
     admin_addresses,
     at_least,
@@ -164,6 +166,19 @@ SERVER = (
         "max_queue_bytes",
         POSITIVE,
         "bytes of inputs that may wait for a version (default 4294967296)",
+    ),
+    Flag(
+        "max-requests-per-client",
+        "max_requests_per_client",
+        COUNT,
+        "inference requests in flight of one client, which is an address; 0 = any number (default 0)",
+    ),
+    Flag(
+        "max-request-rate-per-client",
+        "max_request_rate_per_client",
+        RATE,
+        "inference requests a second of one client; 0 = any number (default 0)",
+        value="NUMBER",
     ),
     Flag(
         "max-request-memory",

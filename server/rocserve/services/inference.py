@@ -9,6 +9,7 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.requests import InferRequest
 from rocserve.core.serving import Responder, ServingTableHolder
+from rocserve.services.client_limits import ClientLimits
 from rocserve.services.client_memory.attachment import ClientMemory
 from rocserve.services.observation import ClientResponder, RequestObserver
 from rocserve.services.readiness import Readiness
@@ -29,6 +30,7 @@ class InferenceService:
         client_memory: ClientMemory,
         observer: RequestObserver,
         paths: PrivatePaths,
+        client_limits: ClientLimits | None = None,
     ) -> None:
         """`paths`: takes those of the server out of errors."""
         self._tables = tables
@@ -36,6 +38,7 @@ class InferenceService:
         self._client_memory = client_memory
         self._observer = observer
         self.paths = paths
+        self._client_limits = client_limits
 
     def refuse(self, error: ServeError, find_id: Callable[[], str]) -> None:
         """A front end could not make a request of what has come; it has told its client why.
@@ -54,6 +57,12 @@ class InferenceService:
         if self._readiness.is_exiting:
             responder.fail(exiting())
             return
+        if self._client_limits is not None:
+            try:
+                responder = self._client_limits.admit(client.origin().address, responder)
+            except ServeError as error:
+                responder.fail(error)
+                return
         if request.head.uses_shared_memory:
             try:
                 responder = self._client_memory.attach(request, responder)

@@ -30,13 +30,15 @@ class RequestOrigin:
     """time.monotonic_ns() when its bytes began to come and when they were all there."""
     headers: Mapping[str, str]
     """What came beside it, names in lower case; of those that came twice one."""
+    address: str
+    """Of the client, or of the last proxy on the way."""
 
 
 class ClientResponder(Responder, Protocol):
     """A front end's responder."""
 
     def origin(self) -> RequestOrigin:
-        """Asked once, as soon as the request has come, and only of those that are looked at."""
+        """Asked as soon as the request has come, and only of those that are looked at."""
 
 
 _RECEIVED = {"GRPC": ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END"), "HTTP": ("HTTP_RECV_START", "HTTP_RECV_END")}

@@ -37,10 +37,13 @@ def admin_guarded(route: UnaryRoute, method: str, request: type[Message], admin:
 
 
 def peer_of(call: UnaryCall) -> Peer:
+    return Peer(address_of(call.peer), any(key.lower() in FORWARDING_HEADERS for key, _ in call.metadata))
+
+
+def address_of(peer: str) -> str:
     """From gRPC's notation: "ipv4:127.0.0.1:40000", "ipv6:[::1]:40000" (also in URL's escapes), "unix:/path"."""
-    kind, _, rest = call.peer.partition(":")
-    address = "unix" if kind in ("unix", "unix-abstract") else unquote(rest).rpartition(":")[0].strip("[]")
-    return Peer(address, any(key.lower() in FORWARDING_HEADERS for key, _ in call.metadata))
+    kind, _, rest = peer.partition(":")
+    return "unix" if kind in ("unix", "unix-abstract") else unquote(rest).rpartition(":")[0].strip("[]")
 
 
 def _guarded_unary(route: UnaryRoute, restriction: Restriction) -> UnaryRoute:

@@ -12,8 +12,9 @@ from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.frontends.grpc.codec import InferCodec
+from rocserve.frontends.grpc.guards import address_of
 from rocserve.frontends.grpc.request_codec import id_of_refused
-from rocserve.frontends.grpc.transport import Metadata, StreamCall, UnaryCall
+from rocserve.frontends.grpc.transport import StreamCall, UnaryCall
 from rocserve.scheduling.ordering import AnswerOrder, Turn
 from rocserve.services.forwarded_headers import HeaderForwarding
 from rocserve.services.inference import InferenceService, exiting
@@ -82,7 +83,7 @@ class _UnaryResponder:
         self.held_bytes = 0
 
     def origin(self) -> RequestOrigin:
-        return _origin(self._call.metadata)
+        return _origin(self._call)
 
     def expect_many(self) -> None:
         raise unimplemented("ModelInfer RPC doesn't support models with decoupled transaction policy")
@@ -127,7 +128,7 @@ class InferenceStream:
         self.codec = codec
         self.memory = memory
         self.paths = service.paths
-        self._call = call
+        self.call = call
         self._service = service
         self._on_end = on_end
         self._forwarding = forwarding
@@ -152,9 +153,9 @@ class InferenceStream:
             if request.head.is_typed:
                 self.memory.admit(responder, _nbytes(request))
             if self._forwarding is not None:
-                request.head = self._forwarding.forward(request.head, self._call.metadata)
+                request.head = self._forwarding.forward(request.head, self.call.metadata)
             responder.request = request
-            request.deadline = self._call.deadline
+            request.deadline = self.call.deadline
             request.in_turn = True
             self._service.infer(request, responder)
         except ServeError as error:
@@ -181,22 +182,17 @@ class InferenceStream:
 
     # From the responders
 
-    @property
-    def metadata(self) -> Metadata:
-        """What the client sent before the first message."""
-        return self._call.metadata
-
     def send(self, message: bytes) -> None:
         """One more response to a request that stays open."""
-        self._call.send(message)
+        self.call.send(message)
 
     def send_last(self, message: bytes | None) -> None:
         """The last response to a request, or None: it ends without another."""
         if message is not None:
-            self._call.send(message)
+            self.call.send(message)
         with self._lock:
             self._unanswered -= 1
-        self._call.request_next()
+        self.call.request_next()
         self._end_if_done()
 
     def watch(self, responder: _StreamResponder) -> None:
@@ -222,10 +218,10 @@ class InferenceStream:
                 return
             self._ended = True
         if self._half_closed:
-            self._call.finish(StatusCode.OK, "")
+            self.call.finish(StatusCode.OK, "")
         else:
             error = exiting()
-            self._call.finish(error.code, error.text)
+            self.call.finish(error.code, error.text)
         self._on_end(self)
 
 
@@ -245,7 +241,7 @@ class _StreamResponder:
         """An error before is the request's own, one after is an answer of the model."""
 
     def origin(self) -> RequestOrigin:
-        return _origin(self._stream.metadata)
+        return _origin(self._stream.call)
 
     def expect_many(self) -> None:
         """Its responses come when they come, and nobody waits for them."""
@@ -308,7 +304,8 @@ def _nbytes(request: InferRequest) -> int:
     return sum(map(len, request.data))
 
 
-def _origin(metadata: Metadata) -> RequestOrigin:
+def _origin(call: UnaryCall | StreamCall) -> RequestOrigin:
     """gRPC does not tell how long a message took to come, so that it is taken to be there at once."""
     now_ns = time.monotonic_ns()
-    return RequestOrigin("GRPC", (now_ns, now_ns), {key: value for key, value in metadata if isinstance(value, str)})
+    headers = {key: value for key, value in call.metadata if isinstance(value, str)}
+    return RequestOrigin("GRPC", (now_ns, now_ns), headers, address_of(call.peer))

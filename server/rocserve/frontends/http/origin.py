@@ -26,4 +26,5 @@ class Arrival:
             "HTTP",
             (self._start_ns, end_ns),
             {name.lower(): value for name, value in self._request.headers.items()},
+            self._request.remote or "",
         )

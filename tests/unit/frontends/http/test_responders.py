@@ -20,7 +20,7 @@ from rocserve.services.observation import RequestOrigin
 
 
 def origin() -> RequestOrigin:
-    return RequestOrigin("HTTP", (0, 0), {})
+    return RequestOrigin("HTTP", (0, 0), {}, "127.0.0.1")
 
 
 def response(data: bytearray) -> InferResponse:

@@ -1,0 +1,152 @@
+"""Limits what one client may ask for: requests in flight, and requests a second. A client is an address: all that come
+through a proxy are one."""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+import time
+from collections.abc import Callable
+
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.forwarding import ForwardingResponder
+from rocserve.core.requests import InferResponse
+from rocserve.core.serving import Responder
+
+MOST_CLIENTS = 65_536
+"""Addresses that are told apart, some 20 MB; further ones count as one client."""
+_IPV6_NETWORK_BITS = 64
+"""What one machine or household has: its addresses are one client's."""
+_SECONDS_BETWEEN_CLEANINGS = 1.0
+_OTHERS = "others"
+
+
+class _Client:
+    __slots__ = ("in_flight", "tokens", "tokens_at")
+
+    def __init__(self, tokens: float, now: float) -> None:
+        self.in_flight = 0
+        self.tokens = tokens
+        self.tokens_at = now
+
+
+class ClientLimits:
+    """Admits requests by the address that they come from; a token bucket a client, which holds a second's worth.
+    Callable from any thread."""
+
+    def __init__(
+        self, most_in_flight: int, most_per_second: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """0 = no limit."""
+        self._most_in_flight = most_in_flight
+        self._rate = most_per_second
+        self._capacity = max(1.0, most_per_second)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._clients: dict[str, _Client] = {}
+        self._cleaned_at = clock()
+
+    def __len__(self) -> int:
+        """How many clients are known just now."""
+        return len(self._clients)
+
+    def admit(self, address: str, responder: Responder) -> Responder:
+        """Count a request until it has been answered: by the responder that this gives.
+
+        Raises:
+            ServeError: RESOURCE_EXHAUSTED, its client has asked for too much; nothing has been counted.
+        """
+        name = _client_of(address)
+        with self._lock:
+            name, client = self._find(name)
+            if self._most_in_flight and client.in_flight >= self._most_in_flight:
+                raise _too_much(
+                    f"the client {name} has {client.in_flight} requests in flight, as many as one client may have"
+                    " (--max-requests-per-client); wait for answers, and try again"
+                )
+            if self._rate and client.tokens < 1.0:
+                raise _too_much(
+                    f"the client {name} sends more than the {self._rate:g} requests a second that one client may send"
+                    " (--max-request-rate-per-client); send fewer, and try again"
+                )
+            client.tokens -= 1.0
+            client.in_flight += 1
+        return _CountedResponder(responder, lambda: self._ended(name, client))
+
+    def _find(self, name: str) -> tuple[str, _Client]:
+        now = self._clock()
+        client = self._clients.get(name)
+        if client is None and len(self._clients) >= MOST_CLIENTS:
+            self._clean(now)
+            if len(self._clients) >= MOST_CLIENTS:
+                name = _OTHERS
+                client = self._clients.get(name)
+        if client is None:
+            client = self._clients[name] = _Client(self._capacity, now)
+        client.tokens = min(self._capacity, client.tokens + (now - client.tokens_at) * self._rate)
+        client.tokens_at = now
+        return name, client
+
+    def _clean(self, now: float) -> None:
+        """Forget clients of whom nothing need be known."""
+        if now - self._cleaned_at < _SECONDS_BETWEEN_CLEANINGS:
+            return
+        self._cleaned_at = now
+        self._clients = {
+            name: client for name, client in self._clients.items() if client.in_flight or not self._is_full(client, now)
+        }
+
+    def _is_full(self, client: _Client, now: float) -> bool:
+        return client.tokens + (now - client.tokens_at) * self._rate >= self._capacity
+
+    def _ended(self, name: str, client: _Client) -> None:
+        with self._lock:
+            client.in_flight -= 1
+            if not client.in_flight and (not self._rate or self._is_full(client, self._clock())):
+                self._clients.pop(name, None)
+
+
+class _CountedResponder(ForwardingResponder):
+    """Tells when the last response has been given, once."""
+
+    __slots__ = ("_on_end",)
+
+    def __init__(self, responder: Responder, on_end: Callable[[], None]) -> None:
+        super().__init__(responder)
+        self._on_end: Callable[[], None] | None = on_end
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        if final:
+            self._end()
+        self._responder.send(response, final)
+
+    def end(self) -> None:
+        self._end()
+        self._responder.end()
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        if final:
+            self._end()
+        self._responder.fail(error, final)
+
+    def _end(self) -> None:
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end()
+
+
+def _client_of(address: str) -> str:
+    """An address of IPv6 stands for its network; what is no address, a socket in the file system say, for itself."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return str(parsed)
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.IPv6Network((parsed, _IPV6_NETWORK_BITS), strict=False))
+
+
+def _too_much(text: str) -> ServeError:
+    return ServeError(StatusCode.RESOURCE_EXHAUSTED, text)

@@ -1,0 +1,81 @@
+"""One client's requests: in flight, and a second, over gRPC, streams and HTTP together."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+from support.paced_models import drop_paced
+from support.server import RocserveProcess, wait_until
+
+from rocserve.protocol import grpc_service_pb2 as pb
+
+SERVICE = "/inference.GRPCInferenceService/"
+
+
+@pytest.fixture(scope="module", params=["reactor", "aio"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    folder = tmp_path_factory.mktemp("clients")
+    (folder / "repository").mkdir()
+    drop_paced(folder / "repository", "paced")
+    flags = (f"--grpc-transport={request.param}", "--max-requests-per-client=2")
+    with RocserveProcess([folder / "repository"], *flags, log=folder / "server.log") as running:
+        running.wait_until_ready()
+        yield running
+
+
+def paced(milliseconds: int) -> bytes:
+    request = pb.ModelInferRequest(model_name="paced", raw_input_contents=[milliseconds.to_bytes(4, "little")])
+    request.inputs.add(name="MS", datatype="INT32", shape=[1])
+    return request.SerializeToString()
+
+
+def over_http(server: RocserveProcess) -> tuple[int, str]:
+    body = {"inputs": [{"name": "MS", "datatype": "INT32", "shape": [1], "data": [0]}]}
+    url = f"http://{server.http_address}/v2/models/paced/infer"
+    try:
+        with urllib.request.urlopen(url, json.dumps(body).encode(), timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_requests_in_flight(server: RocserveProcess) -> None:
+    with grpc.insecure_channel(server.address) as channel:
+        infer, live = (channel.unary_unary(SERVICE + name) for name in ("ModelInfer", "ServerLive"))
+        calls = [infer.future(paced(3000), timeout=20) for _ in range(8)]
+        # Six are refused at once, while two are in the model.
+        wait_until(lambda: sum(call.done() for call in calls) == 6)
+        refused = [call for call in calls if call.done()]
+        assert {call.code() for call in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert "the client 127.0.0.1 has 2 requests in flight" in refused[0].details()
+        status, text = over_http(server)
+        assert (status, "--max-requests-per-client" in text) == (429, True)
+        [answer] = channel.stream_stream(SERVICE + "ModelStreamInfer")(iter([paced(0)]), timeout=20)
+        assert "--max-requests-per-client" in pb.ModelStreamInferResponse.FromString(answer).error_message
+        # Only inference is limited.
+        assert live(b"", timeout=20) == b"\x08\x01"
+        assert all(call.result() for call in calls if call not in refused)
+        assert infer(paced(0), timeout=20)
+    assert over_http(server)[0] == 200
+
+
+def test_requests_a_second(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("rate")
+    (folder / "repository").mkdir()
+    drop_paced(folder / "repository", "paced")
+    # A rate that a slow machine passes too: within the test hardly any come to those of the first second.
+    flags = ("--max-request-rate-per-client=3",)
+    with RocserveProcess([folder / "repository"], *flags, log=folder / "server.log") as server:
+        server.wait_until_ready()
+        with ThreadPoolExecutor(20) as pool:
+            answers = list(pool.map(lambda _: over_http(server), range(60)))
+    refused = [text for status, text in answers if status == 429]
+    assert sum(status == 200 for status, _ in answers) >= 3
+    assert "--max-request-rate-per-client" in refused[0]
+    assert len(refused) >= 20
