@@ -149,6 +149,12 @@ def complete_definition(
             warnings += check_signature(message, signature)
     # A model that answers requests may take or give nothing.
     is_open = definition.backend is not None and definition.backend.answers_requests
+    if is_open and not (message.input or message.output):
+        # Triton serves it, and answers nothing; a configuration that was cut short looks so.
+        raise invalid_argument(
+            f"must specify at least one 'input' or 'output' for {message.name}: neither its configuration nor its"
+            " auto_complete_config names one"
+        )
     if not is_open and not (message.input and message.output):
         missing = "input" if not message.input else "output"
         raise invalid_argument(f"must specify at least one '{missing}' for {message.name}")

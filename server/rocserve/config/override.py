@@ -13,6 +13,9 @@ from rocserve.config.pbtxt import suggest, unknown_value
 from rocserve.core.errors import invalid_argument
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
+REQUEST_SOURCE = "the load request's config"
+"""Where such a configuration comes from, in the place of a file's name."""
+
 _NO_FIELD = re.compile(
     r'Message type "(?P<type>[\w.]+)" has no field named "(?P<name>[^"]*)"(?: at "(?P<path>[^"]*)")?'
 )
@@ -24,7 +27,7 @@ def parse_override(text: str) -> ModelConfig:
     Raises:
         ServeError: INVALID_ARGUMENT, "Invalid config override: ...".
     """
-    check_config_size(len(text), "the load request's config")
+    check_config_size(len(text), REQUEST_SOURCE)
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:

@@ -11,7 +11,7 @@ from rocserve.config.amd.model import AmdModel
 from rocserve.config.amd.pbtxt import is_amd_pbtxt, parse_amd_pbtxt
 from rocserve.config.amd.toml import is_amd_toml, parse_toml, read_amd_toml
 from rocserve.config.amd.translation import translate
-from rocserve.config.override import parse_override
+from rocserve.config.override import REQUEST_SOURCE, parse_override
 from rocserve.config.paths import resolve_within
 from rocserve.config.pbtxt import parse_model_config, read_text
 from rocserve.core.errors import ServeError, invalid_argument
@@ -59,7 +59,7 @@ def read_written_config(
         ServeError: INVALID_ARGUMENT when the file is wrong, or when there is none and `strict`.
     """
     if override_json is not None:
-        return _triton(parse_override(override_json), "the load request's config")
+        return _triton(parse_override(override_json), REQUEST_SOURCE)
     if config_name:
         path = _existing(folder, f"{CONFIGS_FOLDER}/{config_name}.pbtxt", roots)
         if path is not None:

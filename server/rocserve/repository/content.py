@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass
 
 from rocserve.config.definition import ModelDefinition
+from rocserve.config.override import REQUEST_SOURCE
 from rocserve.config.versions import select_versions
 from rocserve.core.model_names import qualified
 from rocserve.repository.private_folder import PrivateFolder
@@ -27,6 +28,11 @@ class ModelContent:
     def model(self) -> str:
         """The model's key within the server."""
         return qualified(self.look.namespace, self.definition.name)
+
+    @property
+    def is_of_request(self) -> bool:
+        """Whether its configuration came whole, in a load request, and not from a file."""
+        return self.definition.source == REQUEST_SOURCE
 
     def key(self, version: int) -> str:
         """Two contents with the same key load the same version."""

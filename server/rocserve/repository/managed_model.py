@@ -282,13 +282,14 @@ class ManagedModel:
         """What is not wanted goes when what is wanted serves; where its folder is gone, when any of that does."""
         wanted = [self._versions[number] for number in content.wanted if number in self._versions]
         serving = [version for version in wanted if version.served is not None]
+        replaced = [version for version in serving if version.serves(content)]
         if any(version.is_loading for version in wanted if version.served is None):
             return
         for version in self._all():
             if version.number in content.wanted or version.served is None:
                 continue
             is_gone = version.number not in content.look.versions
-            if len(serving) == len(content.wanted) > 0 or (is_gone and (serving or not content.wanted)):
+            if len(replaced) == len(content.wanted) > 0 or (is_gone and (serving or not content.wanted)):
                 version.retire()
 
     def _forget_versions(self) -> None:

@@ -13,6 +13,7 @@ from rocserve.core.serving import IndexEntry
 from rocserve.repository.content import ModelContent
 from rocserve.repository.context import LifecycleContext
 from rocserve.repository.loader import LoadedVersion
+from rocserve.repository.lost_interface import lost_interface
 from rocserve.repository.retry import Failure, Retry, next_failure
 from rocserve.repository.scan import ModelLook
 
@@ -52,6 +53,17 @@ def status_name(error: ServeError) -> str:
 
 class FilesChanged(Exception):
     """The files are not what they were when the load began."""
+
+
+class InterfaceLost(ServeError):
+    """A configuration that would take away what clients of the served version use."""
+
+    def __init__(self, lost: str) -> None:
+        text = (
+            f"the configuration has lost {lost}, while the version's files are as they were: it looks cut short. Put it"
+            " back; or, if it is meant, change the version's files too, or unload the model before"
+        )
+        super().__init__(StatusCode.INVALID_ARGUMENT, text)
 
 
 class ManagedVersion:
@@ -228,7 +240,8 @@ class ManagedVersion:
             self._changed_look = content.look
             self._context.files.files_changed(content.look)
         elif isinstance(outcome, ServeError):
-            self._failed(outcome, key, can_pass=content.definition.refusal is None)
+            can_pass = content.definition.refusal is None and not isinstance(outcome, InterfaceLost)
+            self._failed(outcome, key, can_pass=can_pass)
         else:
             log.error("load of %s:%d failed unexpectedly", self.name, self.number, exc_info=outcome)
             self._failed(internal(f"{type(outcome).__name__}: {outcome}"), key, can_pass=True)
@@ -252,14 +265,32 @@ class ManagedVersion:
                 self._progress = ""
                 loaded = await self._load_now(content)
         try:
-            unchanged = await self._context.files.is_unchanged(content.look, self.number)
+            if not await self._context.files.is_unchanged(content.look, self.number):
+                raise FilesChanged
+            self._check_interface(loaded, content)
         except BaseException:
             self._discard(loaded)
             raise
-        if not unchanged:
-            self._discard(loaded)
-            raise FilesChanged
         return loaded
+
+    def _check_interface(self, loaded: LoadedVersion, content: ModelContent) -> None:
+        """What is served is not replaced where the configuration alone has changed, and lost what clients use: it may
+        have been cut short, and the model's files would go with another interface. Ensembles have no other files.
+
+        Raises:
+            InterfaceLost: what it has lost.
+        """
+        served, before = self.served, self._served_content
+        if served is None or before is None or content.definition.is_ensemble:
+            return
+        if before.is_of_request or content.is_of_request:
+            return
+        files = before.look.versions[self.number].files
+        if files.fingerprint != content.look.versions[self.number].files.fingerprint:
+            return
+        lost = lost_interface(served.config, loaded.config, content.definition.message.max_batch_size)
+        if lost:
+            raise InterfaceLost(lost)
 
     async def _load_now(self, content: ModelContent) -> LoadedVersion:
         folder = content.look.versions[self.number].folder
