@@ -93,6 +93,7 @@ def _backends() -> dict[str, str]:
 
 def _tensors() -> dict[str, str]:
     return {
+        "no_tensors": _python(tensors=""),
         "input_without_type": _python(tensors='input { name: "IN" dims: [4] }' + _OUTPUT),
         "input_without_dims": _python(tensors='input { name: "IN" data_type: TYPE_FP32 }' + _OUTPUT),
         "output_without_name": _python(tensors=_INPUT + "output { data_type: TYPE_FP32 dims: [4] }"),

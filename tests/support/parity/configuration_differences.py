@@ -78,6 +78,12 @@ CONFIGURATION_DIFFERENCES: tuple[Difference, ...] = (
         _REFUSED + "|is specified 2 times",
     ),
     Difference(
+        "A Python model that names no tensor, which looks like a configuration that was cut, is refused",
+        ["bad_no_tensors"],
+        _SERVED,
+        _REFUSED + "|must specify at least one 'input' or 'output' for bad_no_tensors",
+    ),
+    Difference(
         "A GPU may be named where none can be listed, as in some containers",
         ["bad_gpu_not_there"],
         "specifies invalid or unsupported gpu id 97",

@@ -16,6 +16,7 @@ from rocserve.config.definition import ModelDefinition, complete_definition, rea
 from rocserve.config.json_text import config_json
 from rocserve.config.pbtxt import parse_model_config
 from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InputConfig, OutputConfig
 from rocserve.core.requests import Signature, TensorSpec
 
@@ -82,9 +83,12 @@ def test_nothing_is_taken_from_the_model_when_told_so(read: Read) -> None:
     assert (config.max_batch_size, config.decoupled) == (0, False)
 
 
-def test_a_model_may_take_and_give_nothing(read: Read) -> None:
-    complete = complete_definition(read(""), EMPTY)
-    assert (complete.config.inputs, complete.config.outputs) == ((), ())
+@pytest.mark.parametrize("what", ["input", "output"])
+def test_a_model_may_take_or_give_nothing_but_not_both(read: Read, what: str) -> None:
+    complete = complete_definition(read(f'{what} {{ name: "T" data_type: TYPE_FP32 dims: 1 }}'), EMPTY)
+    assert len(complete.config.inputs) + len(complete.config.outputs) == 1
+    with pytest.raises(ServeError, match="must specify at least one 'input' or 'output' for"):
+        complete_definition(read(""), EMPTY)
 
 
 def test_a_decoupled_model_may_keep_the_order(read: Read) -> None:

@@ -1,0 +1,164 @@
+"""Files of a served model that are cut in place, at every line: the old answers go on, and the index says why."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from support.load import ConstantLoad
+from support.models import add_constant, drop
+from support.python_models import write_model
+from support.server import RocserveProcess, wait_until
+
+SETTLE = "--repository-settle-secs=0.1"
+_TAKEN = re.compile(
+    r"failed to read model folder '[^']*\bm'|failed to load 'm' version 1|successfully loaded 'm' version 1"
+)
+
+TENSORS = """
+parameters { key: "add" value { string_value: "1" } }
+input {
+  name: "X"
+  data_type: TYPE_FP32
+  dims: [ 2 ]
+}
+output {
+  name: "Y"
+  data_type: TYPE_FP32
+  dims: [ 2 ]
+  label_filename: "labels.txt"
+}
+max_batch_size: 8
+dynamic_batching { }
+"""
+SCRIPT = """
+import json
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.constant = float(json.loads(args["model_config"])["parameters"]["add"]["string_value"])
+
+    def execute(self, requests):
+        values = [pb_utils.get_input_tensor_by_name(request, "X").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", value + self.constant)]) for value in values]
+"""
+
+
+def reason(server: RocserveProcess) -> str:
+    client = server.client()
+    (row,) = client.get_model_repository_index().models
+    client.close()
+    assert row.state == "READY", row
+    return str(row.reason)
+
+
+def write_and_wait(server: RocserveProcess, path: Path, content: bytes) -> None:
+    """In place, as an editor or a full disk would do it; until the server has taken it up."""
+    taken = len(_TAKEN.findall(server.log_text))
+    path.write_bytes(content)
+    wait_until(lambda: len(_TAKEN.findall(server.log_text)) > taken, 20, f"the server's word on {path.name}")
+
+
+def write_python_model(repository: Path) -> Path:
+    write_model(repository / "m", SCRIPT, 'backend: "python"' + TENSORS)
+    (repository / "m" / "labels.txt").write_text("no\nyes\n")
+    return repository / "m"
+
+
+def write_onnx_model(repository: Path) -> Path:
+    folder = drop(repository, "m", add_constant(1.0), 'platform: "onnx_onnxv1"' + TENSORS)
+    (folder / "labels.txt").write_text("no\nyes\n")
+    return folder
+
+
+@pytest.mark.parametrize("write", [write_python_model, write_onnx_model])
+@pytest.mark.timeout(180)
+def test_a_configuration_that_is_cut_takes_nothing_away(serve, repository: Path, write) -> None:
+    folder = write(repository)
+    path = folder / "config.pbtxt"
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    server = serve(repository, SETTLE)
+    unexplained = []
+    with ConstantLoad(server.address, "m", {1.0, 2.0}, threads=2) as load:
+        load.wait_until_answered_by(1.0)
+        for count in range(len(lines) - 1, 0, -1):
+            write_and_wait(server, path, b"".join(lines[:count]))
+            load.wait_until_answered_by(1.0, times=5)
+            if not reason(server):
+                unexplained.append(count)
+        path.write_bytes(b"")
+        time.sleep(1.0)
+        assert reason(server)
+        assert load.answered[2.0] == 0
+        # Repaired, it is taken at once.
+        if write is write_python_model:
+            write_and_wait(server, path, whole.replace(b'"1"', b'"2"'))
+        else:
+            path.write_bytes(whole)
+            write_and_wait(server, folder / "1" / "model.onnx", add_constant(2.0))
+        load.wait_until_answered_by(2.0)
+    assert load.failures == []
+    assert load.wrong == []
+    assert reason(server) == ""
+    # What has no part in what clients see may be left out on purpose: here the batcher, behind all others.
+    assert unexplained == [len(lines) - 1]
+
+
+@pytest.mark.timeout(120)
+def test_other_files_that_are_emptied_take_nothing_away(serve, repository: Path) -> None:
+    folder = write_python_model(repository)
+    server = serve(repository, SETTLE)
+    kept = {name: (folder / name).read_bytes() for name in ("labels.txt", "1/model.py")}
+    expected = {"labels.txt": "lost 2 of the 2 labels of output 'Y'", "1/model.py": "TritonPythonModel"}
+    with ConstantLoad(server.address, "m", {1.0}, threads=2) as load:
+        load.wait_until_answered_by(1.0)
+        for name, content in kept.items():
+            write_and_wait(server, folder / name, b"")
+            assert expected[name] in reason(server)
+            (folder / name).write_bytes(content)
+            wait_until(lambda: reason(server) == "", 20, "the end of the failure")
+        load.wait_until_answered_by(1.0, times=5)
+    assert load.failures == []
+    assert load.wrong == []
+
+
+@pytest.mark.timeout(120)
+def test_a_pipeline_that_is_cut_takes_nothing_away(serve, repository: Path) -> None:
+    shutil.copytree(Path(__file__).parents[2] / "model_repository" / "digits_preprocess", repository / "m")
+    config = repository / "m" / "config.pbtxt"
+    config.write_text(config.read_text().replace('"digits_preprocess"', '"m"'))
+    server = serve(repository, SETTLE)
+    path = repository / "m" / "1" / "pipeline.json"
+    whole = path.read_bytes()
+    json.loads(whole)
+    for size in (0, len(whole) // 2):
+        write_and_wait(server, path, whole[:size])
+        assert "pipeline.json" in reason(server)
+        assert server.client().is_model_ready("m", "1")
+    path.write_bytes(whole)
+    wait_until(lambda: reason(server) == "", 20, "the end of the failure")
+
+
+def test_a_model_that_names_no_tensor_is_refused_with_its_reason(serve, repository: Path) -> None:
+    """Nothing is served yet that it could take away; but it could answer nothing either."""
+    write_model(repository / "m", SCRIPT, "")
+    drop(repository, "good", add_constant(1.0))
+    server = serve(repository, SETTLE, "--strict-readiness=false")
+    client: triton.InferenceServerClient = server.client()
+    rows = {row.name: row for row in client.get_model_repository_index().models}
+    assert rows["good"].state == "READY"
+    assert rows["m"].state == "UNAVAILABLE"
+    assert "must specify at least one 'input' or 'output' for m" in rows["m"].reason
+    entry = triton.InferInput("X", [1, 2], "FP32")
+    entry.set_data_from_numpy(np.zeros((1, 2), np.float32))
+    assert client.infer("good", [entry]).as_numpy("Y").tolist() == [[1.0, 1.0]]
