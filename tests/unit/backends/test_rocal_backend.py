@@ -265,7 +265,7 @@ def test_color_format(model_source: SourceMaker, jpeg: JpegMaker) -> None:
     ("pipeline", "options", "text"),
     [
         ({"pipeline": []}, {}, r"pipeline.json: pipeline file: key 'pipeline' must be a list of operations"),
-        (RESIZE, {"parameters": {"threads": "0"}}, "parameter 'threads' .* must be a whole number of 1 or more"),
+        (RESIZE, {"parameters": {"threads": "0"}}, "parameter 'threads' .* must be a whole number from 1 to 1024"),
         (RESIZE, {"parameters": {"color_format": "RGB"}}, "'color_format' .* one of RGB24, BGR24, U8, not \"RGB\""),
         (RESIZE, {"parameters": {"engine": "gpu"}}, "'engine' .* must be one of auto, cpu, rocal, not \"gpu\""),
         (RESIZE, {"kind": InstanceKind.GPU, "parameters": {"engine": "cpu"}}, "asks for KIND_GPU, but its parameter"),

@@ -1,0 +1,217 @@
+"""Configurations and folders that ask too much: refused at once, in words, and nobody else notices."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as triton
+from support.load import ConstantLoad
+from support.models import add_constant, drop
+from support.python_models import write_model
+from support.server import RocserveProcess, wait_until
+from tritonclient.utils import InferenceServerException
+
+SETTLE = "--repository-settle-secs=0.1"
+REFUSED_SECONDS = 5.0
+"""A refusal takes milliseconds; machines that run tests are busy."""
+MODEL = """
+platform: "onnx_onnxv1"
+max_batch_size: 8
+input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
+"""
+PYTHON = MODEL.replace('platform: "onnx_onnxv1"', 'backend: "python"')
+SCRIPT = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        values = [pb_utils.get_input_tensor_by_name(request, "X").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", value + 1)]) for value in values]
+"""
+MEMORY = 200 << 20
+"""Bytes by which the server may grow while it does what is asked here."""
+
+
+def rows_of(server: RocserveProcess) -> dict[str, tuple[str, str]]:
+    """Name -> (state, reason) of the highest version."""
+    client = server.client()
+    rows = client.get_model_repository_index().models
+    client.close()
+    return {row.name: (row.state, row.reason) for row in rows}
+
+
+def resident(server: RocserveProcess) -> int:
+    assert server.process is not None
+    return int(psutil.Process(server.process.pid).memory_info().rss)
+
+
+def refusal(server: RocserveProcess, model: str, config: dict[str, object]) -> str:
+    """What a load with this configuration is told, beside the index."""
+    client = server.client()
+    begun = time.monotonic()
+    with pytest.raises(InferenceServerException) as caught:
+        client.load_model(model, config=json.dumps(config))
+    assert time.monotonic() - begun < REFUSED_SECONDS
+    client.close()
+    return f"{caught.value.message()} {rows_of(server)[model][1]}"
+
+
+def test_instances_without_number_are_refused_and_nobody_notices(serve, repository: Path) -> None:
+    drop(repository, "m", add_constant(1.0), MODEL)
+    write_model(repository / "python", SCRIPT, PYTHON)
+    server = serve(repository, "--model-control-mode=explicit", "--load-model=*", "--max-model-instances=3")
+    before = resident(server)
+    groups = {
+        "many": [{"count": 2_000_000_000, "kind": "KIND_CPU"}],
+        "sums": [{"count": 2, "kind": "KIND_CPU"}, {"count": 2, "kind": "KIND_CPU"}],
+    }
+    tensors = {
+        "max_batch_size": 8,
+        "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [2]}],
+        "output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": [2]}],
+    }
+    with ConstantLoad(server.address, "m", {1.0}, threads=2) as load, ThreadPoolExecutor(1) as pool:
+        health = pool.submit(slowest_health, server, 20)
+        for model, head in (("m", {"platform": "onnx_onnxv1"}), ("python", {"backend": "python"})):
+            for group, asked in zip(groups.values(), (2_000_000_000, 4), strict=True):
+                text = refusal(server, model, {**head, **tensors, "instance_group": group})
+                assert f"ask for {asked} instances on the CPU, at most 3 are possible here" in text
+                assert "--max-model-instances" in text
+        assert health.result() < REFUSED_SECONDS
+    assert load.failures == []
+    assert load.wrong == []
+    assert resident(server) - before < MEMORY
+    assert len(server.workers()) == 2
+
+
+def slowest_health(server: RocserveProcess, times: int) -> float:
+    slowest = 0.0
+    for _ in range(times):
+        begun = time.monotonic()
+        with urllib.request.urlopen(f"http://{server.http_address}/v2/health/live", timeout=10) as answer:
+            assert answer.status == 200
+        slowest = max(slowest, time.monotonic() - begun)
+        time.sleep(0.05)
+    return slowest
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        "dynamic_batching { priority_levels: 18446744073709551615 default_priority_level: 18446744073709551615 }",
+        "sequence_batching { oldest { max_candidate_sequences: 2147483647 } }",
+        "sequence_batching { direct { } }",
+    ],
+)
+def test_what_costs_only_as_it_is_used_is_served(serve, repository: Path, scheduler: str) -> None:
+    config = PYTHON.replace("max_batch_size: 8", "max_batch_size: 2147483647") + scheduler
+    write_model(repository / "m", SCRIPT, config)
+    server = serve(repository, SETTLE)
+    assert rows_of(server)["m"] == ("READY", "")
+    before = resident(server)
+    client = server.client()
+    for number in range(1, 20):
+        answer = client.infer(
+            "m",
+            [tensor()],
+            priority=2**64 - number,
+            sequence_id=number if "sequence" in scheduler else 0,
+            sequence_start=True,
+        )
+        assert answer.as_numpy("Y").tolist() == [[1.0, 1.0]]
+    assert resident(server) - before < MEMORY
+
+
+def tensor() -> triton.InferInput:
+    entry = triton.InferInput("X", [1, 2], "FP32")
+    entry.set_data_from_numpy(np.zeros((1, 2), np.float32))
+    return entry
+
+
+def test_a_folder_with_too_many_files_and_a_model_with_too_many_versions(serve, repository: Path) -> None:
+    full = drop(repository, "full", add_constant(1.0), MODEL)
+    for number in range(300):
+        (full / "1" / f"{number}.txt").touch()
+    many = drop(repository, "many", add_constant(1.0), MODEL + "version_policy { all { } }")
+    for number in range(2, 6):
+        (many / str(number)).mkdir()
+        os.link(many / "1" / "model.onnx", many / str(number) / "model.onnx")
+    drop(repository, "good", add_constant(1.0), MODEL)
+    server = serve(repository, SETTLE, "--max-folder-entries=200", "--max-model-versions=4", "--strict-readiness=false")
+    rows = rows_of(server)
+    assert rows["good"] == ("READY", "")
+    assert "holds more than 200 files and folders" in rows["full"][1]
+    assert "--max-folder-entries" in rows["full"][1]
+    assert "serves 5 versions, at most 4 are possible" in rows["many"][1]
+    assert "--max-model-versions" in rows["many"][1]
+
+
+STRANGE = {
+    b"caf\xe9": r"caf\xe9",
+    b"two\nlines": r"two\nlines",
+    b"\x1b[31mred\x07": r"\x1b[31mred\x07",
+}
+LONG = "long" * 63
+ODD_BUT_GOOD = ("a b", "dots..", "back\\slash", "quote'\"", "Модель", LONG)
+
+
+@pytest.mark.timeout(120)
+def test_names_that_cannot_be_printed_are_refused_by_themselves(serve, repository: Path) -> None:
+    for name in STRANGE:
+        drop(repository, os.fsdecode(name), add_constant(1.0), MODEL)
+    for name in ODD_BUT_GOOD:
+        drop(repository, name, add_constant(1.0), MODEL)
+    good = drop(repository, "good", add_constant(1.0), MODEL)
+    (good / "1" / os.fsdecode(b"caf\xe9\n.txt")).touch()
+    (good / os.fsdecode(b"\xff")).mkdir()
+    lacking = repository / "lacking"
+    (lacking / "1").mkdir(parents=True)
+    (lacking / "config.pbtxt").write_text(MODEL)
+    (lacking / "1" / os.fsdecode(b"model\xe9.onnx")).touch()
+    server = serve(repository, SETTLE, "--strict-readiness=false")
+    rows = rows_of(server)
+    for shown in STRANGE.values():
+        assert rows[shown][0] == "UNAVAILABLE"
+        assert "rename the folder" in rows[shown][1]
+        assert f"the name of the folder '{shown}'" in server.log_text
+    for name in (*ODD_BUT_GOOD, "good"):
+        assert rows[name] == ("READY", ""), name
+    assert r"model\udce9.onnx" in rows["lacking"][1]
+    # One that comes later, too, and goes again.
+    late = drop(repository, os.fsdecode(b"late\xff"), add_constant(1.0), MODEL)
+    wait_until(lambda: r"late\xff" in rows_of(server), 20, "the late folder")
+    late.rename(repository / "late")
+    wait_until(lambda: rows_of(server).get("late") == ("READY", ""), 20, "its better name")
+    client = server.client()
+    for name in (*ODD_BUT_GOOD, "good", "late"):
+        assert client.infer(name, [tensor()]).as_numpy("Y").tolist() == [[1.0, 1.0]]
+
+
+@pytest.mark.timeout(240)
+def test_many_folders_that_lack_their_files_cost_next_to_nothing(serve, repository: Path) -> None:
+    for number in range(400):
+        (repository / f"broken{number}" / "1").mkdir(parents=True)
+        (repository / f"broken{number}" / "config.pbtxt").write_text(MODEL)
+    server = serve(repository, SETTLE, "--strict-readiness=false")
+    states = [state for state, _ in rows_of(server).values()]
+    assert states == ["UNAVAILABLE"] * 400
+    # Whatever the machine does: one retry a second, and the eight of the beginning.
+    begun, tried = time.monotonic(), server.log_text.count("failed to load 'broken")
+    time.sleep(5.0)
+    retries, elapsed = server.log_text.count("failed to load 'broken") - tried, time.monotonic() - begun
+    assert retries <= 8 + elapsed + 1
+    drop(repository, "good", add_constant(1.0), MODEL)
+    wait_until(lambda: rows_of(server).get("good") == ("READY", ""), 20, "the good model among the broken ones")
+    # The files are brought at last: a change, which waits for no retry.
+    (repository / "broken399" / "1" / "model.onnx").write_bytes(add_constant(1.0))
+    wait_until(lambda: rows_of(server)["broken399"] == ("READY", ""), 20, "the model whose file was brought")
