@@ -191,8 +191,12 @@ class WorkerSettings:
     environment: tuple[tuple[str, str], ...] = ()
     """Variables of the server that are passed on beside those that engines need: model ("" = all), name."""
     core_dumps: bool = False
+    memory_bytes: int = 0
+    """That one may have with all that it starts; 0 = no bound, as below."""
+    tasks: int = 0
+    """Processes and threads of one."""
     file_bytes: int = 0
-    """The largest file that one may write; 0 = no bound."""
+    """The largest file that one may write."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -289,6 +289,20 @@ WORKERS = (
         repeatable=True,
     ),
     Flag(
+        "worker-memory-bytes",
+        "workers.memory_bytes",
+        at_least(0, int),
+        "memory that a model's process may have, with all that it starts; 0: any (default 0)",
+        value="N",
+    ),
+    Flag(
+        "worker-tasks",
+        "workers.tasks",
+        at_least(0, int),
+        "processes and threads that a model's process may have, itself included; 0: any (default 0)",
+        value="N",
+    ),
+    Flag(
         "worker-file-bytes",
         "workers.file_bytes",
         at_least(0, int),

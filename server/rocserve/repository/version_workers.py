@@ -10,6 +10,7 @@ from rocserve.backends.base import EngineSpec
 from rocserve.backends.migraphx.cache.opening import cache_directory
 from rocserve.config.definition import ModelDefinition, find_model_file
 from rocserve.config.json_text import config_json
+from rocserve.config.worker_bounds import worker_bounds
 from rocserve.core.sequence_tensors import with_sequence_tensors
 from rocserve.repository.engine_plan import EnginePlan
 from rocserve.repository.model_interpreter import model_interpreter
@@ -79,7 +80,7 @@ def worker_group(
     """The workers of a version, not yet started. `start_call`: runs what the model calls, where its backend may.
 
     Raises:
-        ServeError: INVALID_ARGUMENT, the interpreter that the model asks for cannot run it.
+        ServeError: INVALID_ARGUMENT, the interpreter that the model asks for cannot run it, or a bound is no number.
     """
     backend = definition.backend
     assert backend is not None, "an ensemble has no workers"
@@ -100,6 +101,7 @@ def worker_group(
         interpreter=model_interpreter(definition),
         loader=plan.loader,
         writable=writable,
+        bounds=worker_bounds(definition.config.parameters),
         start_call=start_call if backend.answers_requests else None,
         limits=limits,
     )

@@ -19,7 +19,7 @@ from rocserve.workers.channel import Channel
 from rocserve.workers.completion import CompletionThread
 from rocserve.workers.conversation import CallStarter
 from rocserve.workers.isolation import gpu_devices
-from rocserve.workers.launcher import LaunchOptions, WorkerLauncher
+from rocserve.workers.launcher import NO_BOUNDS, LaunchOptions, WorkerLauncher
 from rocserve.workers.messages import Load, WarmUp
 from rocserve.workers.supervisor import RestartPolicy, WorkerPlan, WorkerSupervisor
 
@@ -82,6 +82,7 @@ class WorkerGroup:
         interpreter: str = "",
         loader: tuple[str, ...] = (),
         writable: tuple[str, ...] = (),
+        bounds: Mapping[str, int] = NO_BOUNDS,
         policy: RestartPolicy = DEFAULT_POLICY,
         start_call: CallStarter | None = None,
         limits: TimeLimits = NO_TIME_LIMITS,
@@ -89,7 +90,7 @@ class WorkerGroup:
         """`load` is what all workers load; kind, device and instance count come from the plans. `forked`: whether the
         backend may be forked from the zygote; with an interpreter of its own or on a GPU a worker never is.
         `loader`: what stands before the interpreter in the workers' command; also then they are not forked.
-        `writable`: the folders that the engine writes to.
+        `writable`: the folders that the engine writes to. `bounds`: see LaunchOptions.
         `start_call`: of a backend that answers requests; runs what its models call, on the completion thread."""
         self._events = events
         self._down: set[int] = set()
@@ -111,7 +112,7 @@ class WorkerGroup:
                     model_file=plan.model_file or load.model_file,
                     cores=plan.cores,
                 ),
-                _launch_options(load, plan, forked, interpreter, loader, writable),
+                _launch_options(load, plan, forked, interpreter, loader, writable, bounds),
                 launcher,
                 completion,
                 _WorkerEvents(self, events, index),
@@ -252,7 +253,13 @@ def _workers(numbers: Sequence[int]) -> str:
 
 
 def _launch_options(
-    load: Load, plan: WorkerPlan, forked: bool, interpreter: str, loader: tuple[str, ...], writable: tuple[str, ...]
+    load: Load,
+    plan: WorkerPlan,
+    forked: bool,
+    interpreter: str,
+    loader: tuple[str, ...],
+    writable: tuple[str, ...],
+    bounds: Mapping[str, int],
 ) -> LaunchOptions:
     # A GPU library looks at the variable when it is loaded, so the device is chosen before the process starts.
     environment = {} if plan.device is None else {"HIP_VISIBLE_DEVICES": str(plan.device)}
@@ -263,6 +270,7 @@ def _launch_options(
         environment=environment,
         loader=loader,
         output_prefix=f"{load.model_name}:{load.version}: ",
+        bounds=bounds,
         readable=(load.model_folder, load.version_folder),
         writable=writable if plan.device is None else (*writable, *gpu_devices()),
         model_name=load.model_name,

@@ -11,8 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from rocserve.core.errors import internal
 from rocserve.settings import KEEP_USER, WorkerSettings
@@ -20,6 +21,7 @@ from rocserve.workers.channel import Channel
 from rocserve.workers.isolation import Confinement, candidates, worker_environment
 from rocserve.workers.messages import Exited, Spawn, Spawned, SpawnFailed
 from rocserve.workers.process import WorkerProcess
+from rocserve.workers.resource_watch import ResourceWatch
 from rocserve.workers.spawner import MOST_DESCRIPTORS
 from rocserve.workers.wire import decode_message, encode_message
 from rocserve.workers.worker_output import WorkerOutput
@@ -29,6 +31,9 @@ _SEND_BUFFER_BYTES = 1024 * 1024
 """Launches queue here while the zygote imports."""
 _LAUNCH_ATTEMPTS = 3
 _HEALTHY_SECONDS = 5.0
+
+
+NO_BOUNDS: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,8 @@ class LaunchOptions:
     writable: tuple[str, ...] = ()
     """The folders and devices that it writes to."""
     model_name: str = ""
+    bounds: Mapping[str, int] = field(default_factory=lambda: NO_BOUNDS)
+    """The model's own, by the fields of WorkerSettings; the settings' hold for the others."""
 
 
 @dataclass(slots=True)
@@ -59,6 +66,8 @@ class _Launch:
     """A worker that the zygote was asked for."""
 
     model_name: str
+    settings: WorkerSettings
+    """With the model's own bounds."""
     make: Callable[[int, int | None], WorkerProcess]
     """Takes its pid and pidfd."""
     worker: asyncio.Future[WorkerProcess]
@@ -84,6 +93,7 @@ class WorkerLauncher:
         self._log = log
         self._settings = settings or WorkerSettings(user=KEEP_USER)
         self._candidates = candidates(self._settings)
+        self._watch = ResourceWatch()
         self._told_of_user: set[str] = set()
         """The models whose workers do not run as the user that is meant for them."""
         self._lifeline_reader, self._lifeline_writer = os.pipe2(os.O_CLOEXEC)
@@ -136,12 +146,14 @@ class WorkerLauncher:
             output = WorkerOutput(output_reader, options.output_prefix, log)
             return WorkerProcess(pid, pidfd, control, output, channels)
 
+        bounds: Mapping[str, Any] = options.bounds
+        settings = replace(self._settings, **bounds)
         answer: asyncio.Future[WorkerProcess] | None = None
         try:
             descriptors = [output_writer, peer_control.fileno(), *(peer.fileno() for peer in peers)]
             for _ in range(_LAUNCH_ATTEMPTS):
                 answer = asyncio.get_running_loop().create_future()
-                worker = await self._spawn(options, descriptors, _Launch(options.model_name, make, answer))
+                worker = await self._spawn(options, descriptors, _Launch(options.model_name, settings, make, answer))
                 if worker is not None:
                     return worker
             raise internal("the zygote, which starts workers, ends again and again; see the server's log")
@@ -165,6 +177,7 @@ class WorkerLauncher:
 
     async def close(self) -> None:
         """End the zygote; the workers are to have been stopped."""
+        self._watch.close()
         self._detach()
         if self._zygote is not None:
             self._zygote.kill()
@@ -190,8 +203,8 @@ class WorkerLauncher:
                 self._candidates,
                 options.readable,
                 options.writable,
-                self._settings.core_dumps,
-                self._settings.file_bytes,
+                launch.settings.core_dumps,
+                launch.settings.file_bytes,
             ),
         )
         self._launches[spawn_id] = launch
@@ -250,6 +263,7 @@ class WorkerLauncher:
             # At once: the next message may already be that it has exited.
             worker = self._workers[pid] = launch.make(pid, pidfd)
             launch.worker.set_result(worker)
+            self._watch.add(worker, launch.settings.memory_bytes, launch.settings.tasks)
             if user_problem:
                 self._warn_of_user(launch.model_name, user_problem)
         elif pidfd is not None:

@@ -67,7 +67,7 @@ class WorkerProcess:
         self._loop.add_reader(self._control, self._on_readable)
         self._end = ""
         self._broken = ""
-        self._hang = ""
+        self._fault = ""
         self._kill_timer: asyncio.TimerHandle | None = None
         self._pause: asyncio.TimerHandle | None = None
 
@@ -141,7 +141,7 @@ class WorkerProcess:
             if not reply.done() or reply.exception() is not None:
                 # Its control socket closes a moment before its exit status is known.
                 await asyncio.wait((exited,), timeout=_STATUS_WAIT_SECONDS)
-                raise internal(f"worker ended while {doing} ({self.end}){self.last_words}")
+                raise internal(f"worker ended while {doing} ({self.reason}){self.last_words}")
             return reply.result()
         finally:
             reply.cancel()
@@ -214,7 +214,7 @@ class WorkerProcess:
     @property
     def fate(self) -> str:
         """Its end, as it is told to others."""
-        return f"was killed: {self._hang}" if self._hang else f"ended unexpectedly ({self.reason})"
+        return f"was killed: {self._fault}" if self._fault else f"ended unexpectedly ({self.reason})"
 
     async def wait(self) -> None:
         """Until it has ended."""
@@ -237,9 +237,13 @@ class WorkerProcess:
         if not self._exited.is_set() and self._kill_timer is None:
             self._kill_timer = self._loop.call_later(_STATUS_WAIT_SECONDS, self._kill_broken, reason)
 
-    def end_hung(self, reason: str) -> None:
-        """It gives no answers any more: kill it."""
-        self._hang = reason
+    @property
+    def has_ended(self) -> bool:
+        return self._exited.is_set()
+
+    def end_for(self, reason: str) -> None:
+        """It does what it may not, or not what it should: kill it."""
+        self._fault = reason
         self._kill_broken(reason)
 
     def _kill_broken(self, reason: str) -> None:

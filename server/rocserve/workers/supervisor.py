@@ -245,7 +245,7 @@ class WorkerSupervisor:
                 self._limits,
                 functools.partial(process_state, worker.pid),
                 self._events.silent,
-                worker.end_hung,
+                worker.end_for,
             )
             try:
                 await worker.wait()

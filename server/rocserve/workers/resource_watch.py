@@ -1,0 +1,193 @@
+"""Keeps workers within their memory and their number of tasks: looks at the processes of each, and ends a worker that
+has more, with all that it has started.
+
+The kernel does this by itself only for a cgroup, which few servers may make; its limits of a process (RLIMIT_AS) count
+what engines reserve, and those of a user (RLIMIT_NPROC) what other models have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+_LOOK_SECONDS = 0.1
+"""Between two looks: memory grows by some hundred megabytes meanwhile, processes by some hundred."""
+_WAIT_PER_LOOK = 20
+"""A look that took long, among thousands of processes, is followed by this many times its time of rest."""
+_LONGEST_STAT = 1024
+"""Bytes of /proc/PID/stat: some fifty numbers."""
+_KIB = 1024
+_COUNTED_MEMORY = ("RssAnon:", "RssShmem:", "VmSwap:")
+"""Of /proc/PID/status: what is not merely a copy of a file."""
+_COUNTED_SHARES = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
+"""The same of /proc/PID/smaps_rollup."""
+
+
+class BoundedWorker(Protocol):
+    """A worker, as it is watched."""
+
+    pid: int
+
+    @property
+    def has_ended(self) -> bool: ...
+    def end_for(self, reason: str) -> None:
+        """Kill it; the reason is told with its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    pid: int
+    parent: int
+    group: int
+    tasks: int
+    """Processes and threads: one for each of its threads."""
+    started: int
+    """With the number, it tells a process from a later one of the same number."""
+    is_zombie: bool
+
+
+@dataclass(slots=True, eq=False)
+class _Watched:
+    worker: BoundedWorker
+    memory_bytes: int
+    tasks: int
+    known: set[tuple[int, int]] = field(default_factory=set)
+    """Its processes at the last look, by number and start: they stay its own when their parents end."""
+    is_over: bool = False
+
+
+class ResourceWatch:
+    """All workers of a server that have bounds. Lives on the asyncio loop, costs nothing while there are none."""
+
+    def __init__(self) -> None:
+        self._watched: list[_Watched] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, worker: BoundedWorker, memory_bytes: int, tasks: int) -> None:
+        """Watch a worker until it ends; 0 = no bound."""
+        if memory_bytes or tasks:
+            self._watched.append(_Watched(worker, memory_bytes, tasks))
+            self._look_later()
+
+    def close(self) -> None:
+        self._watched.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look_later(self, rest_seconds: float = 0.0) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(max(_LOOK_SECONDS, rest_seconds), self._look)
+
+    def _look(self) -> None:
+        began = time.monotonic()
+        self._timer = None
+        processes = read_processes()
+        self._watched = [watched for watched in self._watched if self._goes_on(watched, processes)]
+        if self._watched:
+            self._look_later((time.monotonic() - began) * _WAIT_PER_LOOK)
+
+    def _goes_on(self, watched: _Watched, processes: Sequence[Process]) -> bool:
+        """Whether a worker is to be looked at again."""
+        worker = watched.worker
+        if worker.has_ended and not watched.is_over:
+            return False
+        own = _own(watched, processes)
+        watched.known = {(process.pid, process.started) for process in own if not process.is_zombie}
+        if not watched.is_over and (excess := _excess(watched, own)):
+            watched.is_over = True
+            worker.end_for(excess)
+        if watched.is_over:
+            for pid, _ in watched.known:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+        return not worker.has_ended or bool(watched.known)
+
+
+def _own(watched: _Watched, processes: Sequence[Process]) -> Sequence[Process]:
+    """The worker's processes: itself, its group, what it was seen to have, and all that these have started."""
+    children: Mapping[int, list[Process]] = defaultdict(list)
+    for process in processes:
+        children[process.parent].append(process)
+    leader = 0 if watched.worker.has_ended else watched.worker.pid
+    waiting = [
+        process
+        for process in processes
+        if (leader and leader in (process.pid, process.group)) or (process.pid, process.started) in watched.known
+    ]
+    own: dict[int, Process] = {}
+    while waiting:
+        process = waiting.pop()
+        if process.pid not in own:
+            own[process.pid] = process
+            waiting += children.get(process.pid, ())
+    return list(own.values())
+
+
+def _excess(watched: _Watched, own: Sequence[Process]) -> str:
+    """By which bound a worker has too much, in words; "" = by none."""
+    tasks = sum(process.tasks for process in own)
+    if watched.tasks and tasks > watched.tasks:
+        return f"limit of {watched.tasks} tasks exceeded (it had {tasks} processes and threads)"
+    if watched.memory_bytes:
+        pids = [process.pid for process in own]
+        used = sum(map(memory_bytes, pids))
+        if used > watched.memory_bytes and len(pids) > 1:
+            # What a fork shares with its parent has been counted for each. The true shares take longer to find.
+            used = sum(map(share_bytes, pids))
+        if used > watched.memory_bytes:
+            return f"memory limit of {watched.memory_bytes} bytes exceeded (it had {used})"
+    return ""
+
+
+def memory_bytes(pid: int) -> int:
+    """What a process has of memory and of swap, files left out; 0 when it has ended."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return _sum(Path(f"/proc/{pid}/status"), _COUNTED_MEMORY)
+    return 0
+
+
+def share_bytes(pid: int) -> int:
+    """The same with pages that several processes have divided between them; without, where only root may see that."""
+    try:
+        return _sum(Path(f"/proc/{pid}/smaps_rollup"), _COUNTED_SHARES)
+    except OSError:
+        return memory_bytes(pid)
+
+
+def _sum(file: Path, names: tuple[str, ...]) -> int:
+    """In bytes, of lines "Name:   123 kB"."""
+    lines = file.read_text(errors="replace").splitlines()
+    return sum(int(line.split()[1]) * _KIB for line in lines if line.startswith(names))
+
+
+def read_processes() -> Sequence[Process]:
+    """All that this machine, or this container, shows."""
+    found: list[Process] = []
+    with os.scandir("/proc") as entries:
+        for name in (entry.name for entry in entries if entry.name.isdecimal()):
+            # It may have ended meanwhile, or be none of ours to see.
+            with suppress(OSError):
+                found.append(_read_process(name))
+    return found
+
+
+def _read_process(name: str) -> Process:
+    # Not by pathlib: there may be thousands.
+    descriptor = os.open(f"/proc/{name}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        line = os.read(descriptor, _LONGEST_STAT)
+    finally:
+        os.close(descriptor)
+    # Behind the bracket that ends the name, which may hold anything, stand proc(5)'s fields from the third.
+    fields = line[line.rindex(b")") + 1 :].split()
+    return Process(
+        int(name), int(fields[1]), int(fields[2]), int(fields[17]), int(fields[19]), is_zombie=fields[0] == b"Z"
+    )

@@ -1,0 +1,139 @@
+"""Models that take more than they may: memory, processes. They are ended with a reason, others are served as before.
+
+What they take is bounded by the models themselves, should the server fail to end them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as triton
+from support.server import RocserveProcess, wait_until
+from tritonclient.utils import InferenceServerException
+
+CONFIG = """
+backend: "python"
+input { name: "TAKES" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
+"""
+PARAMETER = 'parameters {{ key: "{}" value {{ string_value: "{}" }} }}\n'
+
+MEMORY_BYTES = 300_000_000
+TASKS = 40
+
+# In steps, up to 1 GB.
+HOG = """
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        if pb_utils.get_input_tensor_by_name(requests[0], "TAKES").as_numpy()[0]:
+            held = []
+            for _ in range(50):
+                held.append(np.ones(20_000_000, np.uint8))
+                time.sleep(0.02)
+            time.sleep(30)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros(1, np.int32))]) for _ in requests]
+"""
+
+# Up to 120 processes, each the child of the last one's parent or of nobody any more; they end after half a minute.
+BOMB = """
+import os
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        if pb_utils.get_input_tensor_by_name(requests[0], "TAKES").as_numpy()[0]:
+            for number in range(120):
+                if os.fork() == 0:
+                    if number % 3 == 0:
+                        os.setsid()
+                    open("/proc/self/comm", "w").write("fromabomb")
+                    time.sleep(30)
+                    os._exit(0)
+                time.sleep(0.01)
+            time.sleep(30)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros(1, np.int32))]) for _ in requests]
+"""
+
+
+def drop(repository: Path, name: str, code: str, config: str) -> None:
+    (repository / name / "1").mkdir(parents=True)
+    (repository / name / "1" / "model.py").write_text(code)
+    (repository / name / "config.pbtxt").write_text(config)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    place = tmp_path_factory.mktemp("bounds")
+    drop(place / "models", "hog", HOG, CONFIG)
+    drop(place / "models", "bomb", BOMB, CONFIG + PARAMETER.format("worker_tasks", TASKS))
+    # More than the flag says.
+    drop(place / "models", "other", HOG, CONFIG + PARAMETER.format("worker_memory_bytes", 10**12))
+    with RocserveProcess(
+        [place / "models"], f"--worker-memory-bytes={MEMORY_BYTES}", log=place / "server.log"
+    ) as server:
+        server.wait_until_ready()
+        yield server
+
+
+def infer(client: triton.InferenceServerClient, model: str, takes: int = 0, seconds: float = 40.0) -> None:
+    entry = triton.InferInput("TAKES", [1], "INT32")
+    entry.set_data_from_numpy(np.array([takes], np.int32))
+    client.infer(model, [entry], client_timeout=seconds)
+
+
+def fails_while_others_are_served(server: RocserveProcess, model: str) -> str:
+    """What a request to a model fails with that takes too much; another model answers meanwhile."""
+    client, other = server.client(), server.client()
+    entry = triton.InferInput("TAKES", [1], "INT32")
+    entry.set_data_from_numpy(np.array([1], np.int32))
+    answers: list[InferenceServerException | None] = []
+    client.async_infer(model, [entry], lambda result, error: answers.append(error), client_timeout=60)
+    while not answers:
+        infer(other, "other", seconds=5)
+        time.sleep(0.02)
+    (error,) = answers
+    assert error is not None and error.status() == "StatusCode.UNAVAILABLE", error
+    return str(error.message())
+
+
+def test_memory_beyond_the_bound_ends_the_model_alone(server: RocserveProcess):
+    text = fails_while_others_are_served(server, "hog")
+    assert f"worker of model 'hog' version 1 was killed: memory limit of {MEMORY_BYTES} bytes exceeded" in text
+    # It is restarted as after a crash.
+    infer(server.client(), "hog")
+
+
+def bomb_processes() -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter(["name"]):
+        if process.info["name"] == "fromabomb":
+            found.append(process)
+    return found
+
+
+def test_processes_beyond_the_bound_end_with_the_model(server: RocserveProcess):
+    text = fails_while_others_are_served(server, "bomb")
+    assert f"worker of model 'bomb' version 1 was killed: limit of {TASKS} tasks exceeded" in text
+    wait_until(lambda: not bomb_processes(), 10, "the end of what the model has started")
+    infer(server.client(), "bomb")
+
+
+def test_a_bound_that_is_no_number_fails_the_load(tmp_path: Path):
+    drop(tmp_path / "models", "m", HOG, CONFIG + PARAMETER.format("worker_tasks", "many"))
+    with RocserveProcess([tmp_path / "models"], log=tmp_path / "server.log") as server:
+        text = "parameter 'worker_tasks': expected a whole number, 0 for no bound, got 'many'"
+        wait_until(lambda: text in server.log_text, what="the reason")
