@@ -87,6 +87,11 @@ class Level:
     def remove(self, entry: QueuedRequest) -> None:
         """Take out one that is here."""
         for entries in (self.dated if entry.dated else self.waiting, self.delayed):
+            if entries and entries[-1] is entry:
+                # Where the newest are first, so that a long queue is not searched.
+                entries.pop()
+                self._forget_overload()
+                return
             try:
                 entries.remove(entry)
             except ValueError:

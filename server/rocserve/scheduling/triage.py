@@ -41,6 +41,10 @@ NOTHING = BatchDecision(0)
 """All that waited was hopeless."""
 
 
+_FEW = 64
+"""Requests in a queue that are looked at to find out whether all have time again."""
+
+
 class Triage:
     """Not thread-safe: the scheduler that owns it calls it under its lock, only while requests with deadlines wait."""
 
@@ -55,8 +59,8 @@ class Triage:
         self._run_seconds = 0.0
         """Of a batch as large as what waits allows."""
         self._calm_until = math.inf
-        """Before this, by time.monotonic(), no request that waits has used half of its time: the policy's choice is the
-        triage's, which costs more."""
+        """Before this, by time.monotonic(), no request that waits has used half of its time, and the policy's choice is
+        the one to make."""
 
     def is_hopeless(self, entry: QueuedRequest, now: float) -> bool:
         """Whether it would end too late even if an instance took it at once, alone. `now` is time.monotonic()."""
@@ -80,7 +84,7 @@ class Triage:
             if decision.request_count:
                 return decision
         decision = self._choose(now_ns, now, batches_before)
-        if not any(level.newest_first or level.has_lost for level in self._queue.levels()):
+        if len(self._queue) <= _FEW and not any(level.newest_first or level.has_lost for level in self._queue.levels()):
             run_seconds = self.times.of(self._policy.largest)
             self._calm_until = min(
                 (half_time(entry, run_seconds) for entry in self._queue if entry.request.deadline is not None),
