@@ -73,7 +73,7 @@ class ReactorTransport:
         self.log = log
         self.failures = RequestFailures(log)
         self.live: set[ReactorCall] = set()
-        self.sending: dict[ReactorCall, float] = {}
+        self.sending: dict[ReactorUnaryCall | ReactorStreamCall, float] = {}
         self.waiting: WaitingCalls = WaitingCalls(options.waiting, time.monotonic(), log)
         self.closed = False
         self.watch_lock = threading.Lock()
@@ -131,10 +131,11 @@ class ReactorTransport:
 
     def give_up_unread(self) -> None:
         now = time.monotonic()
-        for call in [call for call, until in list(self.sending.items()) if until < now]:
-            with self._end_lock:
-                if not self._ended.is_set():
-                    call.give_up()
+        for call, since in list(self.sending.items()):
+            if since + self.options.write_seconds(call.unsent_bytes) < now:
+                with self._end_lock:
+                    if not self._ended.is_set():
+                        call.give_up()
 
     def _run(self) -> None:
         dense = DenseTraffic(self._companion, self._next_event, self._handle) if self._companion else None

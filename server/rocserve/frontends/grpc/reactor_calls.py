@@ -54,8 +54,9 @@ class CallOwner(Protocol):
     live: set[ReactorCall]
     """Calls in flight. Removing a call from it is what makes an answer the first and only one: set operations on
     objects that hash by identity are atomic."""
-    sending: dict[ReactorCall, float]
-    """Calls with an answer that their clients have not taken yet, and until when (time.monotonic()) they may."""
+    sending: dict[ReactorUnaryCall | ReactorStreamCall, float]
+    """Calls with an answer that their clients have not taken yet, and since when (time.monotonic()) it is for them to
+    do so."""
     closed: bool
     """The queue takes no more operations."""
     watch_lock: threading.Lock
@@ -104,10 +105,6 @@ class ReactorCall:
     def give_up(self) -> None:
         """The client does not take the answer."""
         self._call.cancel(int(StatusCode.RESOURCE_EXHAUSTED), NOT_READ_IN_TIME)
-
-    def _begin_sending(self, nbytes: int) -> None:
-        owner = self._transport
-        owner.sending[self] = time.monotonic() + owner.options.write_seconds(nbytes)
 
     @property
     def peer(self) -> str:
@@ -159,7 +156,7 @@ class ReactorUnaryCall(ReactorCall):
             self.fail(error.code, error.text)
             return
         is_sent = False
-        self._begin_sending(len(message))
+        self._transport.sending[self] = time.monotonic()
         try:
             is_sent = self._end(operations, self._on_sent)
         finally:
@@ -168,6 +165,11 @@ class ReactorUnaryCall(ReactorCall):
 
     def fail(self, code: StatusCode, text: str, trailing_metadata: Metadata = ()) -> None:
         self._end((_SendInitialMetadata((), 0), _status(code, text, trailing_metadata)), _ignore)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Of the answer, until the client has taken it."""
+        return self.held_bytes
 
     def _on_sent(self, event: Event) -> None:
         self._transport.sending.pop(self, None)
@@ -257,6 +259,11 @@ class ReactorStreamCall(ReactorCall):
             return
         self._call.start_server_batch((_ReceiveClose(0),), self._on_close)
         self._read()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Of answers that the client has not taken."""
+        return self._flow.held_bytes
 
     # Receiving
 
@@ -364,7 +371,7 @@ class ReactorStreamCall(ReactorCall):
         if status is not None:
             operations.append(status)
             self._transport.live.discard(self)
-        self._begin_sending(len(message) if message is not None else 0)
+        self._transport.sending[self] = time.monotonic()
         error: object
         try:
             error = self._call.start_server_batch(tuple(operations), self._on_sent if status is None else _ignore)
