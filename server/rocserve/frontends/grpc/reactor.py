@@ -220,17 +220,18 @@ class ReactorTransport:
         # At once: a client decides when a call's message comes, and whether it does.
         self.request_call()
         name = event.call_details.method
-        waiting = len(self.waiting)
-        if waiting >= self.waiting.check_from:
-            self.waiting.check(time.monotonic())
-        if len(self.live) - waiting >= self.options.max_concurrent_calls:
+        waiting = self.waiting
+        count = len(waiting.since)
+        if count >= waiting.check_from:
+            waiting.check(time.monotonic())
+        if len(self.live) - count >= self.options.max_concurrent_calls:
             refuse(event, StatusCode.UNAVAILABLE, too_many_calls(self.options.max_concurrent_calls))
             return
         route = self._unary.get(name)
         if route is not None:
             call = ReactorUnaryCall(self, event, route)
             self.live.add(call)
-            self.waiting.begin(call)
+            waiting.since[call] = waiting.checked_at
             event.call.start_server_batch((ReceiveMessage(0),), call.on_message)
             return
         stream_route = self._stream.get(name)

@@ -126,7 +126,7 @@ class ReactorUnaryCall(ReactorCall):
         self.held_bytes = 0
 
     def on_message(self, event: Event) -> None:
-        self._transport.waiting.remove(self)
+        self._transport.waiting.since.pop(self, None)
         message = event.batch_operations[0].message()
         if message is None:
             # Nothing was sent, or the call has failed below us (too large, cancelled) and this goes nowhere.

@@ -56,22 +56,23 @@ class WaitingCalls:
         self._limits = limits
         self._log = log
         self._pace = Pace(_SECONDS_BETWEEN_WARNINGS)
-        # In the order of their beginnings, with the time of the check before it.
-        self._since: dict[WaitingCall, float] = {}
-        self._checked_at = now
+        self.since: dict[WaitingCall, float] = {}
+        """In the order of their beginnings, with the time of the check before it. The hot path's unary calls are put in
+        and taken out without a call of `begin` and `remove`, which is all that these do."""
+        self.checked_at = now
         self.check_from = CALLS_BETWEEN_CHECKS
         """With so many calls the next check is due."""
 
     def __len__(self) -> int:
-        return len(self._since)
+        return len(self.since)
 
     def begin(self, call: WaitingCall) -> None:
         """The call waits for its client from now on."""
-        self._since[call] = self._checked_at
+        self.since[call] = self.checked_at
 
     def remove(self, call: WaitingCall) -> None:
         """Its message has come, or it has gone."""
-        self._since.pop(call, None)
+        self.since.pop(call, None)
 
     def check(self, now: float) -> None:
         """End what is beyond the bounds. To be called every CHECK_SECONDS, and from `check_from` calls on.
@@ -79,20 +80,20 @@ class WaitingCalls:
         Args:
             now: time.monotonic() seconds.
         """
-        self._checked_at = now
+        self.checked_at = now
         self._end_late(now)
         connections: dict[str, list[WaitingCall]] = {}
         # Copied in one step: other threads may add to it.
-        for call in list(self._since):
+        for call in list(self.since):
             connections.setdefault(call.peer, []).append(call)
         for calls in connections.values():
             if len(calls) > self._limits.connection:
                 self._make_room(calls, now)
         self._end_beyond_total(connections.values())
-        self.check_from = min(len(self._since) + CALLS_BETWEEN_CHECKS, self._limits.total + 1)
+        self.check_from = min(len(self.since) + CALLS_BETWEEN_CHECKS, self._limits.total + 1)
 
     def end_unary(self, error: ServeError) -> None:
-        for call in list(self._since):
+        for call in list(self.since):
             if not call.is_stream:
                 self._end(call, error)
 
@@ -105,7 +106,7 @@ class WaitingCalls:
             f"the request's message has not come whole within {seconds:g} s (--grpc-message-timeout-secs); send smaller"
             " requests, or have the time raised",
         )
-        for call, since in list(self._since.items()):
+        for call, since in list(self.since.items()):
             if now - since < seconds + CHECK_SECONDS:
                 break
             if not call.is_stream:
@@ -114,13 +115,13 @@ class WaitingCalls:
     def _make_room(self, calls: list[WaitingCall], now: float) -> None:
         limit = self._limits.connection
         latest = now - self._limits.patience_seconds
-        old = [call for call in calls[:-limit] if self._since.get(call, now) <= latest]
+        old = [call for call in calls[:-limit] if self.since.get(call, now) <= latest]
         self._refuse(old, f"this connection has more than {limit} calls")
         del calls[: len(old)]
 
     def _end_beyond_total(self, connections: Iterable[list[WaitingCall]]) -> None:
         """The oldest of the connection that has the most, so that one client's many cost no other its few."""
-        excess = len(self._since) - self._limits.total
+        excess = len(self.since) - self._limits.total
         if excess <= 0:
             return
         # A little more than that, or the next call would need the next check.
