@@ -63,6 +63,9 @@ class HttpSettings:
     """Taken as tritonserver takes it; HTTP is served by the event loop."""
     max_input_size: int = 64 << 20
     """Bytes of a request's body, before and after it is decompressed."""
+    use_ssl: bool = False
+    use_ssl_mutual: bool = False
+    """The certificates are those of gRPC."""
     request_timeout_seconds: float = 0.0
     """The longest that an inference request may take; 0 = as long as it takes."""
     keepalive_seconds: float = 75.0
@@ -82,6 +85,7 @@ class GrpcSettings:
     """auto, reactor or aio."""
     use_ssl: bool = False
     use_ssl_mutual: bool = False
+    """Of clients that show a certificate, which root_cert vouches for."""
     server_cert: Path | None = None
     server_key: Path | None = None
     root_cert: Path | None = None
@@ -112,6 +116,9 @@ class MetricsSettings:
     allow: bool = True
     address: str = "0.0.0.0"
     port: int = 8002
+    use_ssl: bool = False
+    use_ssl_mutual: bool = False
+    """The certificates are those of gRPC."""
     interval_ms: int = 2000
     """How often the gauges of GPUs and CPUs are read; all else is read when it is asked for."""
     gpu: bool = True
@@ -243,6 +250,8 @@ class ServerSettings:
     max_request_memory: int | None = None
     """Bytes of requests that come in, wait and run, and of answers that are not yet read, of the whole server; None =
     by the memory that there is."""
+    allow_mixed_tls: bool = False
+    """One of gRPC and HTTP may ask clients for certificates while the other does not."""
     write_timeout_seconds: float = 60.0
     """An answer that its client has not read by then is given up."""
     max_model_instances: int | None = None

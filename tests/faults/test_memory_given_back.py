@@ -20,7 +20,7 @@ def test_memory_after_large_traffic(serve, repository: Path, ask_by: str) -> Non
     write_stretch(repository)
     server: RocserveProcess = serve(repository)
     process = psutil.Process(server.process.pid)
-    values = stretch_values(milliseconds=10, request_bytes=4 * MIB, answer_bytes=4 * MIB)
+    values = stretch_values(milliseconds=50, request_bytes=4 * MIB, answer_bytes=4 * MIB)
     infer(server, values, ask_by)
     before = peak = process.memory_info().rss
     threads = [threading.Thread(target=infer, args=(server, values, ask_by)) for _ in range(CLIENTS)]

@@ -212,16 +212,17 @@ def _asked(server: RocserveProcess, port: int, load: tuple[str, object], key: st
     return server.log_text
 
 
-def test_mutual_tls_protects(folder: Path) -> None:
-    certificates = make_authority(folder / "certificates")
+@pytest.mark.parametrize(("port", "other"), [("grpc", "http"), ("http", "grpc")])
+def test_mutual_tls_protects(folder: Path, tmp_path: Path, port: str, other: str) -> None:
+    certificates = make_authority(tmp_path / "certificates")
     flags = (
         *SHARED,
-        "--allow-http=false",
-        "--grpc-use-ssl-mutual=true",
+        f"--allow-{other}=false",
+        f"--{port}-use-ssl-mutual=true",
         f"--grpc-server-cert={certificates.certificate}",
         f"--grpc-server-key={certificates.key}",
         f"--grpc-root-cert={certificates.root}",
     )
-    with RocserveProcess([folder / "repository"], *flags, log=folder / "tls.log") as running:
+    with RocserveProcess([folder / "repository"], *flags, log=tmp_path / "tls.log") as running:
         said = "admin calls: logging, model-repository, shared-memory, trace from"
         wait_until(lambda: f"{said} anywhere" in running.log_text)

@@ -111,17 +111,26 @@ GRPC = (
     ),
 )
 
+_USE_SSL = "serve TLS only (default false)"
+_USE_SSL_MUTUAL = "serve TLS only, to clients that show a certificate (default false)"
+
 TLS = (
-    Flag("grpc-use-ssl", "grpc.use_ssl", boolean, "serve TLS only (default false)"),
-    Flag(
-        "grpc-use-ssl-mutual",
-        "grpc.use_ssl_mutual",
-        boolean,
-        "serve TLS only, to clients that show a certificate (default false)",
-    ),
-    Flag("grpc-server-cert", "grpc.server_cert", file, "the server's certificate chain, PEM"),
-    Flag("grpc-server-key", "grpc.server_key", file, "the server's private key, PEM"),
+    Flag("grpc-use-ssl", "grpc.use_ssl", boolean, _USE_SSL),
+    Flag("grpc-use-ssl-mutual", "grpc.use_ssl_mutual", boolean, _USE_SSL_MUTUAL),
+    Flag("http-use-ssl", "http.use_ssl", boolean, _USE_SSL),
+    Flag("http-use-ssl-mutual", "http.use_ssl_mutual", boolean, _USE_SSL_MUTUAL),
+    Flag("metrics-use-ssl", "metrics.use_ssl", boolean, _USE_SSL),
+    Flag("metrics-use-ssl-mutual", "metrics.use_ssl_mutual", boolean, _USE_SSL_MUTUAL),
+    Flag("grpc-server-cert", "grpc.server_cert", file, "the server's certificate chain, of all ports, PEM"),
+    Flag("grpc-server-key", "grpc.server_key", file, "the server's private key, of all ports, PEM"),
     Flag("grpc-root-cert", "grpc.root_cert", file, "what clients' certificates are checked against, PEM"),
+    Flag(
+        "allow-mixed-tls",
+        "allow_mixed_tls",
+        boolean,
+        "let one of gRPC and HTTP ask clients for certificates while the other, reachable from elsewhere, does not"
+        " (default false)",
+    ),
 )
 
 CONNECTIONS = (

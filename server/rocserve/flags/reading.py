@@ -12,6 +12,7 @@ from rocserve.flags.flag import Flag, FlagError
 from rocserve.flags.front_ends import CONNECTIONS, GRPC, HTTP, TLS
 from rocserve.flags.observing import LOG, METRICS, TRACE
 from rocserve.flags.serving import ENGINES, REPOSITORY, SERVER, WORKERS
+from rocserve.flags.tls import check_tls
 from rocserve.flags.unserved import UNSERVED, WITHOUT_EFFECT, refuse_unserved
 from rocserve.flags.values import boolean
 from rocserve.observability.tracing.options import trace_options
@@ -150,8 +151,7 @@ def _check(settings: ServerSettings) -> None:
         raise FlagError("--allow-grpc=false and --allow-http=false leave nothing to serve; allow one of them")
     _check_restricted("--http-restricted-api", "api", settings.http.restricted)
     _check_restricted("--grpc-restricted-protocol", "protocol", settings.grpc.restricted)
-    if settings.grpc.allow:
-        _check_certificates(settings.grpc)
+    check_tls(settings)
     try:
         trace_options(settings.trace.values)
     except ValueError as error:
@@ -176,14 +176,3 @@ def _check_restricted(flag: str, kind: str, groups: Sequence[RestrictedProtocols
     for group in groups:
         if group.file is not None and not group.file.is_file():
             raise FlagError(f"{flag}: there is no file {group.file}, which is to hold the value of '{group.header}'")
-
-
-def _check_certificates(grpc: GrpcSettings) -> None:
-    files = {"server-cert": grpc.server_cert, "server-key": grpc.server_key, "root-cert": grpc.root_cert}
-    for name, path in files.items():
-        if path is not None and not path.is_file():
-            raise FlagError(f"--grpc-{name}={path}: there is no such file")
-    if (grpc.use_ssl or grpc.use_ssl_mutual) and not (grpc.server_cert and grpc.server_key):
-        raise FlagError("TLS needs --grpc-server-cert and --grpc-server-key")
-    if grpc.use_ssl_mutual and not grpc.root_cert:
-        raise FlagError("--grpc-use-ssl-mutual needs --grpc-root-cert to check clients' certificates against")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.serving import ServingTableHolder
+from rocserve.frontends.certificates import CertificateFiles, RenewedContext
 from rocserve.frontends.descriptors import most_descriptors
 from rocserve.frontends.grpc.dense_traffic import Companion
 from rocserve.frontends.grpc.select import create_transport
@@ -20,7 +22,7 @@ from rocserve.frontends.grpc.unfinished import WaitingLimits
 from rocserve.services.inference import InferenceService
 from rocserve.services.methods import Method
 from rocserve.services.readiness import Readiness
-from rocserve.settings import GrpcSettings, ServerSettings
+from rocserve.settings import GrpcSettings, HttpSettings, MetricsSettings, ServerSettings
 
 if TYPE_CHECKING:
     # A server of gRPC alone is spared aiohttp: a fifth of a second, and 14 MB.
@@ -119,11 +121,23 @@ class FrontEnds:
         from rocserve.frontends.metrics.endpoint import MetricsEndpoint
 
         endpoint = MetricsEndpoint(
-            settings.address, settings.port, self._served.write_metrics, self._log.getChild("metrics")
+            settings.address,
+            settings.port,
+            self._served.write_metrics,
+            self._log.getChild("metrics"),
+            self._tls(settings, "metrics"),
         )
         port = await endpoint.start()
         self._metrics = endpoint
         self._log.info("Started Metrics Service at %s:%d", settings.address, port)
+
+    def _tls(self, port: HttpSettings | MetricsSettings, user: str) -> ssl.SSLContext | None:
+        """Raises: OSError."""
+        grpc = self._settings.grpc
+        if not (port.use_ssl or port.use_ssl_mutual) or grpc.server_cert is None or grpc.server_key is None:
+            return None
+        root = grpc.root_cert if port.use_ssl_mutual else None
+        return RenewedContext(CertificateFiles(grpc.server_cert, grpc.server_key, root), user, self._log)
 
     async def _start_http(self) -> None:
         settings = self._settings.http
@@ -142,7 +156,9 @@ class FrontEnds:
             log,
             self._settings.admin_addresses,
         )
-        endpoint = HttpEndpoint(service, settings, self._settings.write_timeout_seconds, log)
+        endpoint = HttpEndpoint(
+            service, settings, self._settings.write_timeout_seconds, log, self._tls(settings, "HTTP")
+        )
         port = await endpoint.start()
         self._http = endpoint
         self._log.info("HTTP: %s", service.describe_access())

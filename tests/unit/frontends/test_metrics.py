@@ -149,7 +149,7 @@ def test_summaries_and_histograms_instead_of_counters() -> None:
     options = LatencyOptions(counters=False, summaries=True, histograms=True, quantiles=(0.5, 0.99))
     config = ModelConfig(name="m", histogram_buckets={"rocserve_request_duration_ms": (1.0, 2.5)})
     version = ToldVersion("m", 1, ModelStatistics(options.distributions(config)), config=config)
-    version.statistics.record_batch(0, 1_000_000, 2_000_000, 2_000_000, [0, 1_000_000], 3_000_000, 2)
+    version.statistics.record_batch(1_000_000, 1_500_000, 2_000_000, 2_000_000, [0, 1_000_000], 3_000_000, 2)
     samples = samples_of(version, options=options)
     assert not any(name.startswith("nv_inference_request_duration_us") for name in samples)
     labels = 'model="m",version="1"'

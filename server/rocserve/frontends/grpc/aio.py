@@ -18,7 +18,7 @@ import grpc.aio
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import RequestMemory
-from rocserve.frontends.grpc.certificates import server_credentials
+from rocserve.frontends.grpc.credentials import server_credentials
 from rocserve.frontends.grpc.stream_flow import StreamFlow
 from rocserve.frontends.grpc.transport import (
     LINGER_SECONDS,

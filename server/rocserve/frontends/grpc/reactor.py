@@ -18,7 +18,7 @@ from grpc._cython import cygrpc
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import RequestMemory
-from rocserve.frontends.grpc.certificates import server_credentials
+from rocserve.frontends.grpc.credentials import server_credentials
 from rocserve.frontends.grpc.dense_traffic import Companion, DenseTraffic
 from rocserve.frontends.grpc.reactor_calls import (
     Event,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rocserve.core.errors import StatusCode
-from rocserve.frontends.grpc.certificates import CertificateFiles
+from rocserve.frontends.certificates import CertificateFiles
 from rocserve.frontends.grpc.unfinished import WaitingLimits
 
 Metadata = Sequence[tuple[str, str | bytes]]

@@ -11,7 +11,8 @@ from aiohttp.web_protocol import RequestHandler
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
     head_seconds: float = 10.0
-    """What a client has for the head of a request from its first byte on; of its first one from the connection on."""
+    """What a client has for the head of a request from its first byte on; of its first one from the connection on. TLS
+    has as long before it."""
     idle_seconds: float = 75.0
     """How long a connection may stay without a request: a little longer than proxies keep theirs, a minute mostly, so
     that it is they who close."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import ssl
 
 from rocserve.frontends.http.connection import ConnectionLimits
 from rocserve.frontends.http.listener import HttpListener, binding_refusal
@@ -14,11 +15,16 @@ class HttpEndpoint:
     """All calls are made on the loop."""
 
     def __init__(
-        self, service: HttpService, settings: HttpSettings, write_timeout_seconds: float, log: logging.Logger
+        self,
+        service: HttpService,
+        settings: HttpSettings,
+        write_timeout_seconds: float,
+        log: logging.Logger,
+        tls: ssl.SSLContext | None,
     ) -> None:
         self._settings = settings
         limits = ConnectionLimits(idle_seconds=settings.keepalive_seconds, write_seconds=write_timeout_seconds)
-        self._listener = HttpListener(service.handle, log, limits)
+        self._listener = HttpListener(service.handle, log, limits, tls)
 
     async def start(self) -> int:
         """Listen; returns the port.

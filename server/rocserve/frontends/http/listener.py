@@ -25,8 +25,6 @@ _PENDING_CONNECTIONS = 1024
 _CLOSE_SECONDS = 1.0
 _WATCH_SECONDS = 1.0
 """How often connections are looked at whose clients keep them waiting."""
-_HANDSHAKE_SECONDS = 10.0
-"""What a new connection has for TLS."""
 _SECONDS_BETWEEN_REMARKS = 10.0
 SERVER_NAME = "rocserve"
 """Of the header `Server`, also of answers that are sent as they are made."""
@@ -84,7 +82,7 @@ class HttpListener:
             reuse_port=reuse_port or None,
             backlog=_PENDING_CONNECTIONS,
             ssl=self._tls,
-            ssl_handshake_timeout=None if self._tls is None else _HANDSHAKE_SECONDS,
+            ssl_handshake_timeout=None if self._tls is None else self._limits.head_seconds,
         )
         self._server = server
         self._watch = asyncio.ensure_future(self._close_overdue(server))

@@ -22,7 +22,7 @@ from rocserve.frontends.http.management import ManagementRoute
 from rocserve.frontends.http.places import Place
 from rocserve.frontends.http.routes import Inference, find_destination
 from rocserve.observability.failures import RequestFailures
-from rocserve.services.admin_calls import FORWARDING_HEADERS, AdminCalls, Peer, describe_access
+from rocserve.services.admin_calls import ADMIN_METHODS, FORWARDING_HEADERS, AdminCalls, Peer, describe_access
 from rocserve.services.forwarded_headers import header_forwarding
 from rocserve.services.inference import InferenceService
 from rocserve.services.methods import Method, SlowMethod
@@ -49,7 +49,7 @@ class HttpService:
         self._memory = memory
         self._failures = RequestFailures(log)
         self._restrictions = restrictions(settings.restricted, log)
-        self._admin = AdminCalls(admin_addresses, self._restrictions)
+        self._admin = AdminCalls(admin_addresses, ADMIN_METHODS if settings.use_ssl_mutual else self._restrictions)
         self._bodies = BodyReader(settings.max_input_size, memory)
         forwarding = header_forwarding(settings.header_forward_pattern)
         deadlines = RequestDeadlines(settings.request_timeout_seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable
 
 from aiohttp import web
@@ -20,12 +21,19 @@ _LIMITS = ConnectionLimits(most=64)
 class MetricsEndpoint:
     """All calls are made on the loop; the text is written on another thread."""
 
-    def __init__(self, address: str, port: int, write_metrics: Callable[[], str], log: logging.Logger) -> None:
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        write_metrics: Callable[[], str],
+        log: logging.Logger,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._address = address
         self._port = port
         self._write_metrics = write_metrics
         self._log = log
-        self._listener = HttpListener(self._answer, log, _LIMITS)
+        self._listener = HttpListener(self._answer, log, _LIMITS, tls)
 
     async def start(self) -> int:
         """Listen; returns the port.

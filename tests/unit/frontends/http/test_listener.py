@@ -8,10 +8,14 @@ import logging
 import os
 import re
 import resource
+import shutil
+from pathlib import Path
 
 import pytest
 from aiohttp import web
+from support.certificates import make_authority
 
+from rocserve.frontends.certificates import CertificateFiles, RenewedContext
 from rocserve.frontends.http.connection import ConnectionLimits
 from rocserve.frontends.http.listener import HttpListener, binding_refusal
 
@@ -176,6 +180,18 @@ async def test_a_head_that_does_not_come_ends_the_connection(first: bytes) -> No
         await asyncio.sleep(0.2)
         writer.write(b"x" if first else b"")
     assert await is_closed(reader, 4.0)
+    writer.close()
+    await listener.stop(0)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate of this test")
+async def test_a_handshake_that_does_not_come_ends_the_connection(tmp_path: Path) -> None:
+    ours = make_authority(tmp_path / "ours")
+    tls = RenewedContext(CertificateFiles(ours.certificate, ours.key, None), "HTTP", LOG)
+    listener = HttpListener(Gate().answer, LOG, ConnectionLimits(head_seconds=0.3), tls)
+    port = await listener.start("127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    assert await is_closed(reader)
     writer.close()
     await listener.stop(0)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import ssl
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import grpc
+from typing import Any, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +19,13 @@ class CertificateFiles:
     private_key: Path
     root: Path | None
     """Given: clients must show a certificate that it vouches for."""
+
+    @property
+    def expected(self) -> str:
+        """For errors."""
+        return "expected PEM files that belong together: " + ", ".join(
+            str(path) for path in (self.chain, self.private_key, self.root) if path
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +41,18 @@ _Marks = tuple[tuple[int, int, int], ...]
 
 
 class CertificateReloader:
-    """Gives the certificates as they are on the disk. gRPC asks at each handshake, from threads of its own.
+    """Gives the certificates as they are on the disk. It is asked at each handshake, by gRPC from threads of its own.
 
     A renewal replaces several files, so for a moment they may not belong together; until they do, the earlier ones go
     on. Connections that are open keep what they were opened with.
     """
 
-    def __init__(self, files: CertificateFiles, log: logging.Logger) -> None:
+    def __init__(self, files: CertificateFiles, user: str, log: logging.Logger) -> None:
+        """`user`: who serves with them, for the log."""
         self._files = files
+        self._user = user
+        self.context: ssl.SSLContext | None = None
+        """TLS with the certificates that were last given by `renewed`, as Python has it."""
         self._log = log
         self._marks: _Marks = ()
         self._fault = ""
@@ -61,15 +71,15 @@ class CertificateReloader:
                 if marks == self._marks:
                     return None
                 certificates = self._read()
-                self._check()
+                context = self.checked()
                 if self._look() != marks:
                     # They are being written; the next handshake looks again.
                     return None
             except (OSError, ValueError) as error:
                 self._warn(str(error))
                 return None
-            self._marks, self._fault = marks, ""
-        self._log.info("gRPC uses the renewed certificate '%s' for new connections", self._files.chain)
+            self._marks, self._fault, self.context = marks, "", context
+        self._log.info("%s uses the renewed certificate '%s' for new connections", self._user, self._files.chain)
         return certificates
 
     def _warn(self, fault: str) -> None:
@@ -77,9 +87,10 @@ class CertificateReloader:
         if fault != self._fault:
             self._fault = fault
             self._log.warning(
-                "the renewed certificate '%s' cannot be used (%s); gRPC goes on with the earlier one",
+                "the renewed certificate '%s' cannot be used (%s); %s goes on with the earlier one",
                 self._files.chain,
                 fault,
+                self._user,
             )
 
     def _look(self) -> _Marks:
@@ -95,33 +106,40 @@ class CertificateReloader:
         root = files.root.read_bytes() if files.root else None
         return Certificates(files.chain.read_bytes(), files.private_key.read_bytes(), root)
 
-    def _check(self) -> None:
-        """Raises: OSError (ssl.SSLError is one), ValueError: they do not belong together, or are no PEM."""
+    def checked(self) -> ssl.SSLContext:
+        """TLS with what the files hold now.
+
+        Raises:
+            OSError (ssl.SSLError is one), ValueError: they do not belong together, or are no PEM.
+        """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self._files.chain, self._files.private_key, _no_password)
         if self._files.root is not None:
             context.load_verify_locations(self._files.root)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
 
 
-def server_credentials(files: CertificateFiles, log: logging.Logger) -> Any:
-    """grpc.ServerCredentials that follow the files.
+class RenewedContext(ssl.SSLContext):
+    """TLS of asyncio's servers, with the certificates as they are on the disk when a connection is made."""
 
-    Raises:
-        OSError: a file cannot be read.
-    """
-    reloader = CertificateReloader(files, log)
-    first = _configuration(reloader.first())
+    def __new__(cls, files: CertificateFiles, user: str, log: logging.Logger) -> Self:
+        return super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
 
-    def fetch() -> Any:
-        renewed = reloader.renewed()
-        return None if renewed is None else _configuration(renewed)
+    def __init__(self, files: CertificateFiles, user: str, log: logging.Logger) -> None:
+        """Raises: OSError: a file cannot be read, or they do not belong together."""
+        self._reloader = CertificateReloader(files, user, log)
+        self._reloader.first()
+        try:
+            self._reloader.context = self._reloader.checked()
+        except (ssl.SSLError, ValueError) as error:
+            raise OSError(errno.EINVAL, f"cannot serve {user} with TLS: {files.expected} ({error})") from None
 
-    return grpc.dynamic_ssl_server_credentials(first, fetch, files.root is not None)
-
-
-def _configuration(certificates: Certificates) -> Any:
-    pair = (certificates.private_key, certificates.certificate_chain)
-    return grpc.ssl_server_certificate_configuration([pair], certificates.root)
+    def wrap_bio(self, *arguments: Any, **named: Any) -> ssl.SSLObject:
+        """Asked by asyncio for each connection."""
+        self._reloader.renewed()
+        assert self._reloader.context is not None
+        return self._reloader.context.wrap_bio(*arguments, **named)
 
 
 def _no_password() -> str:

@@ -1,0 +1,260 @@
+"""TLS on all three ports with one set of certificates: for whom, with what, renewed, and no door left open beside."""
+
+from __future__ import annotations
+
+import http.client
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import tritonclient.grpc as grpc_client
+import tritonclient.http as http_client
+from support.certificates import Authority, make_authority
+from support.http_requests import add_sub_inputs
+from support.metrics import FLAGS as METRICS
+from support.metrics import port_of
+from support.parity.models import parity_models, write_model
+from support.server import RocserveProcess, wait_until
+
+ALL_PORTS = ("--grpc-use-ssl", "--http-use-ssl", "--metrics-use-ssl", *METRICS)
+ALL_MUTUAL = ("--grpc-use-ssl-mutual", "--http-use-ssl-mutual", "--metrics-use-ssl-mutual", *METRICS)
+
+
+@dataclass(frozen=True)
+class Served:
+    server: RocserveProcess
+    files: Authority
+    """What the server was told; a test may put others in their place."""
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    if shutil.which("openssl") is None:
+        pytest.skip("the openssl command is missing")
+    return make_authority(tmp_path_factory.mktemp("certificates") / "ours")
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return make_authority(tmp_path_factory.mktemp("certificates") / "theirs")
+
+
+@pytest.fixture(scope="module", params=["TLS", "mutual TLS"])
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, ours: Authority
+) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("tls")
+    repository = folder / "repository"
+    repository.mkdir()
+    write_model(repository, next(model for model in parity_models() if model.name == "add_sub"))
+    files = Authority(folder / "root.pem", folder / "cert.pem", folder / "cert.key")
+    put(ours, files)
+    flags = (
+        *(ALL_PORTS if request.param == "TLS" else ALL_MUTUAL),
+        f"--grpc-server-cert={files.certificate}",
+        f"--grpc-server-key={files.key}",
+        f"--grpc-root-cert={files.root}",
+    )
+    with RocserveProcess([repository], *flags, log=folder / "log") as server:
+        wait_until(lambda: "1 model served" in server.log_text, what="the model")
+        yield Served(server, files)
+
+
+def put(source: Authority, target: Authority) -> None:
+    """Each file at once, as a renewal does."""
+    for name in ("root", "certificate", "key"):
+        new = getattr(target, name).with_suffix(".new")
+        shutil.copy(getattr(source, name), new)
+        new.replace(getattr(target, name))
+
+
+def trusting(trusted: Authority, shown: Authority | None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(trusted.root))
+    if shown is not None:
+        context.load_cert_chain(shown.certificate, shown.key)
+    return context
+
+
+def get(port: int, path: str, trusted: Authority, shown: Authority | None) -> int:
+    connection = http.client.HTTPSConnection("localhost", port, timeout=10, context=trusting(trusted, shown))
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def is_mutual(served: Served) -> bool:
+    return "--http-use-ssl-mutual" in served.server._command
+
+
+def ports(served: Served) -> list[tuple[int, str]]:
+    return [(served.server.http_port, "/v2/health/live"), (port_of(served.server), "/metrics")]
+
+
+def test_who_trusts_the_certificate_is_served(served: Served, ours: Authority, theirs: Authority) -> None:
+    for port, path in ports(served):
+        assert get(port, path, ours, ours) == 200
+        with pytest.raises(ssl.SSLCertVerificationError):
+            get(port, path, theirs, ours)
+
+
+def test_clients_without_or_with_a_foreign_certificate(served: Served, ours: Authority, theirs: Authority) -> None:
+    for port, path in ports(served):
+        for shown in (None, theirs):
+            if is_mutual(served):
+                # The refusal may come when the first bytes are read, or as a connection that is closed.
+                with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
+                    get(port, path, ours, shown)
+            else:
+                assert get(port, path, ours, shown) == 200
+
+
+def test_plain_http_is_not_answered(served: Served) -> None:
+    for port, path in ports(served):
+        connection = http.client.HTTPConnection("localhost", port, timeout=10)
+        with pytest.raises((ConnectionError, http.client.HTTPException)):
+            connection.request("GET", path)
+            connection.getresponse()
+        connection.close()
+
+
+def test_triton_s_client_over_https(served: Served, ours: Authority) -> None:
+    options = {"ca_certs": str(ours.root), "keyfile": str(ours.key), "certfile": str(ours.certificate)}
+    address = f"localhost:{served.server.http_port}"
+    with http_client.InferenceServerClient(address, ssl=True, ssl_options=options) as client:
+        assert client.is_server_ready()
+        assert client.infer("add_sub", add_sub_inputs()).as_numpy("OUTPUT0").tolist() == [[6, 7, 8, 9]]
+
+
+def test_triton_s_client_over_grpc(served: Served, ours: Authority) -> None:
+    with grpc_client.InferenceServerClient(
+        f"localhost:{served.server.port}",
+        ssl=True,
+        root_certificates=str(ours.root),
+        private_key=str(ours.key),
+        certificate_chain=str(ours.certificate),
+    ) as client:
+        assert client.is_model_ready("add_sub")
+
+
+def test_curl_and_the_status_verb(served: Served, ours: Authority) -> None:
+    shown = ["--cert", str(ours.certificate), "--key", str(ours.key), "--cacert", str(ours.root)]
+    if shutil.which("curl"):
+        for port, path in ports(served):
+            told = subprocess.run(
+                ["curl", "-sSf", "--max-time", "10", *shown, f"https://localhost:{port}{path}"],
+                check=False,
+                capture_output=True,
+                timeout=30,
+            )
+            assert told.returncode == 0, told.stderr
+    status = subprocess.run(
+        [
+            *(
+                sys.executable,
+                "-m",
+                "rocserve.cli",
+                "status",
+                "--once",
+                f"--url=localhost:{served.server.port}",
+                "--tls",
+            ),
+            f"--root-cert={ours.root}",
+            f"--client-cert={ours.certificate}",
+            f"--client-key={ours.key}",
+        ],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert status.returncode == 0, status.stderr
+    assert "add_sub" in status.stdout
+
+
+def test_handshakes_that_never_end_keep_nobody_out(served: Served, ours: Authority) -> None:
+    for port, path in ports(served):
+        silent = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(70)]
+        assert get(port, path, ours, ours) == 200
+        for connection in silent:
+            connection.close()
+
+
+def test_a_renewed_certificate_is_used_for_new_connections_and_a_broken_one_is_not(
+    served: Served, ours: Authority, theirs: Authority
+) -> None:
+    open_connection = http.client.HTTPSConnection(
+        "localhost", served.server.http_port, timeout=10, context=trusting(ours, ours)
+    )
+    open_connection.request("GET", "/v2/health/live")
+    assert open_connection.getresponse().read() == b""
+    try:
+        # A certificate without its key: the earlier pair goes on.
+        shutil.copy(theirs.certificate, served.files.certificate)
+        for port, path in ports(served):
+            assert get(port, path, ours, ours) == 200
+        assert "cannot be used" in served.server.log_text
+        put(theirs, served.files)
+        for port, path in ports(served):
+            assert get(port, path, theirs, theirs) == 200
+            with pytest.raises(ssl.SSLCertVerificationError):
+                get(port, path, ours, theirs)
+            if is_mutual(served):
+                with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
+                    get(port, path, theirs, ours)
+        open_connection.request("GET", "/v2/health/live")
+        assert open_connection.getresponse().status == 200
+    finally:
+        open_connection.close()
+        put(ours, served.files)
+    assert get(served.server.http_port, "/v2/health/live", ours, ours) == 200
+
+
+@pytest.mark.parametrize(
+    ("flags", "choices"),
+    [
+        (
+            ("--grpc-use-ssl-mutual", "--http-address=0.0.0.0"),
+            "HTTP at 0.0.0.0:0 would serve the same to anybody. Choose: --http-use-ssl-mutual (with the same"
+            " certificates), --http-address=127.0.0.1, --allow-http=false, or --allow-mixed-tls",
+        ),
+        (("--grpc-use-ssl-mutual", "--http-address=0.0.0.0", "--http-use-ssl"), "HTTP at 0.0.0.0:0 would serve"),
+        (("--http-use-ssl-mutual", "--grpc-address=0.0.0.0"), "gRPC at 0.0.0.0:0 would serve"),
+    ],
+)
+def test_a_lock_on_one_of_two_doors_is_refused(
+    flags: tuple[str, ...], choices: str, ours: Authority, repository: Path
+) -> None:
+    command = [
+        *(sys.executable, "-m", "rocserve.cli", "serve", f"--model-repository={repository}", "--grpc-port=0"),
+        *("--http-port=0", "--grpc-address=127.0.0.1", "--http-address=127.0.0.1", "--allow-metrics=false"),
+        *(f"--grpc-server-cert={ours.certificate}", f"--grpc-server-key={ours.key}", f"--grpc-root-cert={ours.root}"),
+    ]
+    refused = subprocess.run([*command, *flags], check=False, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 2, refused.stderr
+    assert choices in " ".join(refused.stderr.split())
+
+
+def test_a_pair_that_does_not_belong_together_ends_the_start(
+    ours: Authority, theirs: Authority, repository: Path
+) -> None:
+    refused = subprocess.run(
+        [
+            *(sys.executable, "-m", "rocserve.cli", "serve", f"--model-repository={repository}", "--allow-grpc=false"),
+            *("--http-port=0", "--http-address=127.0.0.1", "--http-use-ssl", "--allow-metrics=false"),
+            *(f"--grpc-server-cert={ours.certificate}", f"--grpc-server-key={theirs.key}"),
+        ],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert refused.returncode == 1
+    assert "cannot serve HTTP with TLS: expected PEM files that belong together" in refused.stderr
