@@ -18,8 +18,7 @@ def lost_interface(served: ModelConfig, new: ModelConfig, written_batch_size: in
         *_lost_tensors("input", served.inputs, new.inputs),
         *_lost_tensors("output", served.outputs, new.outputs),
     ]
-    kept = {tensor.name: tensor.dims for tensor in (*new.inputs, *new.outputs)}
-    has_same_dims = any(kept.get(tensor.name) == tensor.dims for tensor in (*served.inputs, *served.outputs))
+    has_same_dims = not _dims(served).isdisjoint(_dims(new))
     if not written_batch_size and new.max_batch_size < served.max_batch_size and has_same_dims:
         parts.append("max_batch_size")
     if served.sequence_batching is not None and new.sequence_batching is None:
@@ -33,6 +32,12 @@ def lost_interface(served: ModelConfig, new: ModelConfig, written_batch_size: in
         if labels.get(output.name, len(output.labels)) < len(output.labels)
     ]
     return ", ".join(parts)
+
+
+def _dims(config: ModelConfig) -> set[tuple[str, tuple[int, ...]]]:
+    return {(tensor.name, tensor.dims) for tensor in config.inputs} | {
+        (tensor.name, tensor.dims) for tensor in config.outputs
+    }
 
 
 def _lost_tensors(
