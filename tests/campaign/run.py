@@ -11,11 +11,12 @@ from campaign.action import Action, Kind
 from campaign.course import Course
 from campaign.findings import Findings, Tally
 from campaign.honest.client import HonestClient
-from campaign.honest.population import asking
+from campaign.honest.population import population
+from campaign.running import running
 from campaign.stage import Stage, open_stage
 from campaign.watch import ending
-from campaign.watch.health import HealthWatch, health_watched
-from campaign.watch.resources import ResourceWatch, look, resources_watched
+from campaign.watch.health import HealthWatch, health_watches
+from campaign.watch.resources import ResourceWatch, look
 
 SETTLING_SECONDS = 3.0
 """The clients have connected, everything has been used once."""
@@ -62,9 +63,11 @@ def run(options: Options, actions: Iterable[Action], kinds: Sequence[Kind], fold
         )
         indexes = {name: ending.index_rows(server) for name, server in stage.servers.items()}
         with (
-            resources_watched(stage, options.most_mib) as resources,
-            health_watched(stage, options.health_seconds) as health,
-            asking(stage, options.pace_seconds, options.seed) as clients,
+            running(
+                [ResourceWatch(name, server, stage, options.most_mib) for name, server in stage.servers.items()]
+            ) as resources,
+            running(health_watches(stage, options.health_seconds)) as health,
+            running(population(stage, options.pace_seconds, options.seed)) as clients,
         ):
             time.sleep(SETTLING_SECONDS)
             for watch in resources:

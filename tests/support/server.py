@@ -148,6 +148,11 @@ class RocserveProcess:
         """The processes that hold models."""
         return [process for process in self.family() if _is_worker(process)]
 
+    def zygote(self) -> psutil.Process | None:
+        """The process that forks workers."""
+        children = (process for process in self.family() if not _is_worker(process))
+        return next((process for process in children if "zygote" in _command(process)), None)
+
     def terminate(self, seconds: float = 40.0, whole_group: bool = False) -> int:
         """SIGTERM, to the server or to its workers as well; the exit status."""
         assert self.process is not None
@@ -171,6 +176,13 @@ def _session(process: psutil.Process) -> int:
         return os.getsid(process.pid)
     except ProcessLookupError:
         return 0  # It ended while it was looked at.
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""  # It ended while it was looked at.
 
 
 def _is_worker(process: psutil.Process) -> bool:

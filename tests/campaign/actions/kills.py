@@ -25,15 +25,6 @@ def workers_of(server: RocserveProcess, model: str) -> list[psutil.Process]:
     return [worker for worker in server.workers() if _name(worker) == models.process_name(model)]
 
 
-def zygote_of(server: RocserveProcess) -> psutil.Process | None:
-    assert server.process is not None
-    for child in psutil.Process(server.process.pid).children():
-        with suppress(psutil.Error):
-            if "zygote" in " ".join(child.cmdline()) and not child.name().startswith("rocserve:"):
-                return child
-    return None
-
-
 def _name(process: psutil.Process) -> str:
     with suppress(psutil.Error):
         return process.name()
@@ -71,13 +62,13 @@ def worker(stage: Stage, random: random.Random) -> None:
 def zygote(stage: Stage, random: random.Random) -> None:
     """Workers go on without it, and what is loaded next has another."""
     server = random.choice((stage.poll, stage.explicit))
-    if found := zygote_of(server):
+    if found := server.zygote():
         found.kill()
 
 
 def zygote_and_worker(stage: Stage, random: random.Random) -> None:
     server, model = choose(stage, random)
-    if found := zygote_of(server):
+    if found := server.zygote():
         found.kill()
     kill_workers(stage, server, model)
     wait_until_served(server, model)

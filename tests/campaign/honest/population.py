@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from campaign import models
 from campaign.honest.client import Asker, HonestClient
@@ -13,20 +11,11 @@ from campaign.honest.others import Decoupled, Photos, PythonModel, Sequences, Sh
 from campaign.stage import Stage
 
 
-@contextmanager
-def asking(stage: Stage, pace_seconds: float, seed: int) -> Iterator[list[HonestClient]]:
-    """All of them ask from now on until the block ends."""
+def population(stage: Stage, pace_seconds: float, seed: int) -> list[HonestClient]:
     seeds = random.Random(seed)
-    clients = [
+    return [
         HonestClient(name, asker, stage, pace_seconds, seeds.getrandbits(32)) for name, asker in _askers(stage).items()
     ]
-    for client in clients:
-        client.start()
-    try:
-        yield clients
-    finally:
-        for client in clients:
-            client.stop()
 
 
 def _askers(stage: Stage) -> dict[str, Asker]:

@@ -14,6 +14,7 @@ import psutil
 from support.repository_index import rows_of
 from support.server import RocserveProcess, wait_until
 from support.shared_memory import FOLDER as SHARED_MEMORY
+from tritonclient.utils import InferenceServerException
 
 from campaign.stage import Stage
 from campaign.watch.resources import ResourceWatch
@@ -42,11 +43,15 @@ def check_recovery(stage: Stage, name: str, before: IndexRows) -> None:
     """Every model is as it was before the first action, whatever version serves now."""
     server = stage.servers[name]
     expected = _states(before)
-    now: IndexRows = {}
+    now: IndexRows | str = ""
 
     def is_back() -> bool:
         nonlocal now
-        now = index_rows(server)
+        try:
+            now = index_rows(server)
+        except InferenceServerException as error:
+            now = str(error)
+            return False
         return _states(now) == expected
 
     try:

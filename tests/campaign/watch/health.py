@@ -5,8 +5,7 @@ from __future__ import annotations
 import http.client
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import tritonclient.grpc as triton
 from support.server import RocserveProcess
@@ -90,9 +89,8 @@ def _by_new_grpc(server: RocserveProcess) -> Callable[[], bool]:
     return probe
 
 
-@contextmanager
-def health_watched(stage: Stage, bound_seconds: float) -> Iterator[list[HealthWatch]]:
-    watches = [
+def health_watches(stage: Stage, bound_seconds: float) -> list[HealthWatch]:
+    return [
         HealthWatch(f"{name} {how}", probe, bound_seconds, stage)
         for name, server in stage.servers.items()
         for how, probe in (
@@ -102,10 +100,3 @@ def health_watched(stage: Stage, bound_seconds: float) -> Iterator[list[HealthWa
             ("gRPC, new connection", _by_new_grpc(server)),
         )
     ]
-    for watch in watches:
-        watch.start()
-    try:
-        yield watches
-    finally:
-        for watch in watches:
-            watch.stop()

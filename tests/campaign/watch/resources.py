@@ -5,8 +5,6 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +22,11 @@ MOST_DESCRIPTORS = 4000
 QUIET_SECONDS = 30.0
 """Within it the servers have given back what the last action took."""
 
-MEMORY_GROWTH = 0.15
+GROWTH = 0.15
 MEMORY_SLACK_MIB = 48.0
 """The server process may be larger by both at the end than after settling: glibc keeps an arena for each thread."""
+WORKERS_SLACK_MIB = 96.0
+"""Workers share what their zygote has imported; those of another zygote do not share it with them."""
 DESCRIPTOR_SLACK = 8
 """Connections of clients that are about to go."""
 TREND_SAMPLES = 60
@@ -112,7 +112,7 @@ class ResourceWatch:
         """What was there after settling against what is there now that no action runs."""
         settled = self.settled
         assert settled is not None
-        bound = settled.server_mib * (1 + MEMORY_GROWTH) + MEMORY_SLACK_MIB
+        bound = settled.server_mib * (1 + GROWTH) + MEMORY_SLACK_MIB
 
         def is_back() -> bool:
             self.final = look(self._server)
@@ -134,21 +134,11 @@ class ResourceWatch:
             return
         quarter = len(self.samples) // 4
         early, late = self.samples[quarter : 2 * quarter], self.samples[-quarter:]
-        memory = [statistics.median(sample.server_mib for sample in part) for part in (early, late)]
-        descriptors = [statistics.median(sample.descriptors for sample in part) for part in (early, late)]
-        if memory[1] > memory[0] * (1 + MEMORY_GROWTH) + MEMORY_SLACK_MIB:
-            self._stage.findings.add("memory grows", f"{self.name}: from {memory[0]:.0f} to {memory[1]:.0f} MiB")
-        if descriptors[1] > descriptors[0] * (1 + MEMORY_GROWTH) + DESCRIPTOR_SLACK:
-            self._stage.findings.add("descriptors grow", f"{self.name}: from {descriptors[0]} to {descriptors[1]}")
-
-
-@contextmanager
-def resources_watched(stage: Stage, most_mib: float) -> Iterator[list[ResourceWatch]]:
-    watches = [ResourceWatch(name, server, stage, most_mib) for name, server in stage.servers.items()]
-    for watch in watches:
-        watch.start()
-    try:
-        yield watches
-    finally:
-        for watch in watches:
-            watch.stop()
+        for what, value, slack in (
+            ("the server's own MiB", lambda sample: sample.server_mib, MEMORY_SLACK_MIB),
+            ("MiB with workers", lambda sample: sample.all_mib, WORKERS_SLACK_MIB),
+            ("descriptors", lambda sample: sample.descriptors, DESCRIPTOR_SLACK),
+        ):
+            before, after = (statistics.median(map(value, part)) for part in (early, late))
+            if after > before * (1 + GROWTH) + slack:
+                self._stage.findings.add("grows", f"{self.name}: {what}, from {before:.0f} to {after:.0f}")
