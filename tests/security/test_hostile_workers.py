@@ -35,6 +35,7 @@ HOSTILE = """
 import os
 import socket
 import stat
+import sys
 import time
 
 import triton_python_backend_utils as pb_utils
@@ -42,7 +43,6 @@ from rocserve.core.custom_metrics import MetricChange, MetricChanges, MetricKind
 from rocserve.core.datatypes import DataType
 from rocserve.core.plain import to_json
 from rocserve.workers import conversation_wire
-from rocserve.workers.channel import SLOTS
 from rocserve.workers.messages import CallLayout, Progress, RequestResult, RequestResults, TensorHead, Unload
 from rocserve.workers.wire import EXECUTED, HEADER, encode_frame, pack_tail
 
@@ -51,40 +51,49 @@ def descriptors():
     return sorted(int(name) for name in os.listdir("/proc/self/fd"))
 
 
+def is_socket(descriptor):
+    try:
+        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
+    except OSError:
+        return False  # The one that the folder itself was read by.
+
+
 def sockets(kind):
-    found = []
-    for descriptor in descriptors():
-        try:
-            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                end = socket.socket(fileno=os.dup(descriptor))
-                if end.type == kind:
-                    found.append(end)
-        except OSError:
-            pass
-    return found
-
-
-def everywhere(kind, *messages):
-    for end in sockets(kind):
-        for message in messages:
-            try:
-                end.send(message)
-            except OSError:
-                pass
+    # In their order, which is that of their coming.
+    ends = [socket.socket(fileno=os.dup(found)) for found in list(filter(is_socket, descriptors()))]
+    return [end for end in ends if end.type == kind]
 
 
 def control(*messages):
-    everywhere(socket.SOCK_STREAM, *messages)
+    (end,) = sockets(socket.SOCK_STREAM)
+    for message in messages:
+        end.sendall(message)
 
 
-def datagrams(*messages):
-    everywhere(socket.SOCK_SEQPACKET, *messages)
+def channel(*messages):
+    # Of the two such sockets the worker was started with the first; the conversation came over it.
+    for message in messages:
+        sockets(socket.SOCK_SEQPACKET)[0].send(message)
+
+
+def conversation(*messages):
+    end = sockets(socket.SOCK_SEQPACKET)[-1]
+    for message in messages:
+        end.send(message)
+
+
+def batch():
+    # What is being run, from whoever runs it.
+    frame = sys._getframe()
+    while "batch_id" not in frame.f_locals or "slot" not in frame.f_locals:
+        frame = frame.f_back
+    return frame.f_locals["slot"], frame.f_locals["batch_id"]
 
 
 def answer(heads, numbers, times=None):
     now = time.monotonic_ns()
-    # Batches that come one by one lie in the last slot; the first of this worker was that of a request without attack.
-    header = HEADER.pack(EXECUTED, SLOTS - 1, 2, *(times or (now, now, now)))
+    slot, batch_id = batch()
+    header = HEADER.pack(EXECUTED, slot, batch_id, *(times or (now, now, now)))
     return header + pack_tail(numbers, to_json(RequestResults((RequestResult(heads),))))
 
 
@@ -107,7 +116,7 @@ def sparse():
             os.ftruncate(descriptor, 1 << 40)
         except OSError:
             pass
-    datagrams(answer((out(1 << 36),), (0, 1 << 36)))
+    channel(answer((out(1 << 36),), (0, 1 << 36)))
 
 
 def same_call_twice():
@@ -116,10 +125,7 @@ def same_call_twice():
     body = to_json(CallLayout("hostile", -1, (head,), ("OUT",), "", 0, 0, 0, 0, {}, 0))
     data = b"\\x04\\x00\\x00\\x00none"
     call = conversation_wire.HEADER.pack(conversation_wire.CALL, True, 7) + pack_tail((len(body), 8), body + data)
-    # The conversation came last.
-    conversation = sockets(socket.SOCK_SEQPACKET)[-1]
-    conversation.send(call)
-    conversation.send(call)
+    conversation(call, call)
 
 
 def flood():
@@ -160,10 +166,10 @@ ATTACKS = {
     "no message": lambda: control(b"\\x05\\x00\\x00\\x00abcde"),
     "JSON without end": lambda: control(b"\\x10\\x27\\x00\\x00Progress " + b"[" * 9991),
     "a message of the server's": lambda: control(encode_frame(Unload())),
-    "a batch of no slot": lambda: datagrams(HEADER.pack(EXECUTED, 200, 2, 0, 0, 0) + b"xxxx"),
-    "times to come": lambda: datagrams(answer((out(1),), (0, 1), (1 << 62,) * 3)),
-    "times before the request": lambda: datagrams(answer((out(1),), (0, 1), (-5, -4, -3))),
-    "outputs upon each other": lambda: datagrams(answer((out(64),) * 500, (0, 64) * 500)),
+    "a batch of no slot": lambda: channel(HEADER.pack(EXECUTED, 200, 2, 0, 0, 0) + b"xxxx"),
+    "times to come": lambda: channel(answer((out(1),), (0, 1), (1 << 62,) * 3)),
+    "times before the request": lambda: channel(answer((out(1),), (0, 1), (-5, -4, -3))),
+    "outputs upon each other": lambda: channel(answer((out(64),) * 500, (0, 64) * 500)),
     "an output that nobody wrote": sparse,
     "one call twice": same_call_twice,
     "flood": flood,
