@@ -36,3 +36,32 @@ class ForwardingResponder:
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         """See core.serving.Responder."""
         self._responder.watch_cancellation(callback)
+
+
+class EndingResponder(ForwardingResponder):
+    """Hands all on as well, and does `on_end` once, before the last response goes out."""
+
+    __slots__ = ("_on_end",)
+
+    def __init__(self, responder: Responder, on_end: Callable[[], None]) -> None:
+        super().__init__(responder)
+        self._on_end: Callable[[], None] | None = on_end
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        if final:
+            self._end()
+        self._responder.send(response, final)
+
+    def end(self) -> None:
+        self._end()
+        self._responder.end()
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        if final:
+            self._end()
+        self._responder.fail(error, final)
+
+    def _end(self) -> None:
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end()

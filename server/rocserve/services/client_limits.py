@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable
 
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.core.forwarding import ForwardingResponder
-from rocserve.core.requests import InferResponse
+from rocserve.core.forwarding import EndingResponder
 from rocserve.core.serving import Responder
 
 MOST_CLIENTS = 65_536
@@ -71,7 +70,7 @@ class ClientLimits:
                 )
             client.tokens -= 1.0
             client.in_flight += 1
-        return _CountedResponder(responder, lambda: self._ended(name, client))
+        return EndingResponder(responder, lambda: self._ended(name, client))
 
     def _find(self, name: str) -> tuple[str, _Client]:
         now = self._clock()
@@ -104,35 +103,6 @@ class ClientLimits:
             client.in_flight -= 1
             if not client.in_flight and (not self._rate or self._is_full(client, self._clock())):
                 self._clients.pop(name, None)
-
-
-class _CountedResponder(ForwardingResponder):
-    """Tells when the last response has been given, once."""
-
-    __slots__ = ("_on_end",)
-
-    def __init__(self, responder: Responder, on_end: Callable[[], None]) -> None:
-        super().__init__(responder)
-        self._on_end: Callable[[], None] | None = on_end
-
-    def send(self, response: InferResponse, final: bool = True) -> None:
-        if final:
-            self._end()
-        self._responder.send(response, final)
-
-    def end(self) -> None:
-        self._end()
-        self._responder.end()
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        if final:
-            self._end()
-        self._responder.fail(error, final)
-
-    def _end(self) -> None:
-        on_end, self._on_end = self._on_end, None
-        if on_end is not None:
-            on_end()
 
 
 def _client_of(address: str) -> str:

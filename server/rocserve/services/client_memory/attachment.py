@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument
-from rocserve.core.forwarding import ForwardingResponder
+from rocserve.core.forwarding import EndingResponder
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
 from rocserve.core.serving import Responder, ServingTableHolder
@@ -68,7 +69,7 @@ class ClientMemory:
         except ServeError:
             self._give_back(parts)
             raise
-        return RegionResponder(responder, parts, seen, self._give_back, config)
+        return RegionResponder(responder, parts, seen, partial(self._give_back, parts), config)
 
     def _fetch(self, entry: InputHead, reference: RegionReference, left: int) -> Buffer:
         """`left`: how many bytes of the request may yet be fetched."""
@@ -90,7 +91,7 @@ class ClientMemory:
             self._regions.give_back(part)
 
 
-class RegionResponder(ForwardingResponder):
+class RegionResponder(EndingResponder):
     """Leaves outputs in regions on their way to whoever waits for them."""
 
     def __init__(
@@ -98,18 +99,18 @@ class RegionResponder(ForwardingResponder):
         responder: Responder,
         parts: Mapping[str, RegionPart],
         seen: Sequence[tuple[ClientRegion, int]],
-        give_back: Callable[[Mapping[str, RegionPart]], None],
+        give_back: Callable[[], None],
         config: ModelConfig,
     ) -> None:
         """
         Args:
-            parts: by output; given back when the request has ended.
+            parts: by output.
             seen: the regions whose memory the model is given where it lies, each with the end of what it is given.
+            give_back: the parts, before the last answer: a client that has it may unregister its regions at once.
         """
-        super().__init__(responder)
+        super().__init__(responder, give_back)
         self._parts = parts
         self._seen = seen
-        self._give_back = give_back
         self._where = f"in ensemble '{config.name}', " if config.ensemble_steps else ""
 
     def send(self, response: InferResponse, final: bool = True) -> None:
@@ -123,23 +124,7 @@ class RegionResponder(ForwardingResponder):
             return
         # A new one: what was given may be kept, to answer other requests.
         told = replace(response, outputs=outputs, in_shared_memory=self._parts.keys())
-        if final:
-            self._end()
-        self._responder.send(told, final)
-
-    def end(self) -> None:
-        self._end()
-        self._responder.end()
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        if final:
-            self._end()
-        self._responder.fail(error, final)
-
-    def _end(self) -> None:
-        # Before the answer: a client that has it may unregister its regions at once.
-        parts, self._parts = self._parts, {}
-        self._give_back(parts)
+        super().send(told, final)
 
     def _left_in_region(self, tensor: Tensor) -> Tensor:
         part = self._parts.get(tensor.name)
