@@ -376,6 +376,6 @@ DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
             "malformed RepositoryModelLoad",
         ],
         "^INTERNAL: Unable to parse request$",
-        "^INVALID_ARGUMENT: .*the request is not a valid (message: .+|inference.ModelInferRequest: .+)",
+        "^INVALID_ARGUMENT: .*the request is not a valid (message|inference.[A-Za-z]+Request): .+",
     ),
 )

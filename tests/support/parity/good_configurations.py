@@ -228,6 +228,6 @@ def _overrides() -> tuple[Configuration, ...]:
         "duration": f'{{"backend": "python", "max_batch_size": 4, {tensors},'
         ' "dynamicBatching": {"maxQueueDelayMicroseconds": "100"}}',
         "unlike_file": f'{{"backend": "python", {tensors.replace("[4]", "[9]")}}}',
-        "twice": '{"backend": "python", "max_batch_size": 1, "max_batch_size": 2}',
+        "twice": f'{{"backend": "python", "max_batch_size": 1, "max_batch_size": 2, {tensors}}}',
     }
     return tuple(Configuration(f"good_override_{name}", _python(), override=text) for name, text in overrides.items())
