@@ -81,3 +81,17 @@ def test_tracebacks_are_found_in_a_log():
         'E1 it failed\nTraceback (most recent call last):\n  File "a.py", line 1\n    boom()\nKeyError: 3'
     ]
     assert list(tracebacks("I1 quiet\n")) == []
+
+
+def test_a_traceback_of_a_worker_is_whole_though_others_speak():
+    head = "E1122 16:24:59.604205 23802 worker_output.py:150] "
+    mine = [
+        f"{head}m:1: the model failed to load",
+        f"{head}m:1: Traceback (most recent call last):",
+        f'{head}m:1:   File "a.py", line 1',
+        f"{head}m:1:     boom()",
+        f"{head}m:1: KeyError: 3",
+    ]
+    others = [f"{head}n:1: a line", "I1122 16:24:59.604205 23802 server.py:1] a line"]
+    log = [mine[0], mine[1], others[0], *mine[2:4], others[1], mine[4], f"{head}m:1: on"]
+    assert list(tracebacks("\n".join(log))) == ["\n".join(mine)]

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.lifeline import die_with_holder
 from rocserve.workers.batch_loop import error_text
 from rocserve.workers.control_socket import ControlSocket
@@ -98,7 +98,7 @@ class Worker:
                 service = TensorService(load, self._channels, reports.report, self._log)
             loaded = Loaded(service.signature, time.monotonic_ns() - started, dict(service.properties))
         except BaseException as error:
-            return self._fail("load", error)
+            return self._fail("load", error, load)
         self._control.send(loaded)
         reports.describe = lambda: service.properties
         request = self._receive()
@@ -107,7 +107,7 @@ class Worker:
             try:
                 service.warm_up(request)
             except BaseException as error:
-                return self._fail("warm up", error)
+                return self._fail("warm up", error, load)
             service.serve(lambda: self._control.send(WarmedUp(time.monotonic_ns() - started)), self._receive)
         service.close()
         return 0
@@ -132,7 +132,8 @@ class Worker:
             else:
                 logger.setLevel(self._quiet_levels.pop(name, logger.level))
 
-    def _fail(self, action: str, error: BaseException) -> int:
+    def _fail(self, action: str, error: BaseException, load: Load) -> int:
+        error = _file_fault(error, load.model_folder) or error
         if isinstance(error, ServeError):
             # Its text is the reason, which the server logs. Where an exception of the engine's or the model's led to
             # it, that has the places.
@@ -163,6 +164,15 @@ class Reports:
         if progress != self._last:
             self._last = progress
             self._control.tell(progress)
+
+
+def _file_fault(error: BaseException, model_folder: str) -> ServeError | None:
+    """Why a file of the model could not be read: that it goes while it is loaded is no fault of the engine's code."""
+    if not isinstance(error, OSError) or not isinstance(error.filename, str):
+        return None
+    if not Path(error.filename).is_relative_to(model_folder):
+        return None
+    return invalid_argument(f"{error.filename} cannot be read: {error.strerror}")
 
 
 def _end_group() -> None:

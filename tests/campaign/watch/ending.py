@@ -24,6 +24,8 @@ END_SECONDS = 40.0
 LEFT_SECONDS = 10.0
 PROCESS_NUMBER = re.compile(r"(?<![0-9a-f])\d+(?![0-9a-f])")
 """Programs beside this one put theirs into the names of what they share."""
+HEAD_OF_LINE = re.compile(r"[A-Z]\d{4} [\d:.]+ \d+ [\w.]+:\d+\] ")
+"""Of what the server logs: level and day, time, process, place."""
 TIME_OF_DAY = re.compile(r"\b(\d\d):(\d\d):(\d\d\.\d+)")
 DAY_SECONDS = 86400
 USERS_CODE = "model.py"
@@ -133,12 +135,24 @@ def moment_of(line: str) -> float | None:
 
 
 def tracebacks(log: str) -> Iterator[str]:
-    """Each from its first line to its error, with the line of the log that it belongs to."""
+    """Each from its first line to its error, with the line of the log that it belongs to. The lines of a worker's have
+    the log's head and the model's name, and others may stand between them."""
     lines = log.splitlines()
     for index, line in enumerate(lines):
-        if "Traceback (most recent call last)" not in line:
+        before, found, _ = line.partition("Traceback (most recent call last)")
+        if not found:
             continue
-        end = index + 1
-        while end < len(lines) and lines[end].startswith(" "):
-            end += 1
-        yield "\n".join(lines[max(0, index - 1) : end + 1])
+        speaker = _without_head(before)
+        whole = lines[max(0, index - 1) : index + 1]
+        for further in lines[index + 1 :]:
+            text = _without_head(further)
+            if speaker and not text.startswith(speaker):
+                continue
+            whole.append(further)
+            if not text.startswith(f"{speaker} "):
+                break
+        yield "\n".join(whole)
+
+
+def _without_head(line: str) -> str:
+    return HEAD_OF_LINE.sub("", line, 1)

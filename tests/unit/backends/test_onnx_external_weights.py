@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 
 from rocserve.backends.base import Batch, ModelSource
 from rocserve.backends.onnx.backend import load
+from rocserve.backends.onnx.external_weights import NO_WEIGHTS, find_external_weights
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.tensors import tensor_from_numpy
 
@@ -167,6 +168,10 @@ def test_a_name_that_only_looks_like_external_data(model_source: SourceMaker) ->
 def test_a_damaged_file_that_seems_to_have_external_data(model_source: SourceMaker) -> None:
     with pytest.raises(ServeError, match=r"ONNX Runtime cannot load model.onnx: "):
         load(model_source("model.onnx", b"\xff\xfflocation" + adding("weights.bin")[:50]))
+
+
+def test_a_file_that_has_been_emptied_is_for_the_engine_to_tell_of(model_source: SourceMaker) -> None:
+    assert find_external_weights(model_source("model.onnx", b"")) is NO_WEIGHTS
 
 
 def test_a_name_that_is_no_text(model_source: SourceMaker) -> None:

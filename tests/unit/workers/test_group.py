@@ -61,6 +61,18 @@ async def test_why_it_cannot_be_loaded(
     assert not workshop.events.restarts
 
 
+async def test_a_file_that_goes_while_it_is_loaded_is_a_reason_and_no_traceback(
+    workshop: Workshop, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = workshop.group("load_misses_file")
+    with pytest.raises(ServeError) as caught:
+        await group.load()
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+    assert caught.value.text == f"{workshop.folder / 'weights'} cannot be read: No such file or directory"
+    await asyncio.sleep(0.1)
+    assert "Traceback" not in caplog.text
+
+
 async def test_an_engine_that_is_not_there(workshop: Workshop) -> None:
     group = workshop.group(engine="rocserve_no_such_engine")
     with pytest.raises(ServeError, match="No module named 'rocserve_no_such_engine'"):

@@ -73,5 +73,10 @@ def _mapped(path: Path) -> mmap.mmap:
 
 
 def _may_have_external_data(path: Path) -> bool:
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return content.find(_KEY) >= 0
+    with path.open("rb") as file:
+        try:
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError:
+            return False  # It has been emptied since it was looked at; ONNX Runtime tells of it.
+        with content:
+            return content.find(_KEY) >= 0

@@ -37,6 +37,8 @@ def load(model: ModelSource) -> Model:
         os.kill(os.getpid(), signal.SIGSEGV)
     if behaviour == "load_exits":
         os._exit(3)
+    if behaviour == "load_misses_file":
+        (model.model_folder / "weights").read_bytes()
     if behaviour == "load_slow":
         time.sleep(60)
     if behaviour == "load_holds_gil":
