@@ -60,6 +60,7 @@ class RequestMemory:
         self.answer_bytes = 0
         self.refused_requests = 0
         self.refused_answers = 0
+        # Taken and let go of by name: `with` takes twice as long, and a request has four such steps.
         self._lock = threading.Lock()
 
     @property
@@ -72,7 +73,8 @@ class RequestMemory:
         Raises:
             MemoryFull: there is no room for them; nothing has been noted.
         """
-        with self._lock:
+        self._lock.acquire()
+        try:
             request_bytes = self.request_bytes + nbytes
             if request_bytes + self.answer_bytes <= self.limit_bytes:
                 self.request_bytes = request_bytes
@@ -81,13 +83,18 @@ class RequestMemory:
             self.refused_requests += 1
             used = self.used_bytes
             asked = holder.held_bytes + nbytes
+        finally:
+            self._lock.release()
         raise self._full("request", asked, used)
 
     def release(self, holder: Holder) -> None:
         """The request has ended. What has been given back already is not given back again."""
-        with self._lock:
+        self._lock.acquire()
+        try:
             self.request_bytes -= holder.held_bytes
             holder.held_bytes = 0
+        finally:
+            self._lock.release()
 
     def admit_answer(self, holder: Holder, nbytes: int) -> None:
         """So many bytes more wait to be sent.
@@ -95,7 +102,8 @@ class RequestMemory:
         Raises:
             MemoryFull: there is no room for them; nothing has been noted.
         """
-        with self._lock:
+        self._lock.acquire()
+        try:
             answer_bytes = self.answer_bytes + nbytes
             if answer_bytes <= self.limit_bytes:
                 self.answer_bytes = answer_bytes
@@ -103,14 +111,19 @@ class RequestMemory:
                 return
             self.refused_answers += 1
             used = self.answer_bytes
+        finally:
+            self._lock.release()
         raise self._full("answer", nbytes, used)
 
     def release_answer(self, holder: Holder, nbytes: int | None = None) -> None:
         """So many bytes have been sent, at most those that are noted; None = all, or they never will be."""
-        with self._lock:
+        self._lock.acquire()
+        try:
             given = holder.held_bytes if nbytes is None else min(nbytes, holder.held_bytes)
             self.answer_bytes -= given
             holder.held_bytes -= given
+        finally:
+            self._lock.release()
 
     def _full(self, what: str, nbytes: int, used: int) -> MemoryFull:
         limit = readable_size(self.limit_bytes)

@@ -46,6 +46,9 @@ from rocserve.observability.failures import RequestFailures
 
 OUTSTANDING_REQUESTS = 64
 """How many calls the core may hand over at once."""
+MOST_UNREQUESTED = OUTSTANDING_REQUESTS // 2
+"""Calls that have come and that the core has not been asked for others in place of. A client decides when a call's
+message comes, and whether it does: that must not keep others from being handed over."""
 
 LAST_EVENTS_SECONDS = 0.05
 """How long the thread listens on after the server has shut down."""
@@ -75,6 +78,7 @@ class ReactorTransport:
         self.live: set[ReactorCall] = set()
         self.sending: dict[ReactorUnaryCall | ReactorStreamCall, float] = {}
         self.waiting: WaitingCalls = WaitingCalls(options.waiting, time.monotonic(), log)
+        self._unrequested = 0
         self.closed = False
         self.watch_lock = threading.Lock()
         self._unary = {name.encode(): route for name, route in routes.items() if isinstance(route, UnaryRoute)}
@@ -111,8 +115,8 @@ class ReactorTransport:
             self._server.destroy()
             raise binding_error(self.options)
         self._server.start()
-        for _ in range(OUTSTANDING_REQUESTS):
-            self.request_call()
+        self._unrequested = OUTSTANDING_REQUESTS
+        self.request_calls()
         self._thread.start()
         return port
 
@@ -144,13 +148,11 @@ class ReactorTransport:
             if event is not None:
                 self._handle(event)
                 if dense is not None and dense.count():
-                    dense.run(self._is_check_due)
+                    dense.run(self._is_over)
             # An event keeps its call alive; it must not while the thread waits for the next.
             del event
-            if self._is_check_due():
-                if self._is_shut_down:
-                    break
-                self._check()
+            if self._is_over():
+                break
         with self._end_lock:
             self.closed = True
             self.live.clear()
@@ -165,7 +167,8 @@ class ReactorTransport:
             except Exception as error:
                 # The event is lost; it may have been a call's arrival, so ask for one more.
                 self.failures.report("an event of the gRPC completion queue could not be read", error)
-                self.request_call()
+                self._unrequested += 1
+                self.request_calls()
                 continue
             return event if event.tag is not None else None
 
@@ -175,8 +178,13 @@ class ReactorTransport:
         except Exception as error:
             self.failures.report("an event of the gRPC completion queue could not be handled", error)
 
-    def _is_check_due(self) -> bool:
-        return time.time() >= self._check_at
+    def _is_over(self) -> bool:
+        """Whether the server has shut down; makes the check that is due otherwise."""
+        if time.time() < self._check_at:
+            return False
+        if not self._is_shut_down:
+            self._check()
+        return self._is_shut_down
 
     def _check(self) -> None:
         self._check_at = time.time() + CHECK_SECONDS
@@ -203,22 +211,23 @@ class ReactorTransport:
         self._is_shut_down = True
         self._check_at = time.time() + LAST_EVENTS_SECONDS
 
-    def request_call(self) -> None:
+    def request_calls(self) -> None:
         """See CallOwner."""
-        if self._stopping:
-            return
-        try:
-            self._server.request_call(self._queue, self._queue, self._on_call)
-        except ValueError:
-            # Shutting down has begun meanwhile.
-            if not self._stopping:
-                raise
+        while self._unrequested and not self._stopping:
+            self._unrequested -= 1
+            try:
+                self._server.request_call(self._queue, self._queue, self._on_call)
+            except ValueError:
+                # Shutting down has begun meanwhile.
+                if not self._stopping:
+                    raise
 
     def _on_call(self, event: Event) -> None:
         if not event.success:
             return
-        # At once: a client decides when a call's message comes, and whether it does.
-        self.request_call()
+        self._unrequested += 1
+        if self._unrequested >= MOST_UNREQUESTED:
+            self.request_calls()
         name = event.call_details.method
         waiting = self.waiting
         count = len(waiting.since)

@@ -61,6 +61,9 @@ class CallOwner(Protocol):
     """The queue takes no more operations."""
     watch_lock: threading.Lock
 
+    def request_calls(self) -> None:
+        """Ask the core for others in place of those that have come."""
+
 
 def _ignore(event: Event) -> None:
     """The tag of operations whose end matters to nobody."""
@@ -138,6 +141,8 @@ class ReactorUnaryCall(ReactorCall):
         except Exception as error:
             told = self._transport.failures.error_of(self.method, error)
             self.fail(told.code, told.text)
+        # Only now: the request is on its way to its worker already.
+        self._transport.request_calls()
 
     def end(self, error: ServeError) -> None:
         """See WaitingCall."""
