@@ -4,7 +4,7 @@ That MIGraphX wants a newer C library than the interpreter of the tests has, so 
 
 - a test that starts such processes (servers, workers, children) takes the fixture `migraphx_root`;
 - a test that itself calls MIGraphX says `pytestmark = pytest.mark.in_migraphx_process`: it is collected and reported
-  here as any other, but runs in a pytest under the root's loader (one for all such tests; a new one after a crash);
+  here as any other, but runs in a pytest under the root's loader (one for each file; a new one after a crash);
 - `run_with_migraphx` runs a piece of Python there.
 
 All of them skip where there is no root.
@@ -134,7 +134,10 @@ class ChildRuns:
 
     def _reports(self, root: Path, item: pytest.Item) -> list[pytest.TestReport]:
         if self._child is None:
-            self._child = ChildPytest(root, self._waiting[self._waiting.index(item.nodeid) :], self._config.rootpath)
+            # Of this file only: others may be another process's to run, and nobody would read their reports.
+            left = self._waiting[self._waiting.index(item.nodeid) :]
+            here = [test for test in left if test.partition("::")[0] == item.nodeid.partition("::")[0]]
+            self._child = ChildPytest(root, here, self._config.rootpath)
         try:
             received, complete = self._child.reports(item.nodeid)
             end = "" if complete else self._child.end()
