@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING
 import rocserve
 
 if TYPE_CHECKING:
+    import logging
+
     from rocserve.tools.verbs import Verb
+    from rocserve.workers.control_groups import ControlGroups
 
 _ENDED_BY_USER = 130
 """As shells have it: 128 and SIGINT's number."""
@@ -209,8 +212,10 @@ def _serve(options: argparse.Namespace) -> int:
     from rocserve.workers.launcher import WorkerLauncher
 
     registry = discover_backends()
+    # Before there are children, which would be left behind.
+    groups = _control_groups(log.logger.getChild("workers")) if settings.workers.control_groups else None
     try:
-        launcher = WorkerLauncher(registry.preload, log.logger.getChild("workers"), settings.workers)
+        launcher = WorkerLauncher(registry.preload, log.logger.getChild("workers"), settings.workers, groups)
     except ValueError as error:
         print(f"rocserve serve: --worker-user={settings.workers.user}: {error}", file=sys.stderr)
         return 2
@@ -222,6 +227,18 @@ def _serve(options: argparse.Namespace) -> int:
     from rocserve.server import run_server
 
     return run_server(settings, launcher, log)
+
+
+def _control_groups(log: logging.Logger) -> ControlGroups | None:
+    from rocserve.workers.control_groups import NotDelegated, take_delegation
+
+    try:
+        groups = take_delegation()
+    except NotDelegated as reason:
+        log.info("bounds of models' memory and tasks are kept by looking at their processes: %s", reason)
+        return None
+    log.info("bounds of models' memory and tasks are kept by the kernel, in cgroups below %s", groups.folder)
+    return groups
 
 
 def _let_the_reactor_poll() -> None:

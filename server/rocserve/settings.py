@@ -204,6 +204,8 @@ class WorkerSettings:
     """Processes and threads of one."""
     file_bytes: int = 0
     """The largest file that one may write."""
+    control_groups: bool = True
+    """Have the kernel keep memory and tasks by cgroups, where the server's own is delegated to it."""
 
 
 @dataclass(frozen=True, slots=True)

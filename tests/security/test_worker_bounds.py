@@ -1,17 +1,21 @@
 """Models that take more than they may: memory, processes. They are ended with a reason, others are served as before.
 
-What they take is bounded by the models themselves, should the server fail to end them."""
+The server looks at their processes or, where it may make cgroups, has the kernel keep the bounds. What they take is
+bounded by the models themselves, should that fail."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as triton
+from support.delegated_cgroup import delegated_cgroup, python_within
 from support.server import RocserveProcess, wait_until
 from tritonclient.utils import InferenceServerException
 
@@ -57,7 +61,11 @@ class TritonPythonModel:
     def execute(self, requests):
         if pb_utils.get_input_tensor_by_name(requests[0], "TAKES").as_numpy()[0]:
             for number in range(120):
-                if os.fork() == 0:
+                try:
+                    child = os.fork()
+                except BlockingIOError:
+                    break
+                if child == 0:
                     if number % 3 == 0:
                         os.setsid()
                     open("/proc/self/comm", "w").write("fromabomb")
@@ -76,14 +84,51 @@ def drop(repository: Path, name: str, code: str, config: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+def watching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    """A server that looks at the processes of its models."""
+    with serving(tmp_path_factory.mktemp("bounds"), "--worker-cgroups=false") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def grouping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    """A server that has the kernel keep the bounds. It leaves no cgroup of a worker behind."""
     place = tmp_path_factory.mktemp("bounds")
+    with delegated_cgroup() as folder:
+        with serving(place, python=python_within(folder, place / "python")) as server:
+            assert f"are kept by the kernel, in cgroups below {folder}" in server.log_text
+            assert len(worker_groups(folder)) == 3
+            yield server
+            # The ends of workers have been tidied up after, and new ones have come in their places.
+            wait_until(lambda: len(worker_groups(folder)) == 3, 10, "a cgroup for each worker")
+            server.terminate()
+        assert worker_groups(folder) == []
+        # The zygote ended with the server, and whoever was its child a moment later.
+        wait_until(lambda: "populated 0" in (folder / "cgroup.events").read_text(), 10, "the end of all processes")
+
+
+@pytest.fixture(scope="module", params=["watching", "grouping"])
+def server(request: pytest.FixtureRequest) -> RocserveProcess:
+    server: RocserveProcess = request.getfixturevalue(request.param)
+    return server
+
+
+def worker_groups(folder: Path) -> list[Path]:
+    return list(folder.glob("worker-*"))
+
+
+@contextmanager
+def serving(place: Path, *flags: str, python: str = sys.executable) -> Iterator[RocserveProcess]:
     drop(place / "models", "hog", HOG, CONFIG)
     drop(place / "models", "bomb", BOMB, CONFIG + PARAMETER.format("worker_tasks", TASKS))
     # More than the flag says.
     drop(place / "models", "other", HOG, CONFIG + PARAMETER.format("worker_memory_bytes", 10**12))
     with RocserveProcess(
-        [place / "models"], f"--worker-memory-bytes={MEMORY_BYTES}", log=place / "server.log"
+        [place / "models"],
+        f"--worker-memory-bytes={MEMORY_BYTES}",
+        *flags,
+        log=place / "server.log",
+        python=python,
     ) as server:
         server.wait_until_ready()
         yield server
@@ -130,6 +175,27 @@ def test_processes_beyond_the_bound_end_with_the_model(server: RocserveProcess):
     assert f"worker of model 'bomb' version 1 was killed: limit of {TASKS} tasks exceeded" in text
     wait_until(lambda: not bomb_processes(), 10, "the end of what the model has started")
     infer(server.client(), "bomb")
+
+
+def test_the_kernel_keeps_a_worker_in_a_cgroup_of_its_own(grouping: RocserveProcess):
+    (worker,) = (process for process in grouping.workers() if process.name() == "rocserve:bomb")
+    folder = Path("/sys/fs/cgroup") / Path(f"/proc/{worker.pid}/cgroup").read_text().strip().removeprefix("0::/")
+    assert (folder / "cgroup.procs").read_text().split() == [str(worker.pid)]
+    assert (folder / "pids.max").read_text().strip() == str(TASKS)
+    # In whole pages.
+    assert 0 <= MEMORY_BYTES - int((folder / "memory.max").read_text()) < 65_536
+
+
+def test_processes_that_a_model_leaves_behind_end_with_its_cgroup(grouping: RocserveProcess):
+    """Also those in sessions of their own, of a model that is killed for another reason."""
+    client = grouping.client()
+    entry = triton.InferInput("TAKES", [1], "INT32")
+    entry.set_data_from_numpy(np.array([1], np.int32))
+    client.async_infer("bomb", [entry], lambda result, error: None, client_timeout=60)
+    wait_until(lambda: len(bomb_processes()) >= 8, 20, "children")
+    next(process for process in grouping.workers() if process.name() == "rocserve:bomb").kill()
+    wait_until(lambda: not bomb_processes(), 10, "the end of what the model has started")
+    infer(grouping.client(), "bomb")
 
 
 def test_a_bound_that_is_no_number_fails_the_load(tmp_path: Path):

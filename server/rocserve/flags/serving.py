@@ -310,6 +310,13 @@ WORKERS = (
         value="N",
     ),
     Flag(
+        "worker-cgroups",
+        "workers.control_groups",
+        boolean,
+        "have the kernel keep models' memory and tasks by cgroups, where the server's own is delegated to it; else the"
+        " server looks at their processes (default true)",
+    ),
+    Flag(
         "worker-core-dumps",
         "workers.core_dumps",
         boolean,

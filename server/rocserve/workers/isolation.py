@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rocserve.settings import KEEP_USER, WorkerSettings
+from rocserve.workers.control_groups import enter
 
 _UNPRIVILEGED = "nobody"
 """Who workers run as where nothing is said and the server is root."""
@@ -84,6 +85,8 @@ class Confinement:
     core_dumps: bool = False
     largest_file_bytes: int = 0
     """0 = no bound."""
+    control_group: str = ""
+    """The folder of the cgroup that is made for it; "" = that of the zygote."""
 
 
 def worker_environment(
@@ -272,6 +275,8 @@ def confine(identity: Identity | None, confinement: Confinement) -> None:
     Raises:
         OSError: the kernel refuses.
     """
+    if confinement.control_group:
+        enter(confinement.control_group)
     if not confinement.core_dumps:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if confinement.largest_file_bytes:

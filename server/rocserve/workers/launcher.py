@@ -18,6 +18,7 @@ from typing import Any
 from rocserve.core.errors import internal
 from rocserve.settings import KEEP_USER, WorkerSettings
 from rocserve.workers.channel import Channel
+from rocserve.workers.control_groups import ControlGroup, ControlGroups
 from rocserve.workers.isolation import Confinement, candidates, worker_environment
 from rocserve.workers.messages import Exited, Spawn, Spawned, SpawnFailed
 from rocserve.workers.process import WorkerProcess
@@ -68,6 +69,8 @@ class _Launch:
     model_name: str
     settings: WorkerSettings
     """With the model's own bounds."""
+    group: ControlGroup | None
+    """Its cgroup, where the kernel keeps its bounds."""
     make: Callable[[int, int | None], WorkerProcess]
     """Takes its pid and pidfd."""
     worker: asyncio.Future[WorkerProcess]
@@ -81,10 +84,16 @@ class WorkerLauncher:
     and the next launch starts another.
     """
 
-    def __init__(self, preload: Sequence[str], log: logging.Logger, settings: WorkerSettings | None = None) -> None:
+    def __init__(
+        self,
+        preload: Sequence[str],
+        log: logging.Logger,
+        settings: WorkerSettings | None = None,
+        groups: ControlGroups | None = None,
+    ) -> None:
         """`preload`: the modules that the zygote imports ahead, where they are installed.
 
-        `settings`: None = workers run as this process' own user.
+        `settings`: None = workers run as this process' own user. `groups`: None = this process may make no cgroups.
 
         Raises:
             ValueError: the user that the settings name cannot be had.
@@ -93,6 +102,7 @@ class WorkerLauncher:
         self._log = log
         self._settings = settings or WorkerSettings(user=KEEP_USER)
         self._candidates = candidates(self._settings)
+        self._groups = groups
         self._watch = ResourceWatch()
         self._told_of_user: set[str] = set()
         """The models whose workers do not run as the user that is meant for them."""
@@ -135,6 +145,7 @@ class WorkerLauncher:
 
         Raises:
             ServeError: INTERNAL, it cannot be started.
+            OSError: no descriptor, or no cgroup, can be had for it.
         """
         control, peer_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         output_reader, output_writer = os.pipe2(os.O_CLOEXEC)
@@ -144,16 +155,20 @@ class WorkerLauncher:
 
         def make(pid: int, pidfd: int | None) -> WorkerProcess:
             output = WorkerOutput(output_reader, options.output_prefix, log)
-            return WorkerProcess(pid, pidfd, control, output, channels)
+            return WorkerProcess(pid, pidfd, control, output, channels, group)
 
         bounds: Mapping[str, Any] = options.bounds
         settings = replace(self._settings, **bounds)
         answer: asyncio.Future[WorkerProcess] | None = None
+        group: ControlGroup | None = None
         try:
+            if self._groups is not None and (settings.memory_bytes or settings.tasks):
+                group = self._groups.create(settings.memory_bytes, settings.tasks)
             descriptors = [output_writer, peer_control.fileno(), *(peer.fileno() for peer in peers)]
             for _ in range(_LAUNCH_ATTEMPTS):
                 answer = asyncio.get_running_loop().create_future()
-                worker = await self._spawn(options, descriptors, _Launch(options.model_name, settings, make, answer))
+                launch = _Launch(options.model_name, settings, group, make, answer)
+                worker = await self._spawn(options, descriptors, launch)
                 if worker is not None:
                     return worker
             raise internal("the zygote, which starts workers, ends again and again; see the server's log")
@@ -163,6 +178,8 @@ class WorkerLauncher:
             else:
                 control.close()
                 os.close(output_reader)
+                if group is not None:
+                    self._watch.add_grouped(group, None)
             raise
         finally:
             os.close(output_writer)
@@ -177,7 +194,7 @@ class WorkerLauncher:
 
     async def close(self) -> None:
         """End the zygote; the workers are to have been stopped."""
-        self._watch.close()
+        await self._watch.close()
         self._detach()
         if self._zygote is not None:
             self._zygote.kill()
@@ -205,6 +222,7 @@ class WorkerLauncher:
                 options.writable,
                 launch.settings.core_dumps,
                 launch.settings.file_bytes,
+                str(launch.group.folder) if launch.group is not None else "",
             ),
         )
         self._launches[spawn_id] = launch
@@ -263,7 +281,10 @@ class WorkerLauncher:
             # At once: the next message may already be that it has exited.
             worker = self._workers[pid] = launch.make(pid, pidfd)
             launch.worker.set_result(worker)
-            self._watch.add(worker, launch.settings.memory_bytes, launch.settings.tasks)
+            if launch.group is not None:
+                self._watch.add_grouped(launch.group, worker)
+            else:
+                self._watch.add(worker, launch.settings.memory_bytes, launch.settings.tasks)
             if user_problem:
                 self._warn_of_user(launch.model_name, user_problem)
         elif pidfd is not None:

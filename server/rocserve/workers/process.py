@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError, internal
 from rocserve.workers.channel import Channel
+from rocserve.workers.control_groups import ControlGroup
 from rocserve.workers.messages import (
     ControlMessage,
     Load,
@@ -49,12 +50,15 @@ class WorkerProcess:
         control: socket.socket,
         output: WorkerOutput,
         channels: Sequence[Channel],
+        group: ControlGroup | None = None,
     ) -> None:
+        """`group`: its cgroup, where it has one of its own."""
         self.pid = pid
         self.channels = channels
         self._pidfd = pidfd
         self._control = control
         self._control.setblocking(False)
+        self._group = group
         self._output = output
         self._loop = asyncio.get_running_loop()
         self._exited = asyncio.Event()
@@ -273,6 +277,8 @@ class WorkerProcess:
         if self._exited.is_set():
             return
         self._end = _describe(wait_status)
+        if self._group is not None:
+            self._end_group(self._group)
         if self._kill_timer is not None:
             self._kill_timer.cancel()
         if self._pidfd is not None:
@@ -288,6 +294,14 @@ class WorkerProcess:
         self._loop.remove_reader(self._control)
         self._exited.set()
         self._close_control()
+
+    def _end_group(self, group: ControlGroup) -> None:
+        """Tell what the kernel has ended it for, and end what it leaves behind."""
+        if not self._fault and (excess := group.excess()):
+            self._fault = self._broken = excess
+        elif not self._fault and group.was_refused_tasks():
+            self._end += f"; it was refused more than {group.tasks} tasks"
+        group.kill()
 
     def _close_control(self) -> None:
         if self._exited.is_set() and self._reply is None:

@@ -1,8 +1,9 @@
 """Keeps workers within their memory and their number of tasks: looks at the processes of each, and ends a worker that
 has more, with all that it has started.
 
-The kernel does this by itself only for a cgroup, which few servers may make; its limits of a process (RLIMIT_AS) count
-what engines reserve, and those of a user (RLIMIT_NPROC) what other models have.
+The kernel does this by itself only for a cgroup, which few servers may make (control_groups.py); there a look is only
+for what it has refused. Its limits of a process (RLIMIT_AS) count what engines reserve, and those of a user
+(RLIMIT_NPROC) what other models have.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from rocserve.workers.control_groups import ControlGroup
+
 _LOOK_SECONDS = 0.1
 """Between two looks: memory grows by some hundred megabytes meanwhile, processes by some hundred."""
 _WAIT_PER_LOOK = 20
 """A look that took long, among thousands of processes, is followed by this many times its time of rest."""
+_LAST_LOOKS = 10
+"""At the end of the server: what was killed takes a moment to end."""
 _LONGEST_STAT = 1024
 """Bytes of /proc/PID/stat: some fifty numbers."""
 _KIB = 1024
@@ -64,11 +69,22 @@ class _Watched:
     is_over: bool = False
 
 
+@dataclass(slots=True, eq=False)
+class _Grouped:
+    """A worker that the kernel keeps within its bounds."""
+
+    group: ControlGroup
+    worker: BoundedWorker | None
+    """None: nobody waits for it any more."""
+    is_over: bool = False
+
+
 class ResourceWatch:
     """All workers of a server that have bounds. Lives on the asyncio loop, costs nothing while there are none."""
 
     def __init__(self) -> None:
         self._watched: list[_Watched] = []
+        self._grouped: list[_Grouped] = []
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, worker: BoundedWorker, memory_bytes: int, tasks: int) -> None:
@@ -77,8 +93,21 @@ class ResourceWatch:
             self._watched.append(_Watched(worker, memory_bytes, tasks))
             self._look_later()
 
-    def close(self) -> None:
+    def add_grouped(self, group: ControlGroup, worker: BoundedWorker | None) -> None:
+        """Watch a worker in a cgroup of its own until it ends, and remove that; None = end what is in it now."""
+        self._grouped.append(_Grouped(group, worker))
+        self._look_later()
+
+    async def close(self) -> None:
+        """The workers are to have been stopped."""
         self._watched.clear()
+        for grouped in self._grouped:
+            grouped.worker = None
+        for _ in range(_LAST_LOOKS):
+            self._look_at_groups()
+            if not self._grouped:
+                break
+            await asyncio.sleep(_LOOK_SECONDS)
         if self._timer is not None:
             self._timer.cancel()
 
@@ -89,10 +118,15 @@ class ResourceWatch:
     def _look(self) -> None:
         began = time.monotonic()
         self._timer = None
-        processes = read_processes()
-        self._watched = [watched for watched in self._watched if self._goes_on(watched, processes)]
+        self._look_at_groups()
         if self._watched:
+            processes = read_processes()
+            self._watched = [watched for watched in self._watched if self._goes_on(watched, processes)]
+        if self._watched or self._grouped:
             self._look_later((time.monotonic() - began) * _WAIT_PER_LOOK)
+
+    def _look_at_groups(self) -> None:
+        self._grouped = [grouped for grouped in self._grouped if _group_goes_on(grouped)]
 
     def _goes_on(self, watched: _Watched, processes: Sequence[Process]) -> bool:
         """Whether a worker is to be looked at again."""
@@ -109,6 +143,20 @@ class ResourceWatch:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
         return not worker.has_ended or bool(watched.known)
+
+
+def _group_goes_on(grouped: _Grouped) -> bool:
+    """Whether a cgroup is still there."""
+    worker, group = grouped.worker, grouped.group
+    if worker is None or worker.has_ended:
+        # Each time: what was about to enter may be in it only now.
+        group.kill()
+        return not group.remove()
+    if not grouped.is_over and (excess := group.excess()):
+        grouped.is_over = True
+        worker.end_for(excess)
+        group.kill()
+    return True
 
 
 def _own(watched: _Watched, processes: Sequence[Process]) -> Sequence[Process]:

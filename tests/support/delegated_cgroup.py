@@ -1,0 +1,54 @@
+"""A cgroup of version 2 that is delegated to a server of the tests, as systemd does it, where this machine has one."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+NO_CGROUP = "no delegated cgroup v2 here"
+_MOUNTED = Path("/sys/fs/cgroup")
+
+
+@contextmanager
+def delegated_cgroup() -> Iterator[Path]:
+    """Its folder; removed at the end, with what a server has left in it. Skips the test where none can be made."""
+    folder = _make()
+    if folder is None:
+        pytest.skip(NO_CGROUP)
+    try:
+        yield folder
+    finally:
+        for inner in (*folder.iterdir(), folder):
+            if inner.is_dir():
+                inner.rmdir()
+
+
+def python_within(folder: Path, program: Path) -> str:
+    """A Python, written to `program`, that runs in that cgroup from its beginning."""
+    processes = shlex.quote(str(folder / "cgroup.procs"))
+    program.write_text(f'#!/bin/sh\necho $$ > {processes} && exec {shlex.quote(sys.executable)} "$@"\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+def _make() -> Path | None:
+    """Below the nearest cgroup around this process that hands memory and tasks on."""
+    own = next((line[4:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::/")), "")
+    for around in (_MOUNTED / own, *(_MOUNTED / own).parents):
+        try:
+            handed_on = (around / "cgroup.subtree_control").read_text().split()
+            if {"memory", "pids"} <= set(handed_on) and os.access(around / "cgroup.procs", os.W_OK):
+                folder = around / f"rocserve-test-{uuid.uuid4().hex[:8]}"
+                folder.mkdir()
+                os.setxattr(folder, "user.delegate", b"1")
+                return folder
+        except OSError:
+            continue
+    return None
