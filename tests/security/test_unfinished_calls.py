@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -9,10 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import grpc
+import psutil
 import pytest
 from support.http2 import Http2Connection, prefixed
+from support.metrics import FLAGS as METRICS
+from support.metrics import port_of, scrape
 from support.models import add_sub, drop
-from support.server import RocserveProcess
+from support.server import RocserveProcess, wait_until
 
 from rocserve.core.errors import StatusCode
 from rocserve.protocol import grpc_service_pb2 as pb
@@ -20,6 +24,7 @@ from rocserve.protocol import grpc_service_pb2 as pb
 SERVICE = "/inference.GRPCInferenceService/"
 INFER = SERVICE + "ModelInfer"
 MESSAGE_SECONDS = 3.0
+LIMIT = 64 << 20
 
 
 def inference() -> bytes:
@@ -118,6 +123,82 @@ def test_slow_uploads_of_many_clients_end_well_beside_fast_ones(
             is_over.set()
     assert {answer.status for answer in answers} == {StatusCode.OK}
     assert fast.result() > 50
+
+
+@pytest.fixture(scope="module", params=["reactor", "aio"])
+def small_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    """With 64 MiB for requests."""
+    folder = tmp_path_factory.mktemp("small")
+    (folder / "repository").mkdir()
+    drop(folder / "repository", "large", add_sub(1 << 18))
+    drop(folder / "repository", "add_sub", add_sub())
+    flags = (f"--grpc-transport={request.param}", f"--max-request-memory={LIMIT}")
+    with RocserveProcess([folder / "repository"], *flags, *METRICS, log=folder / "server.log") as running:
+        running.wait_until_ready()
+        yield running
+
+
+def held(server: RocserveProcess) -> float:
+    return float(scrape(port_of(server))['rocserve_request_memory_bytes{kind="request"}'])
+
+
+def resident(server: RocserveProcess) -> int:
+    assert server.process is not None
+    return int(psutil.Process(server.process.pid).memory_info().rss)
+
+
+@pytest.mark.parametrize("method", [INFER, SERVICE + "ModelStreamInfer"])
+def test_half_messages_count_against_the_memory_for_requests(small_server: RocserveProcess, method: str) -> None:
+    """80 of 4 MiB on four connections in four seconds: 320 MiB."""
+    half = struct.pack("!BI", 0, 8 << 20) + bytes(4 << 20)
+    before, most_held, most_resident = resident(small_server), 0.0, 0
+    with ExitStack() as opened, grpc.insecure_channel(small_server.address) as channel:
+        infer = channel.unary_unary(INFER)
+        greedy = [opened.enter_context(Http2Connection(small_server.port)) for _ in range(4)]
+        sent = []
+        for step in range(30):
+            if step < 20:
+                sent += [(connection, connection.begin(method, half)) for connection in greedy]
+            time.sleep(0.2)
+            most_held, most_resident = max(most_held, held(small_server)), max(most_resident, resident(small_server))
+            assert infer(inference(), timeout=5)
+        for connection in greedy:
+            connection.receive(0.2)
+        refused = [answer for connection, stream in sent if (answer := connection.answers[stream]).status is not None]
+        print(f"held {most_held / 2**20:.0f} MiB, grown by {(most_resident - before) / 2**20:.0f} MiB")
+        # What is left fits, and the connection that holds least goes on.
+        assert 64 <= len(refused) < 80
+        assert {answer.status for answer in refused} == {StatusCode.RESOURCE_EXHAUSTED}
+        assert "(--max-request-memory)" in refused[0].text
+        assert 4 << 20 <= held(small_server) <= most_held <= LIMIT
+        # The limit, what comes within a second, and what the heap keeps of both.
+        assert most_resident - before <= 4 * LIMIT
+    wait_until(lambda: held(small_server) == 0, what="free memory")
+
+
+def test_slow_uploads_within_the_memory_for_requests_end_well(small_server: RocserveProcess) -> None:
+    """16 of 2 MiB over two seconds, two on a connection, beside a stream that is idle."""
+    request = pb.ModelInferRequest(model_name="large", raw_input_contents=[bytes(1 << 20)] * 2)
+    for name in ("INPUT0", "INPUT1"):
+        request.inputs.add(name=name, datatype="INT32", shape=[1, 1 << 18])
+    message = prefixed(request.SerializeToString())
+    step = len(message) // 10 + 1
+    most = 0.0
+    with ExitStack() as opened:
+        connections = [opened.enter_context(Http2Connection(small_server.port)) for _ in range(8)]
+        connections[0].begin(SERVICE + "ModelStreamInfer")
+        uploads = [(connection, connection.begin(INFER)) for connection in connections for _ in range(2)]
+        for at in range(0, len(message), step):
+            for connection, stream in uploads:
+                connection.send(stream, message[at : at + step], ends=at + step >= len(message))
+            most = max(most, held(small_server))
+            time.sleep(0.2)
+        answers = [connection.wait(stream)[0] for connection, stream in uploads]
+        assert {(answer.status, answer.text) for answer in answers} == {(StatusCode.OK, "")}
+        # More than any one of them: what they have in common is what has not come whole.
+        assert 16 << 20 <= most <= 40 << 20
+        wait_until(lambda: held(small_server) < 1 << 20, what="memory that is free but for an idle stream")
+    wait_until(lambda: held(small_server) == 0, what="free memory")
 
 
 def test_the_server_ends_at_once_though_calls_are_unfinished(server: RocserveProcess) -> None:

@@ -87,12 +87,13 @@ class RequestMemory:
             self._lock.release()
         raise self._full("request", asked, used)
 
-    def release(self, holder: Holder) -> None:
-        """The request has ended. What has been given back already is not given back again."""
+    def release(self, holder: Holder, nbytes: int | None = None) -> None:
+        """So many bytes are held no more, at most those that are noted; None = all, the request has ended."""
         self._lock.acquire()
         try:
-            self.request_bytes -= holder.held_bytes
-            holder.held_bytes = 0
+            given = holder.held_bytes if nbytes is None else min(nbytes, holder.held_bytes)
+            self.request_bytes -= given
+            holder.held_bytes -= given
         finally:
             self._lock.release()
 

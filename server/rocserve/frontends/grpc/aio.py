@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -19,6 +20,7 @@ import grpc.aio
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import RequestMemory
 from rocserve.frontends.grpc.credentials import server_credentials
+from rocserve.frontends.grpc.received_bytes import received_bytes
 from rocserve.frontends.grpc.stream_flow import StreamFlow
 from rocserve.frontends.grpc.transport import (
     LINGER_SECONDS,
@@ -39,6 +41,7 @@ from rocserve.frontends.grpc.transport import (
     unknown_method,
 )
 from rocserve.frontends.grpc.unfinished import CHECK_SECONDS, WaitingCalls
+from rocserve.frontends.grpc.unfinished_bytes import UnfinishedBytes
 from rocserve.observability.failures import RequestFailures
 
 _GRPC_STATUS = {code.value[0]: code for code in grpc.StatusCode}
@@ -52,9 +55,11 @@ class AioTransport:
     def __init__(
         self, options: TransportOptions, routes: Routes, log: logging.Logger, memory: RequestMemory | None = None
     ) -> None:
-        """`memory`: what answers that clients do not read count against; None = one of its own."""
+        """`memory`: what unfinished messages and answers that clients do not read count against; None = the latter
+        alone, against one of its own."""
         self.options = options
         self.memory = memory or RequestMemory()
+        self._counts_unfinished = memory is not None
         self.failures = RequestFailures(log)
         self._log = log
         self.live: set[_Call] = set()
@@ -152,6 +157,10 @@ class AioTransport:
             port = 0
         if port == 0:
             raise binding_error(self.options)
+        if self._counts_unfinished:
+            self.waiting.unfinished = UnfinishedBytes(
+                self.memory, partial(received_bytes, port), time.monotonic(), self._log
+            )
         await self._server.start()
         self._checks = asyncio.create_task(self._check_waiting())
         return port
@@ -272,12 +281,14 @@ class _UnaryCall(_Call):
                 return
             raise
         finally:
-            waiting.remove(self)
+            since = waiting.since.pop(self, None)
             self._reading = None
         try:
             if message is grpc.aio.EOF:
                 raise ServeError(StatusCode.INVALID_ARGUMENT, NO_MESSAGE)
             self.message = message
+            if waiting.counts_bytes:
+                waiting.came_whole(self, since, len(message))
             route.handler(self)
         except Exception as error:
             told = self._transport.failures.error_of(self.method, error)
@@ -355,7 +366,7 @@ class _StreamCall(_Call):
     async def run(self, route: StreamRoute) -> None:
         """Read in a task beside, write in this one until the status has gone."""
         self._transport.live.add(self)
-        self._transport.waiting.begin(self)
+        self._transport.waiting.open_stream(self)
         reader: asyncio.Task[None] | None = None
         try:
             try:
@@ -373,7 +384,7 @@ class _StreamCall(_Call):
             raise
         finally:
             self._transport.live.discard(self)
-            self._transport.waiting.remove(self)
+            self._transport.waiting.close_stream(self)
             self._receiver = None
             if reader is not None:
                 reader.cancel()
@@ -422,6 +433,8 @@ class _StreamCall(_Call):
                 with self._lock:
                     self._flow.received()
                     self._transport.waiting.remove(self)
+                    if self._transport.waiting.counts_bytes:
+                        self._transport.waiting.came_whole(self, None, len(message))
                 receiver.on_message(message)
         except grpc.aio.BaseError:
             # The call has failed below us; run() hears of it too.
@@ -448,7 +461,7 @@ class _StreamCall(_Call):
         with self._lock:
             if self._status is None:
                 self._status = (code, text, trailing_metadata)
-                self._transport.waiting.remove(self)
+                self._transport.waiting.close_stream(self)
         self._transport.call_soon(self._to_send.set)
 
     async def _write(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from functools import partial
 from typing import Any
 
 from grpc._cython import cygrpc
@@ -28,6 +29,7 @@ from rocserve.frontends.grpc.reactor_calls import (
     ReceiveMessage,
     refuse,
 )
+from rocserve.frontends.grpc.received_bytes import received_bytes
 from rocserve.frontends.grpc.transport import (
     LINGER_SECONDS,
     SERVER_EXITING,
@@ -42,6 +44,7 @@ from rocserve.frontends.grpc.transport import (
     unknown_method,
 )
 from rocserve.frontends.grpc.unfinished import CHECK_SECONDS, WaitingCalls
+from rocserve.frontends.grpc.unfinished_bytes import UnfinishedBytes
 from rocserve.observability.failures import RequestFailures
 
 OUTSTANDING_REQUESTS = 64
@@ -68,10 +71,12 @@ class ReactorTransport:
         """
         Args:
             companion: the thread whose work this one does as well while traffic is dense.
-            memory: what answers that clients do not read count against; None = one of its own.
+            memory: what unfinished messages and answers that clients do not read count against; None = the latter
+                alone, against one of its own.
         """
         self.options = options
         self.memory = memory or RequestMemory()
+        self._counts_unfinished = memory is not None
         self._companion = companion
         self.log = log
         self.failures = RequestFailures(log)
@@ -114,6 +119,10 @@ class ReactorTransport:
         if port == 0:
             self._server.destroy()
             raise binding_error(self.options)
+        if self._counts_unfinished:
+            self.waiting.unfinished = UnfinishedBytes(
+                self.memory, partial(received_bytes, port), time.monotonic(), self.log
+            )
         self._server.start()
         self._unrequested = OUTSTANDING_REQUESTS
         self.request_calls()

@@ -129,8 +129,11 @@ class ReactorUnaryCall(ReactorCall):
         self.held_bytes = 0
 
     def on_message(self, event: Event) -> None:
-        self._transport.waiting.since.pop(self, None)
+        waiting = self._transport.waiting
+        since = waiting.since.pop(self, None)
         message = event.batch_operations[0].message()
+        if message is not None and waiting.counts_bytes:
+            waiting.came_whole(self, since, len(message))
         if message is None:
             # Nothing was sent, or the call has failed below us (too large, cancelled) and this goes nowhere.
             self.fail(StatusCode.INVALID_ARGUMENT, NO_MESSAGE)
@@ -255,7 +258,7 @@ class ReactorStreamCall(ReactorCall):
 
     def open(self, route: StreamRoute) -> None:
         self._transport.live.add(self)
-        self._transport.waiting.begin(self)
+        self._transport.waiting.open_stream(self)
         try:
             self._receiver = route.handler(self)
         except Exception as error:
@@ -299,6 +302,8 @@ class ReactorStreamCall(ReactorCall):
             else:
                 self._flow.received()
                 self._transport.waiting.remove(self)
+                if self._transport.waiting.counts_bytes:
+                    self._transport.waiting.came_whole(self, None, len(message))
             if self._finished or receiver is None:
                 return
         try:
@@ -314,7 +319,7 @@ class ReactorStreamCall(ReactorCall):
         with self._lock:
             self._transport.live.discard(self)
             self._transport.sending.pop(self, None)
-            self._transport.waiting.remove(self)
+            self._transport.waiting.close_stream(self)
             ended, self._finished = self._finished, True
             self._flow.drop()
             # Receiver and call know each other; this lets both go without the garbage collector.
@@ -353,7 +358,7 @@ class ReactorStreamCall(ReactorCall):
             if self._finished:
                 return
             self._finished = True
-            self._transport.waiting.remove(self)
+            self._transport.waiting.close_stream(self)
             self._status = status
             if not self._sending:
                 self._sending = True

@@ -1,7 +1,8 @@
-"""Bounds calls that wait for their clients: how many there are, and how long a message may take to come whole.
+"""Bounds calls that wait for their clients: how many there are, how long a message may take to come whole, and how much
+memory what has come of messages takes.
 
-A call waits for its client until its message has come; a stream does so whenever it has nothing to answer. gRPC's core
-keeps what has come of a message to itself, so that nothing here knows how much that is.
+A call waits for its client until its message has come; a stream does so whenever it has nothing to answer. Of its next
+message it may hold something at any time, so it is counted as long as it is open.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.frontends.grpc.unfinished_bytes import UnfinishedBytes
 from rocserve.observability.pace import Pace
 
 CHECK_SECONDS = 0.5
@@ -53,6 +55,12 @@ class WaitingCalls:
     """For one thread, but for `begin` of calls that have been here before, and `len`."""
 
     def __init__(self, limits: WaitingLimits, now: float, log: logging.Logger) -> None:
+        self.unfinished: UnfinishedBytes | None = None
+        """None = what has come of messages is not counted."""
+        self.counts_bytes = False
+        """`came_whole` is to be called."""
+        self._streams: dict[WaitingCall, float] = {}
+        """All that are open, with the time of the check before they were."""
         self._limits = limits
         self._log = log
         self._pace = Pace(_SECONDS_BETWEEN_WARNINGS)
@@ -74,6 +82,20 @@ class WaitingCalls:
         """Its message has come, or it has gone."""
         self.since.pop(call, None)
 
+    def open_stream(self, call: WaitingCall) -> None:
+        self._streams[call] = self.checked_at
+        self.begin(call)
+
+    def close_stream(self, call: WaitingCall) -> None:
+        self._streams.pop(call, None)
+        self.remove(call)
+
+    def came_whole(self, call: WaitingCall, since: float | None, nbytes: int) -> None:
+        """A message has. `since` when a unary call has waited."""
+        since = self._streams.get(call) if call.is_stream else since
+        if self.unfinished is not None and since is not None:
+            self.unfinished.came_whole(call.peer, since, nbytes)
+
     def check(self, now: float) -> None:
         """End what is beyond the bounds. To be called every CHECK_SECONDS, and from `check_from` calls on.
 
@@ -90,6 +112,8 @@ class WaitingCalls:
             if len(calls) > self._limits.connection:
                 self._make_room(calls, now)
         self._end_beyond_total(connections.values())
+        if self.unfinished is not None and self.unfinished.is_due(now):
+            self._count_unfinished(self.unfinished, now)
         self.check_from = min(len(self.since) + CALLS_BETWEEN_CHECKS, self._limits.total + 1)
 
     def end_unary(self, error: ServeError) -> None:
@@ -111,6 +135,17 @@ class WaitingCalls:
                 break
             if not call.is_stream:
                 self._end(call, error)
+
+    def _count_unfinished(self, unfinished: UnfinishedBytes, now: float) -> None:
+        connections: dict[str, list[WaitingCall]] = {}
+        oldest: dict[str, float] = {}
+        for call, since in list({**self.since, **self._streams}.items()):
+            connections.setdefault(call.peer, []).append(call)
+            oldest[call.peer] = min(oldest.get(call.peer, since), since)
+        for peer, error in unfinished.check(now, CHECK_SECONDS, oldest).items():
+            for call in connections[peer]:
+                self._end(call, error)
+        self.counts_bytes = bool(unfinished.connections)
 
     def _make_room(self, calls: list[WaitingCall], now: float) -> None:
         limit = self._limits.connection
