@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from operator import attrgetter
 
 from rocserve.core.model_config import QueuePolicy
@@ -36,15 +37,16 @@ class Level:
 
     def __iter__(self) -> Iterator[QueuedRequest]:
         """In the order in which they would run."""
+        first: Iterable[QueuedRequest]
         if not self.dated:
-            yield from self.waiting
+            first = self.waiting
         elif not self.waiting:
-            yield from reversed(self.dated) if self.newest_first else self.dated
+            first = reversed(self.dated) if self.newest_first else self.dated
         elif self.newest_first:
-            yield from self._in_turns()
+            first = self._in_turns()
         else:
-            yield from heapq.merge(self.dated, self.waiting, key=_ARRIVAL)
-        yield from self.delayed
+            first = heapq.merge(self.dated, self.waiting, key=_ARRIVAL)
+        return chain(first, self.delayed)
 
     def _in_turns(self) -> Iterator[QueuedRequest]:
         first, second = reversed(self.dated), iter(self.waiting)
@@ -69,11 +71,12 @@ class Level:
         else:
             (self.dated if entry.dated else self.waiting).appendleft(entry)
 
-    def pop(self) -> QueuedRequest:
-        """The next; there is one."""
+    def pop(self) -> QueuedRequest | None:
+        """The next; None = there is none."""
         waiting, dated = self.waiting, self.dated
         if not dated:
-            return (waiting or self.delayed).popleft()
+            source = waiting or self.delayed
+            return source.popleft() if source else None
         if not waiting:
             entry = dated.pop() if self.newest_first else dated.popleft()
         elif self.newest_first:

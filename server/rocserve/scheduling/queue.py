@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import DynamicBatching, QueuePolicy, TimeoutAction
@@ -113,9 +114,8 @@ class RequestQueue:
     def pop(self) -> QueuedRequest:
         """The next request in order of priority and arrival; the queue must not be empty."""
         for number in self._order:
-            level = self._levels[number]
-            if level:
-                entry = level.pop()
+            entry = self._levels[number].pop()
+            if entry is not None:
                 self._drop(entry)
                 if len(self._order) > _KEPT_LEVELS:
                     self._close_empty(number)
@@ -162,8 +162,7 @@ class RequestQueue:
 
     def __iter__(self) -> Iterator[QueuedRequest]:
         """In the order in which they would run."""
-        for number in self._order:
-            yield from self._levels[number]
+        return chain.from_iterable(self.levels())
 
     def levels(self) -> Iterator[Level]:
         """Those that there are, the highest first."""
