@@ -112,12 +112,39 @@ def test_failing_loads_leave_nothing_behind(serve, repository: Path):
     check_growth(server, cycle)
 
 
+def test_a_model_costs_few_descriptors(serve, repository: Path):
+    # Before Python 3.13 two more for each batch under way; the second comes when the first is just being released.
+    idle, asked = 5, 9
+    names = [f"m{index}" for index in range(6)]
+    for name in names:
+        drop(repository, name, add_constant(1.0), CONFIG)
+    server = serve(repository, EXPLICIT)
+    client = server.client()
+
+    def cycle() -> tuple[int, int, int]:
+        for name in names:
+            client.load_model(name)
+        loaded = psutil.Process(server.process.pid).num_fds()
+        for name in names:
+            ask(client, name, 1.0)
+        used = psutil.Process(server.process.pid).num_fds()
+        for name in names:
+            client.unload_model(name)
+        return loaded, used, measure(server)[0]
+
+    *_, before = cycle()
+    loaded, used, after = cycle()
+    assert loaded <= before + idle * len(names)
+    assert used <= before + asked * len(names)
+    assert after == before
+
+
 def test_many_models_fit_though_the_soft_limit_of_descriptors_is_low(serve, repository: Path):
     names = [f"m{index}" for index in range(12)]
     for name in names:
         drop(repository, name, add_constant(1.0), CONFIG)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
     try:
         server = serve(repository)
     finally:
@@ -125,4 +152,4 @@ def test_many_models_fit_though_the_soft_limit_of_descriptors_is_low(serve, repo
     client = server.client()
     for name in names:
         ask(client, name, 1.0)
-    assert psutil.Process(server.process.pid).num_fds() > 128, "they fit anyway: the test does not test"
+    assert psutil.Process(server.process.pid).num_fds() > 64, "they fit anyway: the test does not test"

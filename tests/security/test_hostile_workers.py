@@ -59,7 +59,6 @@ def is_socket(descriptor):
 
 
 def sockets(kind):
-    # In their order, which is that of their coming.
     ends = [socket.socket(fileno=os.dup(found)) for found in list(filter(is_socket, descriptors()))]
     return [end for end in ends if end.type == kind]
 
@@ -70,14 +69,22 @@ def control(*messages):
         end.sendall(message)
 
 
+def serving():
+    # The channel's socket, from whoever reads it.
+    frame = sys._getframe()
+    while not isinstance(frame.f_locals.get("channel"), socket.socket):
+        frame = frame.f_back
+    return frame.f_locals["channel"]
+
+
 def channel(*messages):
-    # Of the two such sockets the worker was started with the first; the conversation came over it.
     for message in messages:
-        sockets(socket.SOCK_SEQPACKET)[0].send(message)
+        serving().send(message)
 
 
 def conversation(*messages):
-    end = sockets(socket.SOCK_SEQPACKET)[-1]
+    inode = os.fstat(serving().fileno()).st_ino
+    (end,) = [end for end in sockets(socket.SOCK_SEQPACKET) if os.fstat(end.fileno()).st_ino != inode]
     for message in messages:
         end.send(message)
 

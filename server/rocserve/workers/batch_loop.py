@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from rocserve.core.errors import ServeError
 from rocserve.core.plain import to_json
 from rocserve.core.tensors import Tensor
-from rocserve.workers.memory import Arena
+from rocserve.workers.memory import Arena, ArenaFile
 from rocserve.workers.messages import BatchFailure, BatchLayout
 from rocserve.workers.wire import ATTACH, EXECUTE, HEADER, LONGEST_TEXT, MAXIMUM_DATAGRAM, pack_tail
 
-_MOST_DESCRIPTORS = 16
+_MOST_DESCRIPTORS = 2
 
 
 def attach(channel: socket.socket) -> tuple[list[Arena], list[int]]:
@@ -27,11 +27,12 @@ def attach(channel: socket.socket) -> tuple[list[Arena], list[int]]:
     if not data:
         raise EOFError("the server closed the channel")
     kind, slots, *_ = HEADER.unpack(data)
-    if kind != ATTACH or len(descriptors) < 2 * slots:
+    if kind != ATTACH or not descriptors:
         for descriptor in descriptors:
             os.close(descriptor)
         raise ValueError(f"expected the channel's memory, got a message of kind {kind}, {len(descriptors)} descriptors")
-    return [Arena(descriptor) for descriptor in descriptors[: 2 * slots]], list(descriptors[2 * slots :])
+    memory = ArenaFile(descriptors[0])
+    return [Arena(memory, index) for index in range(2 * slots)], list(descriptors[1:])
 
 
 def serve_batches(channel: socket.socket, execute: Callable[[int, int, bytes], bytes]) -> None:

@@ -9,7 +9,7 @@ from rocserve.core.errors import ServeError
 from rocserve.core.requests import NO_PARAMETERS, Parameters
 from rocserve.core.tensors import Tensor
 from rocserve.workers.batch_outputs import OutputCuts, OutputLayout
-from rocserve.workers.memory import Arena
+from rocserve.workers.memory import Arena, ArenaFile
 
 _NO_OUTPUTS = OutputLayout((), 0)
 
@@ -19,10 +19,10 @@ class Slot:
 
     __slots__ = ("batch_id", "cuts", "index", "input_arena", "on_outcome", "output_arena", "request_sizes", "sent_ns")
 
-    def __init__(self, index: int, name: str) -> None:
+    def __init__(self, index: int, memory: ArenaFile) -> None:
         self.index = index
-        self.input_arena = Arena.create(f"{name} in")
-        self.output_arena = Arena.create(f"{name} out")
+        self.input_arena = Arena(memory, 2 * index)
+        self.output_arena = Arena(memory, 2 * index + 1)
         self.batch_id = 0
         self.sent_ns = 0
         """time.monotonic_ns() when the batch was about to be sent."""

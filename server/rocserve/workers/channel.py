@@ -19,7 +19,7 @@ from rocserve.workers.batch_outcome import BatchOutcome, Slot
 from rocserve.workers.batch_outputs import OutputLayouts
 from rocserve.workers.completion import CompletionThread, TimerHandle
 from rocserve.workers.conversation import Conversation
-from rocserve.workers.memory import Arena
+from rocserve.workers.memory import Arena, ArenaFile
 from rocserve.workers.messages import BatchFailure
 from rocserve.workers.request_outputs import RequestOutputLayouts
 from rocserve.workers.wire import (
@@ -84,7 +84,8 @@ class Channel:
         self.has_answered = False
         """Whether a batch of it has come back."""
         self._gone_text = f"the worker of model '{model_name}' has ended"
-        self._slots = [Slot(index, f"rocserve:{model_name}") for index in range(SLOTS)]
+        memory = ArenaFile.create(f"rocserve:{model_name}", 2 * SLOTS)
+        self._slots = [Slot(index, memory) for index in range(SLOTS)]
         self._free = list(self._slots)
         self.conversation = conversation
         self._outputs = OutputLayouts() if conversation is None else RequestOutputLayouts()
@@ -96,10 +97,10 @@ class Channel:
         self._socket, self._peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (self._socket, self._peer):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAXIMUM_DATAGRAM)
-        arenas = [arena.descriptor for slot in self._slots for arena in (slot.input_arena, slot.output_arena)]
+        descriptors = [memory.descriptor]
         if conversation is not None:
-            arenas.append(conversation.peer.fileno())
-        socket.send_fds(self._socket, [HEADER.pack(ATTACH, SLOTS, 0, 0, 0, 0)], arenas)
+            descriptors.append(conversation.peer.fileno())
+        socket.send_fds(self._socket, [HEADER.pack(ATTACH, SLOTS, 0, 0, 0, 0)], descriptors)
         if conversation is not None:
             conversation.peer.close()
             conversation.listen(self._break)

@@ -1,7 +1,7 @@
 """Shared memory between the server and a worker: anonymous files (memfd), mapped by both.
 
-Not /dev/shm: a container's small /dev/shm is no limit, and nothing is left behind when both ends are gone. The file is
-sealed against shrinking, so a faulty worker cannot make the server's reads fault (SIGBUS).
+Not /dev/shm: a container's small /dev/shm is no limit, and nothing is left behind when both ends are gone. The file's
+size is sealed, so a faulty worker cannot make the server's reads fault (SIGBUS).
 """
 
 from __future__ import annotations
@@ -15,12 +15,18 @@ from typing import Any
 
 import numpy as np
 
+from rocserve.core.errors import internal
 from rocserve.core.tensors import Buffer
 
 ALIGNMENT = 64
 """Bytes; tensors begin at multiples of it, for the engines' vector instructions."""
 
 _SMALLEST = 64 * 1024
+"""Bytes of an arena that are mapped at least."""
+
+LARGEST = 1 << 40
+"""Bytes of an arena, and so of all tensors of a batch: more than a machine holds. Pages that nobody touches cost
+nothing, so each arena has as much of the file to itself."""
 
 _NAME_BYTES = 200
 """Of the file's name, which shows in /proc/PID/maps."""
@@ -51,68 +57,79 @@ def written_size(descriptor: int) -> int:
     return min(status.st_size, status.st_blocks * _BLOCK_BYTES)
 
 
-class Arena:
-    """One memfd, mapped whole. It grows on demand and never shrinks; `trim` gives its pages back instead.
+class ArenaFile:
+    """A memfd that arenas share, so that they cost one descriptor together. It is closed with the last of them."""
 
-    Whoever writes calls `reserve`, whoever reads calls `cover`. Either may map the file anew; views on the earlier
-    mapping stay valid, on the same memory. Not thread-safe: one batch at a time owns an arena.
-    """
-
-    __slots__ = ("_descriptor", "mapping", "octets", "peak", "size", "untrimmed", "view")
+    __slots__ = ("descriptor",)
 
     def __init__(self, descriptor: int) -> None:
         """Take over a descriptor that `create` made, here or in the other process."""
-        self._descriptor = descriptor
-        self.peak = 0
+        self.descriptor = descriptor
+
+    @classmethod
+    def create(cls, name: str, arenas: int) -> ArenaFile:
+        # Linux takes 249 bytes; a model's name may be longer.
+        shown = os.fsencode(name)[:_NAME_BYTES].decode(errors="ignore")
+        file = cls(os.memfd_create(shown, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+        os.ftruncate(file.descriptor, arenas * LARGEST)
+        fcntl.fcntl(file.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        return file
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
+class _SealedMapping(mmap.mmap):
+    """Of an arena: unlike a client's file, what it maps cannot be cut."""
+
+
+class Arena:
+    """A part of a file, mapped from its first use on as far as it is used; `trim` gives its pages back.
+
+    Whoever writes calls `reserve`, whoever reads calls `cover`. Either may map the part anew; views on the earlier
+    mapping stay valid, on the same memory. Not thread-safe: one batch at a time owns an arena.
+    """
+
+    __slots__ = ("_file", "_start", "mapping", "octets", "peak", "size", "untrimmed", "view")
+
+    def __init__(self, file: ArenaFile, index: int) -> None:
+        """`index`: which part of the file, from 0 on."""
+        self._file: ArenaFile | None = file
+        self._start = index * LARGEST
+        self.size = -1
+        """Bytes that are mapped; -1 = it has not been used yet and has no mapping."""
+        self.peak = -1
         """The highest end of a tensor since the last `trim`; up to here neither `reserve` nor `cover` is needed."""
         self.untrimmed = 0
         """Up to here pages may be in use."""
-        try:
-            self._map()
-        except BaseException:
-            os.close(descriptor)
-            self._descriptor = -1
-            raise
-
-    @classmethod
-    def create(cls, name: str) -> Arena:
-        # Linux takes 249 bytes; a model's name may be longer.
-        shown = os.fsencode(name)[:_NAME_BYTES].decode(errors="ignore")
-        descriptor = os.memfd_create(shown, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.ftruncate(descriptor, _SMALLEST)
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return cls(descriptor)
-
-    @property
-    def descriptor(self) -> int:
-        return self._descriptor
 
     def reserve(self, nbytes: int) -> None:
-        """Make the mapping at least `nbytes` long. Untouched pages cost no memory, so it grows in powers of two."""
+        """Make the mapping at least `nbytes` long. Raises: ServeError: INTERNAL, nothing is as large."""
         if nbytes > self.size:
-            os.ftruncate(self._descriptor, 1 << (nbytes - 1).bit_length())
-            self._map()
+            if nbytes > LARGEST:
+                raise internal(f"the tensors of a batch take {nbytes} bytes, expected at most {LARGEST}")
+            self._map(nbytes)
         self._touch(nbytes)
 
     def cover(self, nbytes: int) -> None:
         """Make the mapping reach the end of what the other side wrote.
 
         Raises:
-            ValueError: the file has fewer than `nbytes` bytes.
+            ValueError: the other side has not written `nbytes` bytes.
         """
         if nbytes > self.size:
-            true_size = written_size(self._descriptor)
-            if nbytes > true_size:
-                raise ValueError(f"a tensor ends at byte {nbytes} of shared memory of {true_size} bytes")
+            written = self._written()
+            if nbytes > max(written, _SMALLEST):
+                raise ValueError(f"a tensor ends at byte {nbytes} of shared memory of {written} bytes")
             try:
-                self._map()
+                self._map(nbytes)
             except OSError as error:
-                raise ValueError(f"shared memory of {true_size} bytes cannot be mapped: {error}") from None
+                raise ValueError(f"shared memory of {nbytes} bytes cannot be mapped: {error}") from None
         self._touch(nbytes)
+
+    def _written(self) -> int:
+        """Up to where all pages are there, in bytes: whoever reads others has them made at his own expense."""
+        return min(os.lseek(self._open_file.descriptor, self._start, os.SEEK_HOLE) - self._start, LARGEST)
 
     def write(self, offset: int, data: Buffer) -> None:
         """Copy a flat view of bytes to memory that is reserved."""
@@ -128,10 +145,11 @@ class Arena:
     def _write_mapped(self, offset: int, data: memoryview) -> None:
         """From a mapped file, which is a client's and may be cut at any time. Touching what is gone would end the
         process (SIGBUS); the kernel's copy just ends there. In the place of what is gone stand zeros."""
+        descriptor = self._open_file.descriptor
         done, nbytes = 0, len(data)
         while done < nbytes:
             try:
-                done += os.pwrite(self._descriptor, data[done : done + _MAPPED_AT_ONCE], offset + done)
+                done += os.pwrite(descriptor, data[done : done + _MAPPED_AT_ONCE], self._start + offset + done)
             except OSError as error:
                 if error.errno != errno.EFAULT:
                     raise
@@ -147,7 +165,7 @@ class Arena:
             if start < self.size:
                 self.mapping.madvise(mmap.MADV_REMOVE, start, self.size - start)
             self.untrimmed = used
-        self.peak = 0
+        self.peak = min(self.peak, 0)
 
     def _touch(self, nbytes: int) -> None:
         self.peak = max(self.peak, nbytes)
@@ -155,17 +173,20 @@ class Arena:
 
     def close(self) -> None:
         """Let go of the file. The memory goes when the last view on it goes."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-            del self.mapping, self.view, self.octets
+        if self._file is not None:
+            self._file = None
+            if self.size >= 0:
+                del self.mapping, self.view, self.octets
 
-    def __del__(self) -> None:
-        self.close()
+    @property
+    def _open_file(self) -> ArenaFile:
+        assert self._file is not None, "the arena is closed"
+        return self._file
 
-    def _map(self) -> None:
-        size = os.fstat(self._descriptor).st_size
-        self.mapping = mmap.mmap(self._descriptor, size, **_MAPPED_WITHOUT_A_COPY)
+    def _map(self, nbytes: int) -> None:
+        """Untouched pages cost no memory, so it grows in powers of two."""
+        size = 1 << (max(nbytes, _SMALLEST) - 1).bit_length()
+        self.mapping = _SealedMapping(self._open_file.descriptor, size, offset=self._start, **_MAPPED_WITHOUT_A_COPY)
         self.size = size
         self.view = memoryview(self.mapping)
         self.octets: _Octets = np.frombuffer(self.mapping, dtype=np.uint8)

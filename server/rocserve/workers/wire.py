@@ -12,9 +12,9 @@ A channel's messages are datagrams (SOCK_SEQPACKET), little-endian: HEADER, then
   batch of several requests, for each BYTES output where each request's part begins, and the end of the last, in bytes
   from the output's offset.
 - EXECUTE_FAILED: body = BatchFailure.
-- ATTACH: no tail; carries the file descriptors of the slots' memory and, for a model that sees each request for
-  itself, that of its conversation. Such a model's batches have one more input (`request_details.py`), and what
-  EXECUTED says of them is in `request_results.py`.
+- ATTACH: no tail; carries the file descriptor of the slots' memory, input and output of each in turn, and, for a model
+  that sees each request for itself, that of its conversation. Such a model's batches have one more input
+  (`request_details.py`), and what EXECUTED says of them is in `request_results.py`.
 
 The same layouts come thousands of times a second, so JSON is made and read once for each (`LayoutReader`), and both
 ends remember what they did for a whole tail.

@@ -20,6 +20,7 @@ from rocserve.workers import channel as channel_module
 from rocserve.workers.batch_outcome import BatchOutcome
 from rocserve.workers.channel import SLOTS, Channel, WorkerGone
 from rocserve.workers.completion import CompletionThread
+from rocserve.workers.memory import LARGEST
 from rocserve.workers.messages import ResultLayout, TensorHead
 from rocserve.workers.wire import EXECUTE, EXECUTED, HEADER, pack_tail
 
@@ -33,7 +34,7 @@ class Peer:
         self.broken_event = threading.Event()
         self.channel = Channel("m", completion, self._on_broken, LOG)
         self.socket = self.channel.take_peer()
-        _, self.descriptors, _, _ = socket.recv_fds(self.socket, 100, 10)
+        _, (self.memory,), _, _ = socket.recv_fds(self.socket, 100, 10)
         self.channel.open()
         self.outcomes: list[BatchOutcome] = []
         self.arrived = threading.Semaphore(0)
@@ -73,8 +74,12 @@ def peer(completion: CompletionThread) -> Iterator[Peer]:
     yield peer
     peer.end()
     peer.socket.close()
-    for descriptor in peer.descriptors:
-        os.close(descriptor)
+    os.close(peer.memory)
+
+
+def output_of(slot: int) -> int:
+    """Where a slot's output memory begins in the file."""
+    return (2 * slot + 1) * LARGEST
 
 
 FIRST = SLOTS - 1
@@ -84,7 +89,7 @@ HEAD = TensorHead("SUM", DataType.INT32, (1, 16))
 
 def test_an_answer_by_hand(peer: Peer) -> None:
     slot, batch_id = peer.execute()
-    os.pwrite(peer.descriptors[2 * slot + 1], b"\x07\x00\x00\x00" * 16, 64)
+    os.pwrite(peer.memory, b"\x07\x00\x00\x00" * 16, output_of(slot) + 64)
     peer.answer(slot, batch_id, (64, 64), HEAD)
     assert peer.arrived.acquire(timeout=5)
     (tensor,) = peer.outcomes[0].outputs_of(0)
@@ -164,8 +169,7 @@ def test_what_is_released_after_the_end_is_given_back(completion: CompletionThre
     for outcome in peer.outcomes:
         outcome.release()
     peer.socket.close()
-    for descriptor in peer.descriptors:
-        os.close(descriptor)
+    os.close(peer.memory)
     del tensor, peer, outcome
     assert open_descriptors() == before
 
@@ -178,8 +182,8 @@ def test_batches_from_many_threads(completion: CompletionThread) -> None:
     def serve() -> None:
         while data := peer.socket.recv(200_000):
             _, slot, batch_id, *_ = HEADER.unpack_from(data)
-            row = os.pread(peer.descriptors[2 * slot], 64, 0)
-            os.pwrite(peer.descriptors[2 * slot + 1], row, 0)
+            row = os.pread(peer.memory, 64, 2 * slot * LARGEST)
+            os.pwrite(peer.memory, row, output_of(slot))
             peer.answer(slot, batch_id, (0, 64), HEAD)
 
     def use(seed: int) -> None:
@@ -218,14 +222,12 @@ async def test_memory_of_a_large_batch_is_given_back_when_idle(
     peer = Peer(completion)
     size = 32 << 20
     slot, batch_id = peer.execute([batch_input("A", np.ones((1, size), np.uint8))])
-    output = peer.descriptors[2 * slot + 1]
-    os.ftruncate(output, size)
-    os.pwrite(output, b"y" * size, 0)
+    os.pwrite(peer.memory, b"y" * size, output_of(slot))
     peer.answer(slot, batch_id, (0, size), TensorHead("SUM", DataType.UINT8, (1, size)))
     assert peer.arrived.acquire(timeout=5)
 
     def used() -> int:
-        return sum(os.fstat(descriptor).st_blocks * 512 for descriptor in peer.descriptors)
+        return os.fstat(peer.memory).st_blocks * 512
 
     assert used() >= 2 * size
     tensor = peer.outcomes[0].outputs_of(0)[0]

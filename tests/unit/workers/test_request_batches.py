@@ -14,7 +14,7 @@ from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensors import Tensor, encode_bytes_elements, tensor_from_numpy
 from rocserve.core.validation import RequestPlan
-from rocserve.workers.memory import Arena
+from rocserve.workers.memory import Arena, ArenaFile
 from rocserve.workers.messages import RequestDetails, RequestResult, RequestResults, TensorHead
 from rocserve.workers.request_details import DetailsReader, DetailsWriter
 from rocserve.workers.request_inputs import separate
@@ -86,7 +86,7 @@ def test_an_id_that_is_longer_than_its_element_is_refused() -> None:
 
 
 def test_results_travel_through_shared_memory() -> None:
-    worker = Arena.create("test")
+    worker = Arena(ArenaFile.create("test", 1), 0)
     writer, layouts = RequestResultWriter(worker), RequestOutputLayouts()
     for length in (2, 50_000, 2):
         values = np.arange(length, dtype=np.float32)
@@ -113,7 +113,7 @@ def test_results_travel_through_shared_memory() -> None:
 
 
 def test_an_output_that_is_not_what_its_shape_says_fails_its_request() -> None:
-    arena = Arena.create("test")
+    arena = Arena(ArenaFile.create("test", 1), 0)
     tensor = tensor_from_numpy("N", np.zeros(3, np.int32))
     bad = ModelResponse([Tensor("N", tensor.datatype, (4,), tensor.data)])
     layout = RequestOutputLayouts().of(RequestResultWriter(arena).write([bad, ModelResponse([tensor])]), (1, 1))
