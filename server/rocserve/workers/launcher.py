@@ -32,6 +32,11 @@ _SEND_BUFFER_BYTES = 1024 * 1024
 """Launches queue here while the zygote imports."""
 _LAUNCH_ATTEMPTS = 3
 _HEALTHY_SECONDS = 5.0
+_ANSWER_SECONDS = 60.0
+"""How long the zygote may say nothing while a worker is waited for. It takes milliseconds for one; its imports, which
+come first, take seconds, many on a machine that has much else to do."""
+_FULL_SECONDS = 0.05
+"""Between two looks whether the zygote takes further launches."""
 
 
 NO_BOUNDS: Mapping[str, int] = {}
@@ -81,7 +86,7 @@ class WorkerLauncher:
 
     `start` needs no asyncio loop and is to be called before grpc is imported, so that the zygote gets the machine to
     itself while the server imports the rest; everything else runs on the loop. Should the zygote die, workers go on,
-    and the next launch starts another.
+    and the next launch starts another. One that does not answer is killed.
     """
 
     def __init__(
@@ -90,6 +95,7 @@ class WorkerLauncher:
         log: logging.Logger,
         settings: WorkerSettings | None = None,
         groups: ControlGroups | None = None,
+        answer_seconds: float = _ANSWER_SECONDS,
     ) -> None:
         """`preload`: the modules that the zygote imports ahead, where they are installed.
 
@@ -111,7 +117,10 @@ class WorkerLauncher:
         os.fchmod(self._lifeline_reader, 0o444)
         self._zygote: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
+        self._answer_seconds = answer_seconds
         self._started_at = 0.0
+        self._heard_at = 0.0
+        """When the zygote last said something; before `_started_at` while it has not."""
         self._attached = False
         self._spawn_ids = itertools.count(1)
         self._launches: dict[int, _Launch] = {}
@@ -227,15 +236,43 @@ class WorkerLauncher:
         )
         self._launches[spawn_id] = launch
         try:
-            socket.send_fds(self._attach(), [encode_message(message)], list(descriptors))
-        except ConnectionError:
-            self._zygote_gone()
-        try:
-            return await launch.worker
+            await self._send(encode_message(message), descriptors, launch)
+            return await self._answer(launch)
         except ConnectionResetError:
             return None
         finally:
             del self._launches[spawn_id]
+
+    async def _send(self, message: bytes, descriptors: Sequence[int], launch: _Launch) -> None:
+        """Nothing is sent once the launch is known to have failed."""
+        asked_at = time.monotonic()
+        while not launch.worker.done():
+            try:
+                # A zygote that stands still must not keep the loop waiting.
+                socket.send_fds(self._attach(), [message], list(descriptors), socket.MSG_DONTWAIT)
+                return
+            except BlockingIOError:
+                if time.monotonic() - max(asked_at, self._heard_at) > self._answer_seconds:
+                    self._zygote_silent()
+                else:
+                    await asyncio.sleep(_FULL_SECONDS)
+            except ConnectionError:
+                self._zygote_gone()
+
+    async def _answer(self, launch: _Launch) -> WorkerProcess:
+        """
+        Raises:
+            ConnectionResetError: the zygote has ended.
+            ServeError: it cannot start the worker.
+        """
+        asked_at = time.monotonic()
+        while not launch.worker.done():
+            left = max(asked_at, self._heard_at) + self._answer_seconds - time.monotonic()
+            if left > 0:
+                await asyncio.wait((launch.worker,), timeout=left)
+            else:
+                self._zygote_silent()
+        return launch.worker.result()
 
     def _attach(self) -> socket.socket:
         """The connection to a zygote, watched by the running loop."""
@@ -263,6 +300,7 @@ class WorkerLauncher:
         if not data:
             self._zygote_gone()
             return
+        self._heard_at = time.monotonic()
         match decode_message(data):
             case Spawned(spawn_id, pid, user_problem):
                 self._spawned(spawn_id, pid, descriptors[0] if descriptors else None, user_problem)
@@ -306,6 +344,21 @@ class WorkerLauncher:
             )
         self._told_of_user.add(model_name)
 
+    def _zygote_silent(self) -> None:
+        self._log.error(
+            "the zygote, which starts workers, has not answered for %g s; it is killed and started anew",
+            self._answer_seconds,
+        )
+        if self._heard_at < self._started_at:
+            # It may be an import that does not end.
+            self._do_without_preload()
+        self._zygote_gone()
+
+    def _do_without_preload(self) -> None:
+        if self._preload:
+            self._log.error("the next zygote does without importing %s ahead", ", ".join(self._preload))
+            self._preload = ()
+
     def _zygote_gone(self) -> None:
         if self._connection is None:
             return
@@ -314,9 +367,8 @@ class WorkerLauncher:
             self._zygote.kill()
             status = self._zygote.wait()
             self._log.error("the zygote, which starts workers, has ended (exit status %s); workers go on", status)
-        if time.monotonic() - self._started_at < _HEALTHY_SECONDS and self._preload:
-            self._log.error("the next zygote does without importing %s ahead", ", ".join(self._preload))
-            self._preload = ()
+        if time.monotonic() - self._started_at < _HEALTHY_SECONDS:
+            self._do_without_preload()
         for launch in self._launches.values():
             if not launch.worker.done():
                 launch.worker.set_exception(ConnectionResetError("the zygote has ended"))

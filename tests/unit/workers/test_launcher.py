@@ -196,6 +196,32 @@ async def test_launches_under_way_survive_the_zygote(workshop: Workshop, own_chi
         assert (await run_add_sub(group.channels[0])).error is None
 
 
+async def test_a_zygote_that_does_not_answer_is_killed(
+    completion: CompletionThread,
+    own_children: OwnChildren,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    launcher = WorkerLauncher(("numpy",), LOG, answer_seconds=5.0)
+    launcher.start()
+    workshop = Workshop(completion, launcher, tmp_path)
+    group = await workshop.serving()
+    (zygote,) = (child for child in own_children() if child.ppid() == os.getpid())
+    zygote.suspend()
+    several = [asyncio.create_task(workshop.serving()) for _ in range(3)]
+    asked = time.monotonic()
+    await asyncio.sleep(0.2)
+    assert time.monotonic() - asked < 2.0, "the loop was held up"
+    assert (await run_add_sub(group.channels[0])).error is None
+    for started in await asyncio.gather(*several):
+        assert (await run_add_sub(started.channels[0])).error is None
+    assert (await run_add_sub(group.channels[0])).error is None
+    assert caplog.text.count("has not answered for 5 s; it is killed and started anew") == 1
+    assert "does without importing" not in caplog.text
+    await workshop.close()
+    await launcher.close()
+
+
 async def test_a_cancelled_launch_leaves_nothing(workshop: Workshop, own_children: OwnChildren) -> None:
     await workshop.serving()
     (zygote,) = (child for child in own_children() if child.ppid() == os.getpid())
