@@ -99,7 +99,9 @@ def test_an_answer_without_room_is_refused_and_its_client_told(server: RocserveP
     assert refused.value.status() == "StatusCode.RESOURCE_EXHAUSTED"
     with connect(server) as connection:
         connection.sendall(http_request(stretch_values(answer_bytes=40 * MIB)))
-        assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
+        told = connection.recv(65536)
+    assert told.startswith(b"HTTP/1.1 503 ")
+    assert b"ask for fewer or smaller outputs" in told
     wait_until_free(server)
 
 

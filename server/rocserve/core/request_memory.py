@@ -45,10 +45,10 @@ class Holding:
 class MemoryFull(ServeError):
     """RESOURCE_EXHAUSTED: there is no room for a request, or for an answer."""
 
-    def __init__(self, text: str, fits_never: bool) -> None:
+    def __init__(self, text: str, fits_never: bool = False) -> None:
         super().__init__(StatusCode.RESOURCE_EXHAUSTED, text)
         self.fits_never = fits_never
-        """It alone is larger than the limit."""
+        """It is a request that alone is larger than the limit."""
 
 
 class RequestMemory:
@@ -129,15 +129,15 @@ class RequestMemory:
     def _full(self, what: str, nbytes: int, used: int) -> MemoryFull:
         limit = readable_size(self.limit_bytes)
         if nbytes > self.limit_bytes:
+            remedy = "send smaller requests" if what == "request" else "ask for fewer or smaller outputs"
             return MemoryFull(
                 f"this {what} takes {readable_size(nbytes)} of memory, more than the {limit} that the server has for"
-                f" all {what}s (--max-request-memory); send smaller requests, or have the limit raised",
-                fits_never=True,
+                f" all {what}s (--max-request-memory); {remedy}, or have the limit raised",
+                fits_never=what == "request",
             )
         held_by = "requests and unread answers" if what == "request" else "answers that clients have not read"
         return MemoryFull(
             f"the server's memory for requests is full: {readable_size(used)} of {limit} (--max-request-memory) are in"
             f" use by {held_by}, and this {what} needs {readable_size(nbytes)}; send fewer or smaller requests at once,"
-            " and try again later",
-            fits_never=False,
+            " and try again later"
         )

@@ -124,6 +124,7 @@ class FrontEnds:
             settings.address,
             settings.port,
             self._served.write_metrics,
+            self._settings.write_timeout_seconds,
             self._log.getChild("metrics"),
             self._tls(settings, "metrics"),
         )

@@ -196,7 +196,7 @@ class Written:
 
 @asynccontextmanager
 async def endpoint(written: Written) -> AsyncIterator[int]:
-    running = MetricsEndpoint("127.0.0.1", 0, written, LOG)
+    running = MetricsEndpoint("127.0.0.1", 0, written, 60.0, LOG)
     port = await running.start()
     try:
         yield port
@@ -281,10 +281,10 @@ async def test_a_port_that_is_taken() -> None:
             " switch metrics off with --allow-metrics=false"
         )
         with pytest.raises(OSError, match=re.escape(text)) as caught:
-            await MetricsEndpoint("127.0.0.1", port, Written(), LOG).start()
+            await MetricsEndpoint("127.0.0.1", port, Written(), 60.0, LOG).start()
         assert caught.value.errno == errno.EADDRINUSE
 
 
 async def test_an_address_of_another_machine() -> None:
     with pytest.raises(OSError, match=r"cannot serve metrics at 192.0.2.1:0: .*; name an address of this machine with"):
-        await MetricsEndpoint("192.0.2.1", 0, Written(), LOG).start()
+        await MetricsEndpoint("192.0.2.1", 0, Written(), 60.0, LOG).start()

@@ -14,8 +14,10 @@ from rocserve.frontends.http.errors import HttpError
 
 LARGEST_BODY = (1 << 31) - 1
 """Bytes; as gRPC's largest message."""
-_PAUSE_SECONDS = 60.0
-"""How long a client may send nothing in the middle of a body."""
+_BODY_SECONDS = 60.0
+"""What a client has for a body, beside the time that what has come is granted."""
+_LEAST_BYTES_PER_SECOND = 64 << 10
+"""A client that sends slower than half a megabit a second may take no longer than `_BODY_SECONDS`."""
 _LONG_TO_DECOMPRESS = 64 << 10
 
 
@@ -23,10 +25,12 @@ class BodyReader:
     """Reads what a client sends. The holding of a request counts the bytes as they come; whoever made it gives them
     back, also when nothing comes of the request."""
 
-    def __init__(self, max_input_size: int, memory: RequestMemory) -> None:
-        """`max_input_size`: bytes of JSON, and of what comes out of compressed bodies."""
+    def __init__(self, max_input_size: int, memory: RequestMemory, body_seconds: float = _BODY_SECONDS) -> None:
+        """`max_input_size`: bytes of JSON, and of what comes out of compressed bodies. `body_seconds`: what a client
+        has for a body; for each 64 KiB that have come, a second more."""
         self.max_input_size = max_input_size
         self._memory = memory
+        self._body_seconds = body_seconds
 
     async def json_body(self, request: web.BaseRequest, holding: Holding) -> Buffer:
         """A body that is JSON as a whole.
@@ -81,18 +85,27 @@ class BodyReader:
             return whole
         if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        body = bytearray()
         try:
-            return await self._collect(request, limit, holding)
+            return await self._collect(request, limit, holding, body)
         except TimeoutError:
-            raise HttpError(408, f"nothing came of the request's body for {_PAUSE_SECONDS:g} s") from None
+            raise HttpError(
+                408,
+                f"the request's body did not come in time: {len(body)} bytes within {self._granted(len(body)):.0f} s;"
+                f" there are {self._body_seconds:g} s for a body, and one more for each 64 KiB that have come",
+            ) from None
         except web.RequestPayloadError as error:
             raise HttpError(400, f"the request's body cannot be read: {error}") from None
 
-    async def _collect(self, request: web.BaseRequest, limit: int, holding: Holding) -> bytearray:
-        """The body as it comes in. It takes no more memory than has come, whatever length the client has promised."""
-        body = bytearray()
+    async def _collect(self, request: web.BaseRequest, limit: int, holding: Holding, body: bytearray) -> bytearray:
+        """The body as it comes in. It takes no more memory than has come, whatever length the client has promised.
+
+        Raises:
+            TimeoutError: it comes too slowly.
+        """
+        began = asyncio.get_running_loop().time()
         while True:
-            async with asyncio.timeout(_PAUSE_SECONDS):
+            async with asyncio.timeout_at(began + self._granted(len(body))):
                 part = await request.content.readany()
             if not part:
                 return body
@@ -100,6 +113,10 @@ class BodyReader:
                 raise _too_large(len(body) + len(part), limit)
             self._memory.admit(holding, len(part))
             body += part
+
+    def _granted(self, nbytes: int) -> float:
+        """Seconds for a body of which so much has come."""
+        return self._body_seconds + nbytes / _LEAST_BYTES_PER_SECOND
 
 
 def _too_large(length: int, limit: int) -> ServeError | HttpError:

@@ -14,7 +14,7 @@ from rocserve.frontends.http.listener import HttpListener, binding_refusal
 from rocserve.frontends.metrics.exposition import CONTENT_TYPE
 
 _PATH = "/metrics"
-_LIMITS = ConnectionLimits(most=64)
+_MOST_CONNECTIONS = 64
 """Monitoring asks a few times a minute."""
 
 
@@ -26,6 +26,7 @@ class MetricsEndpoint:
         address: str,
         port: int,
         write_metrics: Callable[[], str],
+        write_timeout_seconds: float,
         log: logging.Logger,
         tls: ssl.SSLContext | None = None,
     ) -> None:
@@ -33,7 +34,8 @@ class MetricsEndpoint:
         self._port = port
         self._write_metrics = write_metrics
         self._log = log
-        self._listener = HttpListener(self._answer, log, _LIMITS, tls)
+        limits = ConnectionLimits(write_seconds=write_timeout_seconds, most=_MOST_CONNECTIONS)
+        self._listener = HttpListener(self._answer, log, limits, tls)
 
     async def start(self) -> int:
         """Listen; returns the port.

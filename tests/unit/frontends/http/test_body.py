@@ -11,6 +11,7 @@ from aiohttp import web
 from rocserve.core.errors import ServeError
 from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.frontends.http.body import BodyReader
+from rocserve.frontends.http.errors import HttpError
 from rocserve.frontends.http.listener import HttpListener
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
@@ -47,5 +48,33 @@ async def test_no_more_is_taken_than_may_be(sent: bytes, told: bytes, pause: flo
         writer.write(HEAD + sent)
     answered = await asyncio.wait_for(reader.readuntil(told), 5)
     assert answered.startswith(b"HTTP/1.1 200 OK\r\n")
+    writer.close()
+    await listener.stop(0)
+
+
+async def test_a_body_that_comes_byte_by_byte_is_given_up() -> None:
+    bodies = BodyReader(1 << 20, RequestMemory(), body_seconds=0.5)
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        try:
+            return web.Response(body=bytes(await bodies.json_body(request, Holding())))
+        except HttpError as error:
+            return web.Response(status=error.status, body=error.text.encode())
+
+    listener = HttpListener(answer, logging.getLogger("test"))
+    port = await listener.start("127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HEAD + b"Content-Length: 100000\r\n\r\n")
+
+    async def trickle() -> None:
+        while True:
+            writer.write(b"0")
+            await asyncio.sleep(0.05)
+
+    trickling = asyncio.create_task(trickle())
+    told = await asyncio.wait_for(reader.readuntil(b"64 KiB that have come"), 5)
+    trickling.cancel()
+    assert told.startswith(b"HTTP/1.1 408 ")
+    assert b"the request's body did not come in time" in told
     writer.close()
     await listener.stop(0)
