@@ -66,12 +66,12 @@ class TritonPythonModel:
                 except BlockingIOError:
                     break
                 if child == 0:
-                    if number % 3 == 0:
+                    if number % 3:
                         os.setsid()
                     open("/proc/self/comm", "w").write("fromabomb")
                     time.sleep(30)
                     os._exit(0)
-                time.sleep(0.01)
+                time.sleep(0.002)
             time.sleep(30)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros(1, np.int32))]) for _ in requests]
 """

@@ -133,15 +133,14 @@ class ResourceWatch:
         worker = watched.worker
         if worker.has_ended and not watched.is_over:
             return False
-        own = _own(watched, processes)
-        watched.known = {(process.pid, process.started) for process in own if not process.is_zombie}
+        own = _note_own(watched, processes)
         if not watched.is_over and (excess := _excess(watched, own)):
             watched.is_over = True
+            _stop(watched)
             worker.end_for(excess)
         if watched.is_over:
             for pid, _ in watched.known:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
+                _signal(pid, signal.SIGKILL)
         return not worker.has_ended or bool(watched.known)
 
 
@@ -157,6 +156,28 @@ def _group_goes_on(grouped: _Grouped) -> bool:
         worker.end_for(excess)
         group.kill()
     return True
+
+
+def _stop(watched: _Watched) -> None:
+    """Stops a worker and all that it has started, until a look finds nobody new: what is forked between the look and
+    the kill has a session of its own perhaps, no parent any more, and could not be told from other processes."""
+    stopped: set[tuple[int, int]] = set()
+    while new := watched.known - stopped:
+        for pid, _ in new:
+            _signal(pid, signal.SIGSTOP)
+        stopped |= new
+        _note_own(watched, read_processes())
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def _note_own(watched: _Watched, processes: Sequence[Process]) -> Sequence[Process]:
+    own = _own(watched, processes)
+    watched.known = {(process.pid, process.started) for process in own if not process.is_zombie}
+    return own
 
 
 def _own(watched: _Watched, processes: Sequence[Process]) -> Sequence[Process]:

@@ -87,3 +87,22 @@ def test_libraries_of_the_repository_are_none_of_files_that_a_request_brings() -
         settled(ModelConfig(model_operations=own.model_operations), own=own, own_backend="onnx", brings_files=True)
     labelled = ModelConfig(output=[{"name": "Y", "label_filename": "labels.txt"}])
     assert settled(labelled, brings_files=True) == labelled
+
+
+@pytest.mark.parametrize("spec", REGISTRY.backends, ids=lambda spec: spec.name)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "load_timeout_secs",
+        "request_timeout_secs",
+        "hang_timeout_secs",
+        "worker_memory_bytes",
+        "worker_tasks",
+        "worker_file_bytes",
+    ],
+)
+def test_the_limits_of_a_model_are_the_repository_s(spec: Any, name: str) -> None:
+    message = ModelConfig(parameters={name: {"string_value": "0"}})
+    with pytest.raises(RequestRefused, match=rf"may not set 'parameters\['{name}'\]'"):
+        settled(message, spec.name, own_backend=spec.name)
+    assert settled(message, spec.name, own_backend=spec.name, own=message) == message
