@@ -3,6 +3,9 @@
 Whoever keeps bytes of a request or of an answer is a holder. What a holder gives back is what the memory has noted for
 it, so that nothing is given back twice, however many ways a request has to end.
 
+What is half received has half of the limit: clients that never finish a request must not keep whole ones out, those
+that come in one piece at least.
+
 Answers have a count of their own beside that of requests: requests that fill the memory must not keep those from being
 answered that were taken before. All together are therefore at most twice the limit.
 """
@@ -57,6 +60,8 @@ class RequestMemory:
     def __init__(self, limit_bytes: int = LARGEST_DEFAULT_BYTES) -> None:
         self.limit_bytes = limit_bytes
         self.request_bytes = 0
+        self.unfinished_bytes = 0
+        """Of the former, those that are half received."""
         self.answer_bytes = 0
         self.refused_requests = 0
         self.refused_answers = 0
@@ -96,6 +101,39 @@ class RequestMemory:
             holder.held_bytes -= given
         finally:
             self._lock.release()
+
+    def admit_part(self, holder: Holder, nbytes: int) -> None:
+        """So many more bytes have come of a request that is not whole yet; `release_part` gives them back.
+
+        Raises:
+            MemoryFull: there is no room for them; nothing has been noted.
+        """
+        share = self.limit_bytes // 2
+        with self._lock:
+            unfinished, used = self.unfinished_bytes + nbytes, self.used_bytes
+            if unfinished <= share and used + nbytes <= self.limit_bytes:
+                self.unfinished_bytes = unfinished
+                self.request_bytes += nbytes
+                holder.held_bytes += nbytes
+                return
+            self.refused_requests += 1
+            asked = holder.held_bytes + nbytes
+        if unfinished <= share:
+            raise self._full("request", asked, used)
+        raise MemoryFull(
+            f"requests that have not come whole may take {readable_size(share)} together, half of the server's memory"
+            f" for requests (--max-request-memory), and {readable_size(asked)} have come of this one; send fewer or"
+            " smaller requests at once, and try again later",
+            fits_never=asked > share,
+        )
+
+    def release_part(self, holder: Holder, nbytes: int | None = None) -> None:
+        """As `release`, of what `admit_part` has noted."""
+        with self._lock:
+            given = holder.held_bytes if nbytes is None else min(nbytes, holder.held_bytes)
+            self.unfinished_bytes -= given
+            self.request_bytes -= given
+            holder.held_bytes -= given
 
     def admit_answer(self, holder: Holder, nbytes: int) -> None:
         """So many bytes more wait to be sent.

@@ -44,6 +44,29 @@ def test_a_request_that_can_never_fit_is_told_so() -> None:
     assert refused.value.fits_never
 
 
+def test_requests_that_never_come_whole_leave_room_for_those_that_do() -> None:
+    memory = RequestMemory(100)
+    first, second, whole = Holding(), Holding(), Holding()
+    memory.admit_part(first, 30)
+    memory.admit_part(second, 20)
+    with pytest.raises(MemoryFull, match=r"may take 50 B together, half .* and 31 B have come of this one") as refused:
+        memory.admit_part(first, 1)
+    assert not refused.value.fits_never
+    assert (memory.request_bytes, memory.unfinished_bytes, first.held_bytes) == (50, 50, 30)
+    memory.admit(whole, 50)
+    memory.release_part(second)
+    memory.admit(whole, 10)
+    with pytest.raises(MemoryFull, match="90 B of 100 B"):
+        memory.admit_part(second, 11)
+    memory.release_part(first, 10)
+    memory.release_part(first)
+    memory.release(whole)
+    with pytest.raises(MemoryFull) as refused:
+        memory.admit_part(first, 51)
+    assert refused.value.fits_never
+    assert (memory.request_bytes, memory.unfinished_bytes) == (0, 0)
+
+
 def test_requests_that_fill_the_memory_keep_no_answer_back() -> None:
     memory = RequestMemory(100)
     request, answer = Holding(), Holding()

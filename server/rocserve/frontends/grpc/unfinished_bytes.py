@@ -95,7 +95,7 @@ class UnfinishedBytes:
                 count.whole_bytes += taken
         if since < self._earlier[-1][0]:
             # It was counted at the last check.
-            self._memory.release(connection, taken)
+            self._memory.release_part(connection, taken)
 
     def check(self, now: float, period: float, oldest: Mapping[str, float]) -> dict[str, ServeError]:
         """Count anew. The memory is left to the connections that hold least.
@@ -136,7 +136,7 @@ class UnfinishedBytes:
         refused: dict[str, ServeError] = {}
         for peer in sorted(held, key=held.__getitem__):
             try:
-                self._memory.admit(connections[peer], held[peer])
+                self._memory.admit_part(connections[peer], held[peer])
             except ServeError as error:
                 del connections[peer]
                 refused[peer] = error
@@ -145,7 +145,7 @@ class UnfinishedBytes:
     def drop(self) -> None:
         """No connection is counted."""
         for connection in self.connections.values():
-            self._memory.release(connection)
+            self._memory.release_part(connection)
         self.connections = {}
 
     def _begin(self, peer: Peer, now: float, received: ReceivedBytes) -> _Connection:

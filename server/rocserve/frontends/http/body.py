@@ -86,8 +86,9 @@ class BodyReader:
         if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         body = bytearray()
+        part = Holding()
         try:
-            return await self._collect(request, limit, holding, body)
+            await self._collect(request, limit, part, body)
         except TimeoutError:
             raise HttpError(
                 408,
@@ -96,9 +97,13 @@ class BodyReader:
             ) from None
         except web.RequestPayloadError as error:
             raise HttpError(400, f"the request's body cannot be read: {error}") from None
+        finally:
+            self._memory.release_part(part)
+        self._memory.admit(holding, len(body))
+        return body
 
-    async def _collect(self, request: web.BaseRequest, limit: int, holding: Holding, body: bytearray) -> bytearray:
-        """The body as it comes in. It takes no more memory than has come, whatever length the client has promised.
+    async def _collect(self, request: web.BaseRequest, limit: int, holding: Holding, body: bytearray) -> None:
+        """Puts the body together as it comes. It takes no more memory than has come, whatever length was promised.
 
         Raises:
             TimeoutError: it comes too slowly.
@@ -108,10 +113,10 @@ class BodyReader:
             async with asyncio.timeout_at(began + self._granted(len(body))):
                 part = await request.content.readany()
             if not part:
-                return body
+                return
             if len(body) + len(part) > limit:
                 raise _too_large(len(body) + len(part), limit)
-            self._memory.admit(holding, len(part))
+            self._memory.admit_part(holding, len(part))
             body += part
 
     def _granted(self, nbytes: int) -> float:
