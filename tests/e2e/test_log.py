@@ -72,6 +72,8 @@ def test_single_requests_are_told_of_when_asked_for(server: RocserveProcess) -> 
     empty = triton.InferInput("X", [1, 2], "FP32")
     with pytest.raises(InferenceServerException):
         client.infer("m", [empty], request_id="empty")
+    # gRPC's thread writes it once it has answered; the next is HTTP's.
+    wait_until(lambda: "[request id: empty]" in server.log_text, what="the words on the empty one")
     refused = {"id": "refused", "inputs": [{"name": "X", "shape": [1, 2], "datatype": "FP32", "data": ["a", "b"]}]}
     connection = http.client.HTTPConnection(server.http_address, timeout=20)
     connection.request("POST", "/v2/models/m/infer", json.dumps(refused))

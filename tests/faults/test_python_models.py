@@ -244,7 +244,8 @@ def test_two_hundred_open_streams(serve, repository: Path):
         (repository.parent / "release").touch()
         assert [stream.value() for stream in streams[STREAMS // 2 :]] == list(range(STREAMS // 2 + 1, STREAMS + 1))
         wait_until(lambda: counters(client, "held") == (STREAMS // 2, STREAMS // 2), what="the end of all requests")
-    wait_until(lambda: process.num_fds() <= descriptors + 4, what="as many descriptors as before")
+    # Besides some for clients: the memory of batches that were under way at once, eight before Python 3.13.
+    wait_until(lambda: process.num_fds() <= descriptors + 12, what="as many descriptors as before")
 
 
 def test_a_flood_is_bounded_and_holds_nobody_up(serve, repository: Path):

@@ -84,8 +84,11 @@ def tensor() -> list[triton.InferInput]:
 
 
 def test_the_index_shows_no_folder(server: RocserveProcess, folder: Path) -> None:
-    rows = {row.name: row.reason for row in server.client().get_model_repository_index().models}
-    assert "absent folder/weights.bin" in rows["initialises"]
+    def reasons() -> dict[str, str]:
+        return {row.name: row.reason for row in server.client().get_model_repository_index().models}
+
+    wait_until(lambda: "absent folder/weights.bin" in reasons()["initialises"])
+    rows = reasons()
     assert "(1/model.py, line 7, in initialize)" in rows["initialises"], "the model's author finds the line"
     assert "there is no Python at .../python" in rows["environment"]
     for name, reason in rows.items():

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -85,8 +86,9 @@ def end(stage: Stage, watch: ResourceWatch) -> None:
         return
     if status:
         stage.findings.add("exit status", f"{watch.name} ended with status {status} at SIGTERM")
-    _, alive = psutil.wait_procs(list(family), timeout=LEFT_SECONDS)
-    for process in alive:
+    with suppress(AssertionError):
+        wait_until(lambda: not any(map(psutil.Process.is_running, family)), LEFT_SECONDS)
+    for process in filter(psutil.Process.is_running, family):
         stage.findings.add("process left", f"{watch.name}: {process}")
         process.kill()
     for port in (server.port, server.http_port):

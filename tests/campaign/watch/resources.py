@@ -29,6 +29,8 @@ WORKERS_SLACK_MIB = 96.0
 """Workers share what their zygote has imported; those of another zygote do not share it with them."""
 DESCRIPTOR_SLACK = 8
 """Connections of clients that are about to go."""
+WORKER_DESCRIPTORS = 8
+"""That a worker's memory takes before Python 3.13 once it has had all its batches under way at once."""
 TREND_SAMPLES = 60
 """Fewer say nothing of a trend; that is two minutes."""
 
@@ -61,6 +63,10 @@ def _proportional(process: psutil.Process) -> int:
     except OSError:
         return 0
     return sum(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:"))
+
+
+def _descriptor_slack(sample: Sample) -> int:
+    return DESCRIPTOR_SLACK + WORKER_DESCRIPTORS * sample.processes
 
 
 class ResourceWatch:
@@ -113,10 +119,11 @@ class ResourceWatch:
         settled = self.settled
         assert settled is not None
         bound = settled.server_mib * (1 + GROWTH) + MEMORY_SLACK_MIB
+        most_descriptors = settled.descriptors + _descriptor_slack(settled)
 
         def is_back() -> bool:
             self.final = look(self._server)
-            return self.final.server_mib <= bound and self.final.descriptors <= settled.descriptors + DESCRIPTOR_SLACK
+            return self.final.server_mib <= bound and self.final.descriptors <= most_descriptors
 
         try:
             wait_until(is_back, QUIET_SECONDS)
@@ -137,7 +144,7 @@ class ResourceWatch:
         for what, value, slack in (
             ("the server's own MiB", lambda sample: sample.server_mib, MEMORY_SLACK_MIB),
             ("MiB with workers", lambda sample: sample.all_mib, WORKERS_SLACK_MIB),
-            ("descriptors", lambda sample: sample.descriptors, DESCRIPTOR_SLACK),
+            ("descriptors", lambda sample: sample.descriptors, _descriptor_slack(self.samples[0])),
         ):
             before, after = (statistics.median(map(value, part)) for part in (early, late))
             if after > before * (1 + GROWTH) + slack:

@@ -7,10 +7,12 @@ transport's thread, answers come from any thread, and what else the process does
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import CancelledError
 from functools import partial
 from typing import Any
 
@@ -67,6 +69,7 @@ class AioTransport:
         """Tasks of calls with an answer that their clients have not taken yet, and until when they have for it."""
         self.waiting = WaitingCalls(options.waiting, time.monotonic(), log)
         self.watch_lock = threading.Lock()
+        self._end_lock = threading.Lock()
         self._routes = routes
         self._server: Any = None
         self._loop = asyncio.new_event_loop()
@@ -83,7 +86,9 @@ class AioTransport:
     def stop(self, grace_seconds: float) -> None:
         if not self._thread.is_alive():
             return
-        asyncio.run_coroutine_threadsafe(self._stop(grace_seconds), self._loop).result()
+        # The other of two that stop it may end the loop first.
+        with contextlib.suppress(CancelledError):
+            asyncio.run_coroutine_threadsafe(self._stop(grace_seconds), self._loop).result()
         self._end()
 
     def give_up_unread(self) -> None:
@@ -119,8 +124,10 @@ class AioTransport:
         self._loop.close()
 
     def _end(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        with self._end_lock:
+            if self._thread.is_alive():
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join()
         self.live.clear()
 
     async def _stop(self, grace_seconds: float) -> None:
