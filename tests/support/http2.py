@@ -30,6 +30,8 @@ class Answer:
     status: int | None = None
     """gRPC's; None = the call goes on."""
     text: str = ""
+    is_over: bool = False
+    """The server has said its last and takes nothing more."""
 
 
 class Http2Connection:
@@ -71,17 +73,17 @@ class Http2Connection:
         return stream
 
     def send(self, stream: int, data: bytes, ends: bool = False) -> None:
-        """More bytes of a call, as fast as the server takes them."""
-        view = memoryview(data)
-        while view:
+        """More bytes of a call, as fast as the server takes them; what is left when it ends the call is not sent."""
+        view, answer = memoryview(data), self.answers[stream]
+        while view and not answer.is_over:
             room = min(self._connection.local_flow_control_window(stream), MOST_BYTES_AT_ONCE)
             if not room:
-                self.receive(20)
+                assert self.receive(20), "the server takes no more bytes"
                 continue
             self._connection.send_data(stream, view[:room].tobytes())
             view = view[room:]
             self._flush()
-        if ends:
+        if ends and not answer.is_over:
             self._connection.end_stream(stream)
             self._flush()
 
@@ -120,6 +122,8 @@ class Http2Connection:
             if "grpc-status" in headers:
                 answer = self.answers[event.stream_id]
                 answer.status, answer.text = int(headers["grpc-status"]), str(headers.get("grpc-message", ""))
+        elif isinstance(event, h2.events.StreamEnded | h2.events.StreamReset):
+            self.answers[event.stream_id].is_over = True
         elif isinstance(event, h2.events.ConnectionTerminated):
             self.is_closed = True
 
