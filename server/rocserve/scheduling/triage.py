@@ -40,7 +40,6 @@ from rocserve.scheduling.queue import RequestQueue
 NOTHING = BatchDecision(0)
 """All that waited was hopeless."""
 
-
 _FEW = 64
 """Requests in a queue that are looked at to find out whether all have time again."""
 
@@ -148,7 +147,7 @@ class Triage:
             soonest = min(soonest, entry.request.deadline or math.inf)
             if count and begins + self.times.of(rows) > soonest:
                 return BatchDecision(count, is_full=True, one_by_one=decision.one_by_one and count > 1)
-        if decision.request_count:
+        if decision.request_count or soonest == math.inf:
             return decision
         # It waits for company: for no longer than half of the time that it has.
         latest = min(half_time(entry, self._run_seconds) for entry in members if entry.request.deadline is not None)

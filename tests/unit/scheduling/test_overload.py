@@ -270,6 +270,21 @@ def test_waiting_for_company_ends_with_half_of_the_time_that_a_request_has():
     assert len(bench.step()) == 1
 
 
+def test_what_waits_for_company_goes_on_waiting_when_a_hopeless_request_comes():
+    bench = Model(lambda n: 50, batches(delay_ms=500))
+    for _ in range(3):
+        bench.come(10_000)
+        bench.now_ns += SECOND
+        assert bench.step()
+    came_ns = bench.now_ns
+    waiting = bench.come(None)
+    hopeless = bench.come(20)
+    decision = bench.triage.decide(bench.now_ns, 0)
+    assert (decision.request_count, decision.look_again_at_ns) == (0, came_ns + 500 * MS)
+    assert bench.triage.lost == [hopeless]
+    assert list(bench.queue) == [waiting]
+
+
 def test_levels_are_overloaded_each_for_itself():
     batching = DynamicBatching(priority_levels=2, default_priority_level=2)
     bench = Model(lambda n: 1, None, batching)
