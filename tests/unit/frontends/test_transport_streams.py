@@ -187,7 +187,7 @@ def test_a_handler_that_raises_ends_its_own_stream_only(serve: Any, place: str, 
     assert raised.value.code() is grpc.StatusCode.INTERNAL
     assert raised.value.details() == f"LookupError: {place}"
     assert list(served.stream()(iter([b"good"]), timeout=10)) == [b"good"]
-    eventually(lambda: not served.transport.live)
+    eventually(lambda: not served.transport.live and not served.transport.sending)
 
 
 def test_a_cancelled_stream_is_told_once_and_drops_what_is_sent(serve: Any, eventually: Eventually) -> None:

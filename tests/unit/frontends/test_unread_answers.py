@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -115,6 +117,33 @@ def test_a_client_that_vanishes_with_answers_unread_leaves_nothing(
         with call_without_reading(served.port, path):
             eventually(lambda: transport.memory.answer_bytes > 0)
         eventually(lambda: transport.memory.answer_bytes == 0 and not transport.sending)
+
+
+def test_streams_that_are_cancelled_while_answers_are_sent_leave_nothing(serve: Any, eventually: Eventually) -> None:
+    class Delayed(Answers):
+        def on_message(self, message: bytes) -> None:
+            threading.Timer(random.uniform(0, 0.004), self._answer).start()
+
+        def _answer(self) -> None:
+            for _ in range(2):
+                self._call.send(bytes(2000))
+            self._call.finish(StatusCode.OK, "")
+
+    served = serve({STREAM: StreamRoute(Delayed)})
+    stream = served.stream()
+    for _ in range(600):
+        done = threading.Event()
+        rpc = stream(held_open(done), timeout=20)
+        time.sleep(random.uniform(0, 0.006))
+        rpc.cancel()
+        done.set()
+    transport = served.transport
+    eventually(lambda: not transport.live and not transport.sending and not transport.memory.answer_bytes)
+
+
+def held_open(done: threading.Event) -> Iterator[bytes]:
+    yield b"x"
+    done.wait(20)
 
 
 def test_large_answers_have_longer() -> None:

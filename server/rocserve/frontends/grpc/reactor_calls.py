@@ -264,7 +264,6 @@ class ReactorStreamCall(ReactorCall):
         except Exception as error:
             told = self._transport.failures.error_of(self.method, error)
             self.finish(told.code, told.text)
-            return
         self._call.start_server_batch((_ReceiveClose(0),), self._on_close)
         self._read()
 
@@ -321,6 +320,8 @@ class ReactorStreamCall(ReactorCall):
             self._transport.sending.pop(self, None)
             self._transport.waiting.close_stream(self)
             ended, self._finished = self._finished, True
+            # What is being sent may yet be told of as sent, and nothing is to follow it.
+            self._status = None
             self._flow.drop()
             # Receiver and call know each other; this lets both go without the garbage collector.
             receiver, self._receiver = self._receiver, None
