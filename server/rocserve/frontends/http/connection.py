@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 
@@ -25,12 +26,14 @@ class ConnectionLimits:
 class Connection(RequestHandler):
     """aiohttp's, with the times that it does not look at. All calls are made on the loop."""
 
-    __slots__ = ("_head_since", "_idle_since", "_unread_since")
+    __slots__ = ("_head_since", "_idle_since", "_request", "_request_since", "_unread_since")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._idle_since: float | None = self._loop.time()
         self._head_since: float | None = self._idle_since
         self._unread_since: float | None = None
+        self._request: web.BaseRequest | None = None
+        self._request_since = 0.0
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
@@ -46,11 +49,12 @@ class Connection(RequestHandler):
         super().resume_writing()
         self._unread_since = None
 
-    def begin_request(self) -> None:
+    def begin_request(self, request: web.BaseRequest) -> None:
         self._idle_since = self._head_since = None
+        self._request, self._request_since = request, self._loop.time()
 
     def end_request(self) -> None:
-        self._idle_since = self._loop.time()
+        self._idle_since, self._request = self._loop.time(), None
 
     @property
     def is_read(self) -> bool:
@@ -61,9 +65,20 @@ class Connection(RequestHandler):
     def waits_since(self) -> float | None:
         """Since when (the loop's time) it waits for its client to read or to ask; None = a request is in hand, or it
         has been closed."""
-        if self.transport is None or self.transport.is_closing():
+        if self._is_closing:
             return None
         return self._idle_since if self._unread_since is None else self._unread_since
+
+    @property
+    def body_since(self) -> float | None:
+        """Since when it waits for the whole body of the request in hand; None = it does not, or it has been closed."""
+        if self._is_closing or self._request is None or self._request.content.is_eof():
+            return None
+        return self._request_since
+
+    @property
+    def _is_closing(self) -> bool:
+        return self.transport is None or self.transport.is_closing()
 
     def is_overdue(self, limits: ConnectionLimits, now: float) -> bool:
         """aiohttp itself closes those that are idle."""

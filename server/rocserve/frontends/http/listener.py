@@ -8,6 +8,7 @@ import logging
 import os
 import ssl
 from collections.abc import Awaitable, Callable
+from operator import attrgetter
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -117,7 +118,7 @@ class HttpListener:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         connection = request.protocol
         assert isinstance(connection, Connection)
-        connection.begin_request()
+        connection.begin_request(request)
         self._open_requests += 1
         self._idle.clear()
         try:
@@ -167,14 +168,14 @@ class _Server(web.Server):
         return connection is not None and connection.fileno() > self.most_descriptors
 
     def _make_room(self, newest: RequestHandler, transport: asyncio.Transport) -> None:
-        """Close the connection that has waited for its client for longest, or the new one where none does."""
-        waiting = [
-            (since, connection)
-            for connection in self.open_connections()
-            if connection is not newest and (since := connection.waits_since) is not None
-        ]
-        if waiting:
-            min(waiting, key=lambda entry: entry[0])[1].abort()
+        """Close the connection that has waited for its client for longest; where none does, the one whose request's
+        body has been on its way for longest; else the new one."""
+        others = [connection for connection in self.open_connections() if connection is not newest]
+        for since in (attrgetter("waits_since"), attrgetter("body_since")):
+            waiting = [connection for connection in others if since(connection) is not None]
+            if waiting:
+                min(waiting, key=since).abort()
+                break
         else:
             transport.abort()
         if self.remarks.is_due():

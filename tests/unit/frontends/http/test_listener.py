@@ -154,6 +154,36 @@ async def test_one_connection_too_many_closes_the_one_that_has_waited_longest_fo
     await listener.stop(0)
 
 
+async def test_where_all_have_requests_in_hand_the_oldest_half_body_is_closed() -> None:
+    async def answer(request: web.BaseRequest) -> web.Response:
+        return web.Response(body=b"answer to %b" % await request.read())
+
+    listener = HttpListener(answer, LOG, ConnectionLimits(most=3))
+    port = await listener.start("127.0.0.1", 0)
+    halves = []
+    for _ in range(3):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 6\r\n\r\nhal")
+        await asyncio.sleep(0.1)
+        halves.append((reader, writer))
+    writers = [writer for _, writer in halves]
+    for oldest, _ in halves[:2]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nnew")
+        await reader.readuntil(b"answer to new")
+        assert await is_closed(oldest)
+        # So that this one is not closed for the next, as it waits for a request.
+        writer.write(b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 6\r\n\r\nhal")
+        await asyncio.sleep(0.1)
+        writers.append(writer)
+    reader, writer = halves[2]
+    writer.write(b"ves")
+    await reader.readuntil(b"answer to halves")
+    for writer in writers:
+        writer.close()
+    await listener.stop(0)
+
+
 async def test_where_all_have_requests_in_hand_the_new_connection_is_closed() -> None:
     gate = Gate()
     listener = HttpListener(gate.answer, LOG, ConnectionLimits(most=1))
