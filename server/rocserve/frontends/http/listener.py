@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import os
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from operator import attrgetter
@@ -23,6 +24,10 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _READ_BYTES = 1 << 20
 """What is read ahead of a body before its sender has to wait."""
 _PENDING_CONNECTIONS = 1024
+"""That the kernel keeps until they are taken."""
+_TAKEN_AT_ONCE = 32
+"""Of them, in each round of the loop. One too many is closed four rounds later, so that there may be 128 too many for a
+moment: fewer than the descriptors that the server keeps for itself."""
 _CLOSE_SECONDS = 1.0
 _WATCH_SECONDS = 1.0
 """How often connections are looked at whose clients keep them waiting."""
@@ -81,10 +86,14 @@ class HttpListener:
             address,
             port,
             reuse_port=reuse_port or None,
-            backlog=_PENDING_CONNECTIONS,
+            backlog=_TAKEN_AT_ONCE,
             ssl=self._tls,
             ssl_handshake_timeout=None if self._tls is None else self._limits.head_seconds,
         )
+        for listening in self._listening.sockets:
+            # asyncio has one number for both.
+            with socket.socket(fileno=os.dup(listening.fileno())) as same:
+                same.listen(_PENDING_CONNECTIONS)
         self._server = server
         self._watch = asyncio.ensure_future(self._close_overdue(server))
         return int(self._listening.sockets[0].getsockname()[1])
@@ -143,6 +152,9 @@ class _Server(web.Server):
     most_descriptors: int | None = None
     """When a connection's descriptor is above, there is one too many: the server needs some for itself, for workers
     say."""
+    _fitting: int | None = None
+    """How many connections there may be while one has such a descriptor: what closed ones leave is lower, and tells
+    nothing."""
     log: logging.Logger
     remarks: Pace
 
@@ -158,14 +170,30 @@ class _Server(web.Server):
             self._make_room(handler, transport)
 
     def _has_one_too_many(self, transport: asyncio.Transport) -> bool:
-        if self.most_connections is not None and len(self._connections) > self.most_connections:
-            # Those that are closing are still among them.
-            return sum(not each.is_closing() for each in self._connections.values()) > self.most_connections
-        if self.most_descriptors is None:
+        if self._are_more_than(self.most_connections):
+            return True
+        if self._is_above(transport):
+            # The kernel gives the lowest that is free, so that all below are in use, whatever for.
+            self._fitting = self._count_open() - 1
+            return True
+        if not self._are_more_than(self._fitting):
             return False
-        # The kernel gives the lowest that is free, so its number tells how many are in use, whatever for.
+        if not any(map(self._is_above, self._connections.values())):
+            self._fitting = None
+        return self._fitting is not None
+
+    def _are_more_than(self, most: int | None) -> bool:
+        return most is not None and len(self._connections) > most and self._count_open() > most
+
+    def _count_open(self) -> int:
+        """Those that are closing are still among the connections."""
+        return sum(not each.is_closing() for each in self._connections.values())
+
+    def _is_above(self, transport: asyncio.BaseTransport) -> bool:
         connection = transport.get_extra_info("socket")
-        return connection is not None and connection.fileno() > self.most_descriptors
+        return (
+            self.most_descriptors is not None and connection is not None and connection.fileno() > self.most_descriptors
+        )
 
     def _make_room(self, newest: RequestHandler, transport: asyncio.Transport) -> None:
         """Close the connection that has waited for its client for longest; where none does, the one whose request's

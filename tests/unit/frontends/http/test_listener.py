@@ -9,8 +9,12 @@ import os
 import re
 import resource
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from aiohttp import web
 from support.certificates import make_authority
@@ -318,6 +322,49 @@ async def test_the_last_descriptors_are_kept_for_the_server(caplog: pytest.LogCa
     for _, writer in connections:
         writer.close()
     await asyncio.sleep(0.1)
+    reader, writer = await ask(port, b"at-once")
+    assert await reader.read(15) == b"HTTP/1.1 200 OK"
+    writer.close()
+    await listener.stop()
+
+
+CLIENTS = """
+import socket, sys, time
+kept = []
+for _ in range(300):
+    kept.append(socket.create_connection(("127.0.0.1", int(sys.argv[1]))))
+    time.sleep(float(sys.argv[2]))
+print("connected", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_connections_that_say_nothing_never_take_the_descriptors_that_are_kept(at_once: bool) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    process = psutil.Process()
+    most = process.num_fds() + 60
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most * 4 // 3, hard))
+    try:
+        listener = HttpListener(Gate().answer, LOG)
+        port = await listener.start("127.0.0.1", 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    words = [sys.executable, "-c", CLIENTS, str(port), "0" if at_once else "0.002"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as clients:  # noqa: ASYNC220
+        assert clients.stdin is not None and clients.stdout is not None
+        connected = asyncio.ensure_future(asyncio.to_thread(clients.stdout.readline))
+        if at_once:
+            # Nothing is taken meanwhile: they come in one round of the loop.
+            time.sleep(1.0)  # noqa: ASYNC251
+        counts = []
+        end = time.monotonic() + 1.0
+        while not connected.done() or time.monotonic() < end:
+            counts.append(process.num_fds())
+            await asyncio.sleep(0)
+        clients.stdin.close()
+    assert max(counts) < most + 160, "far more are taken before any is closed"
+    assert counts[-1] <= most + 5
     reader, writer = await ask(port, b"at-once")
     assert await reader.read(15) == b"HTTP/1.1 200 OK"
     writer.close()
