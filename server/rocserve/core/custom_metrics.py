@@ -114,12 +114,12 @@ class CustomMetrics:
                     left_out[change.family[:_LONGEST_TEXT]] = problem
                     continue
                 family = self._families.setdefault(change.family, _Family(change.kind, change.help))
-                series = family.series.setdefault(
-                    frozenset(change.labels.items()), _Series(change.labels, change.bounds)
-                )
+                key = frozenset(change.labels.items())
+                series = family.series.get(key) or _Series(change.labels, change.bounds)
                 if family.kind is not change.kind or series.bounds != change.bounds:
                     left_out[change.family] = _OTHER_KIND
                     continue
+                family.series[key] = series
                 _add(series, change)
                 if owner not in series.owners:
                     series.owners.add(owner)
@@ -156,7 +156,7 @@ class CustomMetrics:
                     name,
                     family.kind,
                     family.help,
-                    [(series.labels, series.read()) for series in family.series.values() if series.owners],
+                    [(series.labels, series.read()) for series in family.series.values()],
                 )
                 for name, family in sorted(self._families.items())
             ]

@@ -95,22 +95,21 @@ def _walk(
 ) -> Iterator[FileMark]:
     try:
         status = status or Path(folder).stat()
-        entries = os.scandir(folder)
+        with os.scandir(folder) as entries:
+            identity = (status.st_dev, status.st_ino)
+            if identity in above:
+                yield _refused(prefix.rstrip("/"), f"'{folder}' is a link to a folder that it is in")
+                return
+            # So that a folder made just now, with nothing in it yet, is young too.
+            yield FileMark(prefix, 0, 0, 0, status.st_ctime_ns)
+            # Each step reads on in the folder, and may fail as well.
+            for entry in entries:
+                if not is_temporary(entry.name):
+                    yield from _mark(entry, prefix + entry.name, allowed, above | {identity})
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
         yield _refused(prefix.rstrip("/"), f"'{folder}' cannot be read: {error.strerror}")
-        return
-    with entries:
-        identity = (status.st_dev, status.st_ino)
-        if identity in above:
-            yield _refused(prefix.rstrip("/"), f"'{folder}' is a link to a folder that it is in")
-            return
-        # So that a folder made just now, with nothing in it yet, is young too.
-        yield FileMark(prefix, 0, 0, 0, status.st_ctime_ns)
-        for entry in entries:
-            if not is_temporary(entry.name):
-                yield from _mark(entry, prefix + entry.name, allowed, above | {identity})
 
 
 def _mark(

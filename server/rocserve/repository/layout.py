@@ -86,7 +86,7 @@ class RepositoryScanner:
         if not entries and self._devices.setdefault(root, device) != device:
             raise OSError(0, "it is empty since its file system is not mounted any more")
         self._devices[root] = device
-        folders = sorted(Path(entry.path) for entry in entries if entry.is_dir())
+        folders = sorted(Path(entry.path) for entry in entries if _is_folder(entry))
         if self._is_one_model(root, folders):
             name, flat = printable_name(root.name), self._is_flat(root)
             return [look_at_model(name, root, root, allowed, self._most_entries, is_root=True, flat=flat)]
@@ -123,6 +123,13 @@ class RepositoryScanner:
 
 def _is_misnamed(look: ModelLook) -> bool:
     return look.name != look.folder.name
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False  # A link to itself, or to where the server may not look: that is no reason to read no folder.
 
 
 def _identity(root: Path) -> tuple[int, int]:

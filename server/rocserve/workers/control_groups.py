@@ -150,8 +150,9 @@ def _own_folder(processes: Path) -> Path:
     group = next((line.removeprefix("0::") for line in groups if line.startswith("0::")), "")
     for words in map(str.split, mounts):
         # proc(5): the root within the file system, the mount point; behind a dash the file system's type.
-        if words[words.index("-") + 1] == "cgroup2" and group.startswith(words[3]) and ".." not in group:
-            folder = Path(words[4]) / PurePosixPath(group).relative_to(words[3])
+        path, root = PurePosixPath(group), words[3]
+        if words[words.index("-") + 1] == "cgroup2" and path.is_relative_to(root) and ".." not in path.parts:
+            folder = Path(words[4]) / path.relative_to(root)
             if folder.is_dir():
                 return folder
     raise NotDelegated("no cgroup of version 2 is to be seen here")

@@ -83,6 +83,16 @@ def test_a_name_has_one_kind_and_one_set_of_buckets(metrics: CustomMetrics, capl
     )
 
 
+def test_what_is_left_out_takes_no_place(metrics: CustomMetrics) -> None:
+    metrics.apply("a", told(counted(1)))
+    for number in range(3):
+        labels = {"number": str(number)}
+        histogram = MetricChange("seen", MetricKind.HISTOGRAM, "", labels, 2.0, False, (0.5,), (1, 0))
+        assert list(metrics.apply("b", told(histogram))) == ["seen"]
+        assert metrics.apply("a", told(counted(1, labels))) == {}
+    assert text(metrics).splitlines()[2:] == ["seen 1.0", *(f'seen{{number="{number}"}} 1.0' for number in range(3))]
+
+
 def test_who_has_left_tells_nothing_more(metrics: CustomMetrics) -> None:
     owned = OwnedMetrics(metrics, "model 'a'", logging.getLogger("test"))
     owned.apply(told(counted(1)))

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +113,37 @@ def test_links_from_one_repository_into_another_are_followed(root: Path, tmp_pat
     models = scan(root, tmp_path / "second")
     assert models["n"].refusal == ""
     assert sorted(models["n"].versions) == [1]
+
+
+def test_a_link_to_itself_beside_models_keeps_none_of_them_from_being_read(root: Path, folders: Folders) -> None:
+    folders.model("m", 1)
+    (root / "loop").symlink_to("loop")
+    look = RepositoryScanner([root], REGISTRY, MOST_ENTRIES).look()
+    assert (list(look.models), look.unreadable) == (["m"], {})
+
+
+def test_a_folder_that_fails_while_it_is_read_is_refused_by_itself(
+    root: Path, folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a broken disk, or a network file system whose server has forgotten the folder."""
+    folders.model("bad", 1)
+    folders.model("good", 1)
+    scandir = os.scandir
+
+    @contextmanager
+    def failing(folder: str | Path) -> Iterator[Iterator[os.DirEntry[str]]]:
+        with scandir(folder) as entries:
+            yield broken() if str(folder) == str(root / "bad" / "1") else entries
+
+    def broken() -> Iterator[os.DirEntry[str]]:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        yield
+
+    monkeypatch.setattr(os, "scandir", failing)
+    look = RepositoryScanner([root], REGISTRY, MOST_ENTRIES).look()
+    assert look.unreadable == {}
+    assert look.models["bad"].refusal == f"'{root}/bad/1' cannot be read: Input/output error"
+    assert look.models["good"].refusal == ""
 
 
 def test_circles_of_links_and_pipes_end_the_walk_with_a_reason(root: Path, folders: Folders) -> None:

@@ -80,6 +80,7 @@ def test_a_container_sees_a_part_of_the_tree(tree: Tree) -> None:
         ("4:memory:/x\n", "41 31 0:38 / {} rw - cgroup2 cgroup2 rw\n"),
         ("0::/\n", "32 31 0:29 / {} rw - cgroup cgroup rw,memory\n"),
         ("0::/elsewhere\n", "41 31 0:38 /pods/p1 {} rw - cgroup2 cgroup2 rw\n"),
+        ("0::/pods/p10\n", "41 31 0:38 /pods/p1 {} rw - cgroup2 cgroup2 rw\n"),
         ("0::/../outside\n", "41 31 0:38 / {} rw - cgroup2 cgroup2 rw\n"),
         ("0::/gone\n", "41 31 0:38 / {} rw - cgroup2 cgroup2 rw\n"),
     ],
