@@ -120,8 +120,10 @@ class ResourceWatch:
         self._timer = None
         self._look_at_groups()
         if self._watched:
-            processes = read_processes()
-            self._watched = [watched for watched in self._watched if self._goes_on(watched, processes)]
+            # A server without a free descriptor cannot look; it may have one again the next time.
+            with suppress(OSError):
+                processes = read_processes()
+                self._watched = [watched for watched in self._watched if self._goes_on(watched, processes)]
         if self._watched or self._grouped:
             self._look_later((time.monotonic() - began) * _WAIT_PER_LOOK)
 
@@ -135,9 +137,9 @@ class ResourceWatch:
             return False
         own = _note_own(watched, processes)
         if not watched.is_over and (excess := _excess(watched, own)):
-            watched.is_over = True
             _stop(watched)
             worker.end_for(excess)
+            watched.is_over = True
         if watched.is_over:
             for pid, _ in watched.known:
                 _signal(pid, signal.SIGKILL)
@@ -160,7 +162,12 @@ def _group_goes_on(grouped: _Grouped) -> bool:
 
 def _stop(watched: _Watched) -> None:
     """Stops a worker and all that it has started, until a look finds nobody new: what is forked between the look and
-    the kill has a session of its own perhaps, no parent any more, and could not be told from other processes."""
+    the kill has a session of its own perhaps, no parent any more, and could not be told from other processes.
+
+    The worker's group is stopped as one, which no fork escapes: what lives on in ever new processes is ahead of a look.
+    """
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(watched.worker.pid, signal.SIGSTOP)
     stopped: set[tuple[int, int]] = set()
     while new := watched.known - stopped:
         for pid, _ in new:
@@ -243,7 +250,7 @@ def read_processes() -> Sequence[Process]:
     with os.scandir("/proc") as entries:
         for name in (entry.name for entry in entries if entry.name.isdecimal()):
             # It may have ended meanwhile, or be none of ours to see.
-            with suppress(OSError):
+            with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
                 found.append(_read_process(name))
     return found
 
