@@ -11,6 +11,7 @@ import asyncio
 import ctypes
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 _LOOK_SECONDS = 1.0
@@ -54,8 +55,10 @@ class HeapTrim:
         """Until it is cancelled."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            if self.look():
-                await asyncio.to_thread(self.trim)
+            # A server without a free descriptor cannot look; it may have one again the next time.
+            with suppress(OSError):
+                if self.look():
+                    await asyncio.to_thread(self.trim)
 
     def look(self) -> bool:
         """Whether it is time to trim."""

@@ -15,6 +15,8 @@ import typing
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar, cast
 
+from rocserve.core.printable import encodable
+
 T = TypeVar("T")
 _Reader = Callable[[Any], Any]
 
@@ -88,12 +90,7 @@ def _primitive(kind: type, plain: Any) -> Any:
         return float(plain)
     if type(plain) is not kind:
         raise ValueError(f"expected {kind.__name__}, got {type(plain).__name__}")
-    return _encodable(cast(str, plain)) if kind is str else plain
-
-
-def _encodable(text: str) -> str:
-    """Without lone surrogates, which JSON may bring and UTF-8 has no form for."""
-    return text if text.isascii() else text.encode(errors="replace").decode()
+    return encodable(cast(str, plain)) if kind is str else plain
 
 
 def _dataclass_reader(kind: type[Any]) -> _Reader:
@@ -118,7 +115,7 @@ def _tuple_reader(arguments: tuple[Any, ...]) -> _Reader:
 
 def _mapping_reader(key: type, value: Any) -> _Reader:
     element = _reader(value)
-    return lambda plain: {key(_encodable(name)): element(entry) for name, entry in _expect(dict, plain).items()}
+    return lambda plain: {key(encodable(name)): element(entry) for name, entry in _expect(dict, plain).items()}
 
 
 def _union_reader(arguments: tuple[Any, ...]) -> _Reader:

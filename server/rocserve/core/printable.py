@@ -22,5 +22,5 @@ def printable_name(name: str) -> str:
 
 
 def encodable(text: str) -> str:
-    """Text that UTF-8 can say: file names may bring bytes that it cannot."""
+    """Text that UTF-8 can say: file names may bring bytes that it cannot, and JSON lone surrogates."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rocserve.core.errors import ServeError
+from rocserve.observability.pace import Allowance
 
 _RETRIES_A_SECOND = 1.0
 _BURST = 8
@@ -93,10 +94,8 @@ class Retries:
     not keep it from the good ones. All calls are made on the loop's thread."""
 
     def __init__(self, a_second: float = _RETRIES_A_SECOND, burst: int = _BURST) -> None:
-        self._a_second = a_second
-        self._burst = burst
-        self._allowance = float(burst)
-        self._allowance_at = time.monotonic()
+        self._pause_seconds = 1 / a_second
+        self._allowance = Allowance(burst, a_second)
         self._due: deque[Retry] = deque()
         self._is_waiting = False
 
@@ -112,17 +111,13 @@ class Retries:
             self._run()
 
     def _run(self) -> None:
-        now = time.monotonic()
-        self._allowance = min(self._burst, self._allowance + (now - self._allowance_at) * self._a_second)
-        self._allowance_at = now
         self._is_waiting = False
         while self._due:
             if self._due[0].is_cancelled:
                 self._due.popleft()
-            elif self._allowance < 1:
-                self._is_waiting = True
-                asyncio.get_running_loop().call_later((1 - self._allowance) / self._a_second, self._run)
-                return
-            else:
-                self._allowance -= 1
+            elif self._allowance.take():
                 self._due.popleft().run()
+            else:
+                self._is_waiting = True
+                asyncio.get_running_loop().call_later(self._pause_seconds, self._run)
+                return

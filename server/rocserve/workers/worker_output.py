@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 
+from rocserve.core.printable import printable
 from rocserve.observability.pace import Allowance
 
 _LONGEST_LINE = 4096
@@ -171,10 +172,4 @@ def _printable(line: bytes) -> str:
     text = line[:_LONGEST_LINE].decode("utf-8", "backslashreplace").rstrip()
     if len(line) > _LONGEST_LINE:
         text += " ... (cut)"
-    return text if text.isprintable() else "".join(map(_visible, text))
-
-
-def _visible(character: str) -> str:
-    if character == "\t" or character.isprintable():
-        return character
-    return character.encode("unicode_escape").decode("ascii")
+    return printable(text)

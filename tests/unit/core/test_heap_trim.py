@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+
+import pytest
+from support.workers import until
+
+from rocserve.core import heap_trim
 from rocserve.core.heap_trim import HeapTrim, glibc_trim, private_bytes
 
 MIB = 1 << 20
@@ -59,6 +66,21 @@ def test_what_is_in_use_is_asked_for_once() -> None:
     process.private += 10 * MIB
     process.looks(20)
     assert process.trims == 1
+
+
+async def test_looks_go_on_after_one_for_which_there_was_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heap_trim, "_LOOK_SECONDS", 0.001)
+    looks: list[int] = []
+
+    def private() -> int:
+        looks.append(MIB)
+        if len(looks) == 2:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return MIB
+
+    running = asyncio.ensure_future(HeapTrim(lambda: 0, lambda: None, private).run())
+    await until(lambda: len(looks) > 3)
+    running.cancel()
 
 
 def test_this_process_gives_its_heap_back() -> None:
