@@ -12,7 +12,7 @@ from pathlib import Path
 from rocserve.backends.base import Machine
 from rocserve.config.definition import ModelDefinition, complete_definition, with_places
 from rocserve.config.initial_states import read_initial_states
-from rocserve.config.time_limits import time_limits
+from rocserve.config.model_limits import time_limits
 from rocserve.core.custom_metrics import CustomMetrics, OwnedMetrics
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.latencies import LatencyOptions

@@ -10,7 +10,7 @@ from rocserve.backends.base import EngineSpec
 from rocserve.backends.migraphx.cache.opening import cache_directory
 from rocserve.config.definition import ModelDefinition, find_model_file
 from rocserve.config.json_text import config_json
-from rocserve.config.worker_bounds import worker_bounds
+from rocserve.config.model_limits import worker_bounds
 from rocserve.core.sequence_tensors import with_sequence_tensors
 from rocserve.repository.engine_plan import EnginePlan
 from rocserve.repository.model_interpreter import model_interpreter

@@ -1,0 +1,59 @@
+"""Reads the limits of a model's time and of its processes that its parameters set instead of the server's flags."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from rocserve.core.errors import invalid_argument
+from rocserve.settings import TimeLimits
+
+_TIME_LIMITS = {
+    "request_timeout_secs": "request_seconds",
+    "hang_timeout_secs": "hang_seconds",
+    "load_timeout_secs": "load_seconds",
+}
+"""Fields of TimeLimits, by parameter."""
+_WORKER_BOUNDS = {
+    "worker_memory_bytes": "memory_bytes",
+    "worker_tasks": "tasks",
+    "worker_file_bytes": "file_bytes",
+}
+"""Fields of WorkerSettings, by parameter."""
+_MOST_DIGITS = 18
+"""Of a number that the kernel takes: longer ones may not fit into its 63 bits."""
+
+N = TypeVar("N", int, float)
+
+
+def time_limits(parameters: Mapping[str, str], defaults: TimeLimits) -> TimeLimits:
+    """Those of a model. Raises: ServeError: INVALID_ARGUMENT, a parameter is no time."""
+    return replace(defaults, **_read(parameters, _TIME_LIMITS, _seconds))
+
+
+def worker_bounds(parameters: Mapping[str, str]) -> Mapping[str, int]:
+    """Those of a model, by the fields of WorkerSettings. Raises: ServeError: INVALID_ARGUMENT, one is no number."""
+    return _read(parameters, _WORKER_BOUNDS, _count)
+
+
+def _read(parameters: Mapping[str, str], fields: Mapping[str, str], read: Callable[[str, str], N]) -> dict[str, N]:
+    """By field what is set."""
+    return {field: read(name, parameters[name]) for name, field in fields.items() if name in parameters}
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise invalid_argument(f"parameter '{name}': expected a number of seconds, 0 for no limit, got '{text}'")
+    return seconds
+
+
+def _count(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+        raise invalid_argument(f"parameter '{name}': expected a whole number, 0 for no bound, got '{text}'")
+    return int(text)
