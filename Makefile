@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup system migraphx-root triton-peer demo test campaign lint protos bench clean
+.PHONY: setup system migraphx-root triton-peer demo test record-triton campaign lint protos bench clean
 
 setup: $(STAMP) system
 
@@ -38,7 +38,11 @@ demo: setup
 	$(BIN)/python clients/examples/demo.py
 
 test: setup
-	$(BIN)/python -m pytest --numprocesses=logical
+	$(BIN)/python -m pytest --numprocesses=logical --triton=live
+
+# What tests/parity compares with when no Triton runs. Some minutes; `git diff tests/data/triton` shows what has changed.
+record-triton: triton-peer
+	$(BIN)/python -m pytest --triton=record tests/parity
 
 # Hurts two servers in every way that tests/campaign knows, for MINUTES, with the same SEED in the same order.
 MINUTES ?= 3

@@ -1,15 +1,18 @@
-"""A real Triton and rocserve beside it, started once for all tests here, which skip where Triton cannot be had."""
+"""Triton, recorded or running (`--triton`), and rocserve beside it, started once for most tests here. Where a running
+Triton is wanted and cannot be had, they skip."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from support.parity.counting import Comparisons
-from support.parity.differences import DELIBERATE_DIFFERENCES
+from support.parity.differences import DELIBERATE_DIFFERENCES, Difference
 from support.parity.models import write_models
-from support.parity.pair import Pair, running_pair
+from support.parity.pair import Pair, Paired, Servers, running_servers
+from support.parity.recorded import ANSWERS, RecordedTriton
 
 from benchmarks.triton_peer import TritonPeer, TritonUnavailable, default_cache_folder, provision
 
@@ -19,11 +22,16 @@ FLAGS = ("--load-model=*", "--cache-config=local,size=4194304")
 HERE = Path(__file__).parent
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # The first test waits until pip has brought Triton and both servers have loaded all models.
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.timeout(PROVISION_SECONDS))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    here = [item for item in items if HERE in item.path.parents]
+    for item in here:
+        # The first test waits until pip has brought Triton and both servers have loaded all models.
+        item.add_marker(pytest.mark.timeout(PROVISION_SECONDS))
+    if config.getoption("triton") == "recorded":
+        # What a test makes with a Triton of its own is not recorded.
+        unrecorded = [item for item in here if "triton_peer" in getattr(item, "fixturenames", ())]
+        config.hook.pytest_deselected(items=unrecorded)
+        items[:] = [item for item in items if item not in unrecorded]
 
 
 @pytest.fixture(scope="session")
@@ -36,12 +44,42 @@ def triton_peer() -> TritonPeer:
 
 
 @pytest.fixture(scope="session")
-def pair(triton_peer: TritonPeer, comparisons: Comparisons, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Both servers on the models of `support.parity.models`."""
+def peer(request: pytest.FixtureRequest) -> TritonPeer | None:
+    """What pairs are made with; None where recorded answers stand for Triton."""
+    recorded = request.config.getoption("triton") == "recorded"
+    return None if recorded else request.getfixturevalue("triton_peer")
+
+
+@pytest.fixture(scope="session")
+def servers(peer: TritonPeer | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """On the models of `support.parity.models`."""
     folder = tmp_path_factory.mktemp("parity")
     models, scratch = folder / "models", folder / "scratch"
     models.mkdir()
     scratch.mkdir()
     write_models(models)
-    with running_pair(triton_peer, [models, scratch], folder, comparisons, DELIBERATE_DIFFERENCES, FLAGS) as running:
+    with running_servers(peer, [models, scratch], folder, FLAGS) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def paired(request: pytest.FixtureRequest, comparisons: Comparisons) -> Paired:
+    """Makes the pair of a test module, whose recorded answers are in the file of its name."""
+    file = ANSWERS / f"{request.path.stem.removeprefix('test_')}.json"
+    anew = request.config.getoption("triton") == "record"
+
+    @contextmanager
+    def pair(servers: Servers, differences: Sequence[Difference]) -> Iterator[Pair]:
+        recorded = RecordedTriton(file, servers.folder, anew)
+        yield Pair(servers, recorded, comparisons, differences)
+        if anew:
+            recorded.write()
+
+    return pair
+
+
+@pytest.fixture(scope="module")
+def pair(servers: Servers, paired: Paired) -> Iterator[Pair]:
+    """The pair of a module that needs no servers of its own."""
+    with paired(servers, DELIBERATE_DIFFERENCES) as pair:
+        yield pair

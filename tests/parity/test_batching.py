@@ -16,6 +16,7 @@ from support.parity.pair import Pair
 from support.parity.repository import load, unload
 
 TENSORS = tensor("input", "IN", "INT32", [-1]) + tensor("output", "OUT", "INT32", [2])
+PRESERVE_ORDERING = ("true", "false")
 RUNNING = Arrival(run_ms=450)
 NO_PREFETCH = "default_queue_policy { max_queue_size: 100 }"
 """With it Triton forms a batch when an instance is free; else it fills the next batches while all are busy, and what
@@ -157,12 +158,22 @@ CASES = [
 ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def dropped(pair: Pair) -> None:
+    for case in CASES:
+        pair.dropped(write_model(pair.scratch, case.model))
+    for preserve_ordering in PRESERVE_ORDERING:
+        name = f"repeating_{preserve_ordering}"
+        batching = f"dynamic_batching {{ preserve_ordering: {preserve_ordering} }}"
+        config = f"{batching} instance_group {{ kind: KIND_CPU count: 2 }}"
+        drop_paced(pair.scratch, name, config, REPEATING_TENSORS, REPEATING_SCRIPT)
+        pair.dropped(pair.scratch / name)
+
+
 @pytest.fixture(scope="module")
 def loaded(pair: Pair) -> Iterator[None]:
     """All models are loaded before the first request comes: starting a model takes processor time, which would move the
     times of the others' requests."""
-    for case in CASES:
-        write_model(pair.scratch, case.model)
     with pair.asking_ahead(*([case.loading] for case in CASES)):
         for case in CASES:
             pair.compare(case.loading)
@@ -180,13 +191,9 @@ def test_the_same_batches(pair: Pair, case: Case) -> None:
     pair.compare(Exchange(f"batching: {case.name}", steps, at_once=True))
 
 
-@pytest.mark.parametrize("preserve_ordering", ["true", "false"])
+@pytest.mark.parametrize("preserve_ordering", PRESERVE_ORDERING)
 def test_decoupled_models_keep_the_order_where_they_are_to(pair: Pair, preserve_ordering: str) -> None:
     name = f"repeating_{preserve_ordering}"
-    config = (
-        f"dynamic_batching {{ preserve_ordering: {preserve_ordering} }} instance_group {{ kind: KIND_CPU count: 2 }}"
-    )
-    drop_paced(pair.scratch, name, config, REPEATING_TENSORS, REPEATING_SCRIPT)
     requests = [infer(name, raw_input("MS", [[pause]]), request_id=f"pause {pause}") for pause in (300, 0)]
     steps = [load(name), Stream(requests), unload(name)]
     pair.compare(Exchange(f"decoupled, preserve_ordering: {preserve_ordering}", steps, at_once=True))

@@ -9,11 +9,10 @@ import pytest
 from support.parity.bad_configurations import bad_configurations
 from support.parity.configuration_differences import CONFIGURATION_DIFFERENCES
 from support.parity.configurations import Configuration, IndexRows, described, dropped
-from support.parity.counting import Comparisons
 from support.parity.exchange import Exchange
 from support.parity.good_configurations import good_configurations
 from support.parity.models import ParityModel, parity_models, python, tensor, write_model
-from support.parity.pair import Pair, running_pair
+from support.parity.pair import Pair, Paired, running_servers
 
 from benchmarks.triton_peer import TritonPeer
 
@@ -29,8 +28,8 @@ FLOATS = ParityModel(
 @pytest.fixture(scope="module")
 def members(
     request: pytest.FixtureRequest,
-    triton_peer: TritonPeer,
-    comparisons: Comparisons,
+    peer: TritonPeer | None,
+    paired: Paired,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Pair]:
     """Both servers on what the ensembles here need, so that the index holds little else."""
@@ -40,9 +39,10 @@ def members(
     scratch.mkdir()
     for model in (*(model for model in parity_models() if model.name in MEMBERS), FLOATS):
         write_model(models, model)
-    with running_pair(
-        triton_peer, [models, scratch], folder, comparisons, CONFIGURATION_DIFFERENCES, ["--load-model=*"]
-    ) as running:
+    with (
+        running_servers(peer, [models, scratch], folder, ["--load-model=*"]) as servers,
+        paired(servers, CONFIGURATION_DIFFERENCES) as running,
+    ):
         here = [
             item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function)
         ]

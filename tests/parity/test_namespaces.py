@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.parity.counting import Comparisons
 from support.parity.differences import Difference
 from support.parity.exchange import Call, Exchange, HttpCall, Stream
 from support.parity.inference import infer, raw_input
 from support.parity.models import ParityModel, add_sub_tensors, ensemble, python, step, write_model
-from support.parity.pair import Pair, running_pair
+from support.parity.pair import Pair, Paired, running_servers
 from support.parity.repository import Index, load, unload
 from tritonclient.grpc import service_pb2 as pb
 
@@ -81,14 +80,12 @@ DIFFERENCES = (
 
 
 @pytest.fixture(scope="module")
-def own_pair(
-    triton_peer: TritonPeer, comparisons: Comparisons, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Pair]:
+def own_pair(peer: TritonPeer | None, paired: Paired, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("namespaces")
     repositories = [folder / "first", folder / "second"]
     for repository, name in zip(repositories, ("one", "two"), strict=True):
         _write(repository, name)
-    with running_pair(triton_peer, repositories, folder, comparisons, DIFFERENCES, FLAGS) as running:
+    with running_servers(peer, repositories, folder, FLAGS) as servers, paired(servers, DIFFERENCES) as running:
         yield running
 
 

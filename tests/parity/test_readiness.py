@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.parity.counting import Comparisons
 from support.parity.differences import DELIBERATE_DIFFERENCES
 from support.parity.exchange import Call, Exchange, HttpCall
 from support.parity.models import ParityModel, add_sub_tensors, python, write_model
-from support.parity.pair import Pair, running_pair
+from support.parity.pair import Pair, Paired, running_servers
 from support.parity.repository import Index, load, unload
 
 from benchmarks.triton_peer import TritonPeer
@@ -36,15 +35,13 @@ IN_THEIR_ORDER = [
 
 
 @pytest.fixture(scope="module")
-def own_pair(
-    triton_peer: TritonPeer, comparisons: Comparisons, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Pair]:
+def own_pair(peer: TritonPeer | None, paired: Paired, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("readiness")
     repository = folder / "models"
     repository.mkdir()
     for model in MODELS:
         write_model(repository, model)
-    with running_pair(triton_peer, [repository], folder, comparisons, DELIBERATE_DIFFERENCES) as running:
+    with running_servers(peer, [repository], folder) as servers, paired(servers, DELIBERATE_DIFFERENCES) as running:
         yield running
 
 

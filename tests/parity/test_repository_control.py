@@ -22,6 +22,7 @@ from support.parity.models import (
 )
 from support.parity.pair import Pair
 from support.parity.repository import Index, load, load_with, unload
+from support.server import wait_until
 from tritonclient.grpc import service_pb2 as pb
 
 ADD_SUB = python(add_sub_tensors())
@@ -52,7 +53,10 @@ CONTROLLED = [
 @pytest.fixture(scope="module")
 def scratch(pair: Pair) -> Iterator[Path]:
     for model in CONTROLLED:
-        write_model(pair.scratch, model)
+        pair.dropped(write_model(pair.scratch, model))
+    # rocserve's index shows what its last look has found; Triton looks when it is asked.
+    shown = Index([model.name for model in CONTROLLED])
+    wait_until(lambda: len(shown.ask(pair.rocserve).answer) == len(CONTROLLED), what="the look that finds the models")
     alone = [[exchange] for exchange in (*LIFE_CASES, *GOOD_LOADS)]
     with pair.asking_ahead(*alone, [*REFUSED_LOADS, *UNLOADS], DEPENDENT_CASES):
         yield pair.scratch
@@ -225,6 +229,7 @@ def test_repository_control(pair: Pair, scratch: Path, exchange: Exchange) -> No
     assert not Path("/tmp/evil.py").exists()
 
 
+@pytest.mark.usefixtures("scratch")
 def test_index_of_the_models_of_the_start(pair: Pair) -> None:
     names = [model.name for model in parity_models()]
     pair.compare(Exchange("index", [Index(names), Index(names, ready=True)]))

@@ -177,7 +177,7 @@ CASES = [
 @pytest.fixture(scope="module")
 def loadable(pair: Pair) -> Iterator[None]:
     for case in CASES:
-        write_model(pair.scratch, case.model)
+        pair.dropped(write_model(pair.scratch, case.model))
     with pair.asking_ahead(*([case.exchange] for case in CASES)):
         yield
 

@@ -143,7 +143,7 @@ CASES = [
 def loadable(pair: Pair) -> Iterator[None]:
     for case in CASES:
         for model in [*case.members, case.model]:
-            write_model(pair.scratch, model)
+            pair.dropped(write_model(pair.scratch, model))
     with pair.asking_ahead(*([case.exchange] for case in CASES)):
         yield
 

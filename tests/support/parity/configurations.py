@@ -100,4 +100,4 @@ def dropped(configuration: Configuration, repository: Path, asked: Sequence[Step
         configuration.remove(repository)
 
     steps = [Local(write), load(configuration), *asked, unload(configuration.name), Local(remove)]
-    return Exchange(configuration.name, steps)
+    return Exchange(configuration.name, steps, about=repr(configuration))

@@ -8,21 +8,21 @@ from typing import Any
 from support.parity.exchange import Outcome
 
 
-def contrast(triton: Outcome | None, rocserve: Outcome) -> str:
+def contrast(one: Outcome | None, other: Outcome, names: tuple[str, str] = ("triton", "rocserve")) -> str:
     """The whole outcomes where they are of two kinds, else the places in the answers that differ."""
-    if triton is None or triton.answer is None or rocserve.answer is None or triton.status != rocserve.status:
-        return f"  triton   {triton}\n  rocserve {rocserve}"
-    return "\n".join(_places("answer", triton.answer, rocserve.answer)) or f"  {triton}\n  {rocserve}"
+    if one is None or one.answer is None or other.answer is None or one.status != other.status:
+        return f"  {names[0]:8} {one}\n  {names[1]:8} {other}"
+    return "\n".join(_places("answer", one.answer, other.answer, names)) or f"  {one}\n  {other}"
 
 
-def _places(path: str, triton: Any, rocserve: Any) -> Iterator[str]:
-    if triton == rocserve:
+def _places(path: str, one: Any, other: Any, names: tuple[str, str]) -> Iterator[str]:
+    if one == other:
         return
-    if isinstance(triton, dict) and isinstance(rocserve, dict):
-        for key in dict.fromkeys([*triton, *rocserve]):
-            yield from _places(f"{path}.{key}", triton.get(key), rocserve.get(key))
-    elif isinstance(triton, list) and isinstance(rocserve, list) and len(triton) == len(rocserve):
-        for index, (left, right) in enumerate(zip(triton, rocserve, strict=True)):
-            yield from _places(f"{path}[{index}]", left, right)
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in dict.fromkeys([*one, *other]):
+            yield from _places(f"{path}.{key}", one.get(key), other.get(key), names)
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for index, (left, right) in enumerate(zip(one, other, strict=True)):
+            yield from _places(f"{path}[{index}]", left, right, names)
     else:
-        yield f"  {path}: triton {triton!r}, rocserve {rocserve!r}"
+        yield f"  {path}: {names[0]} {one!r}, {names[1]} {other!r}"

@@ -11,6 +11,8 @@ from support.parity.differences import Difference
 class Comparisons:
     """Distinct requests: the same one sent twice counts once."""
 
+    recorded: bool
+    """Whether Triton's answers are recorded ones."""
     requests: set[str] = field(default_factory=set)
     bad_requests: set[str] = field(default_factory=set)
     """Those that Triton refused (rocserve, where Triton is left out)."""
@@ -25,5 +27,6 @@ class Comparisons:
     def __str__(self) -> str:
         return (
             f"parity: {len(self.requests)} requests compared ({len(self.bad_requests)} of them bad),"
-            f" {len(self.configurations)} configurations, {len(self.differences)} deliberate differences"
+            f" {len(self.configurations)} configurations, {len(self.differences)} deliberate differences,"
+            f" with {'recorded answers' if self.recorded else 'a running Triton'}"
         )

@@ -128,6 +128,13 @@ class Exchange:
     """Whether the order of a response's outputs counts. Triton gives those of an ensemble in none."""
     at_once: bool = False
     """Whether both servers are asked beside each other; else rocserve when Triton has answered."""
+    about: str = ""
+    """What a step that asks no server gives to the servers."""
+
+    def digest(self) -> str:
+        """Equal for equal exchanges."""
+        steps = [f"{type(step).__name__} {step.digest()}" for step in self.steps]
+        return digest_of(*(part.encode() for part in (*steps, str(self.ordered), self.about)))
 
     def ask(self, server: Asked) -> list[Outcome]:
         outcomes = [step.ask(server) for step in self.steps]

@@ -34,7 +34,7 @@ class PacedStream:
     arrivals: Sequence[Arrival]
 
     def digest(self) -> str:
-        return digest_of(*self._messages())
+        return digest_of(*self._messages(), repr([arrival.after_ms for arrival in self.arrivals]).encode())
 
     def ask(self, server: Asked) -> Outcome:
         outcome = server.stream(_Paced(self._messages(), [arrival.after_ms for arrival in self.arrivals]))
@@ -47,7 +47,7 @@ class PacedStream:
                 raw_input("IN", [[arrival.run_ms] * arrival.width] * arrival.rows),
                 request_id=str(index),
                 parameters=arrival.parameters,
-            ).SerializeToString()
+            ).SerializeToString(deterministic=True)
             for index, arrival in enumerate(self.arrivals)
         ]
 

@@ -1,10 +1,11 @@
-"""Triton and rocserve at once, on the same folders, in explicit control mode."""
+"""Triton, running or recorded, and rocserve at once, on the same folders, in explicit control mode."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from benchmarks.triton_peer import TritonPeer
 from support.parity.contrast import contrast
 from support.parity.counting import Comparisons
 from support.parity.differences import Difference
-from support.parity.exchange import Exchange, Outcome
+from support.parity.exchange import Exchange, Outcome, digest_of
+from support.parity.recorded import RecordedTriton, folder_digest
 from support.parity.side import Side
 from support.server import RocserveProcess
 
@@ -38,23 +40,43 @@ Answers = tuple[Sequence[Outcome] | None, Sequence[Outcome]]
 _ASKED_AT_ONCE = 4
 
 
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """What runs, and what it runs on."""
+
+    triton: Side | None
+    """None: what is recorded of Triton stands for it."""
+    rocserve: Side
+    folder: Path
+    """Of the model repositories."""
+    scratch: Path
+    """A repository of both. What is written into it both can load."""
+    digest: str
+    """Of the models and flags that they were started with."""
+
+
 class Pair:
-    """Two running servers. What is written into `scratch` both can load."""
+    """Triton, running or recorded, and rocserve beside it, as one test module compares them."""
 
     def __init__(
         self,
-        triton: Side,
-        rocserve: Side,
-        scratch: Path,
+        servers: Servers,
+        recorded: RecordedTriton,
         comparisons: Comparisons,
         differences: Sequence[Difference],
     ) -> None:
-        self.triton = triton
-        self.rocserve = rocserve
-        self.scratch = scratch
+        self.triton = servers.triton or recorded
+        self.rocserve = servers.rocserve
+        self.scratch = servers.scratch
+        self._recorded = recorded
         self._comparisons = comparisons
         self._differences = differences
         self._ahead: dict[str, Future[Answers]] = {}
+        recorded.depend_on(servers.digest)
+
+    def dropped(self, model: Path) -> None:
+        """A model's folder has been written into `scratch`; said before the first exchange."""
+        self._recorded.depend_on(folder_digest(model))
 
     @contextmanager
     def asking_ahead(self, *groups: Sequence[Exchange]) -> Iterator[None]:
@@ -85,12 +107,12 @@ class Pair:
     def _ask(self, exchange: Exchange) -> Answers:
         left_out = any(entry.triton is None for entry in self._known(exchange))
         if left_out:
-            return None, exchange.ask(self.rocserve)
+            return None, self.rocserve.take(exchange)
         if not exchange.at_once:
-            return exchange.ask(self.triton), exchange.ask(self.rocserve)
+            return self.triton.take(exchange), self.rocserve.take(exchange)
         with ThreadPoolExecutor(1) as beside:
-            expected = beside.submit(exchange.ask, self.triton)
-            found = exchange.ask(self.rocserve)
+            expected = beside.submit(self.triton.take, exchange)
+            found = self.rocserve.take(exchange)
             return expected.result(), found
 
     def compare(self, exchange: Exchange, configuration: str = "") -> None:
@@ -102,6 +124,8 @@ class Pair:
         known = self._known(exchange)
         ahead = self._ahead.pop(exchange.name, None)
         expected, found = self._ask(exchange) if ahead is None else ahead.result()
+        if expected is not None:
+            self._recorded.confirm(exchange, expected)
         shown: list[Difference] = []
         for index, step in enumerate(exchange.steps):
             theirs = None if expected is None else expected[index]
@@ -130,39 +154,44 @@ def _explained(
     return fitting
 
 
+Paired = Callable[[Servers, Sequence[Difference]], AbstractContextManager[Pair]]
+"""Makes the pair of a test module on running servers, given what is known to differ."""
+
+
 @contextmanager
-def running_pair(
-    peer: TritonPeer,
-    repositories: Sequence[Path],
-    folder: Path,
-    comparisons: Comparisons,
-    differences: Sequence[Difference],
-    both: Sequence[str] = (),
-) -> Iterator[Pair]:
-    """Both servers, ready; gone after the block.
+def running_servers(
+    peer: TritonPeer | None, repositories: Sequence[Path], folder: Path, both: Sequence[str] = ()
+) -> Iterator[Servers]:
+    """The servers, ready; gone after the block.
 
     Args:
-        repositories: model repositories of both; the last one is `Pair.scratch`.
-        folder: for the logs.
+        peer: None: rocserve runs alone.
+        repositories: model repositories of both, in `folder`; the last one is `Servers.scratch`.
+        folder: for the logs too.
         both: further flags, which both understand.
     """
-    triton_port, triton_http_port, rocserve_http_port = free_port(), free_port(), free_port()
-    further = [f"--model-repository={repository}" for repository in repositories[1:]]
-    triton = peer.server(
-        "triton",
-        repositories[0],
-        triton_port,
-        folder / "triton.log",
-        (*further, *TRITON_FLAGS, *http_flags(triton_http_port), *both),
-    )
-    rocserve = RocserveProcess(
-        repositories, *ROCSERVE_FLAGS, *http_flags(rocserve_http_port), *both, log=folder / "rocserve.log"
-    )
-    # Entering Triton waits until it is ready; rocserve starts meanwhile.
-    with rocserve, triton:
+    flags = [*TRITON_FLAGS, *both]
+    digest = digest_of(*(part.encode() for part in (*flags, *map(folder_digest, repositories))))
+    http_port = free_port()
+    with ExitStack() as running:
+        rocserve = running.enter_context(
+            RocserveProcess(repositories, *ROCSERVE_FLAGS, *http_flags(http_port), *both, log=folder / "rocserve.log")
+        )
+        # Entering Triton waits until it is ready; rocserve starts meanwhile.
+        triton = None if peer is None else running.enter_context(_running_triton(peer, repositories, folder, flags))
         rocserve.wait_until_ready()
-        with (
-            Side("triton", triton.address, triton_http_port) as triton_side,
-            Side("rocserve", rocserve.address, rocserve_http_port) as rocserve_side,
-        ):
-            yield Pair(triton_side, rocserve_side, repositories[-1], comparisons, differences)
+        side = running.enter_context(Side("rocserve", rocserve.address, http_port))
+        yield Servers(triton, side, folder, repositories[-1], digest)
+
+
+@contextmanager
+def _running_triton(
+    peer: TritonPeer, repositories: Sequence[Path], folder: Path, flags: Sequence[str]
+) -> Iterator[Side]:
+    port, http_port = free_port(), free_port()
+    further = [f"--model-repository={repository}" for repository in repositories[1:]]
+    server = peer.server(
+        "triton", repositories[0], port, folder / "triton.log", (*further, *flags, *http_flags(http_port))
+    )
+    with server, Side("triton", server.address, http_port) as side:
+        yield side

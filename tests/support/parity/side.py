@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import grpc
 
-from support.parity.exchange import GRPC_SERVICE, Outcome
+from support.parity.exchange import GRPC_SERVICE, Exchange, Outcome
 from support.parity.normal_form import plain_values, stream_answer, unary_answer
 
 ANSWER_SECONDS = 30.0
@@ -40,6 +40,9 @@ class Side:
 
     def __exit__(self, *error: object) -> None:
         self._channel.close()
+
+    def take(self, exchange: Exchange) -> list[Outcome]:
+        return exchange.ask(self)
 
     def unary(self, path: str, message: bytes) -> Outcome:
         call = self._channel.unary_unary(path, request_serializer=None, response_deserializer=None)

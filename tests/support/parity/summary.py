@@ -1,4 +1,5 @@
-"""A pytest plugin that says at the end how many requests were compared with Triton, whichever process compared them."""
+"""A pytest plugin: which Triton tests/parity compares with, and at the end how many requests were compared, whichever
+process compared them."""
 
 from __future__ import annotations
 
@@ -12,8 +13,18 @@ COMPARISONS = pytest.StashKey[Comparisons]()
 SUMMARY = pytest.StashKey[list[str]]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--triton",
+        choices=("recorded", "live", "record"),
+        default="recorded",
+        help="what tests/parity compares rocserve with: Triton's recorded answers, or a running Triton (live), whose"
+        " answers must be the recorded ones, or are recorded anew (record)",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[COMPARISONS] = Comparisons()
+    config.stash[COMPARISONS] = Comparisons(recorded=config.getoption("triton") == "recorded")
     config.stash[SUMMARY] = []
 
 
