@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.certificates import CertificateFiles, RenewedContext
-from rocserve.frontends.descriptors import most_descriptors
 from rocserve.frontends.grpc.dense_traffic import Companion
 from rocserve.frontends.grpc.select import create_transport
 from rocserve.frontends.grpc.service import GrpcService
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _READING_WATCH_SECONDS = 1.0
 """How often clients are looked for that do not read their answers; their time-outs are many times as long."""
+_KEPT_DESCRIPTORS = 256
+"""For the server itself, of the files that may be open: workers take some, and so do files that are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +120,19 @@ class FrontEnds:
         settings = self._settings.metrics
         if not settings.allow:
             return
-        from rocserve.frontends.metrics.endpoint import MetricsEndpoint
+        from rocserve.frontends.http.connection import ConnectionLimits
+        from rocserve.frontends.metrics.endpoint import MOST_CONNECTIONS, MetricsEndpoint
 
+        limits = ConnectionLimits(
+            write_seconds=self._settings.write_timeout_seconds,
+            most=MOST_CONNECTIONS,
+            most_descriptors=_most_descriptors(),
+        )
         endpoint = MetricsEndpoint(
             settings.address,
             settings.port,
             self._served.write_metrics,
-            self._settings.write_timeout_seconds,
+            limits,
             self._log.getChild("metrics"),
             self._tls(settings, "metrics"),
         )
@@ -144,6 +152,7 @@ class FrontEnds:
         settings = self._settings.http
         if not settings.allow:
             return
+        from rocserve.frontends.http.connection import ConnectionLimits
         from rocserve.frontends.http.endpoint import HttpEndpoint
         from rocserve.frontends.http.service import HttpService
 
@@ -157,9 +166,12 @@ class FrontEnds:
             log,
             self._settings.admin_addresses,
         )
-        endpoint = HttpEndpoint(
-            service, settings, self._settings.write_timeout_seconds, log, self._tls(settings, "HTTP")
+        limits = ConnectionLimits(
+            idle_seconds=settings.keepalive_seconds,
+            write_seconds=self._settings.write_timeout_seconds,
+            most_descriptors=_most_descriptors(),
         )
+        endpoint = HttpEndpoint(service, settings, limits, log, self._tls(settings, "HTTP"))
         port = await endpoint.start()
         self._http = endpoint
         self._log.info("HTTP: %s", service.describe_access())
@@ -197,6 +209,12 @@ async def _watch_reading(transport: Transport) -> None:
         transport.give_up_unread()
 
 
+def _most_descriptors() -> int | None:
+    """That connections may take; None = any number."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if limit == resource.RLIM_INFINITY else limit - min(_KEPT_DESCRIPTORS, limit // 4)
+
+
 def _transport_options(grpc: GrpcSettings, write_timeout_seconds: float) -> TransportOptions:
     return TransportOptions(
         address=grpc.address,
@@ -220,6 +238,6 @@ def _transport_options(grpc: GrpcSettings, write_timeout_seconds: float) -> Tran
         max_connection_age_grace_ms=grpc.max_connection_age_grace_ms,
         max_connection_idle_ms=grpc.max_connection_idle_ms,
         write_timeout_ms=int(write_timeout_seconds * 1000),
-        max_connections=most_descriptors(),
+        max_connections=_most_descriptors(),
         waiting=WaitingLimits(message_seconds=grpc.message_timeout_seconds),
     )

@@ -16,8 +16,9 @@ from rocserve.core.latencies import LatencyOptions
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
+from rocserve.frontends.http.connection import ConnectionLimits
 from rocserve.frontends.metrics.collection import ServerMetrics
-from rocserve.frontends.metrics.endpoint import MetricsEndpoint
+from rocserve.frontends.metrics.endpoint import MOST_CONNECTIONS, MetricsEndpoint
 from rocserve.frontends.metrics.exposition import MetricFamily, Sample, exposition
 from rocserve.repository.fallbacks import Fallback, FallbackCounter
 
@@ -196,7 +197,7 @@ class Written:
 
 @asynccontextmanager
 async def endpoint(written: Written) -> AsyncIterator[int]:
-    running = MetricsEndpoint("127.0.0.1", 0, written, 60.0, LOG)
+    running = MetricsEndpoint("127.0.0.1", 0, written, ConnectionLimits(most=MOST_CONNECTIONS), LOG)
     port = await running.start()
     try:
         yield port
@@ -281,10 +282,10 @@ async def test_a_port_that_is_taken() -> None:
             " switch metrics off with --allow-metrics=false"
         )
         with pytest.raises(OSError, match=re.escape(text)) as caught:
-            await MetricsEndpoint("127.0.0.1", port, Written(), 60.0, LOG).start()
+            await MetricsEndpoint("127.0.0.1", port, Written(), ConnectionLimits(), LOG).start()
         assert caught.value.errno == errno.EADDRINUSE
 
 
 async def test_an_address_of_another_machine() -> None:
     with pytest.raises(OSError, match=r"cannot serve metrics at 192.0.2.1:0: .*; name an address of this machine with"):
-        await MetricsEndpoint("192.0.2.1", 0, Written(), 60.0, LOG).start()
+        await MetricsEndpoint("192.0.2.1", 0, Written(), ConnectionLimits(), LOG).start()

@@ -21,6 +21,9 @@ class ConnectionLimits:
     """How long a client may not read what waits for it in the connection, which is little of a large answer."""
     most: int | None = None
     """Connections at a time; for one more, one that waits for its client is closed. None = any number."""
+    most_descriptors: int | None = None
+    """When a connection's descriptor is above, there is one too many: the server needs some for itself, for workers
+    say."""
 
 
 class Connection(RequestHandler):

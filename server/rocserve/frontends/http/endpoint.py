@@ -18,12 +18,11 @@ class HttpEndpoint:
         self,
         service: HttpService,
         settings: HttpSettings,
-        write_timeout_seconds: float,
+        limits: ConnectionLimits,
         log: logging.Logger,
         tls: ssl.SSLContext | None,
     ) -> None:
         self._settings = settings
-        limits = ConnectionLimits(idle_seconds=settings.keepalive_seconds, write_seconds=write_timeout_seconds)
         self._listener = HttpListener(service.handle, log, limits, tls)
 
     async def start(self) -> int:

@@ -15,7 +15,6 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 
-from rocserve.frontends.descriptors import most_descriptors
 from rocserve.frontends.http.connection import Connection, ConnectionLimits
 from rocserve.observability.pace import Pace
 
@@ -79,8 +78,7 @@ class HttpListener:
         )
         server.log = self._log
         server.remarks = Pace(_SECONDS_BETWEEN_REMARKS)
-        server.most_connections = self._limits.most
-        server.most_descriptors = most_descriptors()
+        server.limits = self._limits
         self._listening = await asyncio.get_running_loop().create_server(
             server,
             address,
@@ -148,13 +146,10 @@ class HttpListener:
 
 
 class _Server(web.Server):
-    most_connections: int | None = None
-    most_descriptors: int | None = None
-    """When a connection's descriptor is above, there is one too many: the server needs some for itself, for workers
-    say."""
+    limits: ConnectionLimits
     _fitting: int | None = None
-    """How many connections there may be while one has such a descriptor: what closed ones leave is lower, and tells
-    nothing."""
+    """How many connections there may be while one has a descriptor above the limit: those that closed ones leave are
+    lower, and tell nothing."""
     log: logging.Logger
     remarks: Pace
 
@@ -170,7 +165,7 @@ class _Server(web.Server):
             self._make_room(handler, transport)
 
     def _has_one_too_many(self, transport: asyncio.Transport) -> bool:
-        if self._are_more_than(self.most_connections):
+        if self._are_more_than(self.limits.most):
             return True
         if self._is_above(transport):
             # The kernel gives the lowest that is free, so that all below are in use, whatever for.
@@ -192,7 +187,9 @@ class _Server(web.Server):
     def _is_above(self, transport: asyncio.BaseTransport) -> bool:
         connection = transport.get_extra_info("socket")
         return (
-            self.most_descriptors is not None and connection is not None and connection.fileno() > self.most_descriptors
+            self.limits.most_descriptors is not None
+            and connection is not None
+            and connection.fileno() > self.limits.most_descriptors
         )
 
     def _make_room(self, newest: RequestHandler, transport: asyncio.Transport) -> None:
@@ -210,9 +207,9 @@ class _Server(web.Server):
             self.log.warning("%s", self._full())
 
     def _full(self) -> str:
-        if self.most_connections is not None:
+        if self.limits.most is not None:
             return (
-                f"there are {self.most_connections} connections, as many as there may be: for each one more, another"
+                f"there are {self.limits.most} connections, as many as there may be: for each one more, another"
                 " whose client keeps it waiting is closed"
             )
         return (

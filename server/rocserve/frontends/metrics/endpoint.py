@@ -14,7 +14,7 @@ from rocserve.frontends.http.listener import HttpListener, binding_refusal
 from rocserve.frontends.metrics.exposition import CONTENT_TYPE
 
 _PATH = "/metrics"
-_MOST_CONNECTIONS = 64
+MOST_CONNECTIONS = 64
 """Monitoring asks a few times a minute."""
 
 
@@ -26,7 +26,7 @@ class MetricsEndpoint:
         address: str,
         port: int,
         write_metrics: Callable[[], str],
-        write_timeout_seconds: float,
+        limits: ConnectionLimits,
         log: logging.Logger,
         tls: ssl.SSLContext | None = None,
     ) -> None:
@@ -34,7 +34,6 @@ class MetricsEndpoint:
         self._port = port
         self._write_metrics = write_metrics
         self._log = log
-        limits = ConnectionLimits(write_seconds=write_timeout_seconds, most=_MOST_CONNECTIONS)
         self._listener = HttpListener(self._answer, log, limits, tls)
 
     async def start(self) -> int:

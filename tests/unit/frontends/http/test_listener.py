@@ -7,7 +7,6 @@ import errno
 import logging
 import os
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -296,16 +295,10 @@ def test_ports_that_cannot_be_had(number: int, text: str) -> None:
 
 
 async def test_the_last_descriptors_are_kept_for_the_server(caplog: pytest.LogCaptureFixture) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     probe = os.open("/dev/null", os.O_RDONLY)
     os.close(probe)
-    # A quarter is kept: of the next eight descriptors some are above that.
-    resource.setrlimit(resource.RLIMIT_NOFILE, ((probe + 8) * 4 // 3, hard))
-    try:
-        listener = HttpListener(Gate().answer, LOG)
-        port = await listener.start("127.0.0.1", 0)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    listener = HttpListener(Gate().answer, LOG, ConnectionLimits(most_descriptors=probe + 8))
+    port = await listener.start("127.0.0.1", 0)
     connections, answers = [], []
     for _ in range(8):
         reader, writer = await ask(port, b"at-once")
@@ -341,15 +334,10 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("at_once", [True, False])
 async def test_connections_that_say_nothing_never_take_the_descriptors_that_are_kept(at_once: bool) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     process = psutil.Process()
     most = process.num_fds() + 60
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most * 4 // 3, hard))
-    try:
-        listener = HttpListener(Gate().answer, LOG)
-        port = await listener.start("127.0.0.1", 0)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    listener = HttpListener(Gate().answer, LOG, ConnectionLimits(most_descriptors=most))
+    port = await listener.start("127.0.0.1", 0)
     words = [sys.executable, "-c", CLIENTS, str(port), "0" if at_once else "0.002"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as clients:  # noqa: ASYNC220
         assert clients.stdin is not None and clients.stdout is not None
