@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import random
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from support.server import wait_until
 
 from campaign import catalogue
 from campaign.action import Action, drawn
-from campaign.findings import INSIDE_EACH_KILL, Damage
+from campaign.findings import INSIDE_EACH_KILL, Damage, Findings, Tally
+from campaign.honest.client import HonestClient, WrongAnswer
 from campaign.minimise import smallest
+from campaign.stage import Stage
 from campaign.truth import Constants
 from campaign.watch.ending import tracebacks
 
@@ -95,3 +101,28 @@ def test_a_traceback_of_a_worker_is_whole_though_others_speak():
     others = [f"{head}n:1: a line", "I1122 16:24:59.604205 23802 server.py:1] a line"]
     log = [mine[0], mine[1], others[0], *mine[2:4], others[1], mine[4], f"{head}m:1: on"]
     assert list(tracebacks("\n".join(log))) == ["\n".join(mine)]
+
+
+def test_a_client_that_cannot_begin_anew_is_reported_and_asks_on():
+    class Broken:
+        asked = 0
+
+        def ask(self, random: random.Random) -> None:
+            self.asked += 1
+            raise WrongAnswer("on purpose")
+
+        def reopen(self) -> None:
+            raise ConnectionError("reopen")
+
+        def close(self) -> None:
+            raise ConnectionError("close")
+
+    stage = SimpleNamespace(findings=Findings(), tally=Tally(), damage=Damage())
+    asker = Broken()
+    client = HonestClient("broken", asker, cast(Stage, stage), pace_seconds=0.001, seed=1)
+    client.start()
+    wait_until(lambda: asker.asked >= 3, 10, "the third request")
+    client.stop()
+    texts = {finding.text for finding in stage.findings.kept if finding.kind == "honest client broke"}
+    assert "broken: ConnectionError: reopen" in texts
+    assert stage.findings.counts["honest client broke"] == asker.asked + 1, "each time, and at the close"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from tritonclient.utils import InferenceServerException
@@ -61,7 +62,16 @@ class HonestClient:
             outcome = self._ask_once(begun)
             self.slowest = max(self.slowest, time.monotonic() - begun)
             self._stage.tally.count(self.name, outcome)
-        self._asker.close()
+            if outcome != "right":
+                self._do(self._asker.reopen)
+        self._do(self._asker.close)
+
+    def _do(self, step: Callable[[], None]) -> None:
+        """What fails beside the requests is told; a client that had ended without a word would find nothing more."""
+        try:
+            step()
+        except Exception as error:
+            self._broke(error)
 
     def _ask_once(self, begun: float) -> str:
         """What became of it: "right", or what was lost and why."""
@@ -70,17 +80,17 @@ class HonestClient:
             self._asker.ask(self._random)
         except WrongAnswer as error:
             findings.add("wrong answer", f"{self.name}: {error}")
-            self._asker.reopen()
             return "wrong"
         except (InferenceServerException, RocserveError, OSError, EOFError) as error:
             ended = time.monotonic()
             why = self._stage.damage.excuse(str(error), begun, ended)
             if why is None:
                 findings.add("honest request failed", f"{self.name}, after {ended - begun:.1f} s: {error}")
-            self._asker.reopen()
             return why or "failed"
         except Exception as error:
-            findings.add("honest client broke", f"{self.name}: {type(error).__name__}: {error}")
-            self._asker.reopen()
+            self._broke(error)
             return "failed"
         return "right"
+
+    def _broke(self, error: Exception) -> None:
+        self._stage.findings.add("honest client broke", f"{self.name}: {type(error).__name__}: {error}")

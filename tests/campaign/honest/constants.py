@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -51,7 +52,7 @@ def swapped(constants: Mapping[str, Constants]) -> list[Model]:
     return [Model(name, kept) for name, kept in constants.items()]
 
 
-class _Asker:
+class _Asker(ABC):
     """Draws a model and values, has them asked, checks the answer."""
 
     highest = 1000
@@ -65,10 +66,12 @@ class _Asker:
         begun = time.monotonic()
         model.check(values, self.infer(model.name, values, random), begun)
 
+    @abstractmethod
     def infer(self, model: str, values: np.ndarray, random: random.Random) -> np.ndarray | None:
-        raise NotImplementedError
+        """What the model answered to the values."""
 
-    def reopen(self) -> None: ...
+    def reopen(self) -> None:  # noqa: B027 - nothing is open between two requests
+        ...
 
 
 class ByTritonGrpc(_Asker):
