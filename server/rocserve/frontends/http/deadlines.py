@@ -5,17 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from rocserve.core.errors import ServeError, StatusCode, invalid_argument
+from rocserve.core.errors import invalid_argument
 
 OWN_HEADER = "X-Request-Timeout-Ms"
 ENVOY_HEADER = "X-Envoy-Expected-Rq-Timeout-Ms"
 """Envoy tells those behind it so how long it waits for them."""
 _MOST_DIGITS = 15
 """Of milliseconds: thirty thousand years."""
-
-
-def deadline_exceeded() -> ServeError:
-    return ServeError(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
 
 class RequestDeadlines:

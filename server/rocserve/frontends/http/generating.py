@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 
 from aiohttp import web
 
 from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.core.private_paths import PrivatePaths
-from rocserve.core.request_memory import Holding, RequestMemory
-from rocserve.core.serving import ServingTableHolder
+from rocserve.core.request_memory import Holding
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.http.body import BodyReader
-from rocserve.frontends.http.deadlines import RequestDeadlines, deadline_exceeded
 from rocserve.frontends.http.errors import JSON, error_body, error_response, not_allowed, status_of
 from rocserve.frontends.http.generate import NOT_ONE_RESPONSE, GenerateRequest, event, generate_body
 from rocserve.frontends.http.infer_request import id_of_refused
+from rocserve.frontends.http.inference import HandlerParts
 from rocserve.frontends.http.listener import SERVER_NAME
 from rocserve.frontends.http.origin import Arrival
 from rocserve.frontends.http.places import Place
-from rocserve.frontends.http.responders import AnswerStream, Outcome
-from rocserve.services.inference import InferenceService
+from rocserve.frontends.http.responders import AnswerStream, Asked, Outcome
+from rocserve.scheduling.refusals import deadline_exceeded
 
 _EVENTS = "text/event-stream; charset=utf-8"
 
@@ -29,19 +26,8 @@ _EVENTS = "text/event-stream; charset=utf-8"
 class GenerateHandler:
     """On the event loop."""
 
-    def __init__(
-        self,
-        service: InferenceService,
-        tables: ServingTableHolder,
-        bodies: BodyReader,
-        memory: RequestMemory,
-        deadlines: RequestDeadlines,
-    ) -> None:
-        self._service = service
-        self._memory = memory
-        self._tables = tables
-        self._bodies = bodies
-        self._deadlines = deadlines
+    def __init__(self, parts: HandlerParts) -> None:
+        self._parts = parts
 
     async def answer(self, request: web.BaseRequest, place: Place, streams: bool) -> web.StreamResponse:
         """The answer to one request; a stream has been sent.
@@ -53,33 +39,33 @@ class GenerateHandler:
         if request.method != "POST":
             raise not_allowed(JSON)
         arrival = Arrival(request)
-        deadline = self._deadlines.of(request.headers)
-        version = self._tables.table.find(place.model, place.version)
+        deadline = self._parts.deadlines.of(request.headers)
+        version = self._parts.tables.table.find(place.model, place.version)
         body: Buffer = b""
         holding = Holding()
         try:
             if request.headers.get("Content-Encoding", "identity") not in ("", "identity"):
                 raise invalid_argument("Unsupported content-encoding, only 'identity' is supported.")
-            body = await self._bodies.json_body(request, holding)
+            body = await self._parts.bodies.json_body(request, holding)
             generate_request = GenerateRequest(version.config, place.version).read(body)
             generate_request.deadline = deadline
         except BaseException as error:
-            self._memory.release(holding)
+            self._parts.memory.release(holding)
             if isinstance(error, ServeError):
-                self._service.refuse(error, partial(id_of_refused, body))
+                self._parts.service.refuse(error, partial(id_of_refused, body))
             raise
-        responder = AnswerStream(asyncio.get_running_loop(), arrival.completed(), self._memory, holding, deadline)
+        responder = AnswerStream(Asked(arrival.completed(), self._parts.memory, holding, deadline))
         is_complete = False
         try:
-            self._service.infer(generate_request, responder)
+            self._parts.service.infer(generate_request, responder)
             responder.handed_over()
             first = await responder.next()
             if responder.is_refused and isinstance(first, ServeError):
-                response: web.StreamResponse = error_response(self._service.paths.without(first))
+                response: web.StreamResponse = error_response(self._parts.service.paths.without(first))
             elif streams:
-                response = await _send_events(request, first, responder, self._service.paths)
+                response = await _send_events(request, first, responder, self._parts.service.paths)
             else:
-                response = await _only_response(first, responder, self._service.paths)
+                response = await _only_response(first, responder, self._parts.service.paths)
             is_complete = True
             return response
         finally:

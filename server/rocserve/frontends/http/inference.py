@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import dataclass
 from functools import partial
 
 from aiohttp import web
@@ -25,7 +26,7 @@ from rocserve.frontends.http.origin import Arrival
 from rocserve.frontends.http.places import Place
 from rocserve.frontends.http.raw_request import raw_request
 from rocserve.frontends.http.request_heads import RequestHeads
-from rocserve.frontends.http.responders import NOT_FOR_DECOUPLED, SingleAnswer
+from rocserve.frontends.http.responders import NOT_FOR_DECOUPLED, Asked, SingleAnswer
 from rocserve.services.forwarded_headers import HeaderForwarding
 from rocserve.services.inference import InferenceService
 
@@ -38,23 +39,22 @@ _WRITTEN_BYTES = 256 << 10
 """Of a large answer at a time: what a client does not read is then copied to no more than this in the connection."""
 
 
+@dataclass(frozen=True, slots=True)
+class HandlerParts:
+    """What inference requests are served with, those of generate too."""
+
+    service: InferenceService
+    tables: ServingTableHolder
+    bodies: BodyReader
+    memory: RequestMemory
+    deadlines: RequestDeadlines
+
+
 class InferHandler:
     """On the event loop."""
 
-    def __init__(
-        self,
-        service: InferenceService,
-        tables: ServingTableHolder,
-        bodies: BodyReader,
-        memory: RequestMemory,
-        deadlines: RequestDeadlines,
-        forwarding: HeaderForwarding | None,
-    ) -> None:
-        self._service = service
-        self._memory = memory
-        self._tables = tables
-        self._bodies = bodies
-        self._deadlines = deadlines
+    def __init__(self, parts: HandlerParts, forwarding: HeaderForwarding | None) -> None:
+        self._parts = parts
         self._forwarding = forwarding
         self._heads = RequestHeads()
         self._reader = InferRequestReader(self._heads)
@@ -73,22 +73,22 @@ class InferHandler:
         holding = Holding()
         try:
             arrival = Arrival(request)
-            deadline = self._deadlines.of(request.headers)
-            version = self._tables.table.find(place.model, place.version)
+            deadline = self._parts.deadlines.of(request.headers)
+            version = self._parts.tables.table.find(place.model, place.version)
             if version.config.decoupled:
                 raise unimplemented(NOT_FOR_DECOUPLED)
             encoding = request_encoding(request.headers.get("Content-Encoding"))
             header = request.headers.get(HEADER_LENGTH)
-            body = await self._bodies.tensor_body(request, encoding, header is None, holding)
+            body = await self._parts.bodies.tensor_body(request, encoding, header is None, holding)
             header_length = len(body) if header is None else _header_length(header, len(body))
-            self._bodies.check_size(len(body), header_length)
+            self._parts.bodies.check_size(len(body), header_length)
             content_type = JSON
             if header_length:
                 json = memoryview(body)[:header_length]
                 infer_request, form = self._reader.read(body, header_length, place.model, place.version)
                 if header is None:
                     # Its tensors are no views on the body.
-                    self._memory.admit(holding, sum(map(len, infer_request.data)))
+                    self._parts.memory.admit(holding, sum(map(len, infer_request.data)))
             else:
                 infer_request = raw_request(body, version.config, place.version, self._heads)
                 form = BINARY_ONLY
@@ -96,13 +96,13 @@ class InferHandler:
                 infer_request.head = self._forwarding.forward(infer_request.head, request.headers.items())
             infer_request.deadline = deadline
         except ServeError as error:
-            self._memory.release(holding)
-            self._service.refuse(error, partial(id_of_refused, json))
+            self._parts.memory.release(holding)
+            self._parts.service.refuse(error, partial(id_of_refused, json))
             return error_response(error, content_type)
         except BaseException:
-            self._memory.release(holding)
+            self._parts.memory.release(holding)
             raise
-        responder = SingleAnswer(asyncio.get_running_loop(), arrival.completed(), self._memory, holding, deadline)
+        responder = SingleAnswer(Asked(arrival.completed(), self._parts.memory, holding, deadline))
         try:
             return await self._run(request, infer_request, form, responder)
         finally:
@@ -111,11 +111,11 @@ class InferHandler:
     async def _run(
         self, request: web.BaseRequest, infer_request: InferRequest, form: AnswerForm, responder: SingleAnswer
     ) -> web.StreamResponse:
-        self._service.infer(infer_request, responder)
+        self._parts.service.infer(infer_request, responder)
         responder.handed_over()
         outcome = await responder.outcome()
         if isinstance(outcome, ServeError):
-            return error_response(self._service.paths.without(outcome), JSON if responder.is_refused else PLAIN)
+            return error_response(self._parts.service.paths.without(outcome), JSON if responder.is_refused else PLAIN)
         try:
             if takes_long(outcome, form):
                 body = await asyncio.to_thread(self._writer.write, outcome, form)

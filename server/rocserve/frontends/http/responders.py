@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from rocserve.core.errors import ServeError, StatusCode, internal, unimplemented
 from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.requests import InferResponse
-from rocserve.frontends.http.deadlines import deadline_exceeded
 from rocserve.frontends.http.infer_response import detached
+from rocserve.scheduling.refusals import deadline_exceeded
 from rocserve.services.observation import RequestOrigin
 
 NOT_FOR_DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
@@ -20,33 +21,33 @@ BACKLOG_LIMIT_BYTES = 256 << 20
 Outcome = InferResponse | ServeError
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that has come whole, and is about to be scheduled."""
+
+    origin: Callable[[], RequestOrigin]
+    memory: RequestMemory
+    holding: Holding
+    """Of the request; given back when it has been answered."""
+    deadline: float | None = None
+    """time.monotonic() seconds, which are the loop's too, after which the client is told that it has passed, whatever
+    becomes of the request."""
+
+
 class HttpResponder:
     """What the responders below have in common: where the request comes from, whether its client is still there, and
-    what memory the request and its answers hold."""
+    what memory the request and its answers hold. Made on the loop."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        origin: Callable[[], RequestOrigin],
-        memory: RequestMemory,
-        holding: Holding,
-        deadline: float | None = None,
-    ) -> None:
-        """
-        Args:
-            holding: of the request; given back when it has been answered.
-            deadline: time.monotonic() seconds, which are the loop's too, after which the client is told that it has
-                passed, whatever becomes of the request.
-        """
-        self._loop = loop
-        self._deadline = deadline
-        self._memory = memory
-        self._request_holding = holding
+    def __init__(self, asked: Asked) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._deadline = asked.deadline
+        self._memory = asked.memory
+        self._request_holding = asked.holding
         self._answer_holding = Holding()
         self._callbacks: deque[Callable[[], None]] = deque()
         self._is_gone = False
         self._is_handed_over = False
-        self.origin = origin
+        self.origin = asked.origin
         self.is_refused = False
         """Whether it failed before it was scheduled."""
 
@@ -90,16 +91,9 @@ class HttpResponder:
 class SingleAnswer(HttpResponder):
     """The responder of a request that has one response."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        origin: Callable[[], RequestOrigin],
-        memory: RequestMemory,
-        holding: Holding,
-        deadline: float | None = None,
-    ) -> None:
-        super().__init__(loop, origin, memory, holding, deadline)
-        self._future: asyncio.Future[Outcome] = loop.create_future()
+    def __init__(self, asked: Asked) -> None:
+        super().__init__(asked)
+        self._future: asyncio.Future[Outcome] = self._loop.create_future()
 
     async def outcome(self) -> Outcome:
         """The response, on memory of its own, or the error."""
@@ -150,15 +144,8 @@ class SingleAnswer(HttpResponder):
 class AnswerStream(HttpResponder):
     """The responder of a request that has any number of responses."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        origin: Callable[[], RequestOrigin],
-        memory: RequestMemory,
-        holding: Holding,
-        deadline: float | None = None,
-    ) -> None:
-        super().__init__(loop, origin, memory, holding, deadline)
+    def __init__(self, asked: Asked) -> None:
+        super().__init__(asked)
         self._queue: asyncio.Queue[Outcome | None] = asyncio.Queue()
         self._backlog_bytes = 0
         self._taken_bytes = 0

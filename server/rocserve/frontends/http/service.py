@@ -16,7 +16,7 @@ from rocserve.frontends.http.body import BodyReader
 from rocserve.frontends.http.deadlines import RequestDeadlines
 from rocserve.frontends.http.errors import PLAIN, HttpError, error_response, not_allowed, not_found
 from rocserve.frontends.http.generating import GenerateHandler
-from rocserve.frontends.http.inference import InferHandler
+from rocserve.frontends.http.inference import HandlerParts, InferHandler
 from rocserve.frontends.http.json_text import json_bytes
 from rocserve.frontends.http.management import ManagementRoute
 from rocserve.frontends.http.places import Place
@@ -53,10 +53,11 @@ class HttpService:
         self._bodies = BodyReader(settings.max_input_size, memory)
         forwarding = header_forwarding(settings.header_forward_pattern)
         deadlines = RequestDeadlines(settings.request_timeout_seconds)
-        self._infer = InferHandler(inference, tables, self._bodies, memory, deadlines, forwarding)
-        self._generate = GenerateHandler(inference, tables, self._bodies, memory, deadlines)
+        parts = HandlerParts(inference, tables, self._bodies, memory, deadlines)
+        self._infer = InferHandler(parts, forwarding)
+        self._generate = GenerateHandler(parts)
         self._find_destination = functools.lru_cache(_REMEMBERED_PATHS)(find_destination)
-        self._tasks: set[asyncio.Task[object]] = set()
+        self._tasks: dict[asyncio.Task[object], Holding] = {}
 
     def describe_access(self) -> str:
         """Who may call what, for the log."""
@@ -99,26 +100,27 @@ class HttpService:
             body = await self._bodies.json_body(request, holding) if request.method == "POST" else b""
             message = route.request(place, body)
             self._admin.check(route.method, _peer(request), lambda: message)
-            response = await self._call(self._methods[route.method], message)
+            response = await self._call(self._methods[route.method], message, holding)
             told = route.answer(response)
         except ServeError as error:
             return error_response(error, route.content_type)
         finally:
-            self._memory.release(holding)
+            if holding not in self._tasks.values():
+                self._memory.release(holding)
         text = b"" if told is None else told if isinstance(told, bytes) else json_bytes(told)
         return web.Response(body=text, content_type=route.content_type)
 
-    async def _call(self, method: Method, message: object) -> object:
+    async def _call(self, method: Method, message: object, holding: Holding) -> object:
         if not isinstance(method, SlowMethod):
             return method.answer(message)
-        # It goes on when the client does not wait for it.
+        # It goes on when the client does not wait for it, and holds its message as long.
         task: asyncio.Task[object] = asyncio.ensure_future(method.answer(message))
-        self._tasks.add(task)
+        self._tasks[task] = holding
         task.add_done_callback(self._forget)
         return await asyncio.shield(task)
 
     def _forget(self, task: asyncio.Task[object]) -> None:
-        self._tasks.discard(task)
+        self._memory.release(self._tasks.pop(task))
         if not task.cancelled():
             # Looked at, so that asyncio does not complain of an error that nobody waited for.
             task.exception()

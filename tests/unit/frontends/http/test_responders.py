@@ -15,7 +15,7 @@ from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.requests import InferResponse
 from rocserve.core.tensors import Tensor
 from rocserve.frontends.http import responders
-from rocserve.frontends.http.responders import AnswerStream, SingleAnswer
+from rocserve.frontends.http.responders import AnswerStream, Asked, SingleAnswer
 from rocserve.services.observation import RequestOrigin
 
 
@@ -35,7 +35,7 @@ async def elsewhere(call: Callable[[], None]) -> None:
 
 
 async def test_one_answer_on_memory_of_its_own() -> None:
-    answer = SingleAnswer(asyncio.get_running_loop(), origin, RequestMemory(), Holding())
+    answer = SingleAnswer(Asked(origin, RequestMemory(), Holding()))
     memory = bytearray(b"abc")
     await elsewhere(lambda: answer.send(response(memory)))
     memory[:] = b"xyz"
@@ -45,10 +45,10 @@ async def test_one_answer_on_memory_of_its_own() -> None:
 
 
 async def test_an_error_tells_whether_the_request_was_scheduled() -> None:
-    refused = SingleAnswer(asyncio.get_running_loop(), origin, RequestMemory(), Holding())
+    refused = SingleAnswer(Asked(origin, RequestMemory(), Holding()))
     refused.fail(internal("no"))
     refused.handed_over()
-    failed = SingleAnswer(asyncio.get_running_loop(), origin, RequestMemory(), Holding())
+    failed = SingleAnswer(Asked(origin, RequestMemory(), Holding()))
     failed.handed_over()
     failed.fail(internal("no"))
     assert [refused.is_refused, failed.is_refused] == [True, False]
@@ -56,7 +56,7 @@ async def test_an_error_tells_whether_the_request_was_scheduled() -> None:
 
 
 async def test_there_is_room_for_one_response_only() -> None:
-    answer = SingleAnswer(asyncio.get_running_loop(), origin, RequestMemory(), Holding())
+    answer = SingleAnswer(Asked(origin, RequestMemory(), Holding()))
     with pytest.raises(ServeError, match="doesn't support models with decoupled transaction policy"):
         answer.expect_many()
     answer.end()
@@ -66,7 +66,7 @@ async def test_there_is_room_for_one_response_only() -> None:
 
 
 async def test_a_client_that_has_gone() -> None:
-    answer = SingleAnswer(asyncio.get_running_loop(), origin, RequestMemory(), Holding())
+    answer = SingleAnswer(Asked(origin, RequestMemory(), Holding()))
     told: list[str] = []
     answer.watch_cancellation(lambda: told.append("early"))
     waiting = asyncio.ensure_future(answer.outcome())
@@ -85,7 +85,7 @@ async def test_a_client_that_has_gone() -> None:
 @pytest.mark.parametrize("kind", [SingleAnswer, AnswerStream])
 @pytest.mark.parametrize("fails", [False, True])
 async def test_what_waits_for_the_client_to_leave_is_let_go_with_the_answer(kind: type, fails: bool) -> None:
-    answer = kind(asyncio.get_running_loop(), origin, RequestMemory(), Holding())
+    answer = kind(Asked(origin, RequestMemory(), Holding()))
 
     def leave() -> None: ...
 
@@ -101,7 +101,7 @@ async def test_what_waits_for_the_client_to_leave_is_let_go_with_the_answer(kind
 
 
 async def test_a_stream_of_answers() -> None:
-    stream = AnswerStream(asyncio.get_running_loop(), origin, RequestMemory(), Holding())
+    stream = AnswerStream(Asked(origin, RequestMemory(), Holding()))
     stream.expect_many()
 
     def answer() -> None:
@@ -119,7 +119,7 @@ async def test_a_stream_of_answers() -> None:
 
 async def test_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(responders, "BACKLOG_LIMIT_BYTES", 10)
-    stream = AnswerStream(asyncio.get_running_loop(), origin, RequestMemory(), Holding())
+    stream = AnswerStream(Asked(origin, RequestMemory(), Holding()))
     cancelled: list[bool] = []
     stream.watch_cancellation(lambda: cancelled.append(True))
     for _ in range(5):
