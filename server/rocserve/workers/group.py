@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import re
 from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from rocserve.core.custom_metrics import MetricChanges
@@ -271,7 +272,14 @@ def _launch_options(
         loader=loader,
         output_prefix=f"{load.model_name}:{load.version}: ",
         bounds=bounds,
-        readable=(load.model_folder, load.version_folder),
+        readable=_folders(load),
         writable=writable if plan.device is None else (*writable, *gpu_devices()),
         model_name=load.model_name,
     )
+
+
+def _folders(load: Load) -> tuple[str, ...]:
+    """What a worker reads of its model. Each file in it is looked at while other workers wait to be started: once."""
+    model, version = Path(load.model_folder), Path(load.version_folder)
+    is_within = version.resolve().is_relative_to(model.resolve())
+    return (load.model_folder,) if is_within else (load.model_folder, load.version_folder)

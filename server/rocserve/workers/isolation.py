@@ -23,6 +23,8 @@ from rocserve.workers.control_groups import enter
 _UNPRIVILEGED = "nobody"
 """Who workers run as where nothing is said and the server is root."""
 _ROOT = 0
+_LARGEST_ID = (1 << 32) - 2
+"""Of a user or a group: the next number tells the kernel to leave it as it is (setresuid(2))."""
 _GPU_DEVICES = ("/dev/kfd", "/dev/dri")
 _MOST_OPEN_FILES = 65_536
 """Of a worker: far more than engines and loaders of data need, far less than the kernel has."""
@@ -141,7 +143,7 @@ def find_user(text: str) -> Identity:
     try:
         entry = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
     except KeyError:
-        if not user.isdecimal():
+        if not user.isdecimal() or int(user) > _LARGEST_ID:
             raise ValueError(f"there is no user '{user}'") from None
         # Containers run as users that no file knows.
         entry = pwd.struct_passwd((user, "x", int(user), int(user), "", "", ""))
@@ -149,6 +151,8 @@ def find_user(text: str) -> Identity:
     if group:
         try:
             gid = int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid
+            if gid > _LARGEST_ID:
+                raise KeyError(group)
         except KeyError:
             raise ValueError(f"there is no group '{group}'") from None
     own = {gid, *os.getgrouplist(entry.pw_name, gid)}

@@ -46,6 +46,15 @@ def test_users_that_no_file_knows_have_their_number_as_group():
     assert find_user("4242").gid == 4242
 
 
+@pytest.mark.parametrize("number", [2**32 - 1, 2**32, 10**20])
+def test_numbers_that_no_user_or_group_can_have_are_refused(number: int):
+    """To the kernel the first means that a process stays who it is, which is root."""
+    with pytest.raises(ValueError, match=f"there is no user '{number}'"):
+        find_user(str(number))
+    with pytest.raises(ValueError, match=f"there is no group '{number}'"):
+        find_user(f"4242:{number}")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 class TestChoice:
     def choose(self, tmp_path: Path, *identities: Identity, writable: str = "") -> tuple[Identity | None, str]:
