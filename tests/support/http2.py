@@ -1,4 +1,4 @@
-"""An HTTP/2 client for calls that no gRPC library makes: they stop wherever a test wants."""
+"""An HTTP/2 client for calls that no gRPC library makes: they stop wherever a test wants; and frames by hand."""
 
 from __future__ import annotations
 
@@ -15,6 +15,33 @@ import h2.events
 
 MOST_BYTES_AT_ONCE = 16384
 """HTTP/2's largest frame unless a server allows more."""
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, SETTINGS = 0, 1, 4
+END_STREAM, END_HEADERS = 1, 4
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes, length: int | None = None) -> bytes:
+    """RFC 9113, section 4.1; `length` is what the header claims."""
+    size = len(payload) if length is None else length
+    return struct.pack(">I", size)[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + payload
+
+
+def head(path: str) -> bytes:
+    """Of a call: literal fields without indexing (RFC 7541, section 6.2.2)."""
+    fields = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": path,
+        ":authority": "test",
+        "te": "trailers",
+        "content-type": "application/grpc",
+    }
+    return b"".join(
+        b"\x00" + bytes((len(name),)) + name.encode() + bytes((len(value),)) + value.encode()
+        for name, value in fields.items()
+    )
 
 
 def prefixed(message: bytes) -> bytes:

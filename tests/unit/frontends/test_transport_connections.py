@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 import pytest
+from support.http2 import DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame, head
 
 from rocserve.core.errors import StatusCode
 from rocserve.frontends.grpc.transport import StreamCall, StreamRoute, UnaryCall, UnaryRoute
@@ -85,36 +86,14 @@ def test_a_thousand_connections_at_once(serve: Any, many_descriptors: None) -> N
 # Broken
 
 
-def frame(kind: int, flags: int, stream: int, payload: bytes, length: int | None = None) -> bytes:
-    """An HTTP/2 frame (RFC 9113, section 4.1); `length` is what the header claims."""
-    size = len(payload) if length is None else length
-    return struct.pack(">I", size)[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + payload
-
-
-def headers(path: str) -> bytes:
-    """A HEADERS block of literal fields without indexing (RFC 7541, section 6.2.2)."""
-    fields = {
-        ":method": "POST",
-        ":scheme": "http",
-        ":path": path,
-        ":authority": "test",
-        "te": "trailers",
-        "content-type": "application/grpc",
-    }
-    return b"".join(
-        b"\x00" + bytes((len(name),)) + name.encode() + bytes((len(value),)) + value.encode()
-        for name, value in fields.items()
-    )
-
-
 def half_a_message(path: str) -> bytes:
     """What a client has sent that dies in the middle of a DATA frame, which is itself the middle of a message."""
     body = b"\x00" + struct.pack(">I", 5000) + bytes(700)
     return (
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-        + frame(4, 0, 0, b"")
-        + frame(1, 4, 1, headers(path))
-        + frame(0, 0, 1, body, length=2000)
+        PREFACE
+        + frame(SETTINGS, 0, 0, b"")
+        + frame(HEADERS, END_HEADERS, 1, head(path))
+        + frame(DATA, 0, 1, body, length=2000)
     )
 
 

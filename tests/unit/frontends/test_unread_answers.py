@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame, head, prefixed
 
 from rocserve.core.errors import StatusCode
 from rocserve.frontends.grpc.transport import StreamCall, StreamRoute, TransportOptions, UnaryCall, UnaryRoute
@@ -19,39 +19,15 @@ from rocserve.frontends.grpc.transport import StreamCall, StreamRoute, Transport
 Eventually = Callable[[Callable[[], bool]], None]
 
 UNARY, STREAM = "/test.Service/Unary", "/test.Service/Stream"
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, SETTINGS = 0, 1, 4
-END_STREAM, END_HEADERS = 1, 4
 ANSWER_BYTES = 1 << 20
 ANSWERS = 3
 CLIENTS = 5
 
 
-def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """RFC 9113, section 4.1."""
-    return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + payload
-
-
-def head(path: str) -> bytes:
-    """Literal fields without indexing (RFC 7541, section 6.2.2)."""
-    fields = {
-        ":method": "POST",
-        ":scheme": "http",
-        ":path": path,
-        ":authority": "test",
-        "te": "trailers",
-        "content-type": "application/grpc",
-    }
-    return b"".join(
-        b"\x00" + bytes((len(name),)) + name.encode() + bytes((len(value),)) + value.encode()
-        for name, value in fields.items()
-    )
-
-
 def call_without_reading(port: int, path: str) -> socket.socket:
     """A call whose client never widens the window of 64 KiB that it begins with."""
     connection = socket.create_connection(("127.0.0.1", port), timeout=10)
-    message = frame(DATA, END_STREAM, 1, b"\x00" + struct.pack(">I", 1) + b"x")
+    message = frame(DATA, END_STREAM, 1, prefixed(b"x"))
     connection.sendall(PREFACE + frame(SETTINGS, 0, 0, b"") + frame(HEADERS, END_HEADERS, 1, head(path)) + message)
     return connection
 
