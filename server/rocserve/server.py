@@ -209,8 +209,8 @@ class Server:
     def _reload(self) -> None:
         """Look at what may have changed. Certificates are read at each connection, and the line that is written here
         opens a log file that was moved away again."""
-        self._log.info("SIGHUP: looking at the model repositories")
-        self._repository.look_soon()
+        self._log.info("SIGHUP: scanning the model repositories")
+        self._repository.scan_soon()
 
     async def _serve(self, ending: Ending) -> int:
         """Load what is there, then wait for the end."""

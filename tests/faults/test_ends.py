@@ -151,7 +151,7 @@ def test_sighup_reloads_and_disturbs_nobody(serve, repository: Path):
         # As the end of a terminal would, it goes to all of them.
         for pid in family:
             os.kill(pid, signal.SIGHUP)
-        wait_until(lambda: "SIGHUP: looking at the model repositories" in server.log_text, 10, "the line of the log")
+        wait_until(lambda: "SIGHUP: scanning the model repositories" in server.log_text, 10, "the line of the log")
         load.wait_until_answered_by(1.0, times=20)
     assert load.failures == load.wrong == []
     assert all(running(pid) for pid in family)

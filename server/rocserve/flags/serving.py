@@ -58,7 +58,7 @@ REPOSITORY = (
         "repository-poll-secs",
         "poll_seconds",
         SECONDS,
-        "how often to look even if nothing tells of a change (default 15)",
+        "how often to scan even if nothing tells of a change (default 15)",
     ),
     Flag("model-load-thread-count", "load_thread_count", POSITIVE, "models that load beside each other (default 4)"),
     Flag(

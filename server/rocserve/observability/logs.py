@@ -74,7 +74,7 @@ class ServerLog:
 
 
 class _LineFormatter(logging.Formatter):
-    """`I1121 14:03:05.123456 4711 look_loop.py:48] "text"`, or with an ISO 8601 time in UTC first."""
+    """`I1121 14:03:05.123456 4711 scan_loop.py:48] "text"`, or with an ISO 8601 time in UTC first."""
 
     def __init__(self, escapes: bool) -> None:
         super().__init__()

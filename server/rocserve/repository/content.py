@@ -10,13 +10,13 @@ from rocserve.config.override import REQUEST_SOURCE
 from rocserve.config.versions import select_versions
 from rocserve.core.model_names import qualified
 from rocserve.repository.private_folder import PrivateFolder
-from rocserve.repository.scan import ModelLook
+from rocserve.repository.scan import ModelScan
 
 
 @dataclass(frozen=True, slots=True)
 class ModelContent:
     definition: ModelDefinition
-    look: ModelLook
+    scan: ModelScan
     wanted: frozenset[int]
     """The versions that the version policy serves."""
     shared_key: str
@@ -27,7 +27,7 @@ class ModelContent:
     @property
     def model(self) -> str:
         """The model's key within the server."""
-        return qualified(self.look.namespace, self.definition.name)
+        return qualified(self.scan.namespace, self.definition.name)
 
     @property
     def is_of_request(self) -> bool:
@@ -36,21 +36,21 @@ class ModelContent:
 
     def key(self, version: int) -> str:
         """Two contents with the same key load the same version."""
-        return f"{self.shared_key} {version} {self.look.versions[version].files.fingerprint}"
+        return f"{self.shared_key} {version} {self.scan.versions[version].files.fingerprint}"
 
 
 def make_content(
-    definition: ModelDefinition, look: ModelLook, private_folder: PrivateFolder | None = None
+    definition: ModelDefinition, scan: ModelScan, private_folder: PrivateFolder | None = None
 ) -> ModelContent:
-    wanted = frozenset(select_versions(definition.config.version_policy, look.versions))
-    return ModelContent(definition, look, wanted, _shared_key(definition, look), private_folder)
+    wanted = frozenset(select_versions(definition.config.version_policy, scan.versions))
+    return ModelContent(definition, scan, wanted, _shared_key(definition, scan), private_folder)
 
 
-def _shared_key(definition: ModelDefinition, look: ModelLook) -> str:
+def _shared_key(definition: ModelDefinition, scan: ModelScan) -> str:
     # The message, not the file's bytes: a comment is no change, and an override has no file.
     message = type(definition.message)()
     message.CopyFrom(definition.message)
     message.ClearField("version_policy")
     digest = hashlib.blake2b(message.SerializeToString(deterministic=True), digest_size=16)
-    digest.update(f"\0{look.folder}\0{look.other_files}".encode(errors="surrogateescape"))
+    digest.update(f"\0{scan.folder}\0{scan.other_files}".encode(errors="surrogateescape"))
     return digest.hexdigest()

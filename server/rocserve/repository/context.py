@@ -11,7 +11,7 @@ from rocserve.repository.background import BackgroundTasks
 from rocserve.repository.load_slots import LoadSlots
 from rocserve.repository.loader import LoadedVersion, VersionLoader
 from rocserve.repository.retry import Retries, RetryPolicy
-from rocserve.repository.scan import ModelLook
+from rocserve.repository.scan import ModelScan
 
 
 class Publisher(Protocol):
@@ -29,10 +29,10 @@ class Publisher(Protocol):
 
 
 class FilesCheck(Protocol):
-    async def is_unchanged(self, look: ModelLook, version: int) -> bool:
-        """Whether all that a load of the version reads is still as it was looked at."""
+    async def is_unchanged(self, scan: ModelScan, version: int) -> bool:
+        """Whether all that a load of the version reads is still as it was scanned."""
 
-    def files_changed(self, look: ModelLook) -> None:
+    def files_changed(self, scan: ModelScan) -> None:
         """Its files changed during a load, whose result was thrown away: load it when they have settled."""
 
 

@@ -14,14 +14,14 @@ from rocserve.core.model_names import ModelNames
 from rocserve.repository.background import BackgroundTasks
 from rocserve.repository.catalogue import ModelCatalogue
 from rocserve.repository.content import ModelContent
-from rocserve.repository.layout import RepositoryLook
+from rocserve.repository.layout import RepositoryScan
 from rocserve.repository.load_parameters import LoadParameters, parse_load_parameters
-from rocserve.repository.looks import Looks
 from rocserve.repository.managed_model import ManagedModel, wait_for_loads
 from rocserve.repository.membership import members_of
 from rocserve.repository.reading import ContentReader
 from rocserve.repository.retry import Failure
-from rocserve.repository.scan import ModelLook
+from rocserve.repository.scan import ModelScan
+from rocserve.repository.scan_runner import ScanRunner
 from rocserve.repository.settings import RepositorySettings
 
 ALL_MODELS = "*"
@@ -36,7 +36,7 @@ class ExplicitControl:
     def __init__(
         self,
         names: ModelNames,
-        looks: Looks,
+        scan_runner: ScanRunner,
         reader: ContentReader,
         catalogue: ModelCatalogue,
         models: Mapping[str, ManagedModel],
@@ -45,7 +45,7 @@ class ExplicitControl:
         log: logging.Logger,
     ) -> None:
         self._names = names
-        self._looks = looks
+        self._scan_runner = scan_runner
         self._reader = reader
         self._catalogue = catalogue
         self._models = models
@@ -56,12 +56,12 @@ class ExplicitControl:
 
     async def load_at_start(self, names: Iterable[str]) -> dict[str, str]:
         """Load these models, and all that are there for "*"; returns what could not be found, with the reason."""
-        look = await self._looks.take()
+        scan = await self._scan_runner.run()
         wanted: dict[str, None] = {}
         for name in names:
-            found = [key for key, model in look.models.items() if _is_meant(model)] if name == ALL_MODELS else []
-            wanted |= dict.fromkeys(found if name == ALL_MODELS else self._keys(name, look))
-        outcomes = await asyncio.gather(*(self._load_quietly(key, look) for key in wanted))
+            found = [key for key, model in scan.models.items() if _is_meant(model)] if name == ALL_MODELS else []
+            wanted |= dict.fromkeys(found if name == ALL_MODELS else self._keys(name, scan))
+        outcomes = await asyncio.gather(*(self._load_quietly(key, scan) for key in wanted))
         return {key: outcome for key, outcome in zip(wanted, outcomes, strict=True) if outcome}
 
     async def load(self, name: str, parameters: Mapping[str, bool | int | str | bytes]) -> None:
@@ -95,16 +95,16 @@ class ExplicitControl:
                 if not self._is_needed(member):
                     self._unload(member, unload_dependents)
 
-    def _keys(self, name: str, look: RepositoryLook) -> Sequence[str]:
+    def _keys(self, name: str, scan: RepositoryScan) -> Sequence[str]:
         """The models of a name, of each repository where those are namespaces; the name itself where there is none."""
         if not self._names.namespaces:
             return (name,)
-        return self._names.keys(name, dict.fromkeys((*look.models, *self._models))) or (name,)
+        return self._names.keys(name, dict.fromkeys((*scan.models, *self._models))) or (name,)
 
-    async def _load_quietly(self, key: str, look: RepositoryLook) -> str:
+    async def _load_quietly(self, key: str, scan: RepositoryScan) -> str:
         """Load as the server starts; returns the reason when there is nothing to load."""
         try:
-            await self._load(key, _IN_REPOSITORY, look, frozenset())
+            await self._load(key, _IN_REPOSITORY, scan, frozenset())
         except ServeError as error:
             return "" if key in self._models else error.text
         return ""
@@ -112,16 +112,16 @@ class ExplicitControl:
     async def _load_checked(self, name: str, parameters: LoadParameters) -> None:
         if not name or "/" in name or "\0" in name or name in (".", ".."):
             raise _not_polled(name)
-        look = await self._looks.take()
-        for key in self._keys(name, look):
-            await self._load(key, parameters, look, frozenset())
+        scan = await self._scan_runner.run()
+        for key in self._keys(name, scan):
+            await self._load(key, parameters, scan, frozenset())
 
-    async def _load(self, key: str, parameters: LoadParameters, look: RepositoryLook, above: frozenset[str]) -> None:
+    async def _load(self, key: str, parameters: LoadParameters, scan: RepositoryScan, above: frozenset[str]) -> None:
         """Raises: ServeError."""
         name = self._names.bare(key)
-        folder = await self._find_folder(key, parameters, look)
+        folder = await self._find_folder(key, parameters, scan)
         contents = await self._read(name, folder, parameters)
-        await self._load_members(contents, look, above | {key})
+        await self._load_members(contents, scan, above | {key})
         async with self._locks[folder.key]:
             await self._apply(key, folder, contents, parameters)
         model = next((self._models[each.model] for each in contents if each.definition.name == name), None)
@@ -134,7 +134,7 @@ class ExplicitControl:
             del error
 
     async def _apply(
-        self, key: str, folder: ModelLook, contents: Sequence[ModelContent], parameters: LoadParameters
+        self, key: str, folder: ModelScan, contents: Sequence[ModelContent], parameters: LoadParameters
     ) -> None:
         """Let the models become this and wait until their loads have ended, over again when files change meanwhile."""
         for _ in range(_ATTEMPTS):
@@ -144,17 +144,17 @@ class ExplicitControl:
             if not any(model.waits_for_files for model in models):
                 return
             await asyncio.sleep(self._settings.settle_seconds)
-            folder = await self._find_folder(key, parameters, await self._looks.take())
+            folder = await self._find_folder(key, parameters, await self._scan_runner.run())
             contents = await self._read(self._names.bare(key), folder, parameters)
         for model in models:
             model.stop_loading()
 
-    async def _find_folder(self, key: str, parameters: LoadParameters, look: RepositoryLook) -> ModelLook:
-        folder = look.models.get(self._catalogue.folder_of(key) or key)
+    async def _find_folder(self, key: str, parameters: LoadParameters, scan: RepositoryScan) -> ModelScan:
+        folder = scan.models.get(self._catalogue.folder_of(key) or key)
         if folder is not None:
             return folder
         name = self._names.bare(key)
-        for candidate in look.models.values():
+        for candidate in scan.models.values():
             if candidate.is_root and not parameters.config and await self._defines(candidate, name):
                 return candidate
         if parameters.files and not self._settings.allow_remote_models:
@@ -163,18 +163,18 @@ class ExplicitControl:
                 " --allow-remote-models=true to have requests bring models of their own"
             )
         if parameters.files:
-            return ModelLook(name, Path(name), Path(name), "", "", {})
+            return ModelScan(name, Path(name), Path(name), "", "", {})
         self._log.error("failed to load '%s': there is no folder of that name in the model repositories", name)
         raise _not_polled(name)
 
-    async def _defines(self, folder: ModelLook, name: str) -> bool:
+    async def _defines(self, folder: ModelScan, name: str) -> bool:
         try:
             contents = await self._reader.read(folder)
         except ServeError:
             return False
         return any(content.definition.name == name for content in contents)
 
-    async def _read(self, name: str, folder: ModelLook, parameters: LoadParameters) -> tuple[ModelContent, ...]:
+    async def _read(self, name: str, folder: ModelScan, parameters: LoadParameters) -> tuple[ModelContent, ...]:
         try:
             return await self._reader.read(folder, parameters, name=name)
         except RequestRefused:
@@ -186,15 +186,15 @@ class ExplicitControl:
             raise _not_polled(name) from error
 
     async def _load_members(
-        self, contents: Sequence[ModelContent], look: RepositoryLook, above: frozenset[str]
+        self, contents: Sequence[ModelContent], scan: RepositoryScan, above: frozenset[str]
     ) -> None:
         """Load what the ensembles among these need and what is not served yet. A failure shows at the ensemble."""
         own = {content.model for content in contents}
         members = {member for content in contents for member in members_of(content.definition.config)}
-        needed = {key for member in members for key in self._keys(self._names.bare(member), look)}
+        needed = {key for member in members for key in self._keys(self._names.bare(member), scan)}
         keys = sorted(key for key in needed - own - above if not self._is_serving(key))
         outcomes = await asyncio.gather(
-            *(self._load(key, _IN_REPOSITORY, look, above) for key in keys), return_exceptions=True
+            *(self._load(key, _IN_REPOSITORY, scan, above) for key in keys), return_exceptions=True
         )
         for outcome in outcomes:
             if isinstance(outcome, ServeError):
@@ -212,7 +212,7 @@ class ExplicitControl:
         return any(name in members_of(config) for config in configs if config is not None)
 
 
-def _is_meant(model: ModelLook) -> bool:
+def _is_meant(model: ModelScan) -> bool:
     return model.looks_like_model or bool(model.refusal)
 
 

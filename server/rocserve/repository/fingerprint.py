@@ -23,7 +23,7 @@ class TooManyEntries(Exception):
 
 
 class FileMark(NamedTuple):
-    """What tells one state of a file from another. A tuple, since a look makes one for each file of all models."""
+    """What tells one state of a file from another. A tuple, since a scan makes one for each file of all models."""
 
     path: str
     """Relative to the folder that was walked, with "/", and ending in it for a folder."""
@@ -37,7 +37,7 @@ class FileMark(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class FilesLook:
+class FilesScan:
     """A set of files at one moment."""
 
     fingerprint: str
@@ -47,7 +47,7 @@ class FilesLook:
     """When one of the files last changed, in nanoseconds since the epoch; 0 without files."""
 
 
-def summarise(marks: Iterable[FileMark]) -> FilesLook:
+def summarise(marks: Iterable[FileMark]) -> FilesScan:
     """One fingerprint of files, whatever their order."""
     digest = hashlib.blake2b(digest_size=16)
     refusal = ""
@@ -57,7 +57,7 @@ def summarise(marks: Iterable[FileMark]) -> FilesLook:
         digest.update(line.encode(errors="surrogateescape"))
         refusal = refusal or mark.refusal
         changed_ns = max(changed_ns, mark.changed_ns)
-    return FilesLook(digest.hexdigest(), refusal, changed_ns)
+    return FilesScan(digest.hexdigest(), refusal, changed_ns)
 
 
 def link_refusal(path: Path, allowed: tuple[Path, ...]) -> str:
@@ -77,7 +77,7 @@ def walk(folder: Path, allowed: tuple[Path, ...], most_entries: int) -> Iterator
     Links within the resolved folders `allowed` are followed; others are refused, as is all that is no regular file.
 
     Raises:
-        TooManyEntries: there are more than `most_entries`; no more of them are looked at.
+        TooManyEntries: there are more than `most_entries`; no more of them are scanned.
     """
     marks = _walk(str(folder), "", None, allowed, frozenset())
     for count, mark in enumerate(marks):

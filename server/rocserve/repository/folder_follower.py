@@ -11,14 +11,14 @@ from rocserve.repository.background import BackgroundTasks
 from rocserve.repository.catalogue import ModelCatalogue
 from rocserve.repository.reading import ContentReader
 from rocserve.repository.retry import Failure, Retries, Retry, RetryPolicy, next_failure
-from rocserve.repository.scan import ModelLook
+from rocserve.repository.scan import ModelScan
 
 
 @dataclass(slots=True)
 class _Reading:
-    """The last look at a folder, and what became of it."""
+    """The last scan of a folder, and what became of it."""
 
-    look: ModelLook
+    scan: ModelScan
     task: asyncio.Task[None] | None = None
     failure: Failure | None = None
     retry: Retry | None = None
@@ -53,15 +53,15 @@ class FolderFollower:
         reading = self._readings.get(folder)
         return reading is not None and reading.task is not None
 
-    def follow(self, folder: str, look: ModelLook | None) -> None:
+    def follow(self, folder: str, scan: ModelScan | None) -> None:
         """The folder has settled as this; None: it is gone."""
         previous = self._readings.pop(folder, None)
         if previous is not None:
             previous.stop()
-        if look is None or (not look.looks_like_model and not look.refusal):
+        if scan is None or (not scan.looks_like_model and not scan.refusal):
             self._catalogue.drop(folder)
             return
-        reading = self._readings[folder] = _Reading(look)
+        reading = self._readings[folder] = _Reading(scan)
         self._start(folder, reading)
 
     async def wait(self) -> None:
@@ -78,7 +78,7 @@ class FolderFollower:
 
     async def _read(self, folder: str, reading: _Reading) -> None:
         try:
-            contents = await self._reader.read(reading.look)
+            contents = await self._reader.read(reading.scan)
             self._catalogue.take(folder, contents)
         except ServeError as error:
             self._failed(folder, reading, error)

@@ -12,7 +12,7 @@ from rocserve.backends.registry import BackendRegistry
 from rocserve.config.versions import is_version_name
 from rocserve.core.printable import printable_name
 from rocserve.repository.fingerprint import is_temporary, link_refusal
-from rocserve.repository.scan import CONFIG_FILENAMES, ModelLook, look_at_model
+from rocserve.repository.scan import CONFIG_FILENAMES, ModelScan, scan_model
 
 _UNPRINTABLE = (
     "the name of the folder '{}' has bytes that are no UTF-8, or characters that cannot be printed; rename the folder"
@@ -20,17 +20,17 @@ _UNPRINTABLE = (
 
 
 @dataclass(frozen=True, slots=True)
-class RepositoryLook:
+class RepositoryScan:
     """All repositories at one moment."""
 
-    models: dict[str, ModelLook]
+    models: dict[str, ModelScan]
     """By the folder's key, which is its name where there are no namespaces."""
     unreadable: dict[Path, str]
     """Repositories that are not there or cannot be read, with the reason; their models are as they were last seen."""
 
 
 class RepositoryScanner:
-    """Looks at the repositories. Its methods block on the disk: call them in a thread, one at a time."""
+    """Scans the repositories. Its methods block on the disk: call them in a thread, one at a time."""
 
     def __init__(
         self, roots: Iterable[Path], registry: BackendRegistry, most_entries: int, *, namespacing: bool = False
@@ -41,44 +41,44 @@ class RepositoryScanner:
         self._namespacing = namespacing
         self._roots = tuple(dict.fromkeys(root.absolute() for root in roots))
         self._model_filenames = tuple(name for backend in registry.backends for name in backend.model_filenames)
-        self._seen: dict[Path, list[ModelLook]] = {root: [] for root in self._roots}
+        self._seen: dict[Path, list[ModelScan]] = {root: [] for root in self._roots}
         self._devices: dict[Path, int] = {}
 
     @property
     def roots(self) -> tuple[Path, ...]:
         return self._roots
 
-    def look(self) -> RepositoryLook:
-        """Look at every model folder of every repository."""
+    def scan(self) -> RepositoryScan:
+        """Scan every model folder of every repository."""
         allowed = tuple(root.resolve() for root in self._roots)
         unreadable = {}
         for root in self._roots:
             try:
                 identity = _identity(root)
-                looks = self._look_at_root(root, allowed)
+                scans = self._scan_root(root, allowed)
                 if self._namespacing:
-                    looks = [replace(look, namespace=str(root)) for look in looks]
+                    scans = [replace(scan, namespace=str(root)) for scan in scans]
                 if _identity(root) != identity:
-                    raise OSError(0, "it was replaced while it was looked at")
+                    raise OSError(0, "it was replaced while it was scanned")
                 # A repository that vanishes meanwhile looks as if it were empty; it has raised by now.
-                self._seen[root] = looks
+                self._seen[root] = scans
             except OSError as error:
                 unreadable[root] = error.strerror or str(error)
-        return RepositoryLook(_merge(look for looks in self._seen.values() for look in looks), unreadable)
+        return RepositoryScan(_merge(scan for scans in self._seen.values() for scan in scans), unreadable)
 
-    def look_again(self, look: ModelLook) -> ModelLook | None:
+    def rescan(self, scan: ModelScan) -> ModelScan | None:
         """The same model's folder now; None when it is gone."""
-        if not look.folder.is_dir():
+        if not scan.folder.is_dir():
             return None
         # A model that a client named the file of may lie elsewhere.
-        allowed = tuple(root.resolve() for root in (*self._roots, look.root))
-        flat = look.is_root and self._is_flat(look.folder)
-        again = look_at_model(
-            look.name, look.folder, look.root, allowed, self._most_entries, is_root=look.is_root, flat=flat
+        allowed = tuple(root.resolve() for root in (*self._roots, scan.root))
+        flat = scan.is_root and self._is_flat(scan.folder)
+        again = scan_model(
+            scan.name, scan.folder, scan.root, allowed, self._most_entries, is_root=scan.is_root, flat=flat
         )
-        return replace(again, namespace=look.namespace)
+        return replace(again, namespace=scan.namespace)
 
-    def _look_at_root(self, root: Path, allowed: tuple[Path, ...]) -> list[ModelLook]:
+    def _scan_root(self, root: Path, allowed: tuple[Path, ...]) -> list[ModelScan]:
         """Raises: OSError."""
         with os.scandir(root) as scanned:
             entries = [entry for entry in scanned if not is_temporary(entry.name)]
@@ -89,19 +89,19 @@ class RepositoryScanner:
         folders = sorted(Path(entry.path) for entry in entries if _is_folder(entry))
         if self._is_one_model(root, folders):
             name, flat = printable_name(root.name), self._is_flat(root)
-            return [look_at_model(name, root, root, allowed, self._most_entries, is_root=True, flat=flat)]
-        return [self._look_at_folder(folder, root, allowed) for folder in folders]
+            return [scan_model(name, root, root, allowed, self._most_entries, is_root=True, flat=flat)]
+        return [self._scan_folder(folder, root, allowed) for folder in folders]
 
-    def _look_at_folder(self, folder: Path, root: Path, allowed: tuple[Path, ...]) -> ModelLook:
+    def _scan_folder(self, folder: Path, root: Path, allowed: tuple[Path, ...]) -> ModelScan:
         name = printable_name(folder.name)
         if name != folder.name:
-            return ModelLook(name, folder, root, "", "", {}, _UNPRINTABLE.format(name))
+            return ModelScan(name, folder, root, "", "", {}, _UNPRINTABLE.format(name))
         if folder.is_symlink() and (refusal := link_refusal(folder, allowed)):
-            return ModelLook(name, folder, root, "", "", {}, refusal)
+            return ModelScan(name, folder, root, "", "", {}, refusal)
         doubled = folder / name
         if doubled.is_dir() and not doubled.is_symlink() and not _is_model(folder) and _is_model(doubled):
             folder = doubled
-        return look_at_model(name, folder, root, allowed, self._most_entries)
+        return scan_model(name, folder, root, allowed, self._most_entries)
 
     def _is_one_model(self, root: Path, folders: list[Path]) -> bool:
         """Whether a repository is itself the folder of one model."""
@@ -121,8 +121,8 @@ class RepositoryScanner:
         return any(fnmatchcase(name, pattern) for name in names for pattern in self._model_filenames)
 
 
-def _is_misnamed(look: ModelLook) -> bool:
-    return look.name != look.folder.name
+def _is_misnamed(scan: ModelScan) -> bool:
+    return scan.name != scan.folder.name
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -152,14 +152,14 @@ def _children(folder: Path) -> list[Path]:
         return []
 
 
-def _merge(looks: Iterable[ModelLook]) -> dict[str, ModelLook]:
+def _merge(scans: Iterable[ModelScan]) -> dict[str, ModelScan]:
     """By key; one that is there twice is refused. A name that is only shown so takes the name of no other."""
-    models: dict[str, ModelLook] = {}
-    for look in sorted(looks, key=_is_misnamed):
-        first = models.setdefault(look.key, look)
-        if first is not look and not _is_misnamed(look):
+    models: dict[str, ModelScan] = {}
+    for scan in sorted(scans, key=_is_misnamed):
+        first = models.setdefault(scan.key, scan)
+        if first is not scan and not _is_misnamed(scan):
             reason = (
-                f"model '{look.name}' is in more than one repository: '{first.folder}' and '{look.folder}'; keep one"
+                f"model '{scan.name}' is in more than one repository: '{first.folder}' and '{scan.folder}'; keep one"
             )
-            models[look.key] = replace(first, refusal=reason)
+            models[scan.key] = replace(first, refusal=reason)
     return models

@@ -84,7 +84,7 @@ class ManagedModel:
         content = self.content
         if content is None or self._is_rejected or self._all():
             return False
-        return self._lacks_files_of_members if content.look.versions else self._problem is not None
+        return self._lacks_files_of_members if content.scan.versions else self._problem is not None
 
     def apply(self, content: ModelContent, *, at_once: bool = False) -> None:
         """Let the model become this; what is served stays until what replaces it is ready.
@@ -288,7 +288,7 @@ class ManagedModel:
         for version in self._all():
             if version.number in content.wanted or version.served is None:
                 continue
-            is_gone = version.number not in content.look.versions
+            is_gone = version.number not in content.scan.versions
             if len(replaced) == len(content.wanted) > 0 or (is_gone and (serving or not content.wanted)):
                 version.retire()
 

@@ -15,7 +15,7 @@ from rocserve.repository.context import LifecycleContext
 from rocserve.repository.loader import LoadedVersion
 from rocserve.repository.lost_interface import lost_interface
 from rocserve.repository.retry import Failure, Retry, next_failure
-from rocserve.repository.scan import ModelLook
+from rocserve.repository.scan import ModelScan
 
 
 class VersionState(enum.Enum):
@@ -100,8 +100,8 @@ class ManagedVersion:
         """When the load began, by time.monotonic(); not counted is how long it waited for others."""
         self._progress = ""
         """What the load that runs is at."""
-        self._changed_look: ModelLook | None = None
-        """The look whose files changed while they were loaded; the next one is waited for."""
+        self._changed_scan: ModelScan | None = None
+        """The scan whose files changed while they were loaded; the next one is waited for."""
         self._retry: Retry | None = None
         self._unloading = 0
         self._was_served = False
@@ -109,7 +109,7 @@ class ManagedVersion:
     @property
     def is_loading(self) -> bool:
         """Whether a load runs, or waits for its files to settle."""
-        return self._task is not None or self._changed_look is not None
+        return self._task is not None or self._changed_scan is not None
 
     @property
     def load_task(self) -> asyncio.Task[None] | None:
@@ -118,7 +118,7 @@ class ManagedVersion:
     @property
     def waits_for_files(self) -> bool:
         """Whether its files changed during the load, so that another content must be applied."""
-        return self._changed_look is not None
+        return self._changed_scan is not None
 
     @property
     def is_serving(self) -> bool:
@@ -150,7 +150,7 @@ class ManagedVersion:
         served, failure = self.served, self.failure
         if served is not None:
             return "; ".join(filter(None, (self.suspension, served.status_reason, self._newer_content())))
-        if self._changed_look is not None:
+        if self._changed_scan is not None:
             return FILES_CHANGED
         if self.is_loading:
             before = f"failed before: {failure.error.text}" if failure is not None else ""
@@ -180,7 +180,7 @@ class ManagedVersion:
             self.failure = None
             self._served_content = content
             return
-        if self._changed_look is content.look or (self._task is not None and self._loading_key == key):
+        if self._changed_scan is content.scan or (self._task is not None and self._loading_key == key):
             return
         failure = self.failure
         if failure is not None and failure.content == key and not failure.is_due():
@@ -199,7 +199,7 @@ class ManagedVersion:
         if self._task is not None:
             self._task.cancel()
             self._task = None
-        self._changed_look = None
+        self._changed_scan = None
 
     def retire(self) -> None:
         """Serve it no longer: what is loaded is unloaded after the next publication."""
@@ -237,8 +237,8 @@ class ManagedVersion:
             self._swap(loaded, content)
         elif isinstance(outcome, FilesChanged):
             log.info("load of %s:%d thrown away: %s", self.name, self.number, FILES_CHANGED)
-            self._changed_look = content.look
-            self._context.files.files_changed(content.look)
+            self._changed_scan = content.scan
+            self._context.files.files_changed(content.scan)
         elif isinstance(outcome, ServeError):
             can_pass = content.definition.refusal is None and not isinstance(outcome, InterfaceLost)
             self._failed(outcome, key, can_pass=can_pass)
@@ -248,7 +248,7 @@ class ManagedVersion:
         self._on_end()
 
     async def _load_unchanged(self, content: ModelContent) -> LoadedVersion:
-        version = content.look.versions[self.number]
+        version = content.scan.versions[self.number]
         if version.files.refusal:
             raise invalid_argument(version.files.refusal)
         if content.definition.refusal is not None:
@@ -265,7 +265,7 @@ class ManagedVersion:
                 self._progress = ""
                 loaded = await self._load_now(content)
         try:
-            if not await self._context.files.is_unchanged(content.look, self.number):
+            if not await self._context.files.is_unchanged(content.scan, self.number):
                 raise FilesChanged
             self._check_interface(loaded, content)
         except BaseException:
@@ -285,15 +285,15 @@ class ManagedVersion:
             return
         if before.is_of_request or content.is_of_request:
             return
-        files = before.look.versions[self.number].files
-        if files.fingerprint != content.look.versions[self.number].files.fingerprint:
+        files = before.scan.versions[self.number].files
+        if files.fingerprint != content.scan.versions[self.number].files.fingerprint:
             return
         lost = lost_interface(served.config, loaded.config, content.definition.message.max_batch_size)
         if lost:
             raise InterfaceLost(lost)
 
     async def _load_now(self, content: ModelContent) -> LoadedVersion:
-        folder = content.look.versions[self.number].folder
+        folder = content.scan.versions[self.number].folder
         self._began_at = time.monotonic()
         task = asyncio.current_task()
 
@@ -308,7 +308,7 @@ class ManagedVersion:
             )
         except ServeError:
             # Half of the files may have been from before; what failed then says nothing about what is there now.
-            if not await self._context.files.is_unchanged(content.look, self.number):
+            if not await self._context.files.is_unchanged(content.scan, self.number):
                 raise FilesChanged from None
             raise
 

@@ -16,11 +16,9 @@ from rocserve.repository.catalogue import ModelCatalogue
 from rocserve.repository.context import LifecycleContext
 from rocserve.repository.explicit_control import ALL_MODELS, ExplicitControl
 from rocserve.repository.folder_follower import FolderFollower
-from rocserve.repository.layout import RepositoryLook, RepositoryScanner
+from rocserve.repository.layout import RepositoryScan, RepositoryScanner
 from rocserve.repository.load_slots import LoadSlots
 from rocserve.repository.loader import VersionLoader
-from rocserve.repository.look_loop import LookLoop
-from rocserve.repository.looks import Looks
 from rocserve.repository.managed_model import ManagedModel, wait_for_loads
 from rocserve.repository.managed_version import VersionState
 from rocserve.repository.membership import outermost
@@ -28,7 +26,9 @@ from rocserve.repository.poll_control import PollControl
 from rocserve.repository.publication import Publication
 from rocserve.repository.reading import ContentReader
 from rocserve.repository.retry import Retries, RetryPolicy
-from rocserve.repository.scan import ModelLook
+from rocserve.repository.scan import ModelScan
+from rocserve.repository.scan_loop import ScanLoop
+from rocserve.repository.scan_runner import ScanRunner
 from rocserve.repository.settings import ControlMode, RepositorySettings
 from rocserve.repository.watch import RepositoryWatch
 from rocserve.repository.worker_endpoints import WorkerEndpoints
@@ -78,13 +78,13 @@ class ModelRepository:
             settings.roots, registry, settings.max_folder_entries, namespacing=settings.model_namespacing
         )
         reader = ContentReader(registry, settings)
-        self._looks = Looks(scanner, log)
+        self._scan_runner = ScanRunner(scanner, log)
         self._catalogue = ModelCatalogue(self._publication.models, self._make_model, log)
         self._follower = FolderFollower(reader, self._catalogue, self._retry, retries, self._background)
         self._poll = PollControl(self._follower, settings.settle_seconds)
         self._explicit = ExplicitControl(
             self._names,
-            self._looks,
+            self._scan_runner,
             reader,
             self._catalogue,
             self._publication.models,
@@ -94,11 +94,18 @@ class ModelRepository:
         )
         files = WorkerFiles(settings.roots, settings.worker_load_folders)
         self._endpoints = WorkerEndpoints(
-            files, reader, self._catalogue, self._publication.models, table, self._looks, settings.most_endpoints, log
+            files,
+            reader,
+            self._catalogue,
+            self._publication.models,
+            table,
+            self._scan_runner,
+            settings.most_endpoints,
+            log,
         )
         self._watch = RepositoryWatch(scanner.roots, settings.poll_seconds, log)
-        self._loop = LookLoop(self._looks, self._watch, self._poll.on_look if is_polling else _only_look, log)
-        self._looking: asyncio.Task[None] | None = None
+        self._loop = ScanLoop(self._scan_runner, self._watch, self._poll.on_scan if is_polling else _index_only, log)
+        self._scan_task: asyncio.Task[None] | None = None
         self._not_found: dict[str, str] = {}
         self._is_started = False
         self._is_stopping = False
@@ -113,15 +120,15 @@ class ModelRepository:
             names = self._settings.load_models if mode is ControlMode.EXPLICIT else (ALL_MODELS,)
             self._not_found = await self._explicit.load_at_start(names)
         if mode is ControlMode.EXPLICIT:
-            self._begin_looking()
+            self._start_scanning()
         self._is_started = True
         self._publication.publish()
 
     def begin_stop(self) -> None:
         """Take up nothing new and call all loads off, which may have an hour to go; what is served goes on."""
         self._is_stopping = True
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._scan_task is not None:
+            self._scan_task.cancel()
         self._follower.stop()
         self._catalogue.close()
         for model in self._publication.models.values():
@@ -130,8 +137,8 @@ class ModelRepository:
     async def stop(self) -> None:
         """Unload everything: ensembles first, since their requests still need the members; drains all of it."""
         self.begin_stop()
-        if self._looking is not None:
-            await asyncio.wait([self._looking])
+        if self._scan_task is not None:
+            await asyncio.wait([self._scan_task])
         await self._watch.close()
         models = self._publication.models
         while ensembles := [(model.name, model.config) for model in models.values() if model.is_ensemble]:
@@ -235,33 +242,33 @@ class ModelRepository:
         """Call back on the loop's thread whenever readiness may have changed, until the returned function is called."""
         return self._publication.subscribe(callback)
 
-    async def is_unchanged(self, look: ModelLook, version: int) -> bool:
+    async def is_unchanged(self, scan: ModelScan, version: int) -> bool:
         """See context.FilesCheck."""
-        return await self._looks.is_unchanged(look, version)
+        return await self._scan_runner.is_unchanged(scan, version)
 
-    def files_changed(self, look: ModelLook) -> None:
+    def files_changed(self, scan: ModelScan) -> None:
         """See context.FilesCheck."""
         if self._settings.control_mode is ControlMode.POLL:
-            self._poll.files_changed(look)
+            self._poll.files_changed(scan)
             self._watch.wake()
 
-    def look_soon(self) -> None:
-        """Look at the repositories now instead of when the next look is due."""
+    def scan_soon(self) -> None:
+        """Scan the repositories now instead of when the next scan is due."""
         self._watch.wake()
 
     async def _begin_polling(self) -> None:
-        """The first looks; a second one takes in what was still young at the first."""
+        """The first scans; a second one takes in what was still young at the first."""
         await self._watch.renew()
-        if await self._loop.look() is not None:
+        if await self._loop.scan() is not None:
             await asyncio.sleep(self._settings.settle_seconds + _TIMER_SLACK_SECONDS)
-            await self._loop.look()
-        self._begin_looking()
+            await self._loop.scan()
+        self._start_scanning()
         await self._poll.wait()
         await wait_for_loads(tuple(self._publication.models.values()))
 
-    def _begin_looking(self) -> None:
+    def _start_scanning(self) -> None:
         if not self._is_stopping:
-            self._looking = asyncio.get_running_loop().create_task(self._loop.run(), name="repository looks")
+            self._scan_task = asyncio.get_running_loop().create_task(self._loop.run(), name="repository scans")
 
     def _make_model(self, key: str) -> ManagedModel:
         return ManagedModel(self._names.bare(key), self._context, is_late=self._is_started, key=key)
@@ -275,23 +282,23 @@ class ModelRepository:
     def _rows_of_folders(self) -> list[IndexEntry]:
         """Rows for the folders of which no model has come yet."""
         rows = []
-        for name, look in self._looks.latest.models.items():
+        for name, scan in self._scan_runner.latest.models.items():
             if self._catalogue.defines_models(name):
                 continue
             if self._settings.control_mode is not ControlMode.POLL:
-                rows.append(IndexEntry(look.name))
-            elif not look.looks_like_model and not look.refusal:
-                rows.append(IndexEntry(look.name, "", VersionState.UNKNOWN.value, _no_model(look)))
+                rows.append(IndexEntry(scan.name))
+            elif not scan.looks_like_model and not scan.refusal:
+                rows.append(IndexEntry(scan.name, "", VersionState.UNKNOWN.value, _no_model(scan)))
             elif name in self._poll.unsettled:
-                rows.append(IndexEntry(look.name, "", VersionState.UNKNOWN.value, "waiting until its files settle"))
+                rows.append(IndexEntry(scan.name, "", VersionState.UNKNOWN.value, "waiting until its files settle"))
             elif self._follower.is_reading(name):
-                rows.append(IndexEntry(look.name, "", VersionState.LOADING.value))
+                rows.append(IndexEntry(scan.name, "", VersionState.LOADING.value))
         return rows
 
 
-def _only_look(look: RepositoryLook, began: float, ended: float) -> None:
-    """In explicit mode looks serve the index alone."""
+def _index_only(scan: RepositoryScan, began: float, ended: float) -> None:
+    """In explicit mode scans serve the index alone."""
 
 
-def _no_model(look: ModelLook) -> str:
-    return f"'{look.folder}' has neither a configuration nor a version folder (1, 2, ...)"
+def _no_model(scan: ModelScan) -> str:
+    return f"'{scan.folder}' has neither a configuration nor a version folder (1, 2, ...)"

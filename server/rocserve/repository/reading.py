@@ -14,7 +14,7 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.repository.content import ModelContent, make_content
 from rocserve.repository.load_parameters import LoadParameters
 from rocserve.repository.private_folder import PrivateFolder, link_as_version, link_file, write_files
-from rocserve.repository.scan import ModelLook, look_at_model
+from rocserve.repository.scan import ModelScan, scan_model
 from rocserve.repository.settings import RepositorySettings
 
 _AS_IN_REPOSITORY = LoadParameters()
@@ -26,14 +26,14 @@ class ContentReader:
     settings: RepositorySettings
 
     async def read(
-        self, look: ModelLook, parameters: LoadParameters = _AS_IN_REPOSITORY, *, name: str | None = None
+        self, scan: ModelScan, parameters: LoadParameters = _AS_IN_REPOSITORY, *, name: str | None = None
     ) -> tuple[ModelContent, ...]:
         """The models of a folder. `name`: the model that `parameters` are for.
 
         Raises:
             ServeError: the folder must not be read, or what it says is wrong.
         """
-        return await asyncio.to_thread(self._read, look, parameters, name)
+        return await asyncio.to_thread(self._read, scan, parameters, name)
 
     async def read_given(
         self, written: WrittenConfig, name: str, file: Path | None, root: Path
@@ -47,32 +47,32 @@ class ContentReader:
 
     def _read_given(self, written: WrittenConfig, name: str, file: Path | None, root: Path) -> tuple[ModelContent, ...]:
         private = link_file(name, file)
-        look = look_at_model(name, private.folder, root, (root,), self.settings.max_folder_entries)
+        scan = scan_model(name, private.folder, root, (root,), self.settings.max_folder_entries)
         kind = self.settings.default_instance_kind
         definitions = define_models(written, private.folder, name, self.registry, kind, root)
-        return tuple(make_content(definition, look, private) for definition in definitions)
+        return tuple(make_content(definition, scan, private) for definition in definitions)
 
-    def _read(self, look: ModelLook, parameters: LoadParameters, name: str | None) -> tuple[ModelContent, ...]:
-        if look.refusal:
-            raise invalid_argument(look.refusal)
+    def _read(self, scan: ModelScan, parameters: LoadParameters, name: str | None) -> tuple[ModelContent, ...]:
+        if scan.refusal:
+            raise invalid_argument(scan.refusal)
         if parameters.files:
-            return self._read_given_files(look, parameters, name or look.name)
+            return self._read_given_files(scan, parameters, name or scan.name)
         if parameters.config is None:
-            return self._read_folder(look, None)
-        return self._read_folder(look, self._request(look, parameters, name))
+            return self._read_folder(scan, None)
+        return self._read_folder(scan, self._request(scan, parameters, name))
 
-    def _read_folder(self, look: ModelLook, request: ConfigRequest | None) -> tuple[ModelContent, ...]:
-        if look.is_flat:
-            private = link_as_version(self._name(look, request), look.folder)
-            moved = {1: replace(look.versions[1], folder=private.folder / "1")}
-            return self._define(replace(look, versions=moved), private.folder, look.root, request, private)
-        return self._define(look, look.folder, look.root, request, None)
+    def _read_folder(self, scan: ModelScan, request: ConfigRequest | None) -> tuple[ModelContent, ...]:
+        if scan.is_flat:
+            private = link_as_version(self._name(scan, request), scan.folder)
+            moved = {1: replace(scan.versions[1], folder=private.folder / "1")}
+            return self._define(replace(scan, versions=moved), private.folder, scan.root, request, private)
+        return self._define(scan, scan.folder, scan.root, request, None)
 
-    def _read_given_files(self, look: ModelLook, parameters: LoadParameters, name: str) -> tuple[ModelContent, ...]:
-        request = self._request(look, parameters, name)
+    def _read_given_files(self, scan: ModelScan, parameters: LoadParameters, name: str) -> tuple[ModelContent, ...]:
+        request = self._request(scan, parameters, name)
         private = write_files(name, parameters.files)
         allowed = (private.folder.resolve(),)
-        given = look_at_model(name, private.folder, private.folder, allowed, self.settings.max_folder_entries)
+        given = scan_model(name, private.folder, private.folder, allowed, self.settings.max_folder_entries)
         contents = self._define(given, private.folder, None, request, private)
         for content in contents:
             backend = content.definition.backend
@@ -84,25 +84,25 @@ class ContentReader:
                     )
         return contents
 
-    def _request(self, look: ModelLook, parameters: LoadParameters, name: str | None) -> ConfigRequest:
+    def _request(self, scan: ModelScan, parameters: LoadParameters, name: str | None) -> ConfigRequest:
         """The request's configuration beside what the repository says of the model."""
         said = ConfigRequest(parameters.config or "", brings_files=bool(parameters.files))
-        if not look.versions and not look.config_files:
+        if not scan.versions and not scan.config_files:
             return said
         try:
-            contents = self._read_folder(look, None)
+            contents = self._read_folder(scan, None)
         except ServeError:
             return said
         for content in contents:
             definition = content.definition
-            if definition.name == (name or look.name):
+            if definition.name == (name or scan.name):
                 backend = "" if definition.backend is None else definition.backend.name
                 return replace(said, own=definition.message, own_backend=backend)
         return said
 
     def _define(
         self,
-        look: ModelLook,
+        scan: ModelScan,
         folder: Path,
         repository: Path | None,
         request: ConfigRequest | None,
@@ -111,19 +111,19 @@ class ContentReader:
         definitions = read_model_definitions(
             folder,
             self.registry,
-            name=self._name(look, request),
+            name=self._name(scan, request),
             config_name=self.settings.model_config_name,
             strict=self.settings.strict_model_config,
             request=request,
             default_instance_kind=self.settings.default_instance_kind,
             repository=repository,
             keep_refused=True,
-            namespace=look.namespace,
+            namespace=scan.namespace,
         )
-        return tuple(self._content(definition, look, private) for definition in definitions)
+        return tuple(self._content(definition, scan, private) for definition in definitions)
 
-    def _content(self, definition: ModelDefinition, look: ModelLook, private: PrivateFolder | None) -> ModelContent:
-        content = make_content(definition, look, private)
+    def _content(self, definition: ModelDefinition, scan: ModelScan, private: PrivateFolder | None) -> ModelContent:
+        content = make_content(definition, scan, private)
         most = self.settings.max_versions
         if len(content.wanted) > most:
             raise invalid_argument(
@@ -132,16 +132,16 @@ class ContentReader:
             )
         return content
 
-    def _name(self, look: ModelLook, request: ConfigRequest | None) -> str:
+    def _name(self, scan: ModelScan, request: ConfigRequest | None) -> str:
         """A repository that is itself a model is named by its configuration: how it was mounted says nothing."""
-        if not look.is_root:
-            return look.name
+        if not scan.is_root:
+            return scan.name
         written = read_written_config(
-            look.folder,
-            look.name,
+            scan.folder,
+            scan.name,
             config_name=self.settings.model_config_name,
             strict=self.settings.strict_model_config,
             override_json=None if request is None else request.json,
-            roots=(look.folder,),
+            roots=(scan.folder,),
         )
-        return written.models[0].message.name or look.name
+        return written.models[0].message.name or scan.name

@@ -1,4 +1,4 @@
-"""One look at a model's folder: its configuration files, its versions, and the rest, told apart."""
+"""One scan of a model's folder: its configuration files, its versions, and the rest, told apart."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from rocserve.config.sources import CONFIG_FILENAME, CONFIGS_FOLDER, TOML_FILENAME
 from rocserve.config.versions import is_version_name
 from rocserve.core.model_names import qualified
-from rocserve.repository.fingerprint import FileMark, FilesLook, TooManyEntries, summarise, walk
+from rocserve.repository.fingerprint import FileMark, FilesScan, TooManyEntries, summarise, walk
 
 CONFIG_FILENAMES = (CONFIG_FILENAME, TOML_FILENAME)
 _CONFIG_SUFFIXES = (".pbtxt", ".toml")
@@ -17,17 +17,17 @@ _CONFIG_SUFFIXES = (".pbtxt", ".toml")
 
 
 @dataclass(frozen=True, slots=True)
-class VersionLook:
+class VersionScan:
     """The folder of one version at one moment."""
 
     number: int
     folder: Path
-    files: FilesLook
+    files: FilesScan
 
 
 @dataclass(frozen=True, slots=True)
-class ModelLook:
-    """The folder of one model at one moment. Two looks are equal when nothing that counts has changed."""
+class ModelScan:
+    """The folder of one model at one moment. Two scans are equal when nothing that counts has changed."""
 
     name: str
     folder: Path
@@ -37,7 +37,7 @@ class ModelLook:
     """Fingerprint of the configuration files."""
     other_files: str
     """Fingerprint of all that is neither configuration nor version."""
-    versions: dict[int, VersionLook]
+    versions: dict[int, VersionScan]
     refusal: str = ""
     """Why the model must not be loaded from this folder; "" = it may."""
     namespace: str = ""
@@ -60,11 +60,11 @@ class ModelLook:
 
     @property
     def fingerprint(self) -> tuple[object, ...]:
-        """What settling compares."""
-        versions = tuple((number, look.files.fingerprint) for number, look in sorted(self.versions.items()))
+        """What the debounce compares."""
+        versions = tuple((number, scan.files.fingerprint) for number, scan in sorted(self.versions.items()))
         return (str(self.folder), self.config_files, self.other_files, versions, self.refusal)
 
-    def same_for(self, version: int, other: ModelLook | None) -> bool:
+    def same_for(self, version: int, other: ModelScan | None) -> bool:
         """Whether all that a load of `version` reads is as it is in `other`."""
         if other is None or version not in other.versions or version not in self.versions:
             return False
@@ -76,7 +76,7 @@ class ModelLook:
         )
 
 
-def look_at_model(
+def scan_model(
     name: str,
     folder: Path,
     root: Path,
@@ -85,8 +85,8 @@ def look_at_model(
     *,
     is_root: bool = False,
     flat: bool = False,
-) -> ModelLook:
-    """Look at a model's folder; `flat`: the model file lies directly in it, as version 1. Blocks on the disk.
+) -> ModelScan:
+    """Scan a model's folder; `flat`: the model file lies directly in it, as version 1. Blocks on the disk.
 
     `allowed` are the resolved folders that links may lead into; `most_entries` the files and folders that it may hold.
     """
@@ -104,16 +104,16 @@ def look_at_model(
             f"'{folder}' holds more than {most_entries} files and folders; keep elsewhere what is no part of the model,"
             " or raise --max-folder-entries"
         )
-        return ModelLook(name, folder, root, "", "", {}, refusal, is_root=is_root, is_flat=flat)
+        return ModelScan(name, folder, root, "", "", {}, refusal, is_root=is_root, is_flat=flat)
     has_config = any(mark.path in CONFIG_FILENAMES for mark in parts["config"])
     config = summarise(parts.pop("config"))
     other = summarise(parts.pop("other", ()))
     versions = {
-        part: VersionLook(part, folder if flat else folder / str(part), summarise(marks))
+        part: VersionScan(part, folder if flat else folder / str(part), summarise(marks))
         for part, marks in parts.items()
         if isinstance(part, int)
     }
-    return ModelLook(
+    return ModelScan(
         name=name,
         folder=folder,
         root=root,
@@ -125,7 +125,7 @@ def look_at_model(
         is_flat=flat,
         looks_like_model=bool(versions) or has_config,
         ignored=tuple(sorted(ignored)),
-        changed_ns=max(look.changed_ns for look in (config, other, *(each.files for each in versions.values()))),
+        changed_ns=max(scan.changed_ns for scan in (config, other, *(each.files for each in versions.values()))),
     )
 
 

@@ -16,7 +16,7 @@ class RepositorySettings:
     roots: tuple[Path, ...]
     control_mode: ControlMode = ControlMode.POLL
     poll_seconds: float = 15.0
-    """How often the folders are looked at when no notification comes."""
+    """How often the folders are scanned when no notification comes."""
     settle_seconds: float = 0.5
     """How long a model's files must have stayed as they are before a change counts."""
     allow_remote_files: bool = False

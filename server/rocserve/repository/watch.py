@@ -1,6 +1,6 @@
-"""Wakes the look at the repositories when something in them changes, and after the poll interval anyway.
+"""Wakes the scan of the repositories when something in them changes, and after the poll interval anyway.
 
-Notifications (inotify, through watchdog) never say what is so, only that it is time to look: they miss network file
+Notifications (inotify, through watchdog) never say what is so, only that it is time to scan: they miss network file
 systems and other mounts, so the poll stays behind them.
 """
 
@@ -30,7 +30,7 @@ from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver, ObservedWatch
 
 UNWATCHED_POLL_SECONDS = 2.0
-"""How often to look, at the least, at repositories for which there are no notifications."""
+"""How often to scan, at the least, repositories for which there are no notifications."""
 
 _END_SECONDS = 5.0
 
@@ -135,7 +135,7 @@ class RepositoryWatch:
             self._fail(f"no notifications of changed files in '{root}': {error}; polling instead")
             return
         self._watches[root] = (identity, watch)
-        # What happened before the watch stood is only found by looking.
+        # What happened before the watch stood is only found by a scan.
         waker.wake()
 
     def _forget(self, root: Path, observer: BaseObserver) -> None:

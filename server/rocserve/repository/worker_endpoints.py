@@ -18,9 +18,9 @@ from rocserve.core.requests import ParameterValue
 from rocserve.core.serving import ServingTableHolder
 from rocserve.repository.catalogue import ModelCatalogue
 from rocserve.repository.content import ModelContent
-from rocserve.repository.looks import Looks
 from rocserve.repository.managed_model import ManagedModel, wait_for_loads
 from rocserve.repository.reading import ContentReader
+from rocserve.repository.scan_runner import ScanRunner
 from rocserve.repository.worker_files import WorkerFiles
 from rocserve.repository.worker_names import WorkerNames
 
@@ -65,13 +65,13 @@ class WorkerEndpoints:
         catalogue: ModelCatalogue,
         models: Mapping[str, ManagedModel],
         tables: ServingTableHolder,
-        looks: Looks,
+        scan_runner: ScanRunner,
         most: int,
         log: logging.Logger,
     ) -> None:
         """
         Args:
-            looks: at the repositories, whose models' names no endpoint takes.
+            scan_runner: scans the repositories, whose models' names no endpoint takes.
             most: how many copies of all endpoints there may be.
         """
         self._files = files
@@ -79,7 +79,7 @@ class WorkerEndpoints:
         self._catalogue = catalogue
         self._models = models
         self._tables = tables
-        self._looks = looks
+        self._scan_runner = scan_runner
         self._most = most
         self._log = log
         self._names = WorkerNames(self._is_taken)
@@ -202,5 +202,5 @@ class WorkerEndpoints:
             self._names.forget(endpoint.worker, endpoint.parameters)
 
     def _is_taken(self, name: str) -> bool:
-        taken = {*(look.name for look in self._looks.latest.models.values()), *self._tables.table.models}
+        taken = {*(scan.name for scan in self._scan_runner.latest.models.values()), *self._tables.table.models}
         return name in taken or name + _STAGE in taken

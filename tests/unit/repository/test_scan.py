@@ -11,39 +11,39 @@ import pytest
 
 from rocserve.repository import layout
 from rocserve.repository.layout import RepositoryScanner
-from rocserve.repository.scan import ModelLook, look_at_model
+from rocserve.repository.scan import ModelScan, scan_model
 
 from .conftest import REGISTRY, Folders
 
 MOST_ENTRIES = 1000
 
 
-def scan(*roots: Path) -> dict[str, ModelLook]:
-    return RepositoryScanner(roots, REGISTRY, MOST_ENTRIES).look().models
+def scanned(*roots: Path) -> dict[str, ModelScan]:
+    return RepositoryScanner(roots, REGISTRY, MOST_ENTRIES).scan().models
 
 
 @pytest.mark.parametrize("name", [".hidden", "model.onnx~", "model.tmp", "model.onnx.part", ".model.onnx.swp"])
 def test_temporary_files_are_no_part_of_a_model(root: Path, folders: Folders, name: str) -> None:
     folders.model("m", 1)
-    before = scan(root)["m"]
+    before = scanned(root)["m"]
     (root / "m" / "1" / name).write_text("x")
     (root / "m" / name).write_text("x")
-    assert scan(root)["m"] == before
+    assert scanned(root)["m"] == before
 
 
 def test_what_python_leaves_behind_is_no_part_of_a_model(root: Path, folders: Folders) -> None:
     folders.model("m", 1)
-    before = scan(root)["m"]
+    before = scanned(root)["m"]
     (root / "m" / "1" / "__pycache__").mkdir()
     (root / "m" / "1" / "__pycache__" / "model.pyc").write_text("x")
-    assert scan(root)["m"] == before
+    assert scanned(root)["m"] == before
 
 
 def test_a_new_version_leaves_the_others_as_they_are(root: Path, folders: Folders) -> None:
     folders.model("m", 1)
-    before = scan(root)["m"]
+    before = scanned(root)["m"]
     folders.version("m", 2)
-    after = scan(root)["m"]
+    after = scanned(root)["m"]
     assert after.fingerprint != before.fingerprint
     assert before.same_for(1, after)
     assert sorted(after.versions) == [1, 2]
@@ -51,13 +51,13 @@ def test_a_new_version_leaves_the_others_as_they_are(root: Path, folders: Folder
 
 def test_parts_are_told_apart(root: Path, folders: Folders) -> None:
     folders.model("m", 1, 2)
-    before = scan(root)["m"]
+    before = scanned(root)["m"]
     folders.config("m", "# a comment")
-    after = scan(root)["m"]
+    after = scanned(root)["m"]
     assert after.config_files != before.config_files
     assert (after.other_files, after.versions) == (before.other_files, before.versions)
     (root / "m" / "labels.txt").write_text("cat")
-    last = scan(root)["m"]
+    last = scanned(root)["m"]
     assert last.other_files != after.other_files
     assert last.config_files == after.config_files
     assert not after.same_for(1, last)
@@ -66,51 +66,51 @@ def test_parts_are_told_apart(root: Path, folders: Folders) -> None:
 def test_an_older_time_or_another_file_of_the_same_time_and_size_is_a_change(root: Path, folders: Folders) -> None:
     folders.model("m", 1)
     path = root / "m" / "1" / "model.onnx"
-    before = scan(root)["m"]
+    before = scanned(root)["m"]
     os.utime(path, (1_000_000, 1_000_000))
-    older = scan(root)["m"]
+    older = scanned(root)["m"]
     assert older.fingerprint != before.fingerprint
     (root / "m" / "1" / "new.tmp").write_text("evil")
     os.utime(root / "m" / "1" / "new.tmp", (1_000_000, 1_000_000))
     (root / "m" / "1" / "new.tmp").rename(path)
-    assert scan(root)["m"].fingerprint != older.fingerprint, "same size and time, another inode"
+    assert scanned(root)["m"].fingerprint != older.fingerprint, "same size and time, another inode"
 
 
 def test_version_folders_with_leading_zeros_are_ignored_and_zero_is_valid(root: Path, folders: Folders) -> None:
     folders.model("m", 0)
-    before = scan(root)["m"]
+    before = scanned(root)["m"]
     (root / "m" / "01").mkdir()
     (root / "m" / "01" / "model.onnx").write_text("x")
-    look = scan(root)["m"]
-    assert sorted(look.versions) == [0]
-    assert look.ignored == ("01",)
-    assert look.fingerprint == before.fingerprint
+    scan = scanned(root)["m"]
+    assert sorted(scan.versions) == [0]
+    assert scan.ignored == ("01",)
+    assert scan.fingerprint == before.fingerprint
 
 
 def test_a_file_that_is_a_link_out_of_the_repository_is_refused(root: Path, folders: Folders, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("s")
     folders.model("m", 1, 2)
     (root / "m" / "2" / "weights.bin").symlink_to(tmp_path / "secret")
-    look = scan(root)["m"]
-    assert "leads out of the model repository" in look.versions[2].files.refusal
-    assert look.versions[1].files.refusal == ""
-    assert look.refusal == ""
+    scan = scanned(root)["m"]
+    assert "leads out of the model repository" in scan.versions[2].files.refusal
+    assert scan.versions[1].files.refusal == ""
+    assert scan.refusal == ""
     (root / "m" / "labels.txt").symlink_to("/etc/passwd")
-    assert "/etc/passwd" in scan(root)["m"].refusal
+    assert "/etc/passwd" in scanned(root)["m"].refusal
 
 
 def test_a_model_folder_that_is_a_link_out_of_the_repository_is_refused(root: Path, tmp_path: Path) -> None:
     Folders(tmp_path / "elsewhere").model("m", 1)
     (root / "m").symlink_to(tmp_path / "elsewhere" / "m")
-    look = scan(root)["m"]
-    assert "leads out of the model repository" in look.refusal
-    assert not look.versions
+    scan = scanned(root)["m"]
+    assert "leads out of the model repository" in scan.refusal
+    assert not scan.versions
 
 
 def test_links_from_one_repository_into_another_are_followed(root: Path, tmp_path: Path) -> None:
     Folders(tmp_path / "second").model("m", 1)
     (root / "n").symlink_to(tmp_path / "second" / "m")
-    models = scan(root, tmp_path / "second")
+    models = scanned(root, tmp_path / "second")
     assert models["n"].refusal == ""
     assert sorted(models["n"].versions) == [1]
 
@@ -118,8 +118,8 @@ def test_links_from_one_repository_into_another_are_followed(root: Path, tmp_pat
 def test_a_link_to_itself_beside_models_keeps_none_of_them_from_being_read(root: Path, folders: Folders) -> None:
     folders.model("m", 1)
     (root / "loop").symlink_to("loop")
-    look = RepositoryScanner([root], REGISTRY, MOST_ENTRIES).look()
-    assert (list(look.models), look.unreadable) == (["m"], {})
+    scan = RepositoryScanner([root], REGISTRY, MOST_ENTRIES).scan()
+    assert (list(scan.models), scan.unreadable) == (["m"], {})
 
 
 def test_a_folder_that_fails_while_it_is_read_is_refused_by_itself(
@@ -140,19 +140,19 @@ def test_a_folder_that_fails_while_it_is_read_is_refused_by_itself(
         yield
 
     monkeypatch.setattr(os, "scandir", failing)
-    look = RepositoryScanner([root], REGISTRY, MOST_ENTRIES).look()
-    assert look.unreadable == {}
-    assert look.models["bad"].refusal == f"'{root}/bad/1' cannot be read: Input/output error"
-    assert look.models["good"].refusal == ""
+    scan = RepositoryScanner([root], REGISTRY, MOST_ENTRIES).scan()
+    assert scan.unreadable == {}
+    assert scan.models["bad"].refusal == f"'{root}/bad/1' cannot be read: Input/output error"
+    assert scan.models["good"].refusal == ""
 
 
 def test_circles_of_links_and_pipes_end_the_walk_with_a_reason(root: Path, folders: Folders) -> None:
     folders.model("m", 1, 2)
     (root / "m" / "1" / "loop").symlink_to(root / "m")
     os.mkfifo(root / "m" / "2" / "pipe")
-    look = scan(root)["m"]
-    assert "link to a folder that it is in" in look.versions[1].files.refusal
-    assert "not a regular file" in look.versions[2].files.refusal
+    scan = scanned(root)["m"]
+    assert "link to a folder that it is in" in scan.versions[1].files.refusal
+    assert "not a regular file" in scan.versions[2].files.refusal
 
 
 def test_the_swap_of_a_mounted_config_map_is_a_change(root: Path, tmp_path: Path) -> None:
@@ -160,113 +160,113 @@ def test_the_swap_of_a_mounted_config_map_is_a_change(root: Path, tmp_path: Path
         Folders(root / stamp).model("m", 1, data=data)
     (root / "..data").symlink_to("..2024_1")
     (root / "m").symlink_to("..data/m")
-    before = scan(root)
+    before = scanned(root)
     assert list(before) == ["m"]
     assert before["m"].refusal == ""
     (root / "..data_tmp").symlink_to("..2024_2")
     (root / "..data_tmp").rename(root / "..data")
-    assert scan(root)["m"].fingerprint != before["m"].fingerprint
+    assert scanned(root)["m"].fingerprint != before["m"].fingerprint
 
 
 def test_a_root_that_is_a_link_works_and_notices_its_swap(tmp_path: Path) -> None:
     for name in ("one", "two"):
         Folders(tmp_path / name).model("m", 1)
     (tmp_path / "root").symlink_to("one")
-    before = scan(tmp_path / "root")["m"]
+    before = scanned(tmp_path / "root")["m"]
     assert before.refusal == ""
     (tmp_path / "root").unlink()
     (tmp_path / "root").symlink_to("two")
-    assert scan(tmp_path / "root")["m"].fingerprint != before.fingerprint
+    assert scanned(tmp_path / "root")["m"].fingerprint != before.fingerprint
 
 
 def test_the_same_name_in_two_repositories_is_refused(root: Path, folders: Folders, tmp_path: Path) -> None:
     folders.model("m", 1)
     Folders(tmp_path / "second").model("m", 1)
     Folders(tmp_path / "second").model("n", 1)
-    models = scan(root, tmp_path / "second")
+    models = scanned(root, tmp_path / "second")
     assert "more than one repository" in models["m"].refusal
     assert models["n"].refusal == ""
 
 
 def test_a_repository_that_is_itself_one_model(tmp_path: Path) -> None:
     folder = Folders(tmp_path).model("models", 1, 2)
-    look = scan(folder)["models"]
-    assert look.is_root
-    assert look.folder == folder
-    assert sorted(look.versions) == [1, 2]
+    scan = scanned(folder)["models"]
+    assert scan.is_root
+    assert scan.folder == folder
+    assert sorted(scan.versions) == [1, 2]
     (folder / "config.pbtxt").unlink()
-    assert scan(folder)["models"].is_root, "version folders alone are enough"
+    assert scanned(folder)["models"].is_root, "version folders alone are enough"
 
 
 def test_a_model_file_directly_in_the_repository_is_version_1(root: Path) -> None:
     (root / "model.onnx").write_text("good")
-    look = scan(root)[root.name]
-    assert look.is_flat
-    assert look.versions[1].folder == root
+    scan = scanned(root)[root.name]
+    assert scan.is_flat
+    assert scan.versions[1].folder == root
 
 
 def test_a_stray_file_beside_models_makes_no_model_of_the_repository(root: Path, folders: Folders) -> None:
     folders.model("m", 1)
     (root / "model.onnx").write_text("stray")
     (root / "config.pbtxt").write_text("stray")
-    assert list(scan(root)) == ["m"]
+    assert list(scanned(root)) == ["m"]
 
 
 def test_a_model_in_a_folder_of_its_own_name(root: Path) -> None:
     Folders(root / "m").model("m", 1)
-    look = scan(root)["m"]
-    assert look.folder == root / "m" / "m"
-    assert sorted(look.versions) == [1]
+    scan = scanned(root)["m"]
+    assert scan.folder == root / "m" / "m"
+    assert sorted(scan.versions) == [1]
 
 
 def test_a_folder_without_anything_of_a_model(root: Path) -> None:
     (root / "docs").mkdir()
     (root / "docs" / "readme.md").write_text("x")
-    assert not scan(root)["docs"].looks_like_model
+    assert not scanned(root)["docs"].looks_like_model
 
 
 def test_a_repository_that_vanishes_keeps_its_models_as_they_were(root: Path, folders: Folders) -> None:
     folders.model("m", 1)
     scanner = RepositoryScanner([root], REGISTRY, MOST_ENTRIES)
-    before = scanner.look().models
+    before = scanner.scan().models
     root.rename(root.with_name("away"))
-    look = scanner.look()
-    assert look.models == before
-    assert root in look.unreadable
+    scan = scanner.scan()
+    assert scan.models == before
+    assert root in scan.unreadable
     root.with_name("away").rename(root)
-    assert scanner.look().unreadable == {}
+    assert scanner.scan().unreadable == {}
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_repository_that_vanishes_during_a_look_keeps_its_models_as_they_were(
+def test_a_repository_that_vanishes_during_a_scan_keeps_its_models_as_they_were(
     root: Path, folders: Folders, monkeypatch: pytest.MonkeyPatch, replaced: bool
 ) -> None:
     folders.model("m", 1)
     scanner = RepositoryScanner([root], REGISTRY, MOST_ENTRIES)
-    before = scanner.look().models["m"]
+    before = scanner.scan().models["m"]
 
-    def vanish(*arguments: Any, **options: Any) -> ModelLook:
+    def vanish(*arguments: Any, **options: Any) -> ModelScan:
         """Once it is known which folders there are."""
         root.rename(root.with_name("away"))
         if replaced:
             root.mkdir()
-        return look_at_model(*arguments, **options)
+        return scan_model(*arguments, **options)
 
-    monkeypatch.setattr(layout, "look_at_model", vanish)
-    look = scanner.look()
-    assert list(look.unreadable) == [root]
-    assert look.models["m"] == before
+    monkeypatch.setattr(layout, "scan_model", vanish)
+    scan = scanner.scan()
+    assert list(scan.unreadable) == [root]
+    assert scan.models["m"] == before
 
 
-def test_looking_again_tells_whether_a_loads_files_changed(root: Path, folders: Folders) -> None:
+def test_a_rescan_tells_whether_a_loads_files_changed(root: Path, folders: Folders) -> None:
     folders.model("m", 1, 2)
     scanner = RepositoryScanner([root], REGISTRY, MOST_ENTRIES)
-    look = scanner.look().models["m"]
+    scan = scanner.scan().models["m"]
     folders.version("m", 2, "changed")
-    assert look.same_for(1, scanner.look_again(look))
-    assert not look.same_for(2, scanner.look_again(look))
+    assert scan.same_for(1, scanner.rescan(scan))
+    assert not scan.same_for(2, scanner.rescan(scan))
     (root / "m").rename(root / ".gone")
-    assert not look.same_for(1, scanner.look_again(look))
+    assert not scan.same_for(1, scanner.rescan(scan))
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_a_folder_whose_name_cannot_be_printed_is_refused_by_itself(
 ) -> None:
     folders.model("m", 1)
     (root / os.fsdecode(name)).mkdir()
-    models = scan(root)
+    models = scanned(root)
     assert set(models) == {"m", shown}
     assert "rename the folder" in models[shown].refusal
     assert not models["m"].refusal
@@ -292,17 +292,17 @@ def test_a_folder_whose_name_cannot_be_printed_is_refused_by_itself(
 def test_a_name_that_is_only_shown_so_takes_the_name_of_no_model(root: Path, folders: Folders) -> None:
     folders.model(r"caf\xe9", 1)
     (root / os.fsdecode(b"caf\xe9")).mkdir()
-    (look,) = scan(root).values()
-    assert look.versions
-    assert not look.refusal
+    (scan,) = scanned(root).values()
+    assert scan.versions
+    assert not scan.refusal
 
 
 def test_files_whose_names_cannot_be_printed_are_left_to_their_model(root: Path, folders: Folders) -> None:
     folder = folders.model("m", 1)
-    before = scan(root)["m"]
+    before = scanned(root)["m"]
     for part in (folder, folder / "1"):
         (part / os.fsdecode(b"caf\xe9\n.txt")).touch()
-    after = scan(root)["m"]
+    after = scanned(root)["m"]
     assert not after.refusal
     assert not after.versions[1].files.refusal
     assert after != before
@@ -312,11 +312,11 @@ def test_a_folder_with_too_many_files_is_refused(root: Path, folders: Folders) -
     folder = folders.model("m", 1)
     for number in range(MOST_ENTRIES):
         (folder / "1" / f"{number}").touch()
-    look = scan(root)["m"]
-    assert look.refusal.endswith(
+    scan = scanned(root)["m"]
+    assert scan.refusal.endswith(
         f"holds more than {MOST_ENTRIES} files and folders; keep elsewhere what is no part of the model, or raise"
         " --max-folder-entries"
     )
     # Nothing of it is remembered, so that a change within it is none.
     (folder / "1" / "one more").touch()
-    assert scan(root)["m"] == look
+    assert scanned(root)["m"] == scan

@@ -1,4 +1,4 @@
-"""Decides when a change of files counts: when two looks, the settle time apart, have seen the same.
+"""Decides when a change of files counts: when two scans, the settle time apart, have seen the same.
 
 Times are seconds of any steady clock. What differs is the test, never what is newer: a copy may carry old times.
 """
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 class _Candidate:
     fingerprint: Hashable | None
     since: float
-    """When the look that first saw it had ended."""
+    """When the scan that first saw it had ended."""
 
 
-class Settling:
+class Debounce:
     """Follows the fingerprints of named things; None stands for a thing that is not there."""
 
     def __init__(self, settle_seconds: float) -> None:
@@ -30,7 +30,7 @@ class Settling:
         return frozenset(self._candidates)
 
     def observe(self, began: float, ended: float, fingerprints: Mapping[str, Hashable]) -> frozenset[str]:
-        """Take in a look that lasted from `began` to `ended`; returns the names whose change now counts."""
+        """Take in a scan that lasted from `began` to `ended`; returns the names whose change now counts."""
         changed = set()
         for name in self._settled.keys() | self._candidates.keys() | fingerprints.keys():
             fingerprint = fingerprints.get(name)
@@ -57,7 +57,7 @@ class Settling:
             self._settled[name] = _REOPENED
 
     def due(self) -> float | None:
-        """The earliest time at which a look could settle something; None while nothing is unsettled."""
+        """The earliest time at which a scan could settle something; None while nothing is unsettled."""
         if not self._candidates:
             return None
         return min(candidate.since for candidate in self._candidates.values()) + self._settle_seconds

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocserve.repository.debounce import Debounce
+
+SETTLE = 1.0
+
+
+def test_a_change_counts_at_the_second_scan_after_the_settle_time() -> None:
+    debounce = Debounce(SETTLE)
+    assert debounce.observe(0.0, 0.1, {"m": "a"}) == set()
+    assert debounce.due() == 1.1
+    assert debounce.observe(1.0, 1.05, {"m": "a"}) == set(), "the scans are 0.9 s apart"
+    assert debounce.observe(1.1, 1.2, {"m": "a"}) == {"m"}
+    assert debounce.due() is None
+    assert debounce.observe(5.0, 5.1, {"m": "a"}) == set(), "it counts once"
+
+
+def test_each_further_change_begins_the_wait_anew() -> None:
+    debounce = Debounce(SETTLE)
+    for step in range(20):
+        assert debounce.observe(step * 0.5, step * 0.5, {"m": step}) == set()
+    assert debounce.observe(10.5, 10.5, {"m": 19}) == {"m"}
+
+
+def test_away_and_back_within_the_settle_time_is_no_change() -> None:
+    debounce = Debounce(SETTLE)
+    debounce.accept("m", "a")
+    assert debounce.observe(1.0, 1.0, {}) == set()
+    assert debounce.unsettled == {"m"}
+    assert debounce.observe(1.5, 1.5, {"m": "a"}) == set()
+    assert debounce.unsettled == frozenset()
+    assert debounce.observe(9.0, 9.0, {"m": "a"}) == set()
+
+
+def test_away_for_the_settle_time_is_a_change() -> None:
+    debounce = Debounce(SETTLE)
+    debounce.accept("m", "a")
+    debounce.observe(1.0, 1.0, {})
+    assert debounce.observe(2.0, 2.0, {}) == {"m"}
+    assert debounce.observe(3.0, 3.0, {}) == set()
+
+
+def test_reopened_counts_again_though_it_is_the_same() -> None:
+    debounce = Debounce(SETTLE)
+    debounce.accept("m", "a")
+    debounce.reopen(["m"])
+    debounce.observe(0.0, 0.0, {"m": "a"})
+    assert debounce.observe(1.0, 1.0, {"m": "a"}) == {"m"}
+    debounce.reopen(["m"])
+    debounce.observe(2.0, 2.0, {})
+    assert debounce.observe(3.0, 3.0, {}) == {"m"}, "gone while it was open"
+
+
+SCANS = st.lists(
+    st.tuples(
+        st.floats(0.01, 1.5),
+        st.floats(0.0, 0.3),
+        st.dictionaries(st.sampled_from(["a", "b"]), st.integers(0, 2)),
+    ),
+    max_size=30,
+)
+
+
+@given(SCANS)
+def test_what_counts_was_the_same_for_the_settle_time_and_ends_as_it_is(scans: list[tuple[float, float, dict]]) -> None:
+    debounce = Debounce(SETTLE)
+    now = 0.0
+    history: list[tuple[float, float, dict]] = []
+    acted: dict[str, int] = {}
+    for gap, duration, seen in scans:
+        began, now = now + gap, now + gap + duration
+        history.append((began, now, seen))
+        for name in debounce.observe(began, now, seen):
+            assert acted.get(name) != seen.get(name), "nothing changed"
+            steady = [
+                (start, end)
+                for index, (start, end, _) in enumerate(history)
+                if all(later.get(name) == seen.get(name) for _, _, later in history[index:])
+            ]
+            assert began - steady[0][1] >= SETTLE
+            acted = {**acted, name: seen[name]} if name in seen else {k: v for k, v in acted.items() if k != name}
+        assert all(due > 0 for due in [debounce.due() or 1.0])
+    if not scans:
+        return
+    last = scans[-1][2]
+    debounce.observe(now + 5, now + 5, last)
+    for name in debounce.observe(now + 10, now + 10, last):
+        assert acted.get(name) != last.get(name)
+        acted = {**acted, name: last[name]} if name in last else {k: v for k, v in acted.items() if k != name}
+    assert acted == last or debounce.unsettled == frozenset()
+    assert debounce.due() is None
