@@ -1,0 +1,1 @@
+"""What processes of the data plane share: heaps of tensors, links of messages, doorbells."""

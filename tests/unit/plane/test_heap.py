@@ -1,0 +1,178 @@
+"""Heaps: places of tensors, who may write, and memory that is given back."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+from support.workers import open_descriptors
+
+from rocserve.plane.heap import SMALLEST_SLOT, TRIMMED_AT_ONCE, Heap, HeapFull, HeapReader
+
+LIMIT = 256 << 20
+
+
+@pytest.fixture
+def heap() -> Iterator[Heap]:
+    heap = Heap("test", LIMIT)
+    yield heap
+    heap.close()
+
+
+def memory_of(heap: Heap) -> int:
+    """Bytes that its file takes."""
+    descriptor = heap.open_for_reading()
+    try:
+        return os.fstat(descriptor).st_blocks * 512
+    finally:
+        os.close(descriptor)
+
+
+def trim(heap: Heap) -> int:
+    """A whole round; the calls that it took."""
+    calls = 1
+    while heap.trim():
+        calls += 1
+    return calls
+
+
+def test_tensors_never_overlap(heap: Heap) -> None:
+    random = Random(5)
+    live: dict[int, bytes] = {}
+    for _ in range(4000):
+        if live and random.random() < 0.45:
+            offset = random.choice(list(live))
+            data = live.pop(offset)
+            assert bytes(heap.view[offset : offset + len(data)]) == data
+            heap.free(offset)
+            continue
+        data = random.randbytes(random.choice((0, 1, 63, 64, 65, 128, 4095, 4096, 4097, 150_528)))
+        offset = heap.allocate(len(data))
+        assert offset % SMALLEST_SLOT == 0
+        assert offset not in live
+        heap.view[offset : offset + len(data)] = data
+        live[offset] = data
+        if random.random() < 0.01:
+            heap.trim()
+    assert len(live) > 100
+    for offset, data in live.items():
+        assert bytes(heap.view[offset : offset + len(data)]) == data
+
+
+def test_all_of_a_heap_can_be_one_tensor_or_many(heap: Heap) -> None:
+    offset = heap.allocate(LIMIT)
+    with pytest.raises(HeapFull, match=f"no room for {LIMIT} bytes of tensors in a heap of {LIMIT} bytes"):
+        heap.allocate(LIMIT)
+    with pytest.raises(HeapFull, match=f"no room for {LIMIT + 1} bytes"):
+        heap.allocate(LIMIT + 1)
+    # Another size has room of its own.
+    pages = [heap.allocate(1 << 20) for _ in range(LIMIT >> 20)]
+    assert len(set(pages)) == len(pages)
+    with pytest.raises(HeapFull):
+        heap.allocate(1 << 20)
+    heap.free(offset)
+    assert heap.allocate(LIMIT // 2 + 1) == offset
+
+
+@pytest.mark.parametrize("limit", [1, 4096, 4097, 100_000_000])
+def test_a_limit_is_rounded_up(limit: int) -> None:
+    heap = Heap("test", limit)
+    assert limit <= heap.limit < max(2 * limit, 2 * mmap.PAGESIZE + 1)
+    end = heap.allocate(heap.limit) + heap.limit
+    heap.view[end - 1 : end] = b"x"
+    heap.close()
+
+
+def test_readers_see_what_is_written_and_cannot_write(heap: Heap) -> None:
+    descriptor = heap.open_for_reading()
+    with pytest.raises(PermissionError):
+        mmap.mmap(descriptor, mmap.PAGESIZE)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.write(descriptor, b"x")
+    reader = HeapReader(descriptor)
+    offset = heap.allocate(100_000)
+    heap.view[offset : offset + 100_000] = b"abcde" * 20_000
+    assert bytes(reader.checked(offset, 100_000)) == b"abcde" * 20_000
+    seen = reader.view[offset : offset + 5]
+    assert seen.readonly
+    with pytest.raises(TypeError):
+        seen[0] = 0
+    heap.view[offset : offset + 5] = b"later"
+    assert bytes(seen) == b"later"
+    reader.close()
+    assert bytes(seen) == b"later"
+
+
+@pytest.mark.parametrize("shorter", [0, mmap.PAGESIZE, LIMIT])
+def test_no_owner_can_cut_a_heap(heap: Heap, shorter: int) -> None:
+    """What a reader has mapped stays there: touching memory that has gone would end its process."""
+    with pytest.raises(PermissionError):
+        os.ftruncate(heap._descriptor, shorter)
+
+
+def test_what_was_not_written_is_not_read(heap: Heap) -> None:
+    """Memory costs nothing until it is touched; whoever read all that a worker names would pay for it."""
+    reader = HeapReader(heap.open_for_reading())
+    offset = heap.allocate(LIMIT)
+    heap.view[offset : offset + (1 << 20)] = bytes(1 << 20)
+    assert len(reader.checked(offset, 1 << 20)) == 1 << 20
+    before = memory_of(heap)
+    for nbytes in ((1 << 20) + 1, LIMIT):
+        with pytest.raises(ValueError, match=f"from byte {offset} to {offset + nbytes} was not written to its end"):
+            reader.checked(offset, nbytes)
+    size = len(reader.view)
+    for start, nbytes in ((size, 1), (size - 1, 2), (-1, 1), (0, -1), (1 << 62, 1 << 62)):
+        with pytest.raises(ValueError, match=f"lies outside a heap of {size} bytes"):
+            reader.checked(start, nbytes)
+    assert memory_of(heap) == before
+
+
+def test_memory_that_nobody_needs_is_given_back(heap: Heap) -> None:
+    size = 4 << 20
+    offsets = [heap.allocate(size) for _ in range(40)]
+    for offset in offsets:
+        heap.view[offset : offset + size] = bytes(size)
+    for offset in offsets:
+        heap.free(offset)
+    # The round in which they were in use.
+    assert trim(heap) == 1
+    assert memory_of(heap) >= 40 * size
+    busy = [heap.allocate(size) for _ in range(3)]
+    for offset in busy:
+        heap.free(offset)
+    # 37 that nobody took since, a part a call.
+    assert trim(heap) == 37 * size // TRIMMED_AT_ONCE + 1
+    assert memory_of(heap) <= 3 * size + mmap.PAGESIZE
+    # Those with memory are taken first, then those without, then new ones.
+    again = [heap.allocate(size) for _ in range(41)]
+    assert set(again[:3]) == set(busy)
+    assert set(again[:40]) == set(offsets)
+    assert again[40] not in offsets
+
+
+def test_giving_back_one_large_tensor_takes_several_calls(heap: Heap) -> None:
+    offset = heap.allocate(LIMIT)
+    heap.view[offset : offset + LIMIT] = bytes(LIMIT)
+    heap.free(offset)
+    trim(heap)
+    assert heap.trim()
+    # While its pages are taken from it, it is nobody's.
+    with pytest.raises(HeapFull):
+        heap.allocate(LIMIT)
+    trim(heap)
+    assert memory_of(heap) == 0
+    assert heap.allocate(LIMIT) == offset
+
+
+def test_a_heap_leaves_nothing_behind(heap: Heap) -> None:
+    before = open_descriptors()
+    other = Heap("other", LIMIT)
+    reader = HeapReader(other.open_for_reading())
+    view = reader.view[:1]
+    reader.close()
+    other.close()
+    del view
+    assert open_descriptors() == before
