@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup system migraphx-root triton-peer demo test record-triton campaign lint protos bench clean
+.PHONY: setup system migraphx-root triton-peer demo test test-long test-all record-triton campaign lint protos bench clean
 
 setup: $(STAMP) system
 
@@ -37,8 +37,16 @@ triton-peer: setup
 demo: setup
 	$(BIN)/python clients/examples/demo.py
 
+PYTEST := $(BIN)/python -m pytest --numprocesses=logical
+
 test: setup
-	$(BIN)/python -m pytest --numprocesses=logical --triton=live
+	$(PYTEST) -m 'not long'
+
+# What takes long, and a running Triton instead of its recorded answers.
+test-long: setup
+	$(PYTEST) -m long --triton=live
+
+test-all: test test-long
 
 # What tests/parity compares with when no Triton runs. Some minutes; `git diff tests/data/triton` shows what has changed.
 record-triton: triton-peer

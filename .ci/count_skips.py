@@ -1,21 +1,21 @@
-"""Fails when more tests were skipped than are allowed: `count_skips.py REPORT.xml ALLOWED [REASON ...]`.
-
-Skips whose reason begins with one of the REASONs are counted by themselves and allowed.
-"""
+"""Fails when more tests were skipped than are allowed, in all reports (JUnit's XML) together."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 
 
-def main(report: str, allowed: int, *excused: str) -> int:
+def main(reports: Sequence[str], allowed: int, excused: Sequence[str]) -> int:
     skipped = [
         (case.get("classname", ""), case.get("name", ""), skip.get("message", ""))
+        for report in reports
         for case in ElementTree.parse(report).iter("testcase")
         for skip in case.iter("skipped")
     ]
-    counted = [skip for skip in skipped if not skip[2].startswith(excused)]
+    counted = [skip for skip in skipped if not skip[2].startswith(tuple(excused))]
     for classname, name, reason in counted:
         print(f"skipped: {classname}.{name}: {reason}")
     for reason in excused:
@@ -25,4 +25,9 @@ def main(report: str, allowed: int, *excused: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--reports", nargs="+", required=True)
+    parser.add_argument("--allowed", type=int, required=True)
+    parser.add_argument("--excused", nargs="*", default=[], help="beginnings of reasons that do not count")
+    arguments = parser.parse_args()
+    sys.exit(main(arguments.reports, arguments.allowed, arguments.excused))

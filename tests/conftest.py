@@ -15,6 +15,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    quick = {"unit", "smoke"}
+    if config.getoption("triton") == "recorded":
+        quick.add("parity")
+    for item in items:
+        if here in item.path.parents and item.path.relative_to(here).parts[0] not in quick:
+            item.add_marker(pytest.mark.long)
+
+
 class FilesTogether(LoadFileScheduling):
     """Hands whole files to the processes of `make test`, and all of tests/parity to one, which starts Triton once."""
 

@@ -19,7 +19,10 @@ from benchmarks.contenders import ServedContender
 from benchmarks.probe import WrongAnswer
 from benchmarks.server_process import ServerProcess
 
-pytestmark = pytest.mark.skipif(shutil.which("h2load") is None, reason="h2load (nghttp2-client) is not installed")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("h2load") is None, reason="h2load (nghttp2-client) is not installed"),
+    pytest.mark.long,
+]
 
 CASE = add_sub_cases("add_sub")[1]
 

@@ -18,6 +18,8 @@ from benchmarks.probe import Outputs
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.settings import EngineSettings
 
+pytestmark = pytest.mark.long
+
 CASES = {(case.model, case.streams): case for case in migraphx_cases()}
 
 

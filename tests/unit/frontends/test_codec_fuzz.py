@@ -6,6 +6,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,8 @@ from rocserve.core.wire_format import length_prefix, varint
 from rocserve.frontends.grpc.codec import InferCodec
 from rocserve.protocol import grpc_service_pb2 as ours
 from rocserve.protocol.faults import describe_fault
+
+pytestmark = pytest.mark.long
 
 CODEC = InferCodec()
 """One for all examples, so that remembered heads meet requests that are nearly theirs."""

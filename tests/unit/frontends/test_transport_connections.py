@@ -67,6 +67,7 @@ def many_descriptors() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.long
 def test_a_thousand_connections_at_once(serve: Any, many_descriptors: None) -> None:
     peers: set[str] = set()
 
@@ -97,6 +98,7 @@ def half_a_message(path: str) -> bytes:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["reset", "close"])
 @pytest.mark.parametrize("path", [UNARY, STREAM])
 def test_a_client_that_vanishes_in_mid_message_leaves_nothing(
@@ -336,6 +338,7 @@ class Echo:
         pass
 
 
+@pytest.mark.long
 def test_two_thousand_calls_leave_nothing(serve: Any, eventually: Eventually) -> None:
     def handle(call: UnaryCall) -> None:
         if call.message == b"wait":

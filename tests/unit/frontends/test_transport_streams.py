@@ -246,6 +246,7 @@ def test_no_more_is_read_than_may_be_unanswered(serve: Any, eventually: Eventual
     assert list(rpc) == []
 
 
+@pytest.mark.long
 def test_a_flood_from_a_client_that_does_not_read_is_bounded(serve: Any, eventually: Eventually) -> None:
     message, count, backlog = bytes(65_536), 1500, 1 << 20
     receivers = Receivers()

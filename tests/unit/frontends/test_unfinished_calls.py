@@ -75,6 +75,7 @@ def test_the_largest_connections_oldest_go_first_when_all_are_too_many(
         assert (answer.status, bytes(answer.data)) == (StatusCode.OK, prefixed(b"whole"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", [UNARY, STREAM])
 def test_a_full_connection_loses_its_oldest_once_they_have_waited_for_long(
     serve: Any, eventually: Eventually, method: str
@@ -117,6 +118,7 @@ def test_calls_that_wait_for_their_clients_are_none_of_those_in_flight(serve: An
         assert served.unary(UNARY)(b"x", timeout=10) == b"x"
 
 
+@pytest.mark.long
 def test_a_message_has_its_time(serve: Any, eventually: Eventually) -> None:
     served = serve(Routes().table(), waiting=WaitingLimits(message_seconds=1.0))
     with Http2Connection(served.port) as connection:

@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rocserve.repository import watch
 
 from .conftest import FakeLoader, Folders, Served, Start
@@ -62,6 +64,7 @@ async def test_a_link_out_of_the_repository_is_not_read(start: Start, folders: F
     assert served.data("m") == "good"
 
 
+@pytest.mark.long
 async def test_a_repository_that_vanishes_and_comes_back_keeps_serving_and_is_followed_again(
     start: Start, folders: Folders, loader: FakeLoader
 ) -> None:
@@ -112,6 +115,7 @@ async def test_a_bare_model_file_at_the_root_is_served(start: Start, root: Path)
     await served.until(lambda: served.data(root.name) == "newer")
 
 
+@pytest.mark.long
 async def test_a_folder_that_comes_and_goes_without_end_is_never_taken_for_gone(
     start: Start, folders: Folders, loader: FakeLoader, tmp_path: Path
 ) -> None:

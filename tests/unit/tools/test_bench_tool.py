@@ -14,6 +14,8 @@ import pytest
 from support.migraphx_models import any_length, mini_resnet, mlp, two_in_two_out
 from support.tools import Command
 
+pytestmark = pytest.mark.long
+
 _QUICK = ("--seconds", "0", "--repeats", "6", "--warm-up", "1")
 
 

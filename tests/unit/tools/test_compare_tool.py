@@ -9,6 +9,8 @@ import pytest
 from support.migraphx_models import IMAGE_SHAPE, mini_resnet, two_in_two_out
 from support.tools import Command, Ran
 
+pytestmark = pytest.mark.long
+
 _QUICK = ("--seconds", "0", "--repeats", "5", "--warm-up", "0")
 
 

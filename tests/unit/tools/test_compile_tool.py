@@ -8,6 +8,8 @@ import pytest
 from support.migraphx_models import mlp, reshaped_to_constant, unknown_operator, without_batch
 from support.tools import Command
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:

@@ -23,6 +23,8 @@ from rocserve.tools.doctor.tiny_model import tiny_onnx
 from rocserve.tools.doctor.trial import TrialOrder
 from rocserve.tools.doctor.trials import run_trial
 
+pytestmark = pytest.mark.long
+
 _ONNXRUNTIME = "rocserve.backends.onnx.backend"
 
 

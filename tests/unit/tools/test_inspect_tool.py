@@ -15,6 +15,8 @@ from rocserve.core.plain import to_json
 from rocserve.tools.inspect.model import TensorFacts
 from rocserve.tools.inspect.summary import summarise_program
 
+pytestmark = pytest.mark.long
+
 _GPU = """module: "main"
 @0 = check_context::migraphx::gpu::context -> float_type, {}, {}, target_id=0
 @1 = hip::hip_allocate_memory[shape=int8_type, {4096}, {1},id=main:scratch] -> int8_type, {4096}, {1}, target_id=0

@@ -14,6 +14,8 @@ from rocserve.tools.tune.config_text import ServingChoice, with_choice
 from rocserve.tools.tune.plot import draw
 from rocserve.tools.tune.recommendation import Measurement, front, knee, recommend, setting
 
+pytestmark = pytest.mark.long
+
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 

@@ -18,6 +18,8 @@ from rocserve.tools.untrained.images import photo_like_images
 from rocserve.tools.untrained.layers import SeededWeights
 from rocserve.tools.untrained.origin import is_untrained
 
+pytestmark = pytest.mark.long
+
 UNSEEN_SEED = 1234
 COSTLY = ("Conv", "Gemm", "BatchNormalization", "Exp", "Log", "Tanh", "Mul", "Softplus", "Relu", "LeakyRelu")
 

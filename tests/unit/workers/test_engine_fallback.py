@@ -26,6 +26,8 @@ from rocserve.settings import EngineSettings
 from rocserve.workers.completion import CompletionThread
 from rocserve.workers.launcher import WorkerLauncher
 
+pytestmark = pytest.mark.long
+
 COMPILER = EngineSpec(
     "compiler", "rocserve_reporting_engine", thread_safe=False, forks_from_zygote=False, needs_migraphx=True
 )

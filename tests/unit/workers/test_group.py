@@ -264,6 +264,7 @@ async def test_stop_between_two_restarts(workshop: Workshop, own_children: OwnCh
     await until(lambda: len(own_children()) == 1)
 
 
+@pytest.mark.long
 async def test_nothing_is_left_of_fifty_killed_workers(workshop: Workshop, own_children: OwnChildren) -> None:
     group = await workshop.serving(policy=RestartPolicy(healthy_seconds=0.0))
 

@@ -196,6 +196,7 @@ async def test_launches_under_way_survive_the_zygote(workshop: Workshop, own_chi
         assert (await run_add_sub(group.channels[0])).error is None
 
 
+@pytest.mark.long
 async def test_a_zygote_that_does_not_answer_is_killed(
     completion: CompletionThread,
     own_children: OwnChildren,
@@ -267,6 +268,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["forked", "spawned"])
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_all_end_with_the_server_whatever_they_do(how: str, end: signal.Signals) -> None:

@@ -15,6 +15,8 @@ from rocserve.workers.channel import Channel
 from rocserve.workers.conversation import Conversation
 from rocserve.workers.group import WorkerGroup
 
+pytestmark = pytest.mark.long
+
 PARTS = (LoadedModelVersion, ModelScheduler, SequenceScheduler, Channel, Conversation, WorkerGroup)
 CONFIGS = {
     "plain": "",

@@ -7,7 +7,10 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
 from support.cached_programs import GENEROUS, a_recipe, cache_at, said, start, stored
+
+pytestmark = pytest.mark.long
 
 COMPILE = """
 folder, log = sys.argv[1:]

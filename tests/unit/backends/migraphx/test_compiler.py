@@ -30,6 +30,8 @@ from rocserve.core.errors import StatusCode
 from rocserve.core.plain import to_json
 from rocserve.settings import EngineSettings
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def bench(migraphx_root: Path, tmp_path: Path) -> Bench:

@@ -31,7 +31,7 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.core.requests import TensorSpec
 
-pytestmark = pytest.mark.in_migraphx_process
+pytestmark = [pytest.mark.in_migraphx_process, pytest.mark.long]
 
 FP32 = DataType.FP32
 

@@ -15,7 +15,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.requests import TensorSpec
 
-pytestmark = pytest.mark.in_migraphx_process
+pytestmark = [pytest.mark.in_migraphx_process, pytest.mark.long]
 
 FP32 = DataType.FP32
 

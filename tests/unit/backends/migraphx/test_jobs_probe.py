@@ -14,6 +14,8 @@ from rocserve.backends.migraphx.jobs.messages import FailureKind, JobError
 from rocserve.backends.migraphx.jobs.probe import ProbeJob, ProbeResult
 from rocserve.core.errors import StatusCode
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def bench(migraphx_root: Path, tmp_path: Path) -> Bench:

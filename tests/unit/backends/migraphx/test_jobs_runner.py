@@ -25,6 +25,8 @@ from rocserve.backends.migraphx.jobs.runner import JobRunner
 from rocserve.core.errors import StatusCode
 from rocserve.settings import EngineSettings
 
+pytestmark = pytest.mark.long
+
 TESTS = Path(__file__).parents[3]
 LOG = logging.getLogger("test.jobs")
 

@@ -202,6 +202,7 @@ async def test_where_all_have_requests_in_hand_the_new_connection_is_closed() ->
     await listener.stop(0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", [b"", b"GET /x HTTP/1.1\r\nHost", REQUEST % b"x" + b"GET /x"], ids=repr)
 async def test_a_head_that_does_not_come_ends_the_connection(first: bytes) -> None:
     listener = HttpListener(Gate().answer, LOG, ConnectionLimits(head_seconds=0.3))
@@ -229,6 +230,7 @@ async def test_a_handshake_that_does_not_come_ends_the_connection(tmp_path: Path
     await listener.stop(0)
 
 
+@pytest.mark.long
 async def test_connections_without_a_request_stay_for_a_while_and_are_closed_then() -> None:
     listener = HttpListener(Gate().answer, LOG, ConnectionLimits(head_seconds=0.3, idle_seconds=2.5))
     port = await listener.start("127.0.0.1", 0)
@@ -243,6 +245,7 @@ async def test_connections_without_a_request_stay_for_a_while_and_are_closed_the
     await listener.stop(0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("streams", [False, True])
 async def test_an_answer_that_is_not_read_is_given_up(streams: bool) -> None:
     ended: list[str] = []
