@@ -175,4 +175,4 @@ def test_a_heap_leaves_nothing_behind(heap: Heap) -> None:
     reader.close()
     other.close()
     del view
-    assert open_descriptors() == before
+    assert open_descriptors() <= before

@@ -64,7 +64,7 @@ async def test_a_folder_deleted_while_it_loads_is_called_off(
     await served.until(lambda: loader.loads == [("m", 1)])
     shutil.rmtree(folder)
     await served.until(lambda: served.rows("m") == {})
-    assert loader.cancelled == [("m", 1)]
+    await served.until(lambda: loader.cancelled == [("m", 1)])
     assert loader.alive("m") == []
     assert served.data("m") == "Request for unknown model: 'm' is not found"
 

@@ -171,7 +171,7 @@ def test_what_is_released_after_the_end_is_given_back(completion: CompletionThre
     peer.socket.close()
     os.close(peer.memory)
     del tensor, peer, outcome
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 def test_batches_from_many_threads(completion: CompletionThread) -> None:

@@ -95,7 +95,7 @@ def test_large_tensors_leave_no_descriptors(ends: Ends) -> None:
         message = ends.through(pack_answer(1, ModelResponse(tensors(50_000)), True))
         assert message.answer is not None
         del message
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 def test_an_error_an_end_and_a_cancellation(ends: Ends) -> None:
@@ -156,7 +156,7 @@ def test_memory_that_cannot_be_trusted_is_refused(ends: Ends, fault: str) -> Non
     else:
         with pytest.raises(ValueError, match=r"tensors of 131072 bytes in memory of|cannot be read"):
             ends.through(parcel)
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 def test_nonsense_raises_nothing_else(ends: Ends) -> None:

@@ -287,7 +287,7 @@ async def test_nothing_is_left_of_fifty_killed_workers(workshop: Workshop, own_c
     for _ in range(50):
         await kill_one()
     gc.collect()
-    assert open_descriptors() == descriptors
+    assert open_descriptors() <= descriptors
     assert (await run_add_sub(group.channels[0])).error is None
     assert process.num_threads() == threads
     assert len(process.memory_maps(grouped=False)) <= mappings + 10
@@ -308,7 +308,7 @@ async def test_nothing_is_left_of_loads_and_unloads(workshop: Workshop) -> None:
     for _ in range(5):
         await cycle()
     await asyncio.sleep(0.1)
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 async def test_when_descriptors_are_short_the_load_fails_with_that_reason(workshop: Workshop) -> None:
@@ -325,4 +325,5 @@ async def test_when_descriptors_are_short_the_load_fails_with_that_reason(worksh
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     del group
     gc.collect()  # The error's traceback holds on to the channel that was being made.
-    await until(lambda: open_descriptors() == before)
+    # What earlier tests left may go meanwhile.
+    await until(lambda: open_descriptors() <= before)

@@ -237,7 +237,7 @@ async def test_a_cancelled_launch_leaves_nothing(workshop: Workshop, own_childre
     await until(lambda: len(own_children()) == 2)
     await asyncio.sleep(0.2)
     assert len(own_children()) == 2
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 _SERVER = """
