@@ -310,7 +310,7 @@ def _cache(options: argparse.Namespace) -> int:
 
 
 def _quieten_grpc() -> None:
-    """Keep gRPC's own remarks about connections that end out of the log and the table; its errors stay."""
+    """Keep gRPC's own messages about connections that end out of the log and the table; its errors stay."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 

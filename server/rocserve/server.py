@@ -91,9 +91,9 @@ class Server:
         self._latencies, problems = read_latency_options(settings.metrics.config)
         for problem in problems:
             log.warning("--metrics-config: %s; this is passed over", problem)
-        registry, remarks = with_backend_config(discover_backends(), settings.backend_config)
-        for remark in remarks:
-            log.warning("%s", remark)
+        registry, warnings = with_backend_config(discover_backends(), settings.backend_config)
+        for warning in warnings:
+            log.warning("%s", warning)
         loader = WorkerVersionLoader(
             launcher=launcher,
             completion=self._completion,

@@ -9,7 +9,7 @@ from types import CodeType
 
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.private_paths import PrivatePaths
-from rocserve.observability.pace import Pace
+from rocserve.observability.rate_limits import LogRateLimit
 
 _SECONDS_BETWEEN_TRACEBACKS = 10.0
 """Of one line of code; clients can repeat the same request as fast as they like."""
@@ -24,7 +24,7 @@ class RequestFailures:
         self._paths = PrivatePaths()
         self._lock = threading.Lock()
         # As many as the program has lines that raise.
-        self._paces: dict[tuple[CodeType, int] | None, Pace] = {}
+        self._rate_limits: dict[tuple[CodeType, int] | None, LogRateLimit] = {}
         self._left_out: Counter[tuple[CodeType, int] | None] = Counter()
 
     def error_of(self, what: str, error: Exception) -> ServeError:
@@ -38,7 +38,7 @@ class RequestFailures:
     def report(self, text: str, error: Exception) -> None:
         line = _line(error)
         with self._lock:
-            if not self._paces.setdefault(line, Pace(_SECONDS_BETWEEN_TRACEBACKS)).is_due():
+            if not self._rate_limits.setdefault(line, LogRateLimit(_SECONDS_BETWEEN_TRACEBACKS)).is_due():
                 self._left_out[line] += 1
                 return
             left_out = self._left_out.pop(line, 0)

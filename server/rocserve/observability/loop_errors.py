@@ -8,10 +8,10 @@ import logging
 import os
 from typing import Any
 
-from rocserve.observability.pace import Pace
+from rocserve.observability.rate_limits import LogRateLimit
 
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_SECONDS_BETWEEN_REMARKS = 10.0
+_SECONDS_BETWEEN_ERRORS = 10.0
 
 
 class LoopErrors:
@@ -20,7 +20,7 @@ class LoopErrors:
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._pace = Pace(_SECONDS_BETWEEN_REMARKS)
+        self._rate_limit = LogRateLimit(_SECONDS_BETWEEN_ERRORS)
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -30,7 +30,7 @@ class LoopErrors:
         self._log.error("%s", context.get("message", "error in the event loop"), exc_info=error)
 
     def _say_exhausted(self, number: int) -> None:
-        if self._pace.is_due():
+        if self._rate_limit.is_due():
             self._log.error(
                 "connections cannot be accepted: %s; raise the hard limit of open files (ulimit -Hn, LimitNOFILE), or"
                 " let fewer clients connect",

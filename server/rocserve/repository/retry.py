@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rocserve.core.errors import ServeError
-from rocserve.observability.pace import Allowance
+from rocserve.observability.rate_limits import Allowance
 
 _RETRIES_A_SECOND = 1.0
 _BURST = 8

@@ -41,7 +41,7 @@ from rocserve.workers.completion import CompletionThread
 from rocserve.workers.group import WorkerGroup
 from rocserve.workers.launcher import WorkerLauncher
 
-_LONGEST_REMARK = 300
+_LONGEST_WARNING = 300
 """Characters; the log and the metadata have all of it."""
 
 STOP_SECONDS = 10.0
@@ -281,12 +281,12 @@ class EngineFacts:
         return {**facts, "devices": ", ".join(devices)}
 
     @property
-    def remark(self) -> str:
+    def warning(self) -> str:
         """What everybody should see who looks at the model; "" = nothing out of the ordinary."""
         if not self.replaces:
             return ""
         reason = self.plan.reason
-        shown = reason if len(reason) <= _LONGEST_REMARK else f"{reason[: _LONGEST_REMARK - 3]}..."
+        shown = reason if len(reason) <= _LONGEST_WARNING else f"{reason[: _LONGEST_WARNING - 3]}..."
         return f"served by {self.plan.engine.name} instead: {shown}"
 
 
@@ -329,7 +329,7 @@ class LoadedModelVersion(ScheduledVersion):
 
     @property
     def status_reason(self) -> str:
-        return "; ".join(filter(None, (self._facts.remark, self._wiring.reason)))
+        return "; ".join(filter(None, (self._facts.warning, self._wiring.reason)))
 
     def follow_members(self, is_decoupled: bool) -> None:
         """See repository.loader.LoadedVersion; it has none."""

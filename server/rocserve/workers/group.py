@@ -14,7 +14,7 @@ from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature
-from rocserve.observability.pace import Allowance
+from rocserve.observability.rate_limits import Allowance
 from rocserve.settings import NO_TIME_LIMITS, TimeLimits
 from rocserve.workers.channel import Channel
 from rocserve.workers.completion import CompletionThread

@@ -38,7 +38,7 @@ def choose(stage: Stage, random: random.Random) -> tuple[RocserveProcess, str]:
 
 
 def wait_until_served(server: RocserveProcess, model: str) -> None:
-    """The index has no remark on the version that serves."""
+    """The index has no warning of the version that serves."""
 
     def is_well() -> bool:
         return ("READY", "") in index_of(server, model).values() and bool(workers_of(server, model))

@@ -14,15 +14,15 @@ def sizes(registry: BackendRegistry) -> dict[str, int]:
 
 def test_the_default_batch_size_of_one_backend_and_of_all() -> None:
     plain = sizes(discover_backends())
-    registry, remarks = with_backend_config(discover_backends(), [("onnxruntime", "default-max-batch-size", "8")])
-    assert (sizes(registry), remarks) == ({**plain, "onnx": 8}, ())
+    registry, warnings = with_backend_config(discover_backends(), [("onnxruntime", "default-max-batch-size", "8")])
+    assert (sizes(registry), warnings) == ({**plain, "onnx": 8}, ())
     both = [("", "default-max-batch-size", "16"), ("onnxruntime", "default-max-batch-size", "8")]
     registry, _ = with_backend_config(discover_backends(), both)
     assert sizes(registry) == {**dict.fromkeys(plain, 16), "onnx": 8}
 
 
 @pytest.mark.parametrize(
-    ("value", "remark"),
+    ("value", "warning"),
     [
         (
             ("python", "shm-default-byte-size", "1048576"),
@@ -41,7 +41,7 @@ def test_the_default_batch_size_of_one_backend_and_of_all() -> None:
         ),
     ],
 )
-def test_what_has_no_effect_is_said(value: tuple[str, str, str], remark: str) -> None:
-    registry, remarks = with_backend_config(discover_backends(), [value])
-    assert remarks == (remark,)
+def test_what_has_no_effect_is_said(value: tuple[str, str, str], warning: str) -> None:
+    registry, warnings = with_backend_config(discover_backends(), [value])
+    assert warnings == (warning,)
     assert sizes(registry) == sizes(discover_backends())

@@ -108,7 +108,7 @@ def test_what_is_not_served_may_be_switched_off_but_not_on(subject: str, tmp_pat
 
 
 @pytest.mark.parametrize("given", ["", "DEBUG"])
-def test_the_command_keeps_grpcs_remarks_out_of_the_log_unless_told_otherwise(given: str) -> None:
+def test_the_command_keeps_grpcs_messages_out_of_the_log_unless_told_otherwise(given: str) -> None:
     code = "import os; from rocserve.cli import main; main(['status', '--once', '--url', '127.0.0.1:1']);"
     code += "print(os.environ['GRPC_VERBOSITY'])"
     environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.frontends.grpc.unfinished_bytes import UnfinishedBytes
-from rocserve.observability.pace import Pace
+from rocserve.observability.rate_limits import LogRateLimit
 
 CHECK_SECONDS = 0.5
 CALLS_BETWEEN_CHECKS = 512
@@ -63,7 +63,7 @@ class WaitingCalls:
         """All that are open, with the time of the check before they were."""
         self._limits = limits
         self._log = log
-        self._pace = Pace(_SECONDS_BETWEEN_WARNINGS)
+        self._pace = LogRateLimit(_SECONDS_BETWEEN_WARNINGS)
         self.since: dict[WaitingCall, float] = {}
         """In the order of their beginnings, with the time of the check before it. The hot path's unary calls are put in
         and taken out without a call of `begin` and `remove`, which is all that these do."""

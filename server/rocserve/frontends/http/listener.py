@@ -16,7 +16,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 
 from rocserve.frontends.http.connection import Connection, ConnectionLimits
-from rocserve.observability.pace import Pace
+from rocserve.observability.rate_limits import LogRateLimit
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -77,7 +77,7 @@ class HttpListener:
             read_bufsize=_READ_BYTES,
         )
         server.log = self._log
-        server.remarks = Pace(_SECONDS_BETWEEN_REMARKS)
+        server.remarks = LogRateLimit(_SECONDS_BETWEEN_REMARKS)
         server.limits = self._limits
         self._listening = await asyncio.get_running_loop().create_server(
             server,
@@ -151,7 +151,7 @@ class _Server(web.Server):
     """How many connections there may be while one has a descriptor above the limit: those that closed ones leave are
     lower, and tell nothing."""
     log: logging.Logger
-    remarks: Pace
+    remarks: LogRateLimit
 
     def __call__(self) -> RequestHandler:
         return Connection(self, loop=self._loop, **self._kwargs)

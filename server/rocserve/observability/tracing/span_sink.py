@@ -23,7 +23,7 @@ from opentelemetry.trace import (
 from opentelemetry.trace import SpanContext as SdkContext
 
 from rocserve.core.trace import COMPUTE_END, COMPUTE_INPUT_END, COMPUTE_OUTPUT_START, COMPUTE_START
-from rocserve.observability.pace import Pace
+from rocserve.observability.rate_limits import LogRateLimit
 from rocserve.observability.tracing.options import SpanOptions
 from rocserve.observability.tracing.record import Moment, TraceGroup, TraceRecord, random_id
 from rocserve.observability.tracing.sampling import TraceSetting
@@ -34,7 +34,7 @@ _COMPUTE = (COMPUTE_START, COMPUTE_INPUT_END, COMPUTE_OUTPUT_START, COMPUTE_END)
 _CLOSE_SECONDS = 2.0
 """How long the end waits for a collector to take what is left."""
 _EXPORTER_LOG = "opentelemetry"
-_SECONDS_BETWEEN_REMARKS = 60.0
+_SECONDS_BETWEEN_WARNINGS = 60.0
 
 
 class SpanSink:
@@ -57,8 +57,8 @@ class SpanSink:
             max_export_batch_size=options.max_export_batch_size,
         )
         provider.add_span_processor(self._processor)
-        self._remarks = _Remarks(log)
-        logging.getLogger(_EXPORTER_LOG).addHandler(self._remarks)
+        self._exporter_warnings = _ExporterWarnings(log)
+        logging.getLogger(_EXPORTER_LOG).addHandler(self._exporter_warnings)
         self._provider = provider
         self._tracer = provider.get_tracer(_TRACER)
         # Making spans takes some time as well; sending them has a thread of the processor's.
@@ -81,11 +81,11 @@ class SpanSink:
         self._processor.force_flush()
         self._provider.shutdown()
         calling_off.cancel()
-        logging.getLogger(_EXPORTER_LOG).removeHandler(self._remarks)
+        logging.getLogger(_EXPORTER_LOG).removeHandler(self._exporter_warnings)
 
     def _call_off(self) -> None:
         self._log.warning("spans are lost: the collector has not taken them within %g s of the end", _CLOSE_SECONDS)
-        self._remarks.silence()
+        self._exporter_warnings.silence()
         self._exporter.shutdown()
 
     # On the writer's thread
@@ -167,21 +167,21 @@ def _resource(options: SpanOptions, service_name: str) -> Resource:
     return found.merge(Resource({SERVICE_NAME: service_name}))
 
 
-class _Remarks(logging.Handler):
-    """Brings what the exporter says into the server's log, one remark a minute: it repeats itself while a collector is
-    away."""
+class _ExporterWarnings(logging.Handler):
+    """Brings the exporter's warnings into the server's log, one a minute: the exporter repeats itself while a
+    collector is away."""
 
     def __init__(self, log: logging.Logger) -> None:
         super().__init__(logging.WARNING)
         self._log = log
-        self._pace = Pace(_SECONDS_BETWEEN_REMARKS)
+        self._rate_limit = LogRateLimit(_SECONDS_BETWEEN_WARNINGS)
         self._is_silent = False
 
     def silence(self) -> None:
         self._is_silent = True
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not self._is_silent and self._pace.is_due():
+        if not self._is_silent and self._rate_limit.is_due():
             self._log.warning("spans cannot be sent: %s", record.getMessage())
 
 

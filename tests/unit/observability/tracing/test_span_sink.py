@@ -173,13 +173,13 @@ def test_a_collector_that_is_not_there_is_said_once_in_the_log(
     assert group is not None
     group.begin("m", "1", "", 0, 1).end()
 
-    def remarks() -> list[str]:
+    def warnings() -> list[str]:
         return [record.getMessage() for record in caplog.records if record.name == LOG.name]
 
-    wait_until(remarks, what="the word in the log")
+    wait_until(warnings, what="the word in the log")
     # A second one of the exporter's is not passed on.
     logging.getLogger("opentelemetry.exporter").warning("once more")
     traces.close()
-    assert [re.sub(": .*", "", text) for text in remarks()] == ["spans cannot be sent", "spans are lost"]
-    assert "Connection refused" in remarks()[0]
+    assert [re.sub(": .*", "", text) for text in warnings()] == ["spans cannot be sent", "spans are lost"]
+    assert "Connection refused" in warnings()[0]
     assert capfd.readouterr().err == ""

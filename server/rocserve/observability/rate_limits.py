@@ -1,4 +1,4 @@
-"""How often something that goes on is said in the log."""
+"""Bounds how often something that goes on is logged or tried."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class Allowance:
         return int(self._left)
 
 
-class Pace:
-    """Lets the first remark through, and then one in so many seconds. For one thread."""
+class LogRateLimit:
+    """Lets the first message through, and then one in so many seconds. For one thread."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._next = 0.0
 
     def is_due(self) -> bool:
-        """Whether it is to be said now; whoever asks and hears yes says it."""
+        """Whether it is to be logged now; whoever asks and hears yes logs it."""
         now = time.monotonic()
         if now < self._next:
             return False
