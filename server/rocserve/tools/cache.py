@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from rocserve.backends.migraphx.cache.entry import CacheEntry
+from rocserve.backends.migraphx.cache.load_trials import LoadTrial, Outcome
 from rocserve.backends.migraphx.cache.opening import cache_directory, open_cache
 from rocserve.backends.migraphx.cache.store import ProgramCache
-from rocserve.backends.migraphx.cache.verdicts import Outcome, Verdict
 from rocserve.core.errors import ServeError
 from rocserve.settings import EngineSettings
 from rocserve.tools.printing import complain, console_on, say, show, size, table
@@ -35,9 +35,9 @@ def list_programs(settings: EngineSettings, out: TextIO | None = None, err: Text
     entries = list(reversed(cache.entries()))
     if entries:
         show(console, table("", _COLUMNS, [_row(entry, now) for entry in entries], left=5))
-    for _, verdict in cache.verdicts.entries():
-        if verdict.quarantined:
-            say(console, _quarantine(verdict, now))
+    for _, trial in cache.load_trials.entries():
+        if trial.quarantined:
+            say(console, _quarantine(trial, now))
     say(console, _summary(cache, entries))
     return 0
 
@@ -75,10 +75,10 @@ def prune_programs(
         say(console, f"removed {_named(entry)}, {size(entry.size_bytes)}")
     for entry in kept:
         say(console, f"kept {_named(entry)}: a process is using it")
-    for verdict in forgotten:
-        say(console, f"forgot that {verdict.file} of model {verdict.model} {_ended(verdict)}: it is tried again")
+    for trial in forgotten:
+        say(console, f"forgot that {trial.file} of model {trial.model} {_ended(trial)}: it is tried again")
     for name in unknown:
-        if not any(verdict.model == name for verdict in forgotten):
+        if not any(trial.model == name for trial in forgotten):
             say(console, f"nothing is kept of model {name}")
     total = sum(entry.size_bytes for entry in removed)
     say(console, f"{_count(len(removed), 'program')} removed, {size(total)}; {_summary(cache, cache.entries())}")
@@ -109,10 +109,10 @@ def _batch(entry: CacheEntry) -> str:
     return f"1-{recipe.largest_batch}" if recipe.largest_batch else str(recipe.batch_size or _UNKNOWN)
 
 
-def _quarantine(verdict: Verdict, now: float) -> str:
+def _quarantine(trial: LoadTrial, now: float) -> str:
     return (
-        f"not tried again until it changes: {verdict.file} of model {verdict.model}, which {_ended(verdict)}"
-        f" {_age(now - verdict.time)} (MIGraphX {verdict.migraphx_version}): {' '.join(verdict.text.split())}"
+        f"not tried again until it changes: {trial.file} of model {trial.model}, which {_ended(trial)}"
+        f" {_age(now - trial.time)} (MIGraphX {trial.migraphx_version}): {' '.join(trial.text.split())}"
     )
 
 
@@ -154,13 +154,13 @@ def _over(cache: ProgramCache, limit_bytes: int) -> list[CacheEntry]:
     return kept
 
 
-def _forget(cache: ProgramCache, everything: bool, models: Sequence[str]) -> list[Verdict]:
-    forgotten: list[Verdict] = []
-    for key, verdict in cache.verdicts.entries():
-        if everything or verdict.model in models:
-            cache.verdicts.forget(key)
-            if verdict.quarantined:
-                forgotten.append(verdict)
+def _forget(cache: ProgramCache, everything: bool, models: Sequence[str]) -> list[LoadTrial]:
+    forgotten: list[LoadTrial] = []
+    for key, trial in cache.load_trials.entries():
+        if everything or trial.model in models:
+            cache.load_trials.forget(key)
+            if trial.quarantined:
+                forgotten.append(trial)
     return forgotten
 
 
@@ -174,8 +174,8 @@ def _named(entry: CacheEntry) -> str:
     return f"{entry.key[:_KEY_DIGITS]}{model}" + (f", batch {batch}" if batch != _UNKNOWN else "")
 
 
-def _ended(verdict: Verdict) -> str:
-    return "crashed" if verdict.outcome is Outcome.CRASHED else "was refused"
+def _ended(trial: LoadTrial) -> str:
+    return "crashed" if trial.outcome is Outcome.CRASHED else "was refused"
 
 
 def _count(number: int, noun: str) -> str:

@@ -13,8 +13,8 @@ from rich.console import Console
 from support.cached_programs import GENEROUS, a_recipe, store, stored
 
 from rocserve.backends.migraphx.cache.entry import ABOUT_FILENAME
+from rocserve.backends.migraphx.cache.load_trials import Outcome, new_load_trial
 from rocserve.backends.migraphx.cache.store import ProgramCache
-from rocserve.backends.migraphx.cache.verdicts import Outcome, new_verdict
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
 from rocserve.cli import main
@@ -58,8 +58,8 @@ def fill(cache: ProgramCache) -> dict[str, str]:
         used = time.time() - (3 - place) * HOUR - 60
         os.utime(cache.directory / "programs" / keys[name] / ABOUT_FILENAME, (used, used))
     for outcome, text in ((Outcome.CRASHED, "MIGraphX ended by\nsignal 6 (SIGABRT)"), (Outcome.GOOD, "")):
-        verdict = new_verdict(outcome, text=text, model="mine", file="model.mxr", migraphx_version="2.14.0")
-        cache.verdicts.remember(outcome.value, dataclasses.replace(verdict, time=time.time() - 2 * HOUR - 60))
+        trial = new_load_trial(outcome, text=text, model="mine", file="model.mxr", migraphx_version="2.14.0")
+        cache.load_trials.remember(outcome.value, dataclasses.replace(trial, time=time.time() - 2 * HOUR - 60))
     return keys
 
 
@@ -143,7 +143,7 @@ def test_prune_to_a_size(cache: ProgramCache, capsys: pytest.CaptureFixture[str]
     ]
     assert lines[2].startswith("2 programs removed, ")
     assert [entry.key for entry in cache.entries()] == [keys["digits"]]
-    assert len(cache.verdicts.entries()) == 2
+    assert len(cache.load_trials.entries()) == 2
 
 
 def test_prune_models(cache: ProgramCache, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,7 +156,7 @@ def test_prune_models(cache: ProgramCache, capsys: pytest.CaptureFixture[str]) -
         "nothing is kept of model none",
     ]
     assert [entry.key for entry in cache.entries()] == [keys["resnet 1"], keys["resnet 1-8"]]
-    assert cache.verdicts.entries() == []
+    assert cache.load_trials.entries() == []
 
 
 def test_prune_all(cache: ProgramCache, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,7 +170,7 @@ def test_prune_all(cache: ProgramCache, capsys: pytest.CaptureFixture[str]) -> N
     assert "forgot that model.mxr of model mine crashed: it is tried again\n" in output
     assert "3 programs removed" in output and "1 program being compiled" in output
     assert [entry.key for entry in cache.entries()] == [held.key]
-    assert cache.verdicts.entries() == []
+    assert cache.load_trials.entries() == []
 
 
 @pytest.mark.parametrize(

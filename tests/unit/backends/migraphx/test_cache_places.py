@@ -47,7 +47,7 @@ print(cache.find(a_recipe("old").key).path.read_bytes().decode())
 with cache.lock(a_recipe("new").key, lambda: None):
     print(store(cache, a_recipe("new"), b"new").path.read_bytes().decode())
 print(cache.find(a_recipe("new").key).path.is_relative_to(sys.argv[2]))
-print(cache.verdicts.directory, cache.verdicts.spare, cache.tuning_folder)
+print(cache.load_trials.directory, cache.load_trials.spare, cache.tuning_folder)
 print(len(cache.entries()))
 try:
     cache.remove(a_recipe("old").key)
@@ -61,7 +61,7 @@ print(*warnings, sep="\\n")
         "old",
         "new",
         "True",
-        f"{directory}/verdicts {spare}/verdicts {spare}/miopen",
+        f"{directory}/load-trials {spare}/load-trials {spare}/miopen",
         "2",
     ]
     assert lines[5].startswith("compiled programs cannot be removed: [Errno 30] Read-only file system")

@@ -1,6 +1,6 @@
 """One folder of compiled programs: finding, storing, locking and evicting in it. Errors of the file system are raised.
 
-    programs/<key>/program.mxr, about.json     locks/<key>     scratch/<name>/     verdicts/<key>     miopen/
+    programs/<key>/program.mxr, about.json     locks/<key>     scratch/<name>/     load-trials/<key>     miopen/
 
 An entry comes into being by the renaming of a finished folder and goes by another: it is there whole or not at all.
 When it was used last is the time of about.json, which each use sets: a file system that is mounted noatime keeps that.
@@ -57,12 +57,12 @@ class CachePlace:
             OSError: the folders are not there and cannot be made.
         """
         make_private(self.directory)
-        for folder in (self._programs, self._locks, self._scratches, self.verdicts, self.tuning):
+        for folder in (self._programs, self._locks, self._scratches, self.load_trials, self.tuning):
             folder.mkdir(mode=0o700, exist_ok=True)
 
     @property
-    def verdicts(self) -> Path:
-        return self.directory / "verdicts"
+    def load_trials(self) -> Path:
+        return self.directory / "load-trials"
 
     @property
     def tuning(self) -> Path:

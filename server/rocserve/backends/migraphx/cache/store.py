@@ -10,9 +10,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rocserve.backends.migraphx.cache.entry import CachedProgram, CacheEntry, ProgramAbout
+from rocserve.backends.migraphx.cache.load_trials import LoadTrials
 from rocserve.backends.migraphx.cache.place import CachePlace, DamagedError
 from rocserve.backends.migraphx.cache.private_folder import check_private, is_private
-from rocserve.backends.migraphx.cache.verdicts import Verdicts
 from rocserve.core.errors import ServeError, unavailable
 
 _LEAST_FREE_BYTES = 64 << 20
@@ -175,9 +175,9 @@ class ProgramCache:
             raise _cannot_remove(error) from None
 
     @property
-    def verdicts(self) -> Verdicts:
+    def load_trials(self) -> LoadTrials:
         """What trials of users' own programs came to."""
-        return Verdicts(self._place.verdicts, self._spare.verdicts if self._problem else None)
+        return LoadTrials(self._place.load_trials, self._spare.load_trials if self._problem else None)
 
     @property
     def tuning_folder(self) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rocserve.backends.digests import file_digest
 from rocserve.backends.migraphx.binding.interface import Program
-from rocserve.backends.migraphx.cache.verdicts import Outcome, new_verdict, verdict_key
+from rocserve.backends.migraphx.cache.load_trials import Outcome, load_trial_key, new_load_trial
 from rocserve.backends.migraphx.jobs.messages import FailureKind, JobError
 from rocserve.backends.migraphx.jobs.probe import ProbeJob, ProbeResult
 from rocserve.backends.migraphx.model_files.mxr import check_mxr, sibling_model
@@ -90,10 +90,10 @@ class _ProgramFile:
 
     def _require_good(self, digest: str) -> None:
         """Raises: ServeError: the file was tried, now or before, and cannot be used."""
-        verdicts = self._bench.cache.verdicts
+        load_trials = self._bench.cache.load_trials
         environment, target = self._bench.environment, self._bench.options.target.value
-        key = verdict_key(digest, environment, target)
-        known = verdicts.find(key)
+        key = load_trial_key(digest, environment, target)
+        known = load_trials.find(key)
         if known is not None and known.quarantined:
             raise invalid_argument(
                 f"{self._path.name} has ended MIGraphX's process before, and is not tried again until it changes:"
@@ -108,16 +108,16 @@ class _ProgramFile:
         except JobError as error:
             # Another limit, or more memory, may change any other end.
             if error.kind is FailureKind.CRASHED:
-                crash = new_verdict(
+                crash = new_load_trial(
                     Outcome.CRASHED,
                     text=error.text,
                     model=self._name,
                     file=self._path.name,
                     migraphx_version=environment.migraphx_version,
                 )
-                verdicts.remember(key, crash)
+                load_trials.remember(key, crash)
             raise
-        good = new_verdict(
+        good = new_load_trial(
             Outcome.GOOD,
             model=self._name,
             file=self._path.name,
@@ -125,7 +125,7 @@ class _ProgramFile:
             inputs=result.inputs,
             outputs=result.outputs,
         )
-        verdicts.remember(key, good)
+        load_trials.remember(key, good)
 
     def _runner(self, program: Program, layout: ProgramLayout) -> tuple[ProgramRunner, bool]:
         """And whether it takes batches: of any size, whatever the program's own."""

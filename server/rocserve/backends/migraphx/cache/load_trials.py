@@ -1,6 +1,6 @@
 """What the trial of a user's own .mxr came to, so that a file that crashes MIGraphX is tried once.
 
-A verdict is of a file's bytes in an environment: a changed file, another MIGraphX or another GPU is tried anew.
+A trial is of a file's bytes in an environment: a changed file, another MIGraphX or another GPU is tried anew.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
 from rocserve.core.plain import from_json, to_json
 
 _MOST = 1000
-"""Verdicts kept in a folder."""
+"""Load trials kept in a folder."""
 
 
 class Outcome(enum.Enum):
@@ -34,7 +34,7 @@ class Outcome(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class LoadTrial:
     outcome: Outcome
     text: str
     """Why it is not used; "" for good ones."""
@@ -53,45 +53,45 @@ class Verdict:
         return self.outcome is not Outcome.GOOD
 
 
-def verdict_key(digest: str, environment: ProgramEnvironment, target: str = "") -> str:
+def load_trial_key(digest: str, environment: ProgramEnvironment, target: str = "") -> str:
     """64 hexadecimal digits for a file's digest in an environment."""
     text = json.dumps([digest, target, json.loads(to_json(environment))], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
-class Verdicts:
+class LoadTrials:
     """Those in a folder; `spare` takes new ones where that cannot be written."""
 
     directory: Path
     spare: Path | None = None
 
-    def find(self, key: str) -> Verdict | None:
+    def find(self, key: str) -> LoadTrial | None:
         for folder in self._folders():
-            verdict = _read(folder / key)
-            if verdict is not None:
-                return verdict
+            trial = _read(folder / key)
+            if trial is not None:
+                return trial
         return None
 
-    def remember(self, key: str, verdict: Verdict) -> bool:
+    def remember(self, key: str, trial: LoadTrial) -> bool:
         """Whether it could be written down."""
         for folder in self._folders():
             try:
-                _replace(folder / key, to_json(verdict))
+                _replace(folder / key, to_json(trial))
             except OSError:
                 continue
             _forget_oldest(folder)
             return True
         return False
 
-    def entries(self) -> Sequence[tuple[str, Verdict]]:
-        """Keys and verdicts, the oldest first."""
-        found: dict[str, Verdict] = {}
+    def entries(self) -> Sequence[tuple[str, LoadTrial]]:
+        """Keys and load trials, the oldest first."""
+        found: dict[str, LoadTrial] = {}
         for folder in self._folders():
             for path in _files(folder):
-                verdict = _read(path)
-                if verdict is not None:
-                    found.setdefault(path.name, verdict)
+                trial = _read(path)
+                if trial is not None:
+                    found.setdefault(path.name, trial)
         return sorted(found.items(), key=lambda entry: entry[1].time)
 
     def forget(self, key: str) -> None:
@@ -103,7 +103,7 @@ class Verdicts:
         return (self.directory,) if self.spare is None else (self.directory, self.spare)
 
 
-def new_verdict(
+def new_load_trial(
     outcome: Outcome,
     *,
     text: str = "",
@@ -112,9 +112,9 @@ def new_verdict(
     migraphx_version: str,
     inputs: Sequence[ProgramTensor] = (),
     outputs: Sequence[ProgramTensor] = (),
-) -> Verdict:
-    """A verdict of now."""
-    return Verdict(outcome, text, model, file, migraphx_version, time.time(), tuple(inputs), tuple(outputs))
+) -> LoadTrial:
+    """A trial of now."""
+    return LoadTrial(outcome, text, model, file, migraphx_version, time.time(), tuple(inputs), tuple(outputs))
 
 
 def _files(folder: Path) -> Sequence[Path]:
@@ -124,10 +124,10 @@ def _files(folder: Path) -> Sequence[Path]:
         return []
 
 
-def _read(path: Path) -> Verdict | None:
+def _read(path: Path) -> LoadTrial | None:
     """None where there is none, or one that another version of rocserve has written."""
     try:
-        return from_json(Verdict, path.read_bytes())
+        return from_json(LoadTrial, path.read_bytes())
     except (OSError, ValueError):
         return None
 
