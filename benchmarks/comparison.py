@@ -33,7 +33,7 @@ def compare(
     measurements: dict[str, list[Measurement]] = {contender.name: [] for contender in contenders}
     idle_share = dict.fromkeys(measurements, 0.0)
     for index in range(rounds):
-        for contender in turn(contenders, index):
+        for contender in round_order(contenders, index):
             own_before = contender.cpu_seconds()
             idle = [other for other in contenders if other is not contender]
             cpu_before = [other.cpu_seconds() for other in idle]
@@ -50,7 +50,7 @@ def compare(
     return Comparison(case, measurements, idle_share)
 
 
-def turn(contenders: Sequence[Contender], index: int) -> list[Contender]:
+def round_order(contenders: Sequence[Contender], index: int) -> list[Contender]:
     """The order of a round: each round begins with the next contender, so that none always follows another's heat."""
     first = index % len(contenders)
     return [*contenders[first:], *contenders[:first]]

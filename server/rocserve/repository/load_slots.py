@@ -16,7 +16,7 @@ long for want of memory or of CPUs must not be joined by ever more."""
 class LoadSlots:
     def __init__(self, count: int, patience_seconds: float) -> None:
         """`patience_seconds`: after these a load lets the next begin beside it."""
-        self._free = _Turns(count)
+        self._free = _PrioritySemaphore(count)
         self.patience_seconds = patience_seconds
         self._places = count * OVERDUE_PER_SLOT
         """How many more loads may hand their slots on."""
@@ -67,7 +67,7 @@ class _Load:
         self.has_slot = True
 
 
-class _Turns:
+class _PrioritySemaphore:
     """A semaphore with two queues, of which one goes first."""
 
     def __init__(self, count: int) -> None:
@@ -80,12 +80,12 @@ class _Turns:
         if self.count:
             self.count -= 1
             return
-        turn = asyncio.get_running_loop().create_future()
-        (self._later if later else self._first).append(turn)
+        waiter = asyncio.get_running_loop().create_future()
+        (self._later if later else self._first).append(waiter)
         try:
-            await turn
+            await waiter
         except asyncio.CancelledError:
-            if not turn.cancelled():
+            if not waiter.cancelled():
                 # It came together with the cancellation.
                 self.release()
             raise
@@ -93,8 +93,8 @@ class _Turns:
     def release(self) -> None:
         for queue in (self._first, self._later):
             while queue:
-                turn = queue.popleft()
-                if not turn.done():
-                    turn.set_result(None)
+                waiter = queue.popleft()
+                if not waiter.done():
+                    waiter.set_result(None)
                     return
         self.count += 1

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.cases import Case, Quantity, Target, add_sub_cases, identity_cases
-from benchmarks.comparison import Comparison, compare, turn
+from benchmarks.comparison import Comparison, compare, round_order
 from benchmarks.ratios import Measurement, Spread, ratio
 from benchmarks.table import (
     IDLE_SHARE_LIMIT,
@@ -145,5 +145,5 @@ def test_every_contender_begins_a_round() -> None:
             self.name = name
 
     contenders = [Named("a"), Named("b"), Named("c")]
-    orders = ["".join(one.name for one in turn(contenders, index)) for index in range(4)]  # type: ignore[arg-type]
+    orders = ["".join(one.name for one in round_order(contenders, index)) for index in range(4)]  # type: ignore[arg-type]
     assert orders == ["abc", "bca", "cab", "abc"]

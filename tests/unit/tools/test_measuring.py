@@ -18,7 +18,7 @@ from rocserve.tools.measuring.files import random_inputs as seeded_inputs
 from rocserve.tools.measuring.files import read_outputs, save_inputs
 from rocserve.tools.measuring.messages import Measure, MeasuredInput, OnnxRuntimeSession, OpenEngine, TorchModule
 from rocserve.tools.measuring.process import MeasuringProcess
-from rocserve.tools.measuring.rounds import Timing, time_in_turns
+from rocserve.tools.measuring.rounds import Timing, time_interleaved
 
 _PYTHON = (sys.executable,)
 
@@ -98,7 +98,7 @@ def test_engines_take_turns(tmp_path: Path) -> None:
         for process in (one, other):
             process.open(_open_order(tmp_path))
         orders = {"a": _measure(1), "b": _measure(2)}
-        latencies = time_in_turns({"a": one, "b": other}, orders, Timing(warm_up=1, repeats=7, seconds=0))
+        latencies = time_interleaved({"a": one, "b": other}, orders, Timing(warm_up=1, repeats=7, seconds=0))
     assert {name: len(seconds) for name, seconds in latencies.items()} == {"a": 10, "b": 10}
 
 

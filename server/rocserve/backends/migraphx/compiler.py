@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rocserve.backends.migraphx.cache.entry import CachedProgram, ProgramAbout
 from rocserve.backends.migraphx.cache.store import ProgramCache
-from rocserve.backends.migraphx.compile_turns import CompileTurns, machine_turns
+from rocserve.backends.migraphx.compile_semaphore import CompileSemaphore, machine_semaphore
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Target
 from rocserve.backends.migraphx.jobs.compile import CompileJob, CompileResult
 from rocserve.backends.migraphx.jobs.program_file import own_recipe, read_program_file
@@ -23,15 +23,15 @@ _SEARCH = "3"
 """Of MIOPEN_FIND_ENFORCE: search for the fastest kernels, also where the database has some."""
 
 
-_SECONDS_BETWEEN_TURNS = 0.1
+_SECONDS_BETWEEN_ATTEMPTS = 0.1
 
 
-class _NoTurnFree(Exception):
-    """Waiting with the key in hand would keep it from those who have a turn, such as a load that clients wait for."""
+class _NoSlotFree(Exception):
+    """Waiting with the key in hand would keep it from those who have a slot, such as a load that clients wait for."""
 
 
 def _give_up() -> None:
-    raise _NoTurnFree
+    raise _NoSlotFree
 
 
 class ProgramCompiler:
@@ -44,11 +44,11 @@ class ProgramCompiler:
         *,
         model_name: str,
         model_folder: Path,
-        turns: CompileTurns | None = None,
+        semaphore: CompileSemaphore | None = None,
         remedy: str = BEFOREHAND,
     ) -> None:
-        """`turns`: None = those of this machine. `remedy`: what else helps against the time limit; "" = nothing."""
-        self._turns = turns or machine_turns()
+        """`semaphore`: None = that of this machine. `remedy`: what else helps against the time limit; "" = nothing."""
+        self._semaphore = semaphore or machine_semaphore()
         self._runner = runner
         self._cache = cache
         self._model_name = model_name
@@ -80,9 +80,9 @@ class ProgramCompiler:
         while True:
             try:
                 return self._found_or_compiled(recipe, timeout_seconds, low_priority, report)
-            except _NoTurnFree:
+            except _NoSlotFree:
                 wait()
-                time.sleep(_SECONDS_BETWEEN_TURNS)
+                time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
 
     def _found_or_compiled(
         self,
@@ -91,13 +91,13 @@ class ProgramCompiler:
         low_priority: bool,
         report: Callable[[str], None] | None,
     ) -> CachedProgram:
-        """Raises: _NoTurnFree: nothing was done, and the key has been let go of."""
+        """Raises: _NoSlotFree: nothing was done, and the key has been let go of."""
         wait = self._waiting(recipe, "for another process that compiles it", report or self._runner.report)
         with self._cache.lock(recipe.key, wait):
             found = self._cache.find(recipe.key)
             if found is not None:
                 return found
-            with self._turns.taken(low_priority, _give_up):
+            with self._semaphore.acquired(low_priority, _give_up):
                 return self._compile(recipe, timeout_seconds, low_priority, report)
 
     def _waiting(self, recipe: ProgramRecipe, what: str, report: Callable[[str], None]) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""Times contestants in turns and compares what they answer."""
+"""Times candidates in turns and compares what they answer."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tempfile import TemporaryDirectory
 
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.plain import to_json
-from rocserve.tools.bench.contestants import Contestant, Lineup
+from rocserve.tools.bench.candidates import Candidate, Candidates
 from rocserve.tools.differences import Array, Difference, difference, worst
 from rocserve.tools.latencies import LatencySummary, summarise
 from rocserve.tools.measuring.files import read_outputs
 from rocserve.tools.measuring.messages import OpenEngine
 from rocserve.tools.measuring.process import MeasuringProcess
-from rocserve.tools.measuring.rounds import Timing, time_in_turns
+from rocserve.tools.measuring.rounds import Timing, time_interleaved
 from rocserve.tools.progress import ToolProgress
 
 
@@ -51,31 +51,29 @@ class BenchResult:
         return to_json(self).decode()
 
 
-def bench(model_name: str, lineup: Lineup, timing: Timing, progress: ToolProgress) -> BenchResult:
+def bench(model_name: str, candidates: Candidates, timing: Timing, progress: ToolProgress) -> BenchResult:
     """Time all of them at each batch size of the first.
 
     Raises:
         ServeError: the first one cannot be opened.
     """
-    first = lineup.contestants[0]
+    first = candidates.available[0]
     descriptions: dict[str, str] = {}
-    missing = dict(lineup.missing)
+    missing = dict(candidates.missing)
     processes: dict[str, MeasuringProcess] = {}
     with ExitStack() as stack:
-        for contestant in lineup.contestants:
-            progress.report(f"opening {contestant.name}")
+        for candidate in candidates.available:
+            progress.report(f"opening {candidate.name}")
             try:
-                process = stack.enter_context(
-                    MeasuringProcess(contestant.name, contestant.python, contestant.environment)
-                )
-                descriptions[contestant.name] = process.open(OpenEngine(contestant.engine))
+                process = stack.enter_context(MeasuringProcess(candidate.name, candidate.python, candidate.environment))
+                descriptions[candidate.name] = process.open(OpenEngine(candidate.engine))
             except ServeError as error:
-                if contestant is first:
+                if candidate is first:
                     raise
-                missing[contestant.name] = error.text
+                missing[candidate.name] = error.text
             else:
-                processes[contestant.name] = process
-        runnable = [contestant for contestant in lineup.contestants if contestant.name in processes]
+                processes[candidate.name] = process
+        runnable = [candidate for candidate in candidates.available if candidate.name in processes]
         progress.steps(len(first.inputs))
         times: list[EngineTimes] = []
         for batch_size in first.inputs:
@@ -89,13 +87,13 @@ class _Round:
 
     def __init__(
         self,
-        contestants: Sequence[Contestant],
+        candidates: Sequence[Candidate],
         processes: Mapping[str, MeasuringProcess],
         batch_size: int,
         timing: Timing,
         progress: ToolProgress,
     ) -> None:
-        self._contestants = contestants
+        self._candidates = candidates
         self._processes = processes
         self._batch_size = batch_size
         self._timing = timing
@@ -105,12 +103,12 @@ class _Round:
     def times(self) -> list[EngineTimes]:
         with TemporaryDirectory(prefix="rocserve-bench-") as folder:
             differences = self._differences(Path(folder))
-        names = [one.name for one in self._contestants if one.name not in self._failures]
-        orders = {one.name: one.order(self._batch_size) for one in self._contestants if one.name in names}
-        latencies = time_in_turns(self._processes, orders, self._timing) if orders else {}
+        names = [one.name for one in self._candidates if one.name not in self._failures]
+        orders = {one.name: one.order(self._batch_size) for one in self._candidates if one.name in names}
+        latencies = time_interleaved(self._processes, orders, self._timing) if orders else {}
         summaries = {name: summarise(seconds) for name, seconds in latencies.items()}
         rates = {name: max(1, self._batch_size) * 1e3 / summary.mean for name, summary in summaries.items()}
-        reference = rates.get(self._contestants[0].name, 0.0)
+        reference = rates.get(self._candidates[0].name, 0.0)
         return [
             EngineTimes(
                 engine=one.name,
@@ -121,18 +119,18 @@ class _Round:
                 difference=differences.get(one.name),
                 failure=self._failures.get(one.name, ""),
             )
-            for one in self._contestants
+            for one in self._candidates
         ]
 
     def _differences(self, folder: Path) -> dict[str, Difference]:
         """Runs each once, which shows who can run this batch size at all."""
         outputs: dict[str, list[Array]] = {}
-        for one in self._contestants:
+        for one in self._candidates:
             try:
                 outputs[one.name] = self._outputs(one, folder / f"{one.name}.npz")
             except ServeError as error:
                 self._failures[one.name] = error.text
-        reference = outputs.pop(self._contestants[0].name, None)
+        reference = outputs.pop(self._candidates[0].name, None)
         if reference is None:
             return {}
         differences = {}
@@ -144,7 +142,7 @@ class _Round:
                 self._failures[name] = f"{name}: answers with outputs of shapes {shapes}, not {expected}"
         return differences
 
-    def _outputs(self, one: Contestant, file: Path) -> list[Array]:
+    def _outputs(self, one: Candidate, file: Path) -> list[Array]:
         if self._batch_size not in one.inputs:
             raise invalid_argument(f"{one.name}: cannot run batch size {self._batch_size} of this model")
         order = replace(one.order(self._batch_size), repeats=1, outputs_file=str(file))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from rocserve.tools.bench.contestants import main_engine, prepare
+from rocserve.tools.bench.candidates import main_engine, prepare
 from rocserve.tools.bench.timing import BenchResult, EngineTimes, bench
 from rocserve.tools.latencies import LatencySummary
 from rocserve.tools.measuring.rounds import Timing

@@ -23,7 +23,7 @@ from rocserve.tools.measuring.files import random_inputs, read_outputs, save_inp
 from rocserve.tools.measuring.messages import Measure, MigraphxPrograms, OpenEngine
 from rocserve.tools.measuring.process import MeasuringProcess
 from rocserve.tools.measuring.program_inputs import program_input
-from rocserve.tools.measuring.rounds import Timing, time_in_turns
+from rocserve.tools.measuring.rounds import Timing, time_interleaved
 from rocserve.tools.model_choice import ToolModel
 from rocserve.tools.progress import ToolProgress
 from rocserve.tools.workbench import Workbench, usable_targets
@@ -117,7 +117,7 @@ class _Comparer:
         outputs = {name: self._outputs(name, process, files) for name, process in processes.items()}
         orders = {name: self._order(name, files[0]) for name in outputs if outputs[name]}
         self._progress.report("timing")
-        latencies = time_in_turns(processes, orders, self._timing)
+        latencies = time_interleaved(processes, orders, self._timing)
         names = dict.fromkeys((*self._candidates, *self._failures))
         results = tuple(self._result(name, outputs, latencies) for name in names)
         return Comparison(reference.recipe.title, reference.bench.place, data, results)

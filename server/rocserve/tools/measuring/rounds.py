@@ -23,7 +23,7 @@ class Timing:
     """At least."""
 
 
-def time_in_turns(
+def time_interleaved(
     processes: Mapping[str, MeasuringProcess], orders: Mapping[str, Measure], timing: Timing
 ) -> dict[str, list[float]]:
     """The latencies, in seconds, of each process's order; who begins changes from round to round.
@@ -36,13 +36,13 @@ def time_in_turns(
             processes[name].measure(replace(order, repeats=timing.warm_up, seconds=0.0))
     share = Timing(0, math.ceil(timing.repeats / _ROUNDS), timing.seconds / _ROUNDS)
     latencies: dict[str, list[float]] = {name: [] for name in orders}
-    for names in _turns(list(orders), timing):
+    for names in _rounds(list(orders), timing):
         for name in names:
             order = replace(orders[name], repeats=share.repeats, seconds=share.seconds, outputs_file="")
             latencies[name] += processes[name].measure(order).latencies
     return latencies
 
 
-def _turns(names: Sequence[str], timing: Timing) -> Iterator[Sequence[str]]:
+def _rounds(names: Sequence[str], timing: Timing) -> Iterator[Sequence[str]]:
     for number in range(min(_ROUNDS, timing.repeats)):
         yield names if number % 2 == 0 else names[::-1]

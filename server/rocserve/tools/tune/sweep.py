@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from rocserve.core.errors import ServeError
-from rocserve.tools.bench.contestants import Contestant
+from rocserve.tools.bench.candidates import Candidate
 from rocserve.tools.latencies import summarise
 from rocserve.tools.measuring.messages import Measure, Measured, OpenEngine
 from rocserve.tools.measuring.process import MeasuringProcess
@@ -33,10 +33,10 @@ class Sweep:
 
 
 def sweep(
-    contestant_of: Callable[[int], Contestant], instances: Sequence[int], timing: Timing, progress: ToolProgress
+    candidate_of: Callable[[int], Candidate], instances: Sequence[int], timing: Timing, progress: ToolProgress
 ) -> Sweep:
     """
-    `contestant_of`: the engine for a number of instances.
+    `candidate_of`: the engine for a number of instances.
 
     Raises:
         ServeError: the engine cannot be opened for one instance.
@@ -45,18 +45,18 @@ def sweep(
     failures: list[str] = []
     description = ""
     for number in sorted(instances):
-        contestant = contestant_of(number)
+        candidate = candidate_of(number)
         progress.report(f"opening {_instances(number)}")
         try:
             with ExitStack() as stack:
-                processes = _open(stack, contestant, number)
-                description = processes[-1].open(OpenEngine(contestant.engine))
+                processes = _open(stack, candidate, number)
+                description = processes[-1].open(OpenEngine(candidate.engine))
                 for process in processes[:-1]:
-                    process.open(OpenEngine(contestant.engine))
-                progress.steps(len(contestant.inputs))
-                for batch_size in contestant.inputs:
+                    process.open(OpenEngine(candidate.engine))
+                progress.steps(len(candidate.inputs))
+                for batch_size in candidate.inputs:
                     progress.report(f"timing batch size {batch_size}, {_instances(number)}")
-                    found.append(_measured(contestant, processes, number, batch_size, timing))
+                    found.append(_measured(candidate, processes, number, batch_size, timing))
                     progress.done()
         except ServeError as error:
             if not found:
@@ -65,17 +65,17 @@ def sweep(
     return Sweep(description, tuple(found), tuple(failures))
 
 
-def _open(stack: ExitStack, contestant: Contestant, number: int) -> list[MeasuringProcess]:
+def _open(stack: ExitStack, candidate: Candidate, number: int) -> list[MeasuringProcess]:
     return [
-        stack.enter_context(MeasuringProcess(contestant.name, contestant.python, contestant.environment))
-        for _ in range(1 if contestant.shares_a_process else number)
+        stack.enter_context(MeasuringProcess(candidate.name, candidate.python, candidate.environment))
+        for _ in range(1 if candidate.shares_a_process else number)
     ]
 
 
 def _measured(
-    contestant: Contestant, processes: Sequence[MeasuringProcess], number: int, batch_size: int, timing: Timing
+    candidate: Candidate, processes: Sequence[MeasuringProcess], number: int, batch_size: int, timing: Timing
 ) -> Measurement:
-    order = replace(contestant.order(batch_size), threads=number // len(processes))
+    order = replace(candidate.order(batch_size), threads=number // len(processes))
     if timing.warm_up:
         _all(processes, replace(order, repeats=timing.warm_up))
     begin_at = time.monotonic() + _HEAD_START_SECONDS

@@ -13,7 +13,7 @@ from rich.console import Console
 from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.plain import to_json
 from rocserve.repository.machine import ThisMachine
-from rocserve.tools.bench.contestants import MIGRAPHX, Contestant, main_engine, prepare_one
+from rocserve.tools.bench.candidates import MIGRAPHX, Candidate, main_engine, prepare_one
 from rocserve.tools.bench.verb import LATENCY_COLUMNS, latency_cells
 from rocserve.tools.measuring.rounds import Timing
 from rocserve.tools.model_choice import ToolModel
@@ -88,16 +88,16 @@ def tune(model: ToolModel, options: TuneOptions, out: Console, log: logging.Logg
 
 
 def _sweep(model: ToolModel, engine: str, options: TuneOptions, progress: ToolProgress, log: logging.Logger) -> Sweep:
-    ready: dict[int, Contestant] = {}
+    ready: dict[int, Candidate] = {}
 
-    def contestant_of(instances: int) -> Contestant:
+    def candidate_of(instances: int) -> Candidate:
         # MIGraphX's programs are the same for any number of processes.
         key = 1 if engine == MIGRAPHX else instances
         if key not in ready:
             ready[key] = prepare_one(model, engine, progress, log, instances)
         return ready[key]
 
-    return sweep(contestant_of, options.instances, options.timing, progress)
+    return sweep(candidate_of, options.instances, options.timing, progress)
 
 
 def _print_table(model: ToolModel, swept: Sweep, best: Recommendation | None, out: Console) -> None:

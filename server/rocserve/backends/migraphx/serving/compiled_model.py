@@ -53,7 +53,7 @@ class _Compiled:
         self._bench = bench
         self._plan = plan
         self._name = bench.model.name
-        self._turn = threading.Lock()
+        self._run_lock = threading.Lock()
 
     def load(self, note: str) -> MigraphxModel:
         # The batch size that a file has baked in is sure to be had; others may turn out not to be.
@@ -69,7 +69,7 @@ class _Compiled:
             plan_signature(self._plan, layout, self._bench.model.config),
             runner,
             lambda: engine_properties(self._bench, runner.batch_sizes, note),
-            self._turn,
+            self._run_lock,
             self._bench.log,
             background,
         )
@@ -118,7 +118,7 @@ class _Compiled:
         try:
             check_memory(self._name, [compiled_memory(cached)], device)
             # A module that keeps the GIL keeps it while it loads: between two batches, then, not within one.
-            with contextlib.nullcontext() if self._bench.binding.releases_gil else self._turn:
+            with contextlib.nullcontext() if self._bench.binding.releases_gil else self._run_lock:
                 return self._bench.open_program(cached.path)
         finally:
             cached.release()

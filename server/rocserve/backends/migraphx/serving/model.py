@@ -23,21 +23,21 @@ class MigraphxModel:
         signature: Signature,
         runner: ProgramRunner,
         properties: Callable[[], Mapping[str, str]],
-        turn: threading.Lock,
+        run_lock: threading.Lock,
         log: logging.Logger,
         background: BackgroundSizes | None = None,
     ) -> None:
         """
         Args:
             properties: of the engine, for the model's metadata.
-            turn: held while a batch runs, by whoever must not run beside one as well.
+            run_lock: held while a batch runs, by whoever must not run beside one as well.
         """
         self._name = name
         self._signature = signature
         self._outputs = tuple(spec.name for spec in signature.outputs)
         self._runner: ProgramRunner | None = runner
         self._properties = properties
-        self._turn = turn
+        self._run_lock = run_lock
         self._background = background
         self._log = log
 
@@ -71,7 +71,7 @@ class MigraphxModel:
                 words where it cannot run them.
         """
         try:
-            with self._turn:
+            with self._run_lock:
                 return BatchResult(self._served.run(batch.arrays, batch.requested_outputs or self._outputs, batch.room))
         except MigraphxError as error:
             raise internal(f"migraphx error: {error}") from None

@@ -48,7 +48,7 @@ _PROBE_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Contestant:
+class Candidate:
     """A model in an engine, yet to be opened."""
 
     name: str
@@ -84,35 +84,35 @@ def main_engine(model: ToolModel, wanted: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Lineup:
+class Candidates:
     """Who is to be measured."""
 
-    contestants: tuple[Contestant, ...]
+    available: tuple[Candidate, ...]
     """The first is what the others are compared with."""
     missing: Mapping[str, str]
     """By the names of the others that cannot have the model: why not."""
 
 
-def prepare(model: ToolModel, names: Sequence[str], progress: ToolProgress, log: logging.Logger) -> Lineup:
-    """The contestants of these names, in their order.
+def prepare(model: ToolModel, names: Sequence[str], progress: ToolProgress, log: logging.Logger) -> Candidates:
+    """The candidates of these names, in their order.
 
     Raises:
         ServeError: the first cannot be had.
     """
     first, *others = names
-    contestants = [prepare_one(model, first, progress, log)]
+    candidates = [prepare_one(model, first, progress, log)]
     missing = {}
     for name in others:
         try:
-            contestants.append(prepare_one(model, name, progress, log))
+            candidates.append(prepare_one(model, name, progress, log))
         except ServeError as error:
             missing[name] = f"{name}: {error.text}"
-    return Lineup(tuple(contestants), missing)
+    return Candidates(tuple(candidates), missing)
 
 
 def prepare_one(
     model: ToolModel, name: str, progress: ToolProgress, log: logging.Logger, instances: int = 1
-) -> Contestant:
+) -> Candidate:
     """The model in the engine of this name; what MIGraphX has to compile is compiled.
 
     `instances`: how many threads are to run an engine that is safe on several.
@@ -128,13 +128,13 @@ def prepare_one(
         return _torch(model) if name == TORCH else _onnxruntime(model, instances)
 
 
-def _migraphx(model: ToolModel, progress: ToolProgress, log: logging.Logger) -> Contestant:
+def _migraphx(model: ToolModel, progress: ToolProgress, log: logging.Logger) -> Candidate:
     bench = Workbench(model, progress.report, log)
     if model.source.model_file.suffix == ".mxr":
         programs, inputs = _brought_program(bench)
     else:
         programs, inputs = _compiled_programs(bench, progress)
-    return Contestant(
+    return Candidate(
         name=MIGRAPHX,
         engine=MigraphxPrograms(bench.installation, bench.serving.binding, programs),
         inputs=inputs,
@@ -177,7 +177,7 @@ def _brought_program(bench: Workbench) -> tuple[dict[int, str], Inputs]:
     }
 
 
-def _onnxruntime(model: ToolModel, instances: int) -> Contestant:
+def _onnxruntime(model: ToolModel, instances: int) -> Candidate:
     """On the device where a server would have it."""
     source = model.source
     place = plan_workers(source.config, _onnxruntime_choice(model), ThisMachine(source.settings))[0]
@@ -191,7 +191,7 @@ def _onnxruntime(model: ToolModel, instances: int) -> Contestant:
         instance_count=1 if on_gpu else instances,
         settings=source.settings,
     )
-    return Contestant(
+    return Candidate(
         ONNXRUNTIME, engine, _planned_inputs(model), environment=_on_device(place.device), shares_a_process=not on_gpu
     )
 
@@ -210,7 +210,7 @@ def _on_device(device: int | None) -> Mapping[str, str]:
     return {} if device is None else {"HIP_VISIBLE_DEVICES": str(device)}
 
 
-def _torch(model: ToolModel) -> Contestant:
+def _torch(model: ToolModel) -> Candidate:
     """A file that PyTorch has written goes before the conversion of the ONNX file."""
     source = model.source
     files = [source.version_folder / name for name in _TORCH_FILES] if model.definition else []
@@ -225,7 +225,7 @@ def _torch(model: ToolModel) -> Contestant:
         inputs = {
             size: tuple(sorted(measured, key=lambda one: places.get(one.name, 0))) for size, measured in inputs.items()
         }
-    return Contestant(TORCH, TorchModule(str(file), on_gpu), inputs)
+    return Candidate(TORCH, TorchModule(str(file), on_gpu), inputs)
 
 
 def _on_onnx_file(model: ToolModel) -> ToolModel:

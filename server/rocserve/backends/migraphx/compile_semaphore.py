@@ -23,32 +23,32 @@ _BESIDE = ("beside-0", "beside-1")
 """Of what models that serve already still want: few, and never in the place of what nobody can serve yet."""
 _HANDED_ON_SECONDS = 600.0
 """After which what compiles beside no longer counts: one compiler that hangs is not to hold up all other models."""
-_SECONDS_BETWEEN_LOOKS = 0.1
+_SECONDS_BETWEEN_ATTEMPTS = 0.1
 
 
-class CompileTurns:
-    """Turns are locks on files of a folder on this machine: the end of a process gives them back."""
+class CompileSemaphore:
+    """Its slots are locks on files of a folder on this machine: the end of a process gives them back."""
 
     def __init__(self, folder: Path, at_once: int = _AT_ONCE, handed_on_seconds: float = _HANDED_ON_SECONDS) -> None:
-        """`handed_on_seconds`: how long a compile at low priority has its turn, even where it takes longer."""
+        """`handed_on_seconds`: how long a compile at low priority has its slot, even where it takes longer."""
         self._folder = folder
         self._handed_on_seconds = handed_on_seconds
-        self._names = tuple(f"turn-{number}" for number in range(at_once))
+        self._names = tuple(f"slot-{number}" for number in range(at_once))
 
     @contextmanager
-    def taken(self, low_priority: bool, waiting: Callable[[], None]) -> Iterator[None]:
-        """Wait for a turn and have it. Where no files can be locked, nobody waits.
+    def acquired(self, low_priority: bool, waiting: Callable[[], None]) -> Iterator[None]:
+        """Wait for a slot and have it. Where no files can be locked, nobody waits.
 
         Args:
             low_priority: for what a model that serves already still wants.
-            waiting: called again and again while all turns are taken; what it raises ends the wait.
+            waiting: called again and again while all slots are taken; what it raises ends the wait.
         """
         lock = self._wait(_BESIDE if low_priority else self._names, waiting) if self._is_usable() else None
-        turn = _Turn(lock, self._handed_on_seconds if low_priority else None)
+        slot = _Slot(lock, self._handed_on_seconds if low_priority else None)
         try:
             yield
         finally:
-            turn.end()
+            slot.end()
 
     def _is_usable(self) -> bool:
         try:
@@ -67,10 +67,10 @@ class CompileTurns:
                 if lock is not None:
                     return lock
             waiting()
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
 
 
-class _Turn:
+class _Slot:
     """That somebody has, until its end or for so many seconds."""
 
     def __init__(self, lock: FileLock | None, seconds: float | None) -> None:
@@ -95,6 +95,6 @@ class _Turn:
             lock.release()
 
 
-def machine_turns() -> CompileTurns:
-    """Those of this user on this machine."""
-    return CompileTurns(Path(tempfile.gettempdir()) / f"rocserve-turns-{os.geteuid()}")
+def machine_semaphore() -> CompileSemaphore:
+    """That of this user on this machine."""
+    return CompileSemaphore(Path(tempfile.gettempdir()) / f"rocserve-compiles-{os.geteuid()}")
