@@ -43,6 +43,12 @@ class Case:
         return ParityModel("paced_" + "_".join(self.name.replace(",", "").split()), config, "paced")
 
     @property
+    def exchange(self) -> Exchange:
+        name = self.model.name
+        steps = [PacedStream(name, self.arrivals), Counters(name)]
+        return Exchange(f"batching: {self.name}", steps, at_once=True)
+
+    @property
     def loading(self) -> Exchange:
         return Exchange(f"batching: load for {self.name}", [load(self.model.name)])
 
@@ -177,7 +183,8 @@ def loaded(pair: Pair) -> Iterator[None]:
     with pair.asking_ahead(*([case.loading] for case in CASES)):
         for case in CASES:
             pair.compare(case.loading)
-    yield
+    with pair.asking_ahead(*([case.exchange] for case in CASES)):
+        yield
     with pair.asking_ahead(*([case.unloading] for case in CASES)):
         for case in CASES:
             pair.compare(case.unloading)
@@ -186,9 +193,7 @@ def loaded(pair: Pair) -> Iterator[None]:
 @pytest.mark.usefixtures("loaded")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_same_batches(pair: Pair, case: Case) -> None:
-    name = case.model.name
-    steps = [PacedStream(name, case.arrivals), Counters(name)]
-    pair.compare(Exchange(f"batching: {case.name}", steps, at_once=True))
+    pair.compare(case.exchange)
 
 
 @pytest.mark.parametrize("preserve_ordering", PRESERVE_ORDERING)

@@ -30,15 +30,14 @@ class RecordedTriton:
         """
         Args:
             folder: of the servers' models in this run.
-            anew: what is confirmed is recorded, in place of all that the file holds.
+            anew: what is confirmed is recorded, and nothing else stays in the file.
         """
         self._file = file
         self._folder = json.dumps(str(folder))[1:-1]
         self._anew = anew
         self._depends_on: list[str] = []
-        self._entries: dict[str, Any] = {}
-        if not anew and file.exists():
-            self._entries = self._read(file.read_text())
+        self._before = self._read(file.read_text()) if file.exists() else {}
+        self._entries = {} if anew else self._before
 
     def depend_on(self, digest: str) -> None:
         """All outcomes depend on what has this digest. Said before the first exchange."""
@@ -74,7 +73,9 @@ class RecordedTriton:
         name = exchange.name
         assert name not in self._entries, f"there are two exchanges {name!r} in {self._file.stem}"
         kept = [{key: value for key, value in asdict(entry).items() if value not in ("", None)} for entry in outcomes]
-        self._entries[name] = {"digest": self._digest(exchange), "outcomes": kept}
+        entry = {"digest": self._digest(exchange), "outcomes": kept}
+        # Triton names the entries of a map in any order; those of before stay, so that a diff shows what counts.
+        self._entries[name] = self._before[name] if self._before.get(name) == entry else entry
         back = self._read("{" + self._written(name) + "}")[name]["outcomes"]
         assert [Outcome(**entry) for entry in back] == list(outcomes), f"{name} has an outcome that cannot be recorded"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,23 @@ def test_the_file_is_the_same_whatever_the_order_of_the_tests(file: Path) -> Non
         recording.write()
         texts.append(file.read_text())
     assert texts[0] == texts[1]
+
+
+def test_equal_answers_leave_the_file_as_it_is(file: Path) -> None:
+    """Triton names the entries of a map in any order."""
+    recorded(file, ASKED, [Outcome("OK", answer={"a": 1, "b": 2})])
+    before = file.read_text()
+    recorded(file, ASKED, [Outcome("OK", answer={"b": 2, "a": 1})])
+    assert file.read_text() == before
+    recorded(file, ASKED, [Outcome("OK", answer={"b": 2, "a": 3})])
+    assert file.read_text() != before
+
+
+def test_what_is_not_asked_again_goes(file: Path) -> None:
+    recorded(file, ASKED, OUTCOMES[:1])
+    other = Exchange("another", [Call("ServerLive")])
+    recorded(file, other, OUTCOMES[:1])
+    assert list(json.loads(file.read_text())) == ["another"]
 
 
 @pytest.mark.parametrize(
