@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ class HttpResponder:
         self._callbacks: deque[Callable[[], None]] = deque()
         self._is_gone = False
         self._is_handed_over = False
+        self._own_thread = threading.get_ident()
         self.origin = asked.origin
         self.is_refused = False
         """Whether it failed before it was scheduled."""
@@ -84,7 +86,8 @@ class HttpResponder:
         self._memory.release(self._request_holding)
 
     def _note_failure(self) -> None:
-        if not self._is_handed_over:
+        # A model that is quick fails on another thread before the loop's knows that the request was handed over.
+        if not self._is_handed_over and threading.get_ident() == self._own_thread:
             self.is_refused = True
 
 

@@ -51,7 +51,10 @@ async def test_an_error_tells_whether_the_request_was_scheduled() -> None:
     failed = SingleAnswer(Asked(origin, RequestMemory(), Holding()))
     failed.handed_over()
     failed.fail(internal("no"))
-    assert [refused.is_refused, failed.is_refused] == [True, False]
+    quick = SingleAnswer(Asked(origin, RequestMemory(), Holding()))
+    await elsewhere(lambda: quick.fail(internal("no")))
+    quick.handed_over()
+    assert [refused.is_refused, failed.is_refused, quick.is_refused] == [True, False, False]
     assert isinstance(await refused.outcome(), ServeError)
 
 
