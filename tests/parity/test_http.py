@@ -9,9 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from support.parity.exchange import Exchange, HttpCall
+from support.parity.exchange import Exchange, HttpCall, Step
+from support.parity.models import parity_models
 from support.parity.pair import Pair
+from support.parity.repository import HttpIndex
 
+_EVERY_MODEL = [model.name for model in parity_models()]
 MODEL = "/v2/models/add_sub"
 ROW = [1, 2, 3, 4]
 
@@ -26,7 +29,7 @@ def post(path: str, body: Any = None, headers: Mapping[str, str] | None = None) 
     return HttpCall("POST", path, data, headers or {})
 
 
-def one(name: str, *calls: HttpCall) -> Exchange:
+def one(name: str, *calls: Step) -> Exchange:
     return Exchange(f"HTTP: {name}", calls)
 
 
@@ -268,7 +271,7 @@ REFUSED = [
     one("unknown encoding", post(f"{MODEL}/infer", body(*BOTH), {"Content-Encoding": "br"})),
 ]
 CONTROL = [
-    one("index", post("/v2/repository/index", {"ready": False}), post("/v2/repository/index", b"{")),
+    one("index", HttpIndex(_EVERY_MODEL), post("/v2/repository/index", b"{")),
     one("load of a missing model by HTTP", post("/v2/repository/models/http_missing/load")),
     one("load with no JSON", post("/v2/repository/models/add_sub/load", b"{")),
     one(

@@ -46,9 +46,9 @@ class RecordedTriton:
     def take(self, exchange: Exchange) -> list[Outcome]:
         """The recorded outcomes of the exchange's steps; an AssertionError where there are none."""
         entry = self._entries.get(exchange.name)
-        assert entry, f"{exchange.name} is not in {self._file}; {AGAIN}"
+        assert entry, f"{exchange.name!r} is not in {self._file}; {AGAIN}"
         assert entry["digest"] == self._digest(exchange), (
-            f"{exchange.name} was recorded for other requests, models or flags; {AGAIN}"
+            f"{exchange.name!r} was recorded for other requests, models or flags; {AGAIN}"
         )
         return [Outcome(**outcome) for outcome in entry["outcomes"]]
 
@@ -77,7 +77,9 @@ class RecordedTriton:
         # Triton names the entries of a map in any order; those of before stay, so that a diff shows what counts.
         self._entries[name] = self._before[name] if self._before.get(name) == entry else entry
         back = self._read("{" + self._written(name) + "}")[name]["outcomes"]
-        assert [Outcome(**entry) for entry in back] == list(outcomes), f"{name} has an outcome that cannot be recorded"
+        assert [Outcome(**entry) for entry in back] == list(outcomes), (
+            f"{name!r} has an outcome that cannot be recorded"
+        )
 
     def _digest(self, exchange: Exchange) -> str:
         return digest_of(*(part.encode() for part in (*self._depends_on, exchange.digest())))[:_DIGEST_DIGITS]

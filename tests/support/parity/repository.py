@@ -9,7 +9,7 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
-from support.parity.exchange import Asked, Call, Outcome
+from support.parity.exchange import Asked, Call, HttpCall, Outcome
 from support.parity.inference import fill_parameters
 
 _SETTLE_SECONDS = 10.0
@@ -30,6 +30,25 @@ def unload(model: str, repository: str = "", **parameters: Any) -> Call:
     request = pb.RepositoryModelUnloadRequest(repository_name=repository, model_name=model)
     fill_parameters(request.parameters, parameters)
     return Call("RepositoryModelUnload", request)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpIndex:
+    """The rows of the repository index over HTTP about some models; other tests may have put more there."""
+
+    models: Sequence[str]
+
+    def digest(self) -> str:
+        return self._call.digest()
+
+    def ask(self, server: Asked) -> Outcome:
+        outcome = self._call.ask(server)
+        rows = [row for row in outcome.answer["body"] if row["name"] in self.models]
+        return replace(outcome, answer={**outcome.answer, "body": rows})
+
+    @property
+    def _call(self) -> HttpCall:
+        return HttpCall("POST", "/v2/repository/index", b'{"ready": false}')
 
 
 @dataclass(frozen=True, slots=True)

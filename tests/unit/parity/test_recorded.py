@@ -121,7 +121,7 @@ def test_what_is_not_asked_again_goes(file: Path) -> None:
 )
 def test_a_changed_exchange_is_noticed(file: Path, changed: Exchange) -> None:
     recorded(file, ASKED, OUTCOMES[:1])
-    with pytest.raises(AssertionError, match="asked was recorded for other requests, models or flags; record again"):
+    with pytest.raises(AssertionError, match="'asked' was recorded for other requests, models or flags; record again"):
         RecordedTriton(file, FOLDER).take(changed)
 
 
@@ -140,7 +140,7 @@ def test_other_models_are_noticed(file: Path, repository: Path) -> None:
 
 def test_an_exchange_that_is_not_recorded_is_noticed(file: Path) -> None:
     recorded(file, ASKED, OUTCOMES[:1])
-    with pytest.raises(AssertionError, match=r"new is not in .*module\.json; record again: make record-triton"):
+    with pytest.raises(AssertionError, match=r"'new' is not in .*module\.json; record again: make record-triton"):
         RecordedTriton(file, FOLDER).take(Exchange("new", ASKED.steps))
 
 
@@ -150,7 +150,7 @@ def test_an_exchange_that_is_not_recorded_is_noticed(file: Path) -> None:
     ids=["tuple", "key that is no text", "like bytes", "like a path"],
 )
 def test_what_would_come_back_otherwise_is_not_recorded(file: Path, answer: object) -> None:
-    with pytest.raises(AssertionError, match="asked has an outcome that cannot be recorded"):
+    with pytest.raises(AssertionError, match="'asked' has an outcome that cannot be recorded"):
         RecordedTriton(file, FOLDER, anew=True).confirm(ASKED, [Outcome("OK", answer=answer)])
 
 
