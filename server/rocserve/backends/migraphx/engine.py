@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 
 from rocserve.backends.base import LoadedModel, ModelSource
+from rocserve.backends.migraphx.serving.compile_context import open_compile_context
 from rocserve.backends.migraphx.serving.compiled_model import load_compiled
 from rocserve.backends.migraphx.serving.program_file_model import load_program_file
-from rocserve.backends.migraphx.serving.workbench import open_workbench
 
 _LOG = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ def load(model: ModelSource) -> LoadedModel:
         ServeError: MIGraphX cannot be used here or cannot compile the model, in its own words with what can be done;
             the file or the configuration is wrong; or memory does not suffice.
     """
-    bench = open_workbench(model, _LOG)
+    context = open_compile_context(model, _LOG)
     if model.config.backend == _PROGRAM_FILES:
-        return load_program_file(bench)
-    return load_compiled(bench)
+        return load_program_file(context)
+    return load_compiled(context)

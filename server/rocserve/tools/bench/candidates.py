@@ -39,7 +39,7 @@ from rocserve.tools.measuring.program_inputs import program_input
 from rocserve.tools.model_choice import ToolModel
 from rocserve.tools.progress import ToolProgress
 from rocserve.tools.sibling_file import read_beside
-from rocserve.tools.workbench import Workbench
+from rocserve.tools.tool_context import ToolContext
 
 MIGRAPHX, ONNXRUNTIME, TORCH = "migraphx", "onnxruntime", "torch"
 
@@ -129,30 +129,30 @@ def prepare_one(
 
 
 def _migraphx(model: ToolModel, progress: ToolProgress, log: logging.Logger) -> Candidate:
-    bench = Workbench(model, progress.report, log)
+    context = ToolContext(model, progress.report, log)
     if model.source.model_file.suffix == ".mxr":
-        programs, inputs = _brought_program(bench)
+        programs, inputs = _brought_program(context)
     else:
-        programs, inputs = _compiled_programs(bench, progress)
+        programs, inputs = _compiled_programs(context, progress)
     return Candidate(
         name=MIGRAPHX,
-        engine=MigraphxPrograms(bench.installation, bench.serving.binding, programs),
+        engine=MigraphxPrograms(context.installation, context.serving.binding, programs),
         inputs=inputs,
-        python=python_command(bench.installation),
-        environment=_on_device(bench.device),
+        python=python_command(context.installation),
+        environment=_on_device(context.device),
     )
 
 
 Inputs = dict[int, tuple[MeasuredInput, ...]]
 
 
-def _compiled_programs(bench: Workbench, progress: ToolProgress) -> tuple[dict[int, str], Inputs]:
-    recipes = bench.plan().recipes
+def _compiled_programs(context: ToolContext, progress: ToolProgress) -> tuple[dict[int, str], Inputs]:
+    recipes = context.plan().recipes
     progress.steps(len(recipes))
     programs: dict[int, str] = {}
     inputs: Inputs = {}
     for recipe in recipes:
-        program = bench.program(recipe).program
+        program = context.program(recipe).program
         for size in _sizes(recipe):
             programs[size] = str(program.path)
             inputs[size] = tuple(program_input(tensor, size) for tensor in program.about.inputs)
@@ -160,12 +160,12 @@ def _compiled_programs(bench: Workbench, progress: ToolProgress) -> tuple[dict[i
     return programs, inputs
 
 
-def _brought_program(bench: Workbench) -> tuple[dict[int, str], Inputs]:
+def _brought_program(context: ToolContext) -> tuple[dict[int, str], Inputs]:
     """Of a .mxr: tried in a child before a process that is measured loads it."""
-    file = bench.model.source.model_file
-    check_mxr(file, bench.environment, bench.options.target)
-    job = ProbeJob(bench.model.source.name, str(file))
-    tensors = bench.runner.run(job, ProbeResult, timeout_seconds=_PROBE_SECONDS, limit_name="the time for it").inputs
+    file = context.model.source.model_file
+    check_mxr(file, context.environment, context.options.target)
+    job = ProbeJob(context.model.source.name, str(file))
+    tensors = context.runner.run(job, ProbeResult, timeout_seconds=_PROBE_SECONDS, limit_name="the time for it").inputs
     first = {tensor.shape[0] for tensor in tensors if tensor.shape}
     rows = first.pop() if len(first) == 1 else 0
     if isinstance(rows, DimensionRange):

@@ -26,7 +26,7 @@ from rocserve.tools.measuring.program_inputs import program_input
 from rocserve.tools.measuring.rounds import Timing, time_interleaved
 from rocserve.tools.model_choice import ToolModel
 from rocserve.tools.progress import ToolProgress
-from rocserve.tools.workbench import Workbench, usable_targets
+from rocserve.tools.tool_context import ToolContext, usable_targets
 
 _REFERENCE = Precision.FP32
 _RANDOM_RUNS = 8
@@ -62,7 +62,7 @@ class Comparison:
 class _Candidate:
     """A precision that has been compiled."""
 
-    bench: Workbench
+    context: ToolContext
     recipe: ProgramRecipe
     program: CachedProgram
 
@@ -120,23 +120,23 @@ class _Comparer:
         latencies = time_interleaved(processes, orders, self._timing)
         names = dict.fromkeys((*self._candidates, *self._failures))
         results = tuple(self._result(name, outputs, latencies) for name in names)
-        return Comparison(reference.recipe.title, reference.bench.place, data, results)
+        return Comparison(reference.recipe.title, reference.context.place, data, results)
 
     def _compiled(self, precision: str) -> _Candidate:
-        library = next((candidate.bench.library for candidate in self._candidates.values()), None)
-        bench = Workbench(self._model.with_precision(precision), self._progress.report, self._log, library)
-        recipe = bench.plan().recipes[0]
-        return _Candidate(bench, recipe, bench.program(recipe).program)
+        library = next((candidate.context.library for candidate in self._candidates.values()), None)
+        context = ToolContext(self._model.with_precision(precision), self._progress.report, self._log, library)
+        recipe = context.plan().recipes[0]
+        return _Candidate(context, recipe, context.program(recipe).program)
 
     def _open(self) -> dict[str, MeasuringProcess]:
         processes = {}
         for name, candidate in self._candidates.items():
-            bench = candidate.bench
+            context = candidate.context
             self._progress.report(f"{name}: opening")
-            process = self._stack.enter_context(MeasuringProcess(name, python_command(bench.installation), {}))
+            process = self._stack.enter_context(MeasuringProcess(name, python_command(context.installation), {}))
             programs = {candidate.recipe.batch_size: str(candidate.program.path)}
             try:
-                process.open(OpenEngine(MigraphxPrograms(bench.installation, bench.serving.binding, programs)))
+                process.open(OpenEngine(MigraphxPrograms(context.installation, context.serving.binding, programs)))
             except ServeError as error:
                 self._fail(name, error)
             else:
@@ -171,9 +171,11 @@ class _Comparer:
         return files, data
 
     def _calibration_options(self, reference: _Candidate) -> CompileOptions:
-        bench = reference.bench
+        context = reference.context
         config = self._model.with_precision(Precision.INT8.value).source.config
-        return compile_options(config, self._model.source.instance_kind, usable_targets(bench.library, bench.device))
+        return compile_options(
+            config, self._model.source.instance_kind, usable_targets(context.library, context.device)
+        )
 
     def _outputs(self, name: str, process: MeasuringProcess, files: Sequence[Path]) -> list[list[Array]]:
         """Of each run; nothing where one failed."""
@@ -200,7 +202,7 @@ class _Comparer:
         if name in self._failures:
             return PrecisionResult(name, {}, None, 0.0, 0, self._failures[name])
         candidate = self._candidates[name]
-        names = [output.name for output in candidate.bench.plan().outputs]
+        names = [output.name for output in candidate.context.plan().outputs]
         reference = outputs[_REFERENCE.value]
         reference_latency, latency = (summarise(latencies[each]) for each in (_REFERENCE.value, name))
         return PrecisionResult(

@@ -17,8 +17,8 @@ from rocserve.tools.measuring.rounds import Timing
 from rocserve.tools.model_choice import ToolModel
 from rocserve.tools.printing import complain, say, show, size, table
 from rocserve.tools.progress import ToolProgress
+from rocserve.tools.tool_context import Compiled, ToolContext
 from rocserve.tools.whole_file import replacing
-from rocserve.tools.workbench import Compiled, Workbench
 
 BATCH = "{batch}"
 """Stands for the batch size in the name of an output file."""
@@ -38,19 +38,22 @@ def compile_model(model: ToolModel, output: str, out: Console, log: logging.Logg
     rows: list[Sequence[str]] = []
     folders: list[str] = []
     with ToolProgress() as progress:
-        bench = Workbench(model, progress.report, log)
-        recipes = bench.plan().recipes
+        context = ToolContext(model, progress.report, log)
+        recipes = context.plan().recipes
         check_output(output, recipes)
         progress.steps(len(recipes))
         for recipe in recipes:
-            compiled = bench.program(recipe)
+            compiled = context.program(recipe)
             rows.append(program_row(recipe, compiled))
             # Another than the cache's, where that could not take it.
             folders.append(str(compiled.program.path.parents[2]))
             if output:
                 _copy(compiled.program.path, output_path(output, recipe))
             progress.done()
-    show(out, table(f"{model.source.name} on MIGraphX {bench.library.version}, {bench.place}", _COLUMNS, rows, left=3))
+    show(
+        out,
+        table(f"{model.source.name} on MIGraphX {context.library.version}, {context.place}", _COLUMNS, rows, left=3),
+    )
     for recipe in recipes if output else ():
         say(out, f"{recipe.title}: {output_path(output, recipe)}")
     say(out, f"cache: {' and '.join(dict.fromkeys(folders))}")

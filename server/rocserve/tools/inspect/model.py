@@ -17,7 +17,7 @@ from rocserve.core.plain import to_json
 from rocserve.tools.inspect.summary import ProgramSummary, plain_counts, summarise_program
 from rocserve.tools.model_choice import ToolModel
 from rocserve.tools.progress import ToolProgress
-from rocserve.tools.workbench import Workbench
+from rocserve.tools.tool_context import ToolContext
 
 _INSPECT_SECONDS = 600.0
 
@@ -74,33 +74,33 @@ def inspect_model(model: ToolModel, log: logging.Logger) -> Inspection:
         ServeError: MIGraphX cannot be had here, or cannot read or compile the model.
     """
     with ToolProgress() as progress:
-        bench = Workbench(model, progress.report, log)
+        context = ToolContext(model, progress.report, log)
         if model.source.model_file.suffix == ".mxr":
-            return _inspect_mxr(bench)
-        plan = bench.plan()
+            return _inspect_mxr(context)
+        plan = context.plan()
         progress.steps(len(plan.recipes))
         programs = []
         for recipe in plan.recipes:
-            programs.append(_inspect_recipe(bench, recipe, [output.name for output in plan.outputs]))
+            programs.append(_inspect_recipe(context, recipe, [output.name for output in plan.outputs]))
             progress.done()
     return Inspection(
         model=model.source.name,
         file=str(model.source.model_file),
-        migraphx=bench.library.version,
-        place=bench.place,
-        precision=bench.options.precision.value,
+        migraphx=context.library.version,
+        place=context.place,
+        precision=context.options.precision.value,
         weight_bytes=plan.weight_bytes,
         programs=tuple(programs),
         mxr=None,
     )
 
 
-def _inspect_recipe(bench: Workbench, recipe: ProgramRecipe, output_names: Sequence[str]) -> ProgramFacts:
+def _inspect_recipe(context: ToolContext, recipe: ProgramRecipe, output_names: Sequence[str]) -> ProgramFacts:
     title = recipe.title
-    name = f"{title} of model '{bench.model.source.name}'"
-    read = _inspected(bench, InspectJob(name, recipe=recipe))
-    program = bench.program(recipe).program
-    made = _inspected(bench, InspectJob(name, program_file=str(program.path)))
+    name = f"{title} of model '{context.model.source.name}'"
+    read = _inspected(context, InspectJob(name, recipe=recipe))
+    program = context.program(recipe).program
+    made = _inspected(context, InspectJob(name, program_file=str(program.path)))
     before = summarise_program(read.text)
     return ProgramFacts(
         title=title,
@@ -115,10 +115,10 @@ def _inspect_recipe(bench: Workbench, recipe: ProgramRecipe, output_names: Seque
     )
 
 
-def _inspect_mxr(bench: Workbench) -> Inspection:
-    file = bench.model.source.model_file
+def _inspect_mxr(context: ToolContext) -> Inspection:
+    file = context.model.source.model_file
     mxr = read_mxr(file)
-    made = _inspected(bench, InspectJob(file.name, program_file=str(file)))
+    made = _inspected(context, InspectJob(file.name, program_file=str(file)))
     facts = ProgramFacts(
         title=file.name,
         inputs=_facts(made.parameters, ()),
@@ -131,28 +131,28 @@ def _inspect_mxr(bench: Workbench) -> Inspection:
         after_text=made.text,
     )
     return Inspection(
-        model=bench.model.source.name,
+        model=context.model.source.name,
         file=str(file),
-        migraphx=bench.library.version,
-        place=bench.place,
+        migraphx=context.library.version,
+        place=context.place,
         precision="",
         weight_bytes=None,
         programs=(facts,),
         mxr=mxr,
-        refusal=_refusal(bench, file),
+        refusal=_refusal(context, file),
     )
 
 
-def _refusal(bench: Workbench, file: Path) -> str:
+def _refusal(context: ToolContext, file: Path) -> str:
     try:
-        check_mxr(file, bench.environment, bench.options.target)
+        check_mxr(file, context.environment, context.options.target)
     except ServeError as error:
         return error.text
     return ""
 
 
-def _inspected(bench: Workbench, job: InspectJob) -> InspectResult:
-    return bench.runner.run(job, InspectResult, timeout_seconds=_INSPECT_SECONDS, limit_name="the time for it")
+def _inspected(context: ToolContext, job: InspectJob) -> InspectResult:
+    return context.runner.run(job, InspectResult, timeout_seconds=_INSPECT_SECONDS, limit_name="the time for it")
 
 
 def _facts(tensors: Sequence[ProgramTensor], names: Sequence[str]) -> tuple[TensorFacts, ...]:

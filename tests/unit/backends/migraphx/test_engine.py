@@ -22,9 +22,9 @@ from support.migraphx_engine import Engine, answers, batch, given, wait_for_all_
 from support.migraphx_serving import expected
 
 from rocserve.backends.migraphx.binding.interface import Binding, Program
+from rocserve.backends.migraphx.serving.compile_context import open_compile_context
 from rocserve.backends.migraphx.serving.compiled_model import load_compiled
 from rocserve.backends.migraphx.serving.programs import LoadedProgram
-from rocserve.backends.migraphx.serving.workbench import open_workbench
 from rocserve.backends.onnx.signature import session_signature
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
@@ -259,9 +259,9 @@ class TestBindingsThatKeepTheInterpreter:
     """The official module holds Python's lock while it loads a program, so that no batch may be under way."""
 
     def test_programs_are_loaded_between_batches(self, engine: Engine) -> None:
-        bench = open_workbench(engine.source(NETWORKS["mlp"], 2), logging.getLogger("test"))
-        binding = KeepsInterpreter(bench.binding)
-        model = load_compiled(replace(bench, binding=binding))
+        context = open_compile_context(engine.source(NETWORKS["mlp"], 2), logging.getLogger("test"))
+        binding = KeepsInterpreter(context.binding)
+        model = load_compiled(replace(context, binding=binding))
         request = batch(migraphx_models.random_inputs(NETWORKS["mlp"], 1))
         binding.while_loading = lambda: model.execute(request)
         model.warm_up([])

@@ -16,6 +16,7 @@ from rocserve.backends.migraphx.planning.memory import check_memory, compiled_me
 from rocserve.backends.migraphx.planning.plan import PlannedTensor, ProgramPlan, plan_programs
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.backends.migraphx.serving.background import BackgroundSizes
+from rocserve.backends.migraphx.serving.compile_context import CompileContext
 from rocserve.backends.migraphx.serving.layout import ProgramLayout, ServedTensor, program_layout
 from rocserve.backends.migraphx.serving.model import MigraphxModel
 from rocserve.backends.migraphx.serving.programs import (
@@ -26,12 +27,11 @@ from rocserve.backends.migraphx.serving.programs import (
     SizedRunner,
 )
 from rocserve.backends.migraphx.serving.properties import engine_properties
-from rocserve.backends.migraphx.serving.workbench import Workbench
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature, TensorSpec
 
 
-def load_compiled(bench: Workbench, model_file: Path | None = None, note: str = "") -> MigraphxModel:
+def load_compiled(context: CompileContext, model_file: Path | None = None, note: str = "") -> MigraphxModel:
     """
     Args:
         model_file: an ONNX file to compile instead of the version's own.
@@ -40,19 +40,19 @@ def load_compiled(bench: Workbench, model_file: Path | None = None, note: str = 
     Raises:
         ServeError: the file or the configuration is wrong, it cannot be compiled, or memory does not suffice.
     """
-    plan = plan_programs(bench.model, bench.options, bench.serving, bench.environment, model_file=model_file)
+    plan = plan_programs(context.model, context.options, context.serving, context.environment, model_file=model_file)
     if model_file is not None:
-        plan = _with_configured_names(plan, bench.model.config)
-    model = _Compiled(bench, plan).load(note)
-    bench.model.report("")
+        plan = _with_configured_names(plan, context.model.config)
+    model = _Compiled(context, plan).load(note)
+    context.model.report("")
     return model
 
 
 class _Compiled:
-    def __init__(self, bench: Workbench, plan: ProgramPlan) -> None:
-        self._bench = bench
+    def __init__(self, context: CompileContext, plan: ProgramPlan) -> None:
+        self._context = context
         self._plan = plan
-        self._name = bench.model.name
+        self._name = context.model.name
         self._run_lock = threading.Lock()
 
     def load(self, note: str) -> MigraphxModel:
@@ -66,18 +66,18 @@ class _Compiled:
             background = self._background(runner, others)
         return MigraphxModel(
             self._name,
-            plan_signature(self._plan, layout, self._bench.model.config),
+            plan_signature(self._plan, layout, self._context.model.config),
             runner,
-            lambda: engine_properties(self._bench, runner.batch_sizes, note),
+            lambda: engine_properties(self._context, runner.batch_sizes, note),
             self._run_lock,
-            self._bench.log,
+            self._context.log,
             background,
         )
 
     def _runner(self, program: Program, layout: ProgramLayout, recipe: ProgramRecipe) -> ProgramRunner:
         if recipe.largest_batch:
             return DynamicRunner(self._name, program, layout, 1, recipe.largest_batch)
-        loaded = LoadedProgram(program, layout, self._bench.serving.pad_with_first_row)
+        loaded = LoadedProgram(program, layout, self._context.serving.pad_with_first_row)
         if not self._plan.batches:
             return ExactRunner(self._name, loaded)
         runner = SizedRunner(self._name)
@@ -90,15 +90,15 @@ class _Compiled:
         def prepare(size: int, report: Callable[[str], None]) -> None:
             recipe = by_size[size]
             program = self._program(recipe, report)
-            loaded = LoadedProgram(program, self._layout(program, recipe), self._bench.serving.pad_with_first_row)
+            loaded = LoadedProgram(program, self._layout(program, recipe), self._context.serving.pad_with_first_row)
             try:
                 loaded.warm_up()
             except MigraphxError as error:
-                self._bench.log.info("batch size %d could not be warmed up with zeros: %s", size, error)
+                self._context.log.info("batch size %d could not be warmed up with zeros: %s", size, error)
             runner.add(size, loaded)
 
         return BackgroundSizes(
-            tuple(by_size), prepare, self._bench.runner.call_off, self._bench.model.report, self._bench.log
+            tuple(by_size), prepare, self._context.runner.call_off, self._context.model.report, self._context.log
         )
 
     def _program(self, recipe: ProgramRecipe, report: Callable[[str], None] | None = None) -> Program:
@@ -107,19 +107,19 @@ class _Compiled:
         Raises:
             ServeError: it cannot be compiled or loaded, or does not fit into memory beside what is there.
         """
-        device = self._bench.model.device
+        device = self._context.model.device
         check_memory(self._name, [planned_memory(recipe, self._plan)], device)
-        cached = self._bench.compiler.program(
+        cached = self._context.compiler.program(
             recipe,
-            timeout_seconds=self._bench.serving.compile_timeout_seconds,
+            timeout_seconds=self._context.serving.compile_timeout_seconds,
             low_priority=report is not None,
             report=report,
         )
         try:
             check_memory(self._name, [compiled_memory(cached)], device)
             # A module that keeps the GIL keeps it while it loads: between two batches, then, not within one.
-            with contextlib.nullcontext() if self._bench.binding.releases_gil else self._run_lock:
-                return self._bench.open_program(cached.path)
+            with contextlib.nullcontext() if self._context.binding.releases_gil else self._run_lock:
+                return self._context.open_program(cached.path)
         finally:
             cached.release()
 

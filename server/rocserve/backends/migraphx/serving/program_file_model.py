@@ -19,6 +19,7 @@ from rocserve.backends.migraphx.model_files.mxr import check_mxr, sibling_model
 from rocserve.backends.migraphx.model_files.onnx_graph import OnnxGraph, read_onnx_graph
 from rocserve.backends.migraphx.planning.memory import ProgramMemory, check_memory
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, ProgramSource, SourceKind
+from rocserve.backends.migraphx.serving.compile_context import CompileContext
 from rocserve.backends.migraphx.serving.compiled_model import load_compiled
 from rocserve.backends.migraphx.serving.layout import ProgramLayout, batch_range, program_layout
 from rocserve.backends.migraphx.serving.model import MigraphxModel
@@ -30,68 +31,67 @@ from rocserve.backends.migraphx.serving.programs import (
     SizedRunner,
 )
 from rocserve.backends.migraphx.serving.properties import engine_properties
-from rocserve.backends.migraphx.serving.workbench import Workbench
 from rocserve.core.errors import ServeError, invalid_argument
 
 
-def load_program_file(bench: Workbench) -> MigraphxModel:
+def load_program_file(context: CompileContext) -> MigraphxModel:
     """
     Raises:
         ServeError: the program cannot be used here, and there is nothing to compile it from.
     """
-    path = bench.model.model_file
+    path = context.model.model_file
     try:
-        return _ProgramFile(bench, path).load()
+        return _ProgramFile(context, path).load()
     except ServeError as error:
         sibling = sibling_model(path)
         if sibling is None:
             raise
         note = f"{sibling.name} is compiled in the place of {path.name}: {error.text}"
-    bench.log.warning("model '%s': %s", bench.model.name, note)
-    return load_compiled(bench, sibling, note)
+    context.log.warning("model '%s': %s", context.model.name, note)
+    return load_compiled(context, sibling, note)
 
 
 class _ProgramFile:
-    def __init__(self, bench: Workbench, path: Path) -> None:
-        self._bench = bench
+    def __init__(self, context: CompileContext, path: Path) -> None:
+        self._context = context
         self._path = path
-        self._name = bench.model.name
-        self._config = bench.model.config
+        self._name = context.model.name
+        self._config = context.model.config
 
     def load(self) -> MigraphxModel:
-        check_mxr(self._path, self._bench.environment, self._bench.options.target)
+        check_mxr(self._path, self._context.environment, self._context.options.target)
         digest = file_digest(self._path)
         self._check_memory(digest)
         self._require_good(digest)
-        program = self._bench.open_program(self._path)
-        names = _TensorNames(self._bench.model.model_folder, self._path, self._config.name)
+        program = self._context.open_program(self._path)
+        names = _TensorNames(self._context.model.model_folder, self._path, self._config.name)
         layout = program_layout(
             program,
             [tensor.name for tensor in self._config.inputs] or names.inputs,
             names.outputs(len(program.outputs), [tensor.name for tensor in self._config.outputs]),
         )
         runner, batching = self._runner(program, layout)
-        self._bench.model.report("")
+        self._context.model.report("")
         return MigraphxModel(
             self._name,
             layout.signature(batching),
             runner,
-            lambda: engine_properties(self._bench, runner.batch_sizes),
+            lambda: engine_properties(self._context, runner.batch_sizes),
             threading.Lock(),
-            self._bench.log,
+            self._context.log,
         )
 
     def _check_memory(self, digest: str) -> None:
         recipe = ProgramRecipe(
-            ProgramSource(SourceKind.ONNX, str(self._path), digest), self._bench.options, self._bench.environment
+            ProgramSource(SourceKind.ONNX, str(self._path), digest), self._context.options, self._context.environment
         )
         size = self._path.stat().st_size
-        check_memory(self._name, [ProgramMemory(recipe, size, 0, None)], self._bench.model.device)
+        check_memory(self._name, [ProgramMemory(recipe, size, 0, None)], self._context.model.device)
 
     def _require_good(self, digest: str) -> None:
         """Raises: ServeError: the file was tried, now or before, and cannot be used."""
-        load_trials = self._bench.cache.load_trials
-        environment, target = self._bench.environment, self._bench.options.target.value
+        load_trials = self._context.cache.load_trials
+        environment, target = self._context.environment, self._context.options.target.value
         key = load_trial_key(digest, environment, target)
         known = load_trials.find(key)
         if known is not None and known.quarantined:
@@ -102,9 +102,9 @@ class _ProgramFile:
         if known is not None:
             return
         job = ProbeJob(self._name, str(self._path))
-        limit = self._bench.serving.compile_timeout_seconds
+        limit = self._context.serving.compile_timeout_seconds
         try:
-            result = self._bench.runner.run(job, ProbeResult, timeout_seconds=limit)
+            result = self._context.runner.run(job, ProbeResult, timeout_seconds=limit)
         except JobError as error:
             # Another limit, or more memory, may change any other end.
             if error.kind is FailureKind.CRASHED:
@@ -139,7 +139,7 @@ class _ProgramFile:
                 )
             layout.check_batch(varying.least, self._name)
             return DynamicRunner(self._name, program, layout, varying.least, varying.most), True
-        loaded = LoadedProgram(program, layout, self._bench.serving.pad_with_first_row)
+        loaded = LoadedProgram(program, layout, self._context.serving.pad_with_first_row)
         if largest == 0 or not layout.inputs:
             return ExactRunner(self._name, loaded), False
         size = layout.inputs[0].shape[0] if layout.inputs[0].shape else 0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rocserve.backends.migraphx.serving.workbench import Workbench
+from rocserve.backends.migraphx.serving.compile_context import CompileContext
 
 
-def engine_properties(bench: Workbench, batch_sizes: str, note: str = "") -> Mapping[str, str]:
+def engine_properties(context: CompileContext, batch_sizes: str, note: str = "") -> Mapping[str, str]:
     """By name; what does not apply is left out.
 
     Args:
@@ -15,13 +15,13 @@ def engine_properties(bench: Workbench, batch_sizes: str, note: str = "") -> Map
         note: why the program is another than the model's file says.
     """
     facts = {
-        "migraphx_version": bench.binding.migraphx_version,
-        "migraphx_binding": bench.binding.name,
-        "migraphx_library": bench.binding.library,
-        "rocm_version": bench.environment.rocm_version,
-        "gpu_architecture": bench.environment.gpu_architecture,
-        "target": bench.options.target.value,
-        "precision": bench.options.precision.value,
+        "migraphx_version": context.binding.migraphx_version,
+        "migraphx_binding": context.binding.name,
+        "migraphx_library": context.binding.library,
+        "rocm_version": context.environment.rocm_version,
+        "gpu_architecture": context.environment.gpu_architecture,
+        "target": context.options.target.value,
+        "precision": context.options.precision.value,
         "batch_sizes": batch_sizes,
         "note": note,
     }

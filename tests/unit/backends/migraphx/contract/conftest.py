@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.migraphx import find_root
-from support.migraphx_workbench import Workbench
+from support.migraphx_programs import ProgramFactory
 
 from rocserve.backends.migraphx.binding.choice import open_binding
 from rocserve.backends.migraphx.binding.interface import Binding
@@ -56,5 +56,5 @@ def binding(
 
 
 @pytest.fixture
-def bench(binding: Binding, tmp_path: Path) -> Workbench:
-    return Workbench(binding, tmp_path)
+def factory(binding: Binding, tmp_path: Path) -> ProgramFactory:
+    return ProgramFactory(binding, tmp_path)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from support import migraphx_models as models
 from support.migraphx import run_with_migraphx
-from support.migraphx_workbench import Workbench, refusal
+from support.migraphx_programs import ProgramFactory, refusal
 
 from rocserve.backends.migraphx.binding.c_api.library import Library
 from rocserve.backends.migraphx.binding.interface import CompileFlags, DimensionRange, MigraphxError, OnnxOptions
@@ -51,12 +51,12 @@ def test_handles_are_destroyed_once(library: Library) -> None:
         library.call("compile_options_set_fast_math", handle, True)
 
 
-def test_programs_that_nobody_holds_give_their_memory_back(bench: Workbench) -> None:
+def test_programs_that_nobody_holds_give_their_memory_back(factory: ProgramFactory) -> None:
     inputs = models.random_inputs(models.mini_resnet(), 1)
 
     def cycles(count: int) -> int:
         for _ in range(count):
-            bench.compiled(models.mini_resnet()).run(inputs)
+            factory.compiled(models.mini_resnet()).run(inputs)
         gc.collect()
         return psutil.Process().memory_info().rss
 
@@ -64,9 +64,9 @@ def test_programs_that_nobody_holds_give_their_memory_back(bench: Workbench) -> 
     assert cycles(80) - before < 8 << 20
 
 
-def test_runs_leave_nothing_behind(bench: Workbench) -> None:
+def test_runs_leave_nothing_behind(factory: ProgramFactory) -> None:
     model = models.mlp()
-    program = bench.compiled(model)
+    program = factory.compiled(model)
 
     def runs(count: int) -> int:
         for seed in range(count):
@@ -93,27 +93,29 @@ def log(path: Path) -> Iterator[Path]:
         os.close(kept)
 
 
-def test_an_error_is_raised_and_not_printed(bench: Workbench, tmp_path: Path) -> None:
+def test_an_error_is_raised_and_not_printed(factory: ProgramFactory, tmp_path: Path) -> None:
     with log(tmp_path / "log") as written:
-        said = refusal(lambda: bench.parse(models.unknown_operator()))
+        said = refusal(lambda: factory.parse(models.unknown_operator()))
         os.write(2, b"and standard error leads where it led\n")
     assert said.endswith("parse_graph: Unknown operator: MyFancyOp")
     assert written.read_text() == "and standard error leads where it led\n"
 
 
-def test_what_a_run_writes_goes_to_the_log_even_if_the_process_dies_of_it(bench: Workbench, tmp_path: Path) -> None:
+def test_what_a_run_writes_goes_to_the_log_even_if_the_process_dies_of_it(
+    factory: ProgramFactory, tmp_path: Path
+) -> None:
     shape = (DimensionRange(1, 8), 4)
-    program = bench.compiled(models.two_in_two_out(), left=shape, right=shape)
+    program = factory.compiled(models.two_in_two_out(), left=shape, right=shape)
     inputs = {"left": np.ones((2, 4), np.float32), "right": np.ones((3, 4), np.float32)}
     with log(tmp_path / "log") as written:
         said = refusal(lambda: program.run(inputs))
     assert said.endswith("shape {2, 4} and {3, 4} mismatch!")
-    if bench.binding.name == "c_api":
+    if factory.binding.name == "c_api":
         assert written.read_text() == f"migraphx_program_run: Error: {said}\n"
 
 
-def test_a_program_is_printed_without_a_standard_output(bench: Workbench) -> None:
-    program = bench.parse(models.mlp())
+def test_a_program_is_printed_without_a_standard_output(factory: ProgramFactory) -> None:
+    program = factory.parse(models.mlp())
     kept = os.dup(1)
     os.close(1)
     try:
@@ -124,13 +126,13 @@ def test_a_program_is_printed_without_a_standard_output(bench: Workbench) -> Non
     assert "softmax" in text
 
 
-def test_errors_on_several_threads_at_once_are_each_their_own(bench: Workbench, tmp_path: Path) -> None:
+def test_errors_on_several_threads_at_once_are_each_their_own(factory: ProgramFactory, tmp_path: Path) -> None:
     mixed: list[str] = []
 
     def work(number: int) -> None:
-        path = bench.file(models.unknown_operator(f"Operator{number}"), f"{number}.onnx")
+        path = factory.file(models.unknown_operator(f"Operator{number}"), f"{number}.onnx")
         for _ in range(20):
-            said = refusal(lambda: bench.binding.parse_onnx(path, OnnxOptions()))
+            said = refusal(lambda: factory.binding.parse_onnx(path, OnnxOptions()))
             if not said.endswith(f"Unknown operator: Operator{number}"):
                 mixed.append(said)
 
@@ -173,10 +175,10 @@ class Progress:
 
 
 @pytest.mark.parametrize("what", ["compile", "run"])
-def test_other_threads_go_on_during_a_call(bench: Workbench, what: str) -> None:
+def test_other_threads_go_on_during_a_call(factory: ProgramFactory, what: str) -> None:
     """The module lets nothing else run, which `releases_gil` says; only what is done around the call does."""
     model = models.mini_resnet()
-    program = bench.parse(model, 64)
+    program = factory.parse(model, 64)
     inputs = models.random_inputs(model, 64)
     if what == "run":
         program.compile("ref", CompileFlags())
@@ -189,7 +191,7 @@ def test_other_threads_go_on_during_a_call(bench: Workbench, what: str) -> None:
             program.compile("ref", CompileFlags())
 
     steps = Progress().during(call)
-    assert (steps > 30) == bench.binding.releases_gil, steps
+    assert (steps > 30) == factory.binding.releases_gil, steps
 
 
 ABORTING = """
@@ -217,9 +219,9 @@ def test_what_is_said_before_an_abort_stays_in_a_file_without_a_name(
     os.close(descriptor)
 
 
-def test_inputs_are_not_copied_to_be_run(bench: Workbench) -> None:
+def test_inputs_are_not_copied_to_be_run(factory: ProgramFactory) -> None:
     """The same array is bound once; what is written into it meanwhile counts."""
-    program = bench.compiled(models.mlp())
+    program = factory.compiled(models.mlp())
     x = np.zeros((1, 16), np.float32)
     first = program.run({"x": x})[0]
     x += 1

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support import migraphx_models as models
 from support.cached_programs import a_recipe
-from support.migraphx_workbench import Workbench, onnx_runtime
+from support.migraphx_programs import ProgramFactory, onnx_runtime
 
 from rocserve.backends.digests import file_digest
 from rocserve.backends.migraphx.binding.c_api.library import Library
@@ -25,9 +25,9 @@ SETTINGS = [(True, False), (False, False), (True, True), (False, True)]
 
 
 @pytest.mark.parametrize(("fast_math", "exhaustive_tune"), SETTINGS)
-def test_every_setting_compiles(bench: Workbench, fast_math: bool, exhaustive_tune: bool) -> None:
+def test_every_setting_compiles(factory: ProgramFactory, fast_math: bool, exhaustive_tune: bool) -> None:
     model = models.mlp()
-    program = bench.parse(model, 2)
+    program = factory.parse(model, 2)
     program.compile("ref", CompileFlags(fast_math=fast_math, exhaustive_tune=exhaustive_tune))
     inputs = models.random_inputs(model, 2)
     np.testing.assert_allclose(program.run(inputs)[0], onnx_runtime(model, inputs)[0], rtol=1e-4, atol=1e-4)
@@ -35,9 +35,9 @@ def test_every_setting_compiles(bench: Workbench, fast_math: bool, exhaustive_tu
 
 @pytest.mark.parametrize(("fast_math", "exhaustive_tune"), SETTINGS)
 def test_the_c_library_is_told(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch, fast_math: bool, exhaustive_tune: bool
+    factory: ProgramFactory, monkeypatch: pytest.MonkeyPatch, fast_math: bool, exhaustive_tune: bool
 ) -> None:
-    if bench.binding.name != "c_api":
+    if factory.binding.name != "c_api":
         pytest.skip("the module takes them as keywords")
     told: dict[str, object] = {}
     call = Library.call
@@ -48,7 +48,7 @@ def test_the_c_library_is_told(
         call(library, name, *arguments)
 
     monkeypatch.setattr(Library, "call", recorded)
-    bench.parse(models.mlp()).compile("ref", CompileFlags(fast_math=fast_math, exhaustive_tune=exhaustive_tune))
+    factory.parse(models.mlp()).compile("ref", CompileFlags(fast_math=fast_math, exhaustive_tune=exhaustive_tune))
     assert told.pop("exhaustive_tune_flag", False) is exhaustive_tune
     assert told == {"offload_copy": True, "fast_math": fast_math}
 
@@ -75,15 +75,15 @@ class Recorder:
 
 @pytest.mark.parametrize(("fast_math", "exhaustive_tune"), SETTINGS)
 def test_a_compile_takes_those_of_its_recipe(
-    bench: Workbench, tmp_path: Path, fast_math: bool, exhaustive_tune: bool
+    factory: ProgramFactory, tmp_path: Path, fast_math: bool, exhaustive_tune: bool
 ) -> None:
-    file = bench.file(models.mlp())
+    file = factory.file(models.mlp())
     recipe = a_recipe(
         options=CompileOptions(Target.REF, fast_math=fast_math, exhaustive_tune=exhaustive_tune),
         batch_size=2,
         input_shapes={"x": (2, models.MLP_WIDTH)},
     )
     recipe = replace(recipe, source=ProgramSource(SourceKind.ONNX, str(file), file_digest(file)))
-    recorder: Any = Recorder(bench.binding)
+    recorder: Any = Recorder(factory.binding)
     perform(CompileJob("m", str(tmp_path), recipe, str(tmp_path / "m.mxr")), recorder, lambda text: None)
     assert recorder.flags == [CompileFlags(fast_math=fast_math, exhaustive_tune=exhaustive_tune)]

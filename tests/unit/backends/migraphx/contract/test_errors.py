@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 from support import migraphx_models as models
-from support.migraphx_workbench import Workbench, refusal
+from support.migraphx_programs import ProgramFactory, refusal
 
 from rocserve.backends.migraphx.binding.interface import CompileFlags
 
 pytestmark = pytest.mark.in_migraphx_process
 
 
-def test_an_operator_that_migraphx_lacks(bench: Workbench) -> None:
-    said = refusal(lambda: bench.parse(models.unknown_operator("MyFancyOp")))
+def test_an_operator_that_migraphx_lacks(factory: ProgramFactory) -> None:
+    said = refusal(lambda: factory.parse(models.unknown_operator("MyFancyOp")))
     assert said.startswith("src/onnx/onnx_parser.cpp:")
     assert said.endswith(": parse_graph: Unknown operator: MyFancyOp")
 
 
-def test_tensors_of_text(bench: Workbench) -> None:
+def test_tensors_of_text(factory: ProgramFactory) -> None:
     text = helper.make_tensor_value_info
     graph = helper.make_graph(
         [helper.make_node("Identity", ["x"], ["y"])],
@@ -30,64 +30,64 @@ def test_tensors_of_text(bench: Workbench) -> None:
         [text("y", TensorProto.STRING, [2])],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    said = refusal(lambda: bench.parse(model.SerializeToString()))
+    said = refusal(lambda: factory.parse(model.SerializeToString()))
     assert said.endswith("get_type: Prototensor data type 8 not supported")
 
 
 @pytest.mark.parametrize("damage", ["garbage", "truncated"])
-def test_an_onnx_file_that_is_damaged(bench: Workbench, damage: str) -> None:
+def test_an_onnx_file_that_is_damaged(factory: ProgramFactory, damage: str) -> None:
     whole = models.mlp()
     content = b"garbage, no model" if damage == "garbage" else whole[: len(whole) // 2]
-    said = refusal(lambda: bench.parse(content))
-    assert said.endswith(f"parse_from: PARSE_FROM: Failed reading onnx file: {bench.folder / 'model.onnx'}")
+    said = refusal(lambda: factory.parse(content))
+    assert said.endswith(f"parse_from: PARSE_FROM: Failed reading onnx file: {factory.folder / 'model.onnx'}")
 
 
-def test_a_program_file_that_is_damaged(bench: Workbench) -> None:
-    content = saved(bench).read_bytes()
-    garbage = bench.file(b"garbage, no program", "garbage.mxr")
-    assert "Not an object for field: version" in refusal(lambda: bench.binding.load(garbage))
-    cut = bench.file(content[: len(content) // 2], "cut.mxr")
-    assert "insufficient bytes" in refusal(lambda: bench.binding.load(cut))
+def test_a_program_file_that_is_damaged(factory: ProgramFactory) -> None:
+    content = saved(factory).read_bytes()
+    garbage = factory.file(b"garbage, no program", "garbage.mxr")
+    assert "Not an object for field: version" in refusal(lambda: factory.binding.load(garbage))
+    cut = factory.file(content[: len(content) // 2], "cut.mxr")
+    assert "insufficient bytes" in refusal(lambda: factory.binding.load(cut))
 
 
-def test_a_program_file_of_another_format(bench: Workbench) -> None:
-    content = saved(bench).read_bytes()
+def test_a_program_file_of_another_format(factory: ProgramFactory) -> None:
+    content = saved(factory).read_bytes()
     assert content[1:9] == b"\xa7version"
-    other = bench.file(content[:9] + bytes([content[9] + 1]) + content[10:], "other.mxr")
-    said = refusal(lambda: bench.binding.load(other))
+    other = factory.file(content[:9] + bytes([content[9] + 1]) + content[10:], "other.mxr")
+    said = refusal(lambda: factory.binding.load(other))
     assert "Program version mismatch. MXR file was created using program file version: 8" in said
     assert "installed MIGraphX is using program file version: 7" in said
 
 
-def test_a_program_file_of_another_migraphx_is_loaded_with_a_warning(bench: Workbench) -> None:
-    content = saved(bench).read_bytes()
-    version = bench.binding.migraphx_version.encode()
+def test_a_program_file_of_another_migraphx_is_loaded_with_a_warning(factory: ProgramFactory) -> None:
+    content = saved(factory).read_bytes()
+    version = factory.binding.migraphx_version.encode()
     assert content.count(version) == 1
-    program = bench.binding.load(bench.file(content.replace(version, b"1" * len(version)), "older.mxr"))
+    program = factory.binding.load(factory.file(content.replace(version, b"1" * len(version)), "older.mxr"))
     assert program.run({"x": np.ones((1, 16), np.float32)})[0].shape == (1, 10)
-    messages = bench.binding.take_messages()
+    messages = factory.binding.take_messages()
     assert any(
         message.startswith("[WARNING]: MXR File was created using MIGraphX version: 11") for message in messages
     ), messages
-    assert bench.binding.take_messages() == []
+    assert factory.binding.take_messages() == []
 
 
 @pytest.mark.parametrize("target", ["gpu", "cpu", "none", "../../x"])
-def test_a_target_that_is_not_there(bench: Workbench, target: str) -> None:
-    said = refusal(lambda: bench.binding.check_target(target))
+def test_a_target_that_is_not_there(factory: ProgramFactory, target: str) -> None:
+    said = refusal(lambda: factory.binding.check_target(target))
     assert f"Dynamic loading or symbol lookup failed with libmigraphx_{target}.so: cannot open shared object" in said
-    program = bench.parse(models.mlp())
+    program = factory.parse(models.mlp())
 
     assert refusal(lambda: program.compile(target, CompileFlags())) == said
     assert not program.is_compiled
     program.compile("ref", CompileFlags())
 
 
-def test_a_target_that_is_there(bench: Workbench) -> None:
-    bench.binding.check_target("ref")
+def test_a_target_that_is_there(factory: ProgramFactory) -> None:
+    factory.binding.check_target("ref")
 
 
-def saved(bench: Workbench) -> Path:
-    path = bench.folder / "program.mxr"
-    bench.compiled(models.mlp()).save(path)
+def saved(factory: ProgramFactory) -> Path:
+    path = factory.folder / "program.mxr"
+    factory.compiled(models.mlp()).save(path)
     return path

@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from support import migraphx_models as models
-from support.migraphx_workbench import Workbench, onnx_runtime
+from support.migraphx_programs import ProgramFactory, onnx_runtime
 
 from rocserve.backends.migraphx.binding.guarded import GuardedProgram
 from rocserve.backends.migraphx.binding.interface import (
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.in_migraphx_process
 UP_TO_8 = DimensionRange(1, 8)
 
 
-def test_a_program_tells_its_inputs_and_outputs(bench: Workbench) -> None:
-    program = bench.compiled(models.two_in_two_out(), 3)
+def test_a_program_tells_its_inputs_and_outputs(factory: ProgramFactory) -> None:
+    program = factory.compiled(models.two_in_two_out(), 3)
     assert program.is_compiled
     assert program.parameters == {
         "left": ProgramTensor("left", "float", (3, 4)),
@@ -41,48 +41,48 @@ def test_a_program_tells_its_inputs_and_outputs(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize("network", [models.mini_resnet, models.mlp, models.two_in_two_out, models.reshaped_to_free])
-def test_answers_are_those_of_onnx_runtime(bench: Workbench, network: Callable[[], bytes]) -> None:
+def test_answers_are_those_of_onnx_runtime(factory: ProgramFactory, network: Callable[[], bytes]) -> None:
     model = network()
     inputs = models.random_inputs(model, 1)
-    for ours, theirs in zip(bench.compiled(model).run(inputs), onnx_runtime(model, inputs), strict=True):
+    for ours, theirs in zip(factory.compiled(model).run(inputs), onnx_runtime(model, inputs), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
-def test_a_symbolic_batch_is_one_unless_said(bench: Workbench) -> None:
-    assert bench.parse(models.mlp()).parameters["x"].shape == (1, 16)
-    assert bench.parse(models.mlp(), 5).parameters["x"].shape == (5, 16)
-    assert bench.parse(models.mlp(), x=(4, 16)).parameters["x"].shape == (4, 16)
+def test_a_symbolic_batch_is_one_unless_said(factory: ProgramFactory) -> None:
+    assert factory.parse(models.mlp()).parameters["x"].shape == (1, 16)
+    assert factory.parse(models.mlp(), 5).parameters["x"].shape == (5, 16)
+    assert factory.parse(models.mlp(), x=(4, 16)).parameters["x"].shape == (4, 16)
 
 
-def test_a_shape_is_set_over_a_batch_in_the_file(bench: Workbench) -> None:
-    program = bench.compiled(models.reshaped_to_free(1), x=(3, 2, 3))
+def test_a_shape_is_set_over_a_batch_in_the_file(factory: ProgramFactory) -> None:
+    program = factory.compiled(models.reshaped_to_free(1), x=(3, 2, 3))
     assert program.outputs[0].shape == (3, 6)
     x = np.arange(18, dtype=np.float32).reshape(3, 2, 3)
     np.testing.assert_array_equal(program.run({"x": x})[0], (x * x).reshape(3, 6))
 
 
-def test_a_batch_that_varies_gives_the_bits_of_a_fixed_one(bench: Workbench) -> None:
+def test_a_batch_that_varies_gives_the_bits_of_a_fixed_one(factory: ProgramFactory) -> None:
     model = models.mlp()
-    varying = bench.compiled(model, x=(UP_TO_8, 16))
+    varying = factory.compiled(model, x=(UP_TO_8, 16))
     assert varying.parameters["x"].shape == (UP_TO_8, 16)
     assert varying.outputs[0].shape == (UP_TO_8, 10)
     for rows in (1, 3, 8):
         inputs = models.random_inputs(model, rows, seed=rows)
-        (fixed,) = bench.compiled(model, rows).run(inputs)
+        (fixed,) = factory.compiled(model, rows).run(inputs)
         np.testing.assert_array_equal(varying.run(inputs)[0], fixed)
 
 
-def test_fixed_and_varying_shapes_go_together(bench: Workbench) -> None:
+def test_fixed_and_varying_shapes_go_together(factory: ProgramFactory) -> None:
     shape = (UP_TO_8, 4)
-    program = bench.compiled(models.two_in_two_out(), left=shape, right=shape)
+    program = factory.compiled(models.two_in_two_out(), left=shape, right=shape)
     assert program.parameters["right"].shape == shape
-    both = bench.parse(models.two_in_two_out(), left=(2, 4), right=(DimensionRange(2, 2), 4))
+    both = factory.parse(models.two_in_two_out(), left=(2, 4), right=(DimensionRange(2, 2), 4))
     assert both.parameters["left"].shape == both.parameters["right"].shape == (2, 4)
 
 
-def test_padding_changes_no_row(bench: Workbench) -> None:
+def test_padding_changes_no_row(factory: ProgramFactory) -> None:
     model = models.mini_resnet()
-    one, four = bench.compiled(model), bench.compiled(model, 4)
+    one, four = factory.compiled(model), factory.compiled(model, 4)
     (row,) = models.random_inputs(model, 1).values()
     (alone,) = one.run({"image": row})
     for filler in (0, 7, -1e30, np.nan):
@@ -91,8 +91,8 @@ def test_padding_changes_no_row(bench: Workbench) -> None:
         np.testing.assert_array_equal(four.run({"image": padded})[0][:1], alone)
 
 
-def test_outputs_are_the_callers_own(bench: Workbench) -> None:
-    program = bench.compiled(models.identity(shape=(2, 4)))
+def test_outputs_are_the_callers_own(factory: ProgramFactory) -> None:
+    program = factory.compiled(models.identity(shape=(2, 4)))
     x = np.arange(8, dtype=np.float32).reshape(2, 4)
     (first,) = program.run({"x": x})
     x += 100
@@ -102,8 +102,8 @@ def test_outputs_are_the_callers_own(bench: Workbench) -> None:
     assert first.flags.owndata and first.flags.writeable
 
 
-def test_arrays_may_come_from_anywhere_each_time(bench: Workbench) -> None:
-    program = bench.compiled(models.mlp(), x=(UP_TO_8, 16))
+def test_arrays_may_come_from_anywhere_each_time(factory: ProgramFactory) -> None:
+    program = factory.compiled(models.mlp(), x=(UP_TO_8, 16))
     expected = program.run({"x": np.full((2, 16), 0.5, np.float32)})[0]
     for size in (2, 5, 2, 8):
         program.run({"x": np.ones((size, 16), np.float32)})
@@ -114,9 +114,9 @@ def test_arrays_may_come_from_anywhere_each_time(bench: Workbench) -> None:
     np.testing.assert_array_equal(program.run({"x": read_only})[0], expected)
 
 
-def test_runs_into_arrays_of_the_callers(bench: Workbench) -> None:
+def test_runs_into_arrays_of_the_callers(factory: ProgramFactory) -> None:
     model = models.two_in_two_out()
-    program = bench.compiled(model, 2)
+    program = factory.compiled(model, 2)
     inputs = models.random_inputs(model, 2)
     difference, product = program.run(inputs)
     into = [np.zeros((2, 4), np.float32), np.zeros((2, 6), np.float32)]
@@ -128,9 +128,9 @@ def test_runs_into_arrays_of_the_callers(bench: Workbench) -> None:
     np.testing.assert_array_equal(into[1], product)
 
 
-def test_arrays_of_fewer_rows_get_the_first_ones(bench: Workbench) -> None:
+def test_arrays_of_fewer_rows_get_the_first_ones(factory: ProgramFactory) -> None:
     model = models.two_in_two_out()
-    program = bench.compiled(model, 4)
+    program = factory.compiled(model, 4)
     inputs = models.random_inputs(model, 4)
     difference, product = program.run(inputs)
     into = [np.zeros((3, 4), np.float32), np.zeros((1, 6), np.float32)]
@@ -143,8 +143,8 @@ def test_arrays_of_fewer_rows_get_the_first_ones(bench: Workbench) -> None:
         program.run_into(inputs, [None, np.zeros((3, 5), np.float32)])
 
 
-def test_runs_a_batch_that_varies_into_arrays_of_the_callers(bench: Workbench) -> None:
-    program = bench.compiled(models.mlp(), x=(UP_TO_8, 16))
+def test_runs_a_batch_that_varies_into_arrays_of_the_callers(factory: ProgramFactory) -> None:
+    program = factory.compiled(models.mlp(), x=(UP_TO_8, 16))
     x = np.ones((3, 16), np.float32)
     into = np.zeros((3, 10), np.float32)
     program.run_into({"x": x}, [into])
@@ -170,8 +170,8 @@ DATATYPES = {
 
 
 @pytest.mark.parametrize("element_type", list(DATATYPES), ids=list(DATATYPES.values()))
-def test_every_datatype_goes_in_and_out(bench: Workbench, element_type: int) -> None:
-    program = bench.compiled(models.identity(element_type, (2, 4)))
+def test_every_datatype_goes_in_and_out(factory: ProgramFactory, element_type: int) -> None:
+    program = factory.compiled(models.identity(element_type, (2, 4)))
     x = np.array([[0, 1, 1, 0], [1, 2, 3, 100]]).astype(DATATYPES[element_type])
     (y,) = program.run({"x": x})
     assert y.dtype == x.dtype
@@ -186,12 +186,12 @@ def test_every_datatype_goes_in_and_out(bench: Workbench, element_type: int) -> 
     ],
 )
 def test_datatypes_that_numpy_lacks_go_as_their_bits(
-    bench: Workbench, element_type: int, name: str, bits: type[np.generic]
+    factory: ProgramFactory, element_type: int, name: str, bits: type[np.generic]
 ) -> None:
-    program = bench.compiled(models.identity(element_type, (1, 4)))
+    program = factory.compiled(models.identity(element_type, (1, 4)))
     assert program.parameters["x"].datatype == program.outputs[0].datatype == name
     x = np.array([[0, 1, 2, 60]]).astype(bits)
-    if bench.binding.name == "module":
+    if factory.binding.name == "module":
         with pytest.raises(MigraphxError, match=f"^input 'x' is {name}, which MIGraphX's Python module cannot be giv"):
             program.run({"x": x})
         return
@@ -202,7 +202,7 @@ def test_datatypes_that_numpy_lacks_go_as_their_bits(
         program.run({"x": x.astype(np.float32)})
 
 
-def test_single_values_have_no_dimensions(bench: Workbench) -> None:
+def test_single_values_have_no_dimensions(factory: ProgramFactory) -> None:
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
         [helper.make_node("Mul", ["x", "factor"], ["y"]), helper.make_node("Add", ["factor", "factor"], ["twice"])],
@@ -211,44 +211,44 @@ def test_single_values_have_no_dimensions(bench: Workbench) -> None:
         [value("y", TensorProto.FLOAT, [2, 3]), value("twice", TensorProto.FLOAT, [])],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    program = bench.compiled(model.SerializeToString())
+    program = factory.compiled(model.SerializeToString())
     assert program.parameters["factor"].shape == ()
     y, twice = program.run({"x": np.ones((2, 3), np.float32), "factor": np.array(3, np.float32)})
     np.testing.assert_array_equal(y, np.full((2, 3), 3))
     assert twice.shape == () and twice == 6
 
 
-def test_an_output_that_lies_turned_round_comes_straight(bench: Workbench) -> None:
+def test_an_output_that_lies_turned_round_comes_straight(factory: ProgramFactory) -> None:
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
-    (y,) = bench.compiled(models.without_batch()).run({"x": x})
+    (y,) = factory.compiled(models.without_batch()).run({"x": x})
     assert y.flags.c_contiguous
     np.testing.assert_array_equal(y, x.T)
 
 
-def test_external_data_lies_beside_the_file(bench: Workbench) -> None:
+def test_external_data_lies_beside_the_file(factory: ProgramFactory) -> None:
     model = onnx.load_from_string(models.mlp())
-    path = bench.folder / "model.onnx"
+    path = factory.folder / "model.onnx"
     onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     inputs = models.random_inputs(models.mlp(), 1)
 
-    program = bench.binding.parse_onnx(path, OnnxOptions())
+    program = factory.binding.parse_onnx(path, OnnxOptions())
     program.compile("ref", CompileFlags())
     np.testing.assert_allclose(program.run(inputs)[0], onnx_runtime(models.mlp(), inputs)[0], atol=1e-5)
 
 
-def test_a_program_prints_itself_and_nothing_else(bench: Workbench, capfd: pytest.CaptureFixture[str]) -> None:
-    program = bench.parse(models.mlp())
+def test_a_program_prints_itself_and_nothing_else(factory: ProgramFactory, capfd: pytest.CaptureFixture[str]) -> None:
+    program = factory.parse(models.mlp())
     assert "= softmax[" in program.text()
-    compiled = bench.compiled(models.mlp())
+    compiled = factory.compiled(models.mlp())
     assert "= ref::softmax[" in compiled.text()
     assert "x = @param:x -> float_type, {1, 16}" in compiled.text()
     assert capfd.readouterr() == ("", "")
 
 
-def test_threads_on_one_program_wait_for_each_other(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_on_one_program_wait_for_each_other(factory: ProgramFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU their runs would share its scratch memory; the reference target would not mind."""
     model = models.mlp()
-    program = bench.compiled(model, 2)
+    program = factory.compiled(model, 2)
     inputs = [models.random_inputs(model, 2, seed) for seed in range(4)]
     expected = [program.run(each)[0] for each in inputs]
     wrong: list[int] = []

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from support import migraphx_models as models
-from support.migraphx_workbench import Workbench
+from support.migraphx_programs import ProgramFactory
 
 from rocserve.backends.migraphx.binding.interface import Array, CompileFlags, Program
 
@@ -19,8 +19,8 @@ SAMPLES = [models.random_inputs(models.mini_resnet(), ROWS, seed) for seed in ra
 Quantise = Callable[[Program], None]
 
 
-def mini_resnet(bench: Workbench, quantise: Quantise | None = None) -> Array:
-    program = bench.parse(models.mini_resnet(), ROWS)
+def mini_resnet(factory: ProgramFactory, quantise: Quantise | None = None) -> Array:
+    program = factory.parse(models.mini_resnet(), ROWS)
     if quantise is not None:
         quantise(program)
     program.compile("ref", CompileFlags())
@@ -41,26 +41,26 @@ QUANTISED: dict[str, tuple[Quantise, float]] = {
 
 
 @pytest.mark.parametrize("kind", list(QUANTISED))
-def test_a_quantised_network_is_near_the_whole_one(bench: Workbench, kind: str) -> None:
+def test_a_quantised_network_is_near_the_whole_one(factory: ProgramFactory, kind: str) -> None:
     quantise, bound = QUANTISED[kind]
-    error = relative_error(mini_resnet(bench, quantise), mini_resnet(bench))
+    error = relative_error(mini_resnet(factory, quantise), mini_resnet(factory))
     assert 0 < error < bound
 
 
-def test_two_quantisations_one_after_the_other(bench: Workbench) -> None:
+def test_two_quantisations_one_after_the_other(factory: ProgramFactory) -> None:
     def quantise(program: Program) -> None:
         program.quantize_fp16()
         program.quantize_int8("ref", SAMPLES)
 
-    assert 0 < relative_error(mini_resnet(bench, quantise), mini_resnet(bench)) < 0.05
+    assert 0 < relative_error(mini_resnet(factory, quantise), mini_resnet(factory)) < 0.05
 
 
-def test_a_quantised_program_is_saved_and_loaded(bench: Workbench) -> None:
-    program = bench.parse(models.mini_resnet(), ROWS)
+def test_a_quantised_program_is_saved_and_loaded(factory: ProgramFactory) -> None:
+    program = factory.parse(models.mini_resnet(), ROWS)
     program.quantize_int8("ref", SAMPLES)
     program.compile("ref", CompileFlags(fast_math=False, exhaustive_tune=False))
-    program.save(bench.folder / "int8.mxr")
-    loaded = bench.binding.load(bench.folder / "int8.mxr")
+    program.save(factory.folder / "int8.mxr")
+    loaded = factory.binding.load(factory.folder / "int8.mxr")
     np.testing.assert_array_equal(loaded.run(SAMPLES[0])[0], program.run(SAMPLES[0])[0])
     assert loaded.parameters == program.parameters
     assert loaded.outputs == program.outputs

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from support import migraphx_models as models
-from support.migraphx_workbench import Workbench, refusal
+from support.migraphx_programs import ProgramFactory, refusal
 
 from rocserve.backends.migraphx.binding.interface import (
     Array,
@@ -27,18 +27,18 @@ RIGHT = {"x": np.ones((2, 16), np.float32)}
 
 
 @pytest.fixture
-def parsed(bench: Workbench) -> Program:
-    return bench.parse(models.mlp(), 2)
+def parsed(factory: ProgramFactory) -> Program:
+    return factory.parse(models.mlp(), 2)
 
 
 @pytest.fixture
-def compiled(bench: Workbench) -> Program:
-    return bench.compiled(models.mlp(), 2)
+def compiled(factory: ProgramFactory) -> Program:
+    return factory.compiled(models.mlp(), 2)
 
 
 @pytest.fixture
-def varying(bench: Workbench) -> Program:
-    return bench.compiled(models.mlp(), x=(DimensionRange(1, 8), 16))
+def varying(factory: ProgramFactory) -> Program:
+    return factory.compiled(models.mlp(), x=(DimensionRange(1, 8), 16))
 
 
 def test_a_program_is_compiled_once(compiled: Program) -> None:
@@ -55,13 +55,15 @@ def test_a_program_is_quantised_before_it_is_compiled(compiled: Program) -> None
     assert refusal(lambda: compiled.quantize_fp8("ref", [RIGHT])) == expected
 
 
-def test_a_program_from_a_file_is_known_to_be_compiled(bench: Workbench, compiled: Program, parsed: Program) -> None:
-    compiled.save(bench.folder / "compiled.mxr")
-    parsed.save(bench.folder / "parsed.mxr")
-    loaded = bench.binding.load(bench.folder / "compiled.mxr")
+def test_a_program_from_a_file_is_known_to_be_compiled(
+    factory: ProgramFactory, compiled: Program, parsed: Program
+) -> None:
+    compiled.save(factory.folder / "compiled.mxr")
+    parsed.save(factory.folder / "parsed.mxr")
+    loaded = factory.binding.load(factory.folder / "compiled.mxr")
     assert loaded.is_compiled
     assert "cannot be compiled again" in refusal(lambda: loaded.compile("ref", CompileFlags()))
-    unfinished = bench.binding.load(bench.folder / "parsed.mxr")
+    unfinished = factory.binding.load(factory.folder / "parsed.mxr")
     assert not unfinished.is_compiled
     unfinished.compile("ref", CompileFlags())
     np.testing.assert_array_equal(unfinished.run(RIGHT)[0], loaded.run(RIGHT)[0])
@@ -72,41 +74,41 @@ def test_a_program_is_compiled_before_it_runs(parsed: Program) -> None:
 
 
 @pytest.mark.parametrize("content", [b"\x08\x08", b"\x08\x08\x3a\x00"], ids=["no graph", "empty graph"])
-def test_an_empty_program_is_not_compiled(bench: Workbench, content: bytes) -> None:
-    program = bench.parse(content)
+def test_an_empty_program_is_not_compiled(factory: ProgramFactory, content: bytes) -> None:
+    program = factory.parse(content)
     expected = "the program is empty: the model has no outputs"
     assert refusal(lambda: program.compile("ref", CompileFlags())) == expected
     assert refusal(program.quantize_fp16) == expected
-    program.save(bench.folder / "empty.mxr")
-    loaded = bench.binding.load(bench.folder / "empty.mxr")
+    program.save(factory.folder / "empty.mxr")
+    loaded = factory.binding.load(factory.folder / "empty.mxr")
     assert refusal(lambda: loaded.compile("ref", CompileFlags())) == expected
 
 
 @pytest.mark.parametrize("what", ["parse_onnx", "parse_tensorflow", "load"])
-def test_files_are_looked_at_first(bench: Workbench, what: str) -> None:
+def test_files_are_looked_at_first(factory: ProgramFactory, what: str) -> None:
     def open_file(path: Path) -> object:
         if what == "parse_onnx":
-            return bench.binding.parse_onnx(path, OnnxOptions())
+            return factory.binding.parse_onnx(path, OnnxOptions())
         if what == "parse_tensorflow":
-            return bench.binding.parse_tensorflow(path, TensorflowOptions())
-        return bench.binding.load(path)
+            return factory.binding.parse_tensorflow(path, TensorflowOptions())
+        return factory.binding.load(path)
 
-    empty = bench.file(b"", "empty")
+    empty = factory.file(b"", "empty")
     assert refusal(lambda: open_file(empty)) == f"the file '{empty}' is empty (0 bytes)"
-    missing = bench.folder / "missing"
+    missing = factory.folder / "missing"
     assert refusal(lambda: open_file(missing)) == f"there is no file '{missing}'"
-    assert refusal(lambda: open_file(bench.folder)) == f"there is no file '{bench.folder}'"
-    long = bench.folder / ("x" * 300)
+    assert refusal(lambda: open_file(factory.folder)) == f"there is no file '{factory.folder}'"
+    long = factory.folder / ("x" * 300)
     assert refusal(lambda: open_file(long)) == f"the file '{long}' cannot be read: File name too long"
     assert refusal(lambda: open_file(Path("a\0b"))) == r"there is no file 'a\x00b'"
 
 
-def test_paths_of_any_letters(bench: Workbench, compiled: Program) -> None:
-    folder = bench.folder / "Modèle „x“ 模型"
+def test_paths_of_any_letters(factory: ProgramFactory, compiled: Program) -> None:
+    folder = factory.folder / "Modèle „x“ 模型"
     folder.mkdir()
     compiled.save(folder / "a b.mxr")
-    assert bench.binding.load(folder / "a b.mxr").run(RIGHT)[0].shape == (2, 10)
-    missing = bench.folder / "none" / "a.mxr"
+    assert factory.binding.load(folder / "a b.mxr").run(RIGHT)[0].shape == (2, 10)
+    missing = factory.folder / "none" / "a.mxr"
     assert refusal(lambda: compiled.save(missing)) == (
         f"'{missing}' cannot be written: there is no folder '{missing.parent}'"
     )
@@ -134,19 +136,19 @@ def test_a_wrong_calibration_sample(parsed: Program, kind: str, sample: Mapping[
     assert refusal(lambda: quantize("ref", [RIGHT, sample])) == f"calibration sample 1: {expected}"
 
 
-def test_int8_wants_fixed_shapes(bench: Workbench) -> None:
-    program = bench.parse(models.mlp(), x=(DimensionRange(1, 8), 16))
+def test_int8_wants_fixed_shapes(factory: ProgramFactory) -> None:
+    program = factory.parse(models.mlp(), x=(DimensionRange(1, 8), 16))
     expected = "int8 needs fixed shapes, but input 'x' has the shape [1..8, 16]"
     assert refusal(lambda: program.quantize_int8("ref", [RIGHT])) == expected
 
 
-def test_calibration_arrays_that_nobody_else_holds(bench: Workbench) -> None:
+def test_calibration_arrays_that_nobody_else_holds(factory: ProgramFactory) -> None:
     """Arguments share their memory, and MIGraphX does not keep them alive."""
     model = models.mini_resnet()
     inputs = models.random_inputs(model, 2)
 
     def quantised(keep: bool) -> Array:
-        program = bench.parse(model, 2)
+        program = factory.parse(model, 2)
         held = [models.random_inputs(model, 2, seed) for seed in range(4)] if keep else None
         program.quantize_int8("ref", held or [models.random_inputs(model, 2, seed) for seed in range(4)])
         program.compile("ref", CompileFlags())
@@ -185,9 +187,9 @@ def test_a_dimension_keeps_within_its_range(varying: Program, rows: int) -> None
     assert said == f"input 'x' must have the shape [1..8, 16]; it has [{rows}, 16]"
 
 
-def test_what_varies_together_is_said_by_migraphx_where_it_does_not(bench: Workbench) -> None:
+def test_what_varies_together_is_said_by_migraphx_where_it_does_not(factory: ProgramFactory) -> None:
     shape = (DimensionRange(1, 8), 4)
-    program = bench.compiled(models.two_in_two_out(), left=shape, right=shape)
+    program = factory.compiled(models.two_in_two_out(), left=shape, right=shape)
     inputs = {"left": np.ones((2, 4), np.float32), "right": np.ones((3, 4), np.float32)}
     assert "{2, 4} and {3, 4} mismatch" in refusal(lambda: program.run(inputs))
 
@@ -207,24 +209,24 @@ def test_arrays_for_outputs_are_exactly_right(compiled: Program, arrays: list[Ar
     assert refusal(lambda: compiled.run_into(RIGHT, arrays)).startswith(expected)
 
 
-def test_shapes_for_inputs_that_the_model_lacks(bench: Workbench) -> None:
-    said = refusal(lambda: bench.parse(models.two_in_two_out(), x=(2, 4)))
+def test_shapes_for_inputs_that_the_model_lacks(factory: ProgramFactory) -> None:
+    said = refusal(lambda: factory.parse(models.two_in_two_out(), x=(2, 4)))
     assert said == "a shape is given for input 'x', but the model's inputs are 'left', 'right'"
-    said = refusal(lambda: bench.parse(models.mlp(), y=(DimensionRange(1, 2), 4)))
+    said = refusal(lambda: factory.parse(models.mlp(), y=(DimensionRange(1, 2), 4)))
     assert said == "a shape is given for input 'y', but the model's inputs are 'x'"
 
 
 @pytest.mark.parametrize(
     ("shape", "text"), [((0, 16), "[0, 16]"), ((DimensionRange(0, 8), 16), "[0..8, 16]"), ((-1, 16), "[-1, 16]")]
 )
-def test_shapes_have_no_empty_dimensions(bench: Workbench, shape: tuple[int, ...], text: str) -> None:
-    said = refusal(lambda: bench.parse(models.mlp(), x=shape))
+def test_shapes_have_no_empty_dimensions(factory: ProgramFactory, shape: tuple[int, ...], text: str) -> None:
+    said = refusal(lambda: factory.parse(models.mlp(), x=shape))
     assert said.startswith(f"input 'x' cannot have the shape {text}: dimensions are 1 or more")
-    said = refusal(lambda: bench.parse(models.mlp(), 0))
+    said = refusal(lambda: factory.parse(models.mlp(), 0))
     assert said == "dimensions without a shape must be 1 or more, not 0"
 
 
-def test_a_program_that_wants_its_memory_on_the_gpu_does_not_run(bench: Workbench) -> None:
+def test_a_program_that_wants_its_memory_on_the_gpu_does_not_run(factory: ProgramFactory) -> None:
     """Compiled without offload_copy, a program has parameters for its outputs; this one only looks so."""
     value = helper.make_tensor_value_info
     name = "main:#output_0"
@@ -235,7 +237,7 @@ def test_a_program_that_wants_its_memory_on_the_gpu_does_not_run(bench: Workbenc
         [value("y", TensorProto.FLOAT, [2])],
     )
     model: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    program = bench.compiled(model.SerializeToString())
+    program = factory.compiled(model.SerializeToString())
     assert list(program.parameters) == ["x"]
     assert program.extra_parameters == (name,)
     said = refusal(lambda: program.run({"x": np.ones(2, np.float32)}))

@@ -20,7 +20,7 @@ from rocserve.backends.migraphx.binding.interface import (
 )
 
 
-class Workbench:
+class ProgramFactory:
     """Makes programs of models in memory."""
 
     def __init__(self, binding: Binding, folder: Path) -> None:

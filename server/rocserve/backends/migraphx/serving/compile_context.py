@@ -24,7 +24,7 @@ from rocserve.core.errors import unavailable
 
 
 @dataclass(frozen=True, slots=True)
-class Workbench:
+class CompileContext:
     model: ModelSource
     binding: Binding
     options: CompileOptions
@@ -50,7 +50,7 @@ class Workbench:
                 self.log.info("MIGraphX: %s", line)
 
 
-def open_workbench(model: ModelSource, log: logging.Logger) -> Workbench:
+def open_compile_context(model: ModelSource, log: logging.Logger) -> CompileContext:
     """
     Raises:
         ServeError: UNAVAILABLE, MIGraphX or the target cannot be used here; INVALID_ARGUMENT, a parameter is wrong.
@@ -72,7 +72,7 @@ def open_workbench(model: ModelSource, log: logging.Logger) -> Workbench:
     cache = open_cache(model.settings, log.warning)
     runner = JobRunner(installation, model.report, log, binding=serving.binding)
     compiler = ProgramCompiler(runner, cache, model_name=model.name, model_folder=model.model_folder)
-    return Workbench(model, binding, options, serving, environment, cache, runner, compiler, log)
+    return CompileContext(model, binding, options, serving, environment, cache, runner, compiler, log)
 
 
 def usable_targets(binding: Binding, has_gpu: bool) -> Sequence[Target]:

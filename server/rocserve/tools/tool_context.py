@@ -44,14 +44,14 @@ def usable_targets(library: LibraryResult, device: int | None) -> frozenset[Targ
     return targets if device is not None else targets - {Target.GPU}
 
 
-class Workbench:
+class ToolContext:
     """For one model."""
 
     def __init__(
         self, model: ToolModel, report: Report, log: logging.Logger, library: LibraryResult | None = None
     ) -> None:
         """
-        `report` takes what goes on, a line each. `library`: what another workbench has found out already.
+        `report` takes what goes on, a line each. `library`: what another context has found out already.
 
         Raises:
             ServeError: UNAVAILABLE, MIGraphX or the target cannot be used here; INVALID_ARGUMENT, a parameter is wrong.
