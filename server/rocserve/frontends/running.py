@@ -33,6 +33,9 @@ _READING_WATCH_SECONDS = 1.0
 """How often clients are looked for that do not read their answers; their time-outs are many times as long."""
 _KEPT_DESCRIPTORS = 256
 """For the server itself, of the files that may be open: workers take some, and so do files that are read."""
+_GRPC_SHARE = 2
+"""gRPC's connections are one part in so many of the files that may be open. Its core counts nothing but them, so that
+the rest has to do for models, however many, and for HTTP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +213,14 @@ async def _watch_reading(transport: Transport) -> None:
 
 
 def _most_descriptors() -> int | None:
-    """That connections may take; None = any number."""
+    """That HTTP's connections and all else may take together; None = any number."""
+    limit = _file_limit()
+    return None if limit is None else limit - min(_KEPT_DESCRIPTORS, limit // 4)
+
+
+def _file_limit() -> int | None:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return None if limit == resource.RLIM_INFINITY else limit - min(_KEPT_DESCRIPTORS, limit // 4)
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def _transport_options(grpc: GrpcSettings, write_timeout_seconds: float) -> TransportOptions:
@@ -238,6 +246,6 @@ def _transport_options(grpc: GrpcSettings, write_timeout_seconds: float) -> Tran
         max_connection_age_grace_ms=grpc.max_connection_age_grace_ms,
         max_connection_idle_ms=grpc.max_connection_idle_ms,
         write_timeout_ms=int(write_timeout_seconds * 1000),
-        max_connections=_most_descriptors(),
+        max_connections=None if (limit := _file_limit()) is None else limit // _GRPC_SHARE,
         waiting=WaitingLimits(message_seconds=grpc.message_timeout_seconds),
     )

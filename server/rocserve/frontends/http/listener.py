@@ -9,7 +9,10 @@ import os
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
-from operator import attrgetter
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter, itemgetter
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -24,9 +27,14 @@ _READ_BYTES = 1 << 20
 """What is read ahead of a body before its sender has to wait."""
 _PENDING_CONNECTIONS = 1024
 """That the kernel keeps until they are taken."""
-_TAKEN_AT_ONCE = 32
-"""Of them, in each round of the loop. One too many is closed four rounds later, so that there may be 128 too many for a
+_TAKEN_AT_ONCE = 8
+"""Of them, in each round of the loop. One too many is closed within four rounds, so that there may be 32 too many for a
 moment: fewer than the descriptors that the server keeps for itself."""
+_TAKING_PAUSE_SECONDS = 1.0
+"""Where none can be taken, as no file may be opened any more."""
+_ARRIVING_SHARE = 4
+"""One part in so many of the connections may be arriving, which is in their handshake of TLS: so many leave a client
+time for its own while others begin theirs without end, and those that have had a request keep the rest."""
 _CLOSE_SECONDS = 1.0
 _WATCH_SECONDS = 1.0
 """How often connections are looked at whose clients keep them waiting."""
@@ -53,7 +61,7 @@ class HttpListener:
         self._limits = limits or ConnectionLimits()
         self._tls = tls
         self._server: _Server | None = None
-        self._listening: asyncio.Server | None = None
+        self._listening: list[socket.socket] = []
         self._watch: asyncio.Task[None] | None = None
         self._is_ending = False
         self._open_requests = 0
@@ -66,6 +74,7 @@ class HttpListener:
         Raises:
             OSError: it cannot be listened on.
         """
+        loop = asyncio.get_running_loop()
         server = _Server(
             self._handle,
             handler_cancellation=True,
@@ -79,37 +88,59 @@ class HttpListener:
         server.log = self._log
         server.remarks = LogRateLimit(_SECONDS_BETWEEN_REMARKS)
         server.limits = self._limits
-        self._listening = await asyncio.get_running_loop().create_server(
-            server,
-            address,
-            port,
-            reuse_port=reuse_port or None,
-            backlog=_TAKEN_AT_ONCE,
-            ssl=self._tls,
-            ssl_handshake_timeout=None if self._tls is None else self._limits.head_seconds,
-        )
-        for listening in self._listening.sockets:
-            # asyncio has one number for both.
-            with socket.socket(fileno=os.dup(listening.fileno())) as same:
-                same.listen(_PENDING_CONNECTIONS)
+        server.tls = self._tls
+        # asyncio binds, but takes none: of one with TLS it would tell only after the handshake.
+        bound = await loop.create_server(server, address, port, reuse_port=reuse_port or None, start_serving=False)
+        self._listening = [each.dup() for each in bound.sockets]
+        bound.close()
         self._server = server
         self._watch = asyncio.ensure_future(self._close_overdue(server))
-        return int(self._listening.sockets[0].getsockname()[1])
+        try:
+            for listening in self._listening:
+                listening.listen(_PENDING_CONNECTIONS)
+                loop.add_reader(listening, self._take, server, listening)
+        except OSError:
+            await self.stop()
+            raise
+        return int(self._listening[0].getsockname()[1])
+
+    def _take(self, server: _Server, listening: socket.socket) -> None:
+        for _ in range(_TAKEN_AT_ONCE):
+            try:
+                accepted, _ = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(listening)
+                loop.call_later(_TAKING_PAUSE_SECONDS, self._resume_taking, server, listening)
+                loop.call_exception_handler(
+                    {"message": "connections cannot be taken", "exception": error, "socket": listening}
+                )
+                return
+            server.admit(accepted)
+
+    def _resume_taking(self, server: _Server, listening: socket.socket) -> None:
+        if not self._is_ending:
+            asyncio.get_running_loop().add_reader(listening, self._take, server, listening)
 
     async def stop(self, grace_seconds: float = 0.0) -> None:
         """Take no more connections, let open requests finish within the grace time, close all connections. What is
         asked on open connections meanwhile is answered, and the connection closed."""
-        if self._server is None or self._listening is None or self._watch is None:
+        if self._server is None or self._watch is None:
             return
         server, self._server = self._server, None
         self._is_ending = True
-        self._listening.close()
+        for listening in self._listening:
+            asyncio.get_running_loop().remove_reader(listening)
+            listening.close()
         try:
             async with asyncio.timeout(grace_seconds):
                 await self._idle.wait()
         except TimeoutError:
             pass
         self._watch.cancel()
+        server.close_arriving()
         server.pre_shutdown()
         await server.shutdown(_CLOSE_SECONDS)
 
@@ -146,12 +177,20 @@ class HttpListener:
 
 
 class _Server(web.Server):
+    """Counts a connection from the moment on that it is taken."""
+
     limits: ConnectionLimits
+    tls: ssl.SSLContext | None
     _fitting: int | None = None
     """How many connections there may be while one has a descriptor above the limit: those that closed ones leave are
     lower, and tell nothing."""
     log: logging.Logger
     remarks: LogRateLimit
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._arriving: dict[RequestHandler, _Arrival] = {}
+        """In the order in which they were taken."""
 
     def __call__(self) -> RequestHandler:
         return Connection(self, loop=self._loop, **self._kwargs)
@@ -159,52 +198,86 @@ class _Server(web.Server):
     def open_connections(self) -> list[Connection]:
         return [connection for connection in self.connections if isinstance(connection, Connection)]
 
+    def admit(self, accepted: socket.socket) -> None:
+        connection = self()
+        seconds = None if self.tls is None else self.limits.head_seconds
+        coming = self._loop.connect_accepted_socket(
+            lambda: connection, accepted, ssl=self.tls, ssl_handshake_timeout=seconds
+        )
+        task = self._loop.create_task(coming)
+        task.add_done_callback(partial(self._end_arrival, connection, accepted))
+        self._arriving[connection] = _Arrival(accepted, task)
+        if self._has_one_too_many(accepted):
+            self._make_room()
+
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
-        if self._has_one_too_many(transport):
-            self._make_room(handler, transport)
+        self._arriving.pop(handler, None)
 
-    def _has_one_too_many(self, transport: asyncio.Transport) -> bool:
+    def close_arriving(self) -> None:
+        while self._arriving:
+            self._close_oldest_arriving()
+
+    def _close_oldest_arriving(self) -> None:
+        self._arriving.pop(next(iter(self._arriving))).task.cancel()
+
+    def _end_arrival(self, connection: RequestHandler, accepted: socket.socket, task: asyncio.Task[Any]) -> None:
+        self._arriving.pop(connection, None)
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled() or error is not None:
+            # asyncio has closed it, unless it had not begun.
+            accepted.close()
+        if error is not None and not isinstance(error, OSError):
+            self.log.error("a connection could not be taken", exc_info=error)
+
+    def _has_one_too_many(self, accepted: socket.socket) -> bool:
         if self._are_more_than(self.limits.most):
             return True
-        if self._is_above(transport):
+        if self._is_above(accepted):
             # The kernel gives the lowest that is free, so that all below are in use, whatever for.
             self._fitting = self._count_open() - 1
             return True
         if not self._are_more_than(self._fitting):
             return False
-        if not any(map(self._is_above, self._connections.values())):
+        sockets = [transport.get_extra_info("socket") for transport in self._connections.values()]
+        if not any(map(self._is_above, [*sockets, *(arrival.socket for arrival in self._arriving.values())])):
             self._fitting = None
         return self._fitting is not None
 
     def _are_more_than(self, most: int | None) -> bool:
-        return most is not None and len(self._connections) > most and self._count_open() > most
+        return most is not None and len(self._connections) + len(self._arriving) > most and self._count_open() > most
 
     def _count_open(self) -> int:
         """Those that are closing are still among the connections."""
-        return sum(not each.is_closing() for each in self._connections.values())
+        return len(self._arriving) + sum(not each.is_closing() for each in self._connections.values())
 
-    def _is_above(self, transport: asyncio.BaseTransport) -> bool:
-        connection = transport.get_extra_info("socket")
+    def _is_above(self, connection: socket.socket | None) -> bool:
         return (
             self.limits.most_descriptors is not None
             and connection is not None
             and connection.fileno() > self.limits.most_descriptors
         )
 
-    def _make_room(self, newest: RequestHandler, transport: asyncio.Transport) -> None:
-        """Close the connection that has waited for its client for longest; where none does, the one whose request's
-        body has been on its way for longest; else the new one."""
-        others = [connection for connection in self.open_connections() if connection is not newest]
-        for since in (attrgetter("waits_since"), attrgetter("body_since")):
-            waiting = [connection for connection in others if since(connection) is not None]
-            if waiting:
-                min(waiting, key=since).abort()
-                break
+    def _make_room(self) -> None:
+        """Close the oldest of those that arrive, where they have more than their share: no request is lost with it.
+        Else the connection that has waited for its client for longest; where none does, the one whose request's body
+        has been on its way for longest; else the oldest that arrives."""
+        if (len(self._arriving) - 1) * _ARRIVING_SHARE > self._count_open():
+            self._close_oldest_arriving()
+        elif (
+            waiting := self._longest(attrgetter("waits_since")) or self._longest(attrgetter("body_since"))
+        ) is not None:
+            waiting.abort()
         else:
-            transport.abort()
+            self._close_oldest_arriving()
         if self.remarks.is_due():
             self.log.warning("%s", self._full())
+
+    def _longest(self, since: Callable[[Connection], float | None]) -> Connection | None:
+        waiting = [
+            (began, connection) for connection in self.open_connections() if (began := since(connection)) is not None
+        ]
+        return min(waiting, key=itemgetter(0))[1] if waiting else None
 
     def _full(self) -> str:
         if self.limits.most is not None:
@@ -217,6 +290,14 @@ class _Server(web.Server):
             " that the server needs for itself; raise the hard limit (ulimit -Hn, LimitNOFILE), or let fewer clients"
             " connect"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """A connection that has been taken and is not set up yet, its handshake of TLS included."""
+
+    socket: socket.socket
+    task: asyncio.Task[Any]
 
 
 def _is_no_fault_of_a_client(record: logging.LogRecord) -> bool:

@@ -1,0 +1,139 @@
+"""Clients that open connections without end: others are served, and the server keeps the descriptors that it needs."""
+
+from __future__ import annotations
+
+import http.client
+import resource
+import shutil
+import socket
+import ssl
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+from support.certificates import Authority, make_authority
+from support.http2 import PREFACE, SETTINGS, frame
+from support.metrics import FLAGS as METRICS
+from support.metrics import port_of
+from support.models import add_sub, drop
+from support.server import RocserveProcess, wait_until
+
+MOST_FILES = 256
+"""That the servers of these tests may have open. A quarter is kept for the server itself."""
+POLL = ("--repository-poll-secs=1", "--repository-settle-secs=0.2")
+LIVE = "/inference.GRPCInferenceService/ServerLive"
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The interpreter, with that limit."""
+    script = tmp_path_factory.mktemp("python") / "python"
+    script.write_text(f'#!/bin/sh\nulimit -n {MOST_FILES}\nexec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def files_of_clients() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(4096, hard)), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    if shutil.which("openssl") is None:
+        pytest.skip("the openssl command is missing")
+    return make_authority(tmp_path_factory.mktemp("certificates") / "ours")
+
+
+@pytest.fixture(scope="module")
+def secure_server(
+    tmp_path_factory: pytest.TempPathFactory, authority: Authority, python: str
+) -> Iterator[RocserveProcess]:
+    folder = tmp_path_factory.mktemp("secure")
+    (folder / "repository").mkdir()
+    flags = (
+        *("--grpc-use-ssl", "--http-use-ssl", "--metrics-use-ssl", *METRICS),
+        f"--grpc-server-cert={authority.certificate}",
+        f"--grpc-server-key={authority.key}",
+    )
+    with RocserveProcess([folder / "repository"], *flags, log=folder / "log", python=python) as server:
+        wait_until(lambda: "0 models served" in server.log_text, what="the start")
+        yield server
+
+
+def open_files(server: RocserveProcess) -> int:
+    assert server.process is not None
+    return psutil.Process(server.process.pid).num_fds()
+
+
+def get(port: int, path: str, tls: ssl.SSLContext | None = None) -> int:
+    if tls is None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    else:
+        connection = http.client.HTTPSConnection("localhost", port, timeout=5, context=tls)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def half_hello() -> bytes:
+    """Of a client's handshake of TLS."""
+    outgoing = ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost").do_handshake()
+    return outgoing.read(100)
+
+
+@pytest.mark.parametrize("said", ["nothing", "half"])
+@pytest.mark.parametrize("of", ["HTTP", "metrics"])
+def test_handshakes_that_never_end_take_no_descriptors_that_are_kept(
+    secure_server: RocserveProcess, authority: Authority, said: str, of: str
+) -> None:
+    server, tls = secure_server, ssl.create_default_context(cafile=str(authority.root))
+    port, path = (server.http_port, "/v2/health/live") if of == "HTTP" else (port_of(server), "/metrics")
+    first_words = half_hello() if said == "half" else b""
+    credentials = grpc.ssl_channel_credentials(Path(authority.root).read_bytes())
+    hostile: list[socket.socket] = []
+    most = 0
+    try:
+        for _ in range(4):
+            for _ in range(100):
+                hostile.append(socket.create_connection(("127.0.0.1", port), timeout=5))
+                hostile[-1].sendall(first_words)
+            assert get(port, path, tls) == 200
+            assert get(server.http_port, "/v2/health/live", tls) == 200
+            options = (("grpc.use_local_subchannel_pool", 1),)
+            with grpc.secure_channel(f"localhost:{server.port}", credentials, options) as channel:
+                assert channel.unary_unary(LIVE)(b"", timeout=5)
+            most = max(most, open_files(server))
+    finally:
+        for connection in hostile:
+            connection.close()
+    print(f"at most {most} of {MOST_FILES} files open")
+    assert most <= MOST_FILES * 7 // 8
+    assert "connections cannot be accepted" not in server.log_text
+
+
+def test_connections_of_grpc_leave_descriptors_for_http_and_models(tmp_path: Path, python: str) -> None:
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    with RocserveProcess([repository], *POLL, log=tmp_path / "log", python=python) as server, ExitStack() as opened:
+        server.wait_until_ready()
+        for _ in range(2 * MOST_FILES):
+            hostile = opened.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=5))
+            hostile.sendall(PREFACE + frame(SETTINGS, 0, 0, b""))
+        for _ in range(5):
+            assert get(server.http_port, "/v2/health/live") == 200
+        drop(repository, "add_sub", add_sub())
+        wait_until(lambda: "successfully loaded 'add_sub'" in server.log_text, what="the model")
+        assert get(server.http_port, "/v2/models/add_sub/ready") == 200
+        assert open_files(server) <= MOST_FILES * 3 // 4
