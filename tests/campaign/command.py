@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from campaign import catalogue, report
-from campaign.action import SEED_BITS, Action, drawn
+from campaign.action import SEED_BITS, Action, Kind, drawn
 from campaign.course import read_record
 from campaign.minimise import smallest, trials
 from campaign.run import Options, run
@@ -26,7 +26,7 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(words)
     console = Console(width=140)
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().getrandbits(SEED_BITS)
-    kinds = catalogue.chosen(arguments.kinds)
+    kinds = arguments.kinds
     given = _given(arguments)
     options = Options(
         seconds=REPETITION_SECONDS if given else arguments.minutes * 60,
@@ -67,11 +67,18 @@ def _given(arguments: argparse.Namespace) -> list[Action]:
     return []
 
 
+def _kinds(text: str) -> tuple[Kind, ...]:
+    try:
+        return catalogue.chosen(text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--minutes", type=float, default=3.0, help="how long actions begin (3)")
     parser.add_argument("--seed", type=int, help="of all actions and requests (a new one, which is printed)")
-    parser.add_argument("--kinds", type=lambda text: text.split(","), default=[], help="subjects or kinds of actions")
+    parser.add_argument("--kinds", type=_kinds, default=catalogue.KINDS, help="subjects or kinds of actions")
     parser.add_argument("--lanes", type=int, default=2, help="actions that run at a time (2)")
     parser.add_argument("--rest", type=float, default=0.2, help="seconds of a lane between two actions (0.2)")
     parser.add_argument("--pace", type=float, default=0.1, help="mean seconds between a client's requests (0.1)")

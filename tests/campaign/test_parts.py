@@ -14,6 +14,7 @@ from support.server import wait_until
 
 from campaign import catalogue
 from campaign.action import Action, drawn
+from campaign.command import main
 from campaign.findings import INSIDE_EACH_KILL, Damage, Findings, Tally
 from campaign.honest.client import HonestClient, WrongAnswer
 from campaign.minimise import smallest
@@ -35,6 +36,14 @@ def test_kinds_are_chosen_by_subject_and_by_name():
     assert [kind.name for kind in catalogue.chosen(["kill.stop"])] == ["kill.stop"]
     with pytest.raises(ValueError, match="no actions are called nothing"):
         catalogue.chosen(["nothing"])
+
+
+def test_an_unknown_kind_is_an_error_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--kinds=swap,nothing"])
+    told = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert "error: argument --kinds: no actions are called nothing; there are swap.rename, " in told
 
 
 def test_the_old_constant_is_right_until_the_new_one_was_seen():
