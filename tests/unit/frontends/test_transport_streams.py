@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from rocserve.core.errors import StatusCode
+from rocserve.core.errors import ServeError, StatusCode
 from rocserve.frontends.grpc.transport import StreamCall, StreamRoute
 
 STREAM = "/test.Service/Stream"
@@ -276,3 +276,40 @@ def test_a_client_that_never_reads_a_flood_of_answers_loses_its_stream(serve: An
     assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "does not read" in raised.value.details()
     eventually(lambda: not served.transport.live)
+
+
+def test_streams_may_be_ended_by_any_thread_while_and_after_the_transport_ends(
+    serve: Any, eventually: Eventually
+) -> None:
+    receivers = Receivers(kind=Patient)
+    served = serve({STREAM: StreamRoute(receivers)}, stream_backlog_limit_bytes=1000)
+    method, may_close, is_over = served.stream(), threading.Event(), threading.Event()
+
+    def silence() -> Iterator[bytes]:
+        may_close.wait(10)
+        yield from ()
+
+    calls = [method(silence()) for _ in range(10)]
+    eventually(lambda: len(receivers.all) == len(calls))
+    error = ServeError(StatusCode.RESOURCE_EXHAUSTED, "ended")
+
+    def end_them() -> int:
+        count = 0
+        while not is_over.is_set():
+            for receiver in receivers.all:
+                receiver.call.send(bytes(2000))
+                receiver.call.end(error)  # type: ignore[attr-defined]
+                count += 1
+            time.sleep(0.001)
+        return count
+
+    with ThreadPoolExecutor(3) as pool:
+        ends = [pool.submit(end_them) for _ in range(3)]
+        time.sleep(0.05)
+        served.transport.stop(0)
+        time.sleep(0.05)
+        is_over.set()
+        assert min(end.result() for end in ends) > 10
+    may_close.set()
+    with pytest.raises(grpc.RpcError):
+        list(calls[0])

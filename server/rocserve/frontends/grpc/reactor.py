@@ -146,9 +146,7 @@ class ReactorTransport:
         now = time.monotonic()
         for call, since in list(self.sending.items()):
             if since + self.options.write_seconds(call.unsent_bytes) < now:
-                with self._end_lock:
-                    if not self._ended.is_set():
-                        call.give_up()
+                call.give_up()
 
     def _run(self) -> None:
         dense = DenseTraffic(self._companion, self._next_event, self._handle) if self._companion else None

@@ -78,7 +78,11 @@ def refuse(event: Event, code: StatusCode, text: str) -> None:
 
 
 class ReactorCall:
-    """What unary calls and streams share."""
+    """What unary calls and streams share.
+
+    The core counts the references to a call, and this is one: it may be cancelled at any time and by any thread, also
+    when the server has been destroyed.
+    """
 
     __slots__ = ("_call", "_event", "_transport")
 
