@@ -139,9 +139,9 @@ class AsyncClient:
         wait = ReadinessWait(timeout, model)
         while True:
             try:
-                if await self._call(wait.look(), wait.look_timeout, None):
+                if await self._call(wait.probe(), wait.probe_timeout, None):
                     return
-                index = await self._call(wait.reason_call(), wait.look_timeout, None)
+                index = await self._call(wait.reason_call(), wait.probe_timeout, None)
                 wait.note_unready(index)
             except RocserveError as error:
                 wait.note_failure(error)

@@ -141,9 +141,9 @@ class Client:
         wait = ReadinessWait(timeout, model)
         while True:
             try:
-                if self._call(wait.look(), wait.look_timeout, None):
+                if self._call(wait.probe(), wait.probe_timeout, None):
                     return
-                index = self._call(wait.reason_call(), wait.look_timeout, None)
+                index = self._call(wait.reason_call(), wait.probe_timeout, None)
                 wait.note_unready(index)
             except RocserveError as error:
                 wait.note_failure(error)

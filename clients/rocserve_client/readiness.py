@@ -10,14 +10,14 @@ from rocserve_client.errors import DeadlineExceeded, RocserveError, Unavailable
 from rocserve_client.results import IndexEntry
 
 PAUSE_S = 0.05
-"""Between two looks."""
+"""Between two probes."""
 
-LOOK_S = 2.0
-"""The longest that one look may take."""
+PROBE_S = 2.0
+"""The longest that one probe may take."""
 
 
 class ReadinessWait:
-    """The state of one wait; the clients do the looking and the sleeping."""
+    """The state of one wait; the clients do the probing and the sleeping."""
 
     def __init__(self, timeout: float, model: str | None) -> None:
         self._end = time.monotonic() + timeout
@@ -27,11 +27,11 @@ class ReadinessWait:
         self._reason = ""
 
     @property
-    def look_timeout(self) -> float:
-        """Seconds for the next look; never less than a reachable server needs."""
-        return max(0.1, min(LOOK_S, self._end - time.monotonic()))
+    def probe_timeout(self) -> float:
+        """Seconds for the next probe; never less than a reachable server needs."""
+        return max(0.1, min(PROBE_S, self._end - time.monotonic()))
 
-    def look(self) -> UnaryCall[bool]:
+    def probe(self) -> UnaryCall[bool]:
         return server_ready() if self._model is None else model_ready(self._model, "")
 
     def reason_call(self) -> UnaryCall[tuple[IndexEntry, ...]]:
@@ -40,8 +40,8 @@ class ReadinessWait:
     def note_unready(self, index: Sequence[IndexEntry]) -> None:
         """The server answered; what its repository index tells of the model becomes the reason."""
         rows = [entry for entry in index if self._model in (None, entry.name) and entry.state != "READY"]
-        told = [f"{row.name} version {row.version} is {row.state}: {row.reason}".rstrip(": ") for row in rows]
-        self._reason = "; ".join(told) if told else "the repository index does not tell why"
+        states = [f"{row.name} version {row.version} is {row.state}: {row.reason}".rstrip(": ") for row in rows]
+        self._reason = "; ".join(states) if states else "the repository index does not tell why"
 
     def note_failure(self, error: RocserveError) -> None:
         """Go on when the server may still come up; an error of another kind is final."""

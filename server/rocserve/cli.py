@@ -103,7 +103,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, Verb]]:
     )
     status.add_argument("--url", default="localhost:8001", help="the server's gRPC address (default localhost:8001)")
     status.add_argument(
-        "--interval", type=at_least(0.1, float), default=1.0, metavar="SECONDS", help="between two looks (default 1)"
+        "--interval", type=at_least(0.1, float), default=1.0, metavar="SECONDS", help="between two polls (default 1)"
     )
     status.add_argument("--once", action="store_true", help="print the table once and end")
     status.add_argument(

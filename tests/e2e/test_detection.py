@@ -152,8 +152,8 @@ def test_a_wrong_parameter_is_the_reason_in_the_index(repository, serve):
         return any(text in entry.reason for entry in client.get_model_repository_index().models if entry.name == model)
 
     for name, (_, _, expected) in faults.items():
-        told = partial(reason_holds, f"faulty_{name}", expected)
-        wait_until(told, what=f'the reason "{expected}"')
+        is_reported = partial(reason_holds, f"faulty_{name}", expected)
+        wait_until(is_reported, what=f'the reason "{expected}"')
 
 
 def copied(repository: Path, name: str = "detect_shapes_postprocess") -> Path:

@@ -83,8 +83,8 @@ def test_single_requests_are_told_of_when_asked_for(server: RocserveProcess) -> 
     client.update_log_settings({"log_verbose_level": 0})
     ask(server, request_id="after")
     wait_until(lambda: server.log_text.count("[request id: <id_unknown>]") == 2, what="the words on the last one")
-    told = [line.partition('] "')[2] for line in server.log_text.splitlines() if "[request id: " in line]
-    assert [re.sub(r"\d+\.\d{3} ms", "_ ms", line) for line in told] == [
+    messages = [line.partition('] "')[2] for line in server.log_text.splitlines() if "[request id: " in line]
+    assert [re.sub(r"\d+\.\d{3} ms", "_ ms", line) for line in messages] == [
         "[request id: told] inference of model 'm' begins: X FP32 [1, 2]\"",
         "[request id: told] inference of model 'm' version 1 ends: OK after _ ms\"",
         "[request id: wrong] inference of model 'm' begins: X FP32 [1, 3]\"",

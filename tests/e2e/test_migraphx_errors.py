@@ -108,9 +108,9 @@ def test_the_index_says_why(served: Served, case: str) -> None:
     state, reason = index_entry(served.client, served.names[case])
     assert state == "UNAVAILABLE"
     documented = page.text(case)
-    status, _, said = reason.partition(": ")
+    status, _, message = reason.partition(": ")
     assert status in STATUSES
-    assert documented.fits(said), f"documented:\n{documented.text}\nsaid:\n{said}"
+    assert documented.fits(message), f"documented:\n{documented.text}\nsaid:\n{message}"
 
 
 def test_every_model_of_the_cases_is_documented(served: Served) -> None:
@@ -124,9 +124,9 @@ def test_the_response_says_why(served: Served, case: str) -> None:
     with pytest.raises(InferenceServerException) as refused:
         ask(served.client, model, inputs)
     code = str(refused.value.status()).removeprefix("StatusCode.")
-    said = f"{code} {refused.value.message().removeprefix('[request id: <id_unknown>] ')}"
+    message = f"{code} {refused.value.message().removeprefix('[request id: <id_unknown>] ')}"
     documented = page.text(case, "response")
-    assert documented.fits(said), f"documented:\n{documented.text}\nsaid:\n{said}"
+    assert documented.fits(message), f"documented:\n{documented.text}\nsaid:\n{message}"
 
 
 def test_the_status_says_the_same(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,9 +159,9 @@ def test_a_program_of_another_version_is_rebuilt_and_the_log_says_so(served: Ser
 
 def test_a_program_that_crashed_is_not_tried_again(served: Served) -> None:
     load(served.client, served.names[CRASHING])
-    status, _, said = index_entry(served.client, served.names[CRASHING])[1].partition(": ")
+    status, _, message = index_entry(served.client, served.names[CRASHING])[1].partition(": ")
     assert status in STATUSES
-    assert page.text("the same, loaded again").fits(said), said
+    assert page.text("the same, loaded again").fits(message), message
 
 
 def test_a_slow_compile_says_what_it_is_at(served: Served) -> None:

@@ -184,7 +184,7 @@ def test_an_error_for_one_request_of_a_batch(server):
 
 def test_exceptions_and_exits_fail_the_batch_and_the_model_goes_on(server):
     client = server.client()
-    for word, told in (
+    for word, message in (
         ("raise", "message: ValueError: cannot bear 'raise'"),
         ("exit", "message: SystemExit: 3"),
         ("short", "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0"),
@@ -193,7 +193,7 @@ def test_exceptions_and_exits_fail_the_batch_and_the_model_goes_on(server):
             client.infer("moody", [text("WORD", word)])
         assert fault.value.status() == "StatusCode.INTERNAL"
         assert "Failed to process the request(s) for model 'moody_" in fault.value.message()
-        assert told in fault.value.message()
+        assert message in fault.value.message()
     assert client.infer("moody", [text("WORD", "fine")]).as_numpy("ECHO").tolist() == [[b"fine"]]
     wait_until(lambda: "heard fine" in server.log_text, what="what the model prints, in the log")
     assert "raise ValueError" in server.log_text
@@ -267,8 +267,8 @@ def test_dlpack_and_bfloat16(server):
 
 
 def test_an_environment_of_its_own(server):
-    told = server.client().infer("own_environment", [one("X", 0)]).as_numpy("TOLD")
-    greeting, executable, prefix = (element.decode() for element in told)
+    elements = server.client().infer("own_environment", [one("X", 0)]).as_numpy("TOLD")
+    greeting, executable, prefix = (element.decode() for element in elements)
     assert greeting == "hello from in here"
     assert Path(prefix).name == "environment"
     assert Path(executable).is_relative_to(prefix)
@@ -315,11 +315,11 @@ def test_models_that_cannot_be_loaded_say_why(serve, tmp_path):
         "leaving": "status 3",
     }
 
-    def are_told() -> bool:
+    def are_reported() -> bool:
         reasons = {model.name: model.reason for model in client.get_model_repository_index().models}
-        return all(told in reasons.get(name, "") for name, told in expected.items())
+        return all(message in reasons.get(name, "") for name, message in expected.items())
 
-    wait_until(are_told, what="the reason for each model")
+    wait_until(are_reported, what="the reason for each model")
     assert client.is_server_live()
 
 
@@ -330,8 +330,8 @@ def test_the_first_model_of_the_documentation(serve, tmp_path):
     write_model(tmp_path / "repository" / "shout", source, config)
     server = serve(tmp_path / "repository")
     program = program.replace("localhost:8001", server.address)
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert said.stdout == "[[b'HELLO!'], [b'YOU!']]\n"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "[[b'HELLO!'], [b'YOU!']]\n"
     assert server.address in program
     assert server.terminate() == 0
     wait_until(lambda: "shout:1: done" in server.log_text, what="what finalize prints")

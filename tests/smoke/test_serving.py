@@ -83,11 +83,11 @@ def test_a_version_that_is_dropped_takes_over_without_a_failure(
     # A half one hurts nothing, and says why it does not serve.
     drop(models, "m", add_constant(3.0)[:40], version=3)
 
-    def is_said() -> bool:
+    def is_reported() -> bool:
         rows = server.client().get_model_repository_index().models
         return any((row.version, row.state) == ("3", "UNAVAILABLE") and row.reason for row in rows)
 
-    wait_until(is_said, what="the reason of version 3")
+    wait_until(is_reported, what="the reason of version 3")
     load.wait_until_answered_by(2.0, times=100)
     assert load.failures == []
 

@@ -76,7 +76,7 @@ def start(script: str, *arguments: object, before: tuple[str, ...] = ()) -> subp
     return subprocess.Popen(words, env=environment, stdin=pipe, stdout=pipe, text=True)
 
 
-def said(process: subprocess.Popen[str]) -> list[str]:
+def printed_lines(process: subprocess.Popen[str]) -> list[str]:
     """The lines that it printed, once it has ended well."""
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output

@@ -27,9 +27,9 @@ class Text:
         """Up to the first that varies."""
         return _VARYING.split(self.text)[0]
 
-    def fits(self, said: str) -> bool:
+    def fits(self, message: str) -> bool:
         pattern = ".+?".join(map(re.escape, _VARYING.split(self.text)))
-        return re.fullmatch(pattern, said, re.DOTALL) is not None
+        return re.fullmatch(pattern, message, re.DOTALL) is not None
 
 
 @dataclass(frozen=True, slots=True)

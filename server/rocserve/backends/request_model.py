@@ -152,7 +152,7 @@ class RequestModelSource:
     calls: ModelCalls
     instance_name: str
     """Triton's: <model>_<group>_<instance>, e.g. "add_sub_0_0"."""
-    tell_metrics: Callable[[MetricChanges], None] = _for_nobody
+    send_metrics: Callable[[MetricChanges], None] = _for_nobody
     """Takes what becomes of the metrics that the model defines; from any thread."""
 
 

@@ -151,20 +151,20 @@ def _merge(
     member: ModelConfig,
     tensors: dict[str, _Tensor],
 ) -> None:
-    """Remember what the member says of the tensor, or compare it with what was said before."""
-    said = _Tensor(model, spec.datatype, spec.dims, member.max_batch_size > 0)
-    known = tensors.setdefault(tensor, said)
+    """Remember what the member declares of the tensor, or compare it with what was declared before."""
+    declared = _Tensor(model, spec.datatype, spec.dims, member.max_batch_size > 0)
+    known = tensors.setdefault(tensor, declared)
     where = f"in ensemble {ensemble}, ensemble tensor {tensor}: "
-    if known.datatype is not said.datatype:
+    if known.datatype is not declared.datatype:
         raise invalid_argument(
             f"{where}inconsistent data type: {type_name(known.datatype)} is inferred from model {known.model} while"
-            f" {type_name(said.datatype)} is inferred from model {said.model}"
+            f" {type_name(declared.datatype)} is inferred from model {declared.model}"
         )
     # A member that does not batch may stand in an ensemble that does: then its first dimension is the batch.
-    if not _agree(known.dims, said.dims) and not _agree(known.shape, said.shape):
+    if not _agree(known.dims, declared.dims) and not _agree(known.shape, declared.shape):
         raise invalid_argument(
             f"{where}inconsistent shape: {format_shape(known.shape)} is inferred from model {known.model} while"
-            f" {format_shape(said.shape)} is inferred from model {said.model}"
+            f" {format_shape(declared.shape)} is inferred from model {declared.model}"
         )
 
 

@@ -175,15 +175,15 @@ class ConfigRequest:
 
     def _hold(self, message: ModelConfig, own: ModelConfig, names: Iterable[str]) -> None:
         given = {entry.name for entry, _ in message.ListFields()}
-        said = {entry.name for entry, _ in own.ListFields()}
+        written = {entry.name for entry, _ in own.ListFields()}
         for name in names:
             if name in given and getattr(message, name) != getattr(own, name):
                 raise _refused(message.name, name, "it says which code runs")
             message.ClearField(name)
-            if name in said:
+            if name in written:
                 part = ModelConfig()
                 part.CopyFrom(own)
-                for other in said - {name}:
+                for other in written - {name}:
                     part.ClearField(other)
                 message.MergeFrom(part)
 

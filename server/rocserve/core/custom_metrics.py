@@ -24,7 +24,7 @@ _MOST_BUCKETS = 1_000
 _LONGEST_TEXT = 1_024
 """Characters of a help text or a label."""
 
-_MOST_TOLD = 100
+_MOST_WARNINGS = 100
 """Names of metrics that a version's log has as left out."""
 
 _OTHER_KIND = "another model has one of that name and of another kind, or with other buckets"
@@ -170,14 +170,14 @@ class OwnedMetrics:
         self._owner_name = owner_name
         self._log = log
         self._has_left = False
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def apply(self, changes: MetricChanges) -> None:
         if self._has_left:
             return
         for name, problem in self._metrics.apply(self, changes).items():
-            if name not in self._told and len(self._told) < _MOST_TOLD:
-                self._told.add(name)
+            if name not in self._warned and len(self._warned) < _MOST_WARNINGS:
+                self._warned.add(name)
                 self._log.warning("%s: its metric '%s' is left out, for %s", self._owner_name, name, problem)
 
     def forget(self) -> None:

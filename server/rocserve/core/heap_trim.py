@@ -14,9 +14,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-_LOOK_SECONDS = 1.0
-_QUIET_LOOKS = 3
-"""Requests come in bursts: so many looks in a row must find little of them before they count as over."""
+_CHECK_SECONDS = 1.0
+_QUIET_CHECKS = 3
+"""Requests come in bursts: so many checks in a row must find little of them before they count as over."""
 _WORTH_BYTES = 32 << 20
 """Growth since the last trim that is worth another."""
 _LITTLE = 1 / 16
@@ -36,7 +36,7 @@ def glibc_trim() -> Callable[[], object]:
 
 
 class HeapTrim:
-    """Decides when to trim. `look` and `trim` are called by one at a time."""
+    """Decides when to trim. `check` and `trim` are called by one at a time."""
 
     def __init__(
         self,
@@ -54,19 +54,19 @@ class HeapTrim:
     async def run(self) -> None:
         """Until it is cancelled."""
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
-            # A server without a free descriptor cannot look; it may have one again the next time.
+            await asyncio.sleep(_CHECK_SECONDS)
+            # A server without a free descriptor cannot check; it may have one again the next time.
             with suppress(OSError):
-                if self.look():
+                if self.check():
                     await asyncio.to_thread(self.trim)
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """Whether it is time to trim."""
         private = self._private()
         self._least = min(self._least, private)
         growth = private - self._least
         self._quiet = self._quiet + 1 if growth >= _WORTH_BYTES and self._use() <= growth * _LITTLE else 0
-        return self._quiet >= _QUIET_LOOKS
+        return self._quiet >= _QUIET_CHECKS
 
     def trim(self) -> None:
         """What is left afterwards is in use, and is not looked for again."""

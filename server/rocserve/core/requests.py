@@ -61,8 +61,8 @@ class RequestHead:
     """Whether a tensor says that it lies in a client's shared memory."""
 
     def __post_init__(self) -> None:
-        said = [*(entry.parameters for entry in self.inputs), *(output.parameters for output in self.outputs)]
-        uses = any(parameters and not _SHARED_MEMORY.isdisjoint(parameters) for parameters in said)
+        given = [*(entry.parameters for entry in self.inputs), *(output.parameters for output in self.outputs)]
+        uses = any(parameters and not _SHARED_MEMORY.isdisjoint(parameters) for parameters in given)
         object.__setattr__(self, "uses_shared_memory", uses)
 
 

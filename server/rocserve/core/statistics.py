@@ -220,21 +220,21 @@ class ModelStatistics:
             if self._latencies is not None:
                 self._latencies.note_cache_miss(ns, time.monotonic_ns())
 
-    def record_response(self, index: int, started_ns: int, made_ns: int, told_ns: int, failed: bool = False) -> None:
+    def record_response(self, index: int, started_ns: int, made_ns: int, sent_ns: int, failed: bool = False) -> None:
         """A response of a decoupled model.
 
         Args:
             index: its place among those to its request.
             started_ns: when the model could begin with it: at the request, or at the response before.
             made_ns: when the model had made it.
-            told_ns: when the client had been sent it.
+            sent_ns: when the client had been sent it.
             failed: it is an error.
         """
         with self._lock:
             place = self._place(index)
             place.compute_infer.add(made_ns - started_ns)
-            place.compute_output.add(told_ns - made_ns)
-            (place.fail if failed else place.success).add(told_ns - started_ns)
+            place.compute_output.add(sent_ns - made_ns)
+            (place.fail if failed else place.success).add(sent_ns - started_ns)
 
     def record_empty_response(self, index: int, started_ns: int, made_ns: int) -> None:
         """That no further response comes, said on its own; times as of `record_response`."""

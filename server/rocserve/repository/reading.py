@@ -86,19 +86,19 @@ class ContentReader:
 
     def _request(self, scan: ModelScan, parameters: LoadParameters, name: str | None) -> ConfigRequest:
         """The request's configuration beside what the repository says of the model."""
-        said = ConfigRequest(parameters.config or "", brings_files=bool(parameters.files))
+        request = ConfigRequest(parameters.config or "", brings_files=bool(parameters.files))
         if not scan.versions and not scan.config_files:
-            return said
+            return request
         try:
             contents = self._read_folder(scan, None)
         except ServeError:
-            return said
+            return request
         for content in contents:
             definition = content.definition
             if definition.name == (name or scan.name):
                 backend = "" if definition.backend is None else definition.backend.name
-                return replace(said, own=definition.message, own_backend=backend)
-        return said
+                return replace(request, own=definition.message, own_backend=backend)
+        return request
 
     def _define(
         self,

@@ -108,9 +108,9 @@ class WorkerEndpoints:
         worker = self._read(name, given)
         if following and not self.has(following) and following not in self._tables.table.models:
             raise not_found(f"No next endpoint found at: {following}")
-        told = tuple(sorted((key, value) for key, value in parameters.items() if key != "share"))
+        own_parameters = tuple(sorted((key, value) for key, value in parameters.items() if key != "share"))
         while True:
-            endpoint = self._endpoint(name, told, following)
+            endpoint = self._endpoint(name, own_parameters, following)
             async with endpoint.lock:
                 # It may have been dropped while this one waited.
                 if self._endpoints.get(endpoint.name) is endpoint:

@@ -50,7 +50,7 @@ def run(
     tls: Tls | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> int:
-    """Show the models of the server at `url` (host:port of its gRPC), with a look every `interval` seconds.
+    """Show the models of the server at `url` (host:port of its gRPC), with a poll every `interval` seconds.
 
     It goes on until interrupted; with `once`, or where the output is no terminal, the table is printed once. Returns
     the exit status: 1 when no server answers.
@@ -60,7 +60,7 @@ def run(
     with Client(url, tls=tls, headers=headers) as client:
         watch = _Watch(client, url, console)
         try:
-            first = watch.look()
+            first = watch.poll()
         except RocserveError as error:
             print(f"rocserve status: {_unreachable(url, error)}", file=sys.stderr)
             return 1
@@ -72,7 +72,7 @@ def run(
 
 
 class _Watch:
-    """Looks at one server again and again."""
+    """Polls one server."""
 
     def __init__(self, client: Client, url: str, console: Console) -> None:
         self._client = client
@@ -81,7 +81,7 @@ class _Watch:
         self._rows = StatusRows()
         self._engines = StatusEngines(self._properties)
 
-    def look(self) -> RenderableType:
+    def poll(self) -> RenderableType:
         """The table of this moment.
 
         Raises:
@@ -91,7 +91,7 @@ class _Watch:
         ready = self._client.server_ready(timeout=_CALL_TIMEOUT_S)
         index = self._client.repository_index(timeout=_CALL_TIMEOUT_S)
         statistics = self._client.statistics(timeout=_CALL_TIMEOUT_S)
-        rows = self._rows.look(index, statistics, time.monotonic(), self._engines.look(index))
+        rows = self._rows.update(index, statistics, time.monotonic(), self._engines.update(index))
         state = "ready" if ready else "not ready"
         return status_table(self._console, f"{server.name} {server.version} at {self._url}: {state}", rows)
 
@@ -106,7 +106,7 @@ def _follow(watch: _Watch, first: RenderableType, url: str, interval: float, con
             while True:
                 time.sleep(interval)
                 try:
-                    shown = last = watch.look()
+                    shown = last = watch.poll()
                 except RocserveError as error:
                     # The last table stays in sight: it is what was known before the server went.
                     shown = Group(last, Text(_unreachable(url, error), style="red"))

@@ -19,7 +19,7 @@ class StatusEngines:
         self._properties = properties
         self._known: dict[Key, str] = {}
 
-    def look(self, index: Iterable[IndexEntry]) -> Mapping[Key, str]:
+    def update(self, index: Iterable[IndexEntry]) -> Mapping[Key, str]:
         """By name and version, in a few words; "" where a server does not say."""
         ready = [(entry.name, entry.version) for entry in index if entry.state == "READY"]
         self._known = {key: self._known[key] for key in ready if key in self._known}
@@ -29,7 +29,7 @@ class StatusEngines:
             try:
                 properties = self._properties(*key)
             except RocserveError:
-                # It has just gone, or the server has: the next look shows which. Others might wait as long.
+                # It has just gone, or the server has: the next poll shows which. Others might wait as long.
                 break
             self._known[key] = " ".join(properties[word] for word in _WORDS if word in properties)
         return self._known

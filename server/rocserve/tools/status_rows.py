@@ -1,4 +1,4 @@
-"""The rows of `rocserve status`: the repository index joined with the statistics, and the rates between two looks."""
+"""The rows of `rocserve status`: the repository index joined with the statistics, and the rates between two polls."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class StatusRow:
     compute_ms: float | None = None
     """Mean time of a request's batch: inputs, inference and outputs."""
     rate: float | None = None
-    """Requests a second, failed ones included, since the look before; None at the first."""
+    """Requests a second, failed ones included, since the poll before; None at the first."""
 
 
 class StatusRows:
-    """Makes the rows of each look and remembers the counters that the next look's rates need."""
+    """Makes the rows of each poll and remembers the counters that the next poll's rates need."""
 
     def __init__(self) -> None:
         self._counts: dict[Key, int] = {}
-        self._looked_at: float | None = None
+        self._updated_at: float | None = None
 
-    def look(
+    def update(
         self,
         index: Iterable[IndexEntry],
         statistics: Iterable[ModelStatistics],
@@ -55,13 +55,13 @@ class StatusRows:
         """The rows in the order of names and versions; `now` is time.monotonic() seconds."""
         by_key = {(stats.name, stats.version): stats for stats in statistics}
         entries = sorted(index, key=lambda entry: (entry.name, len(entry.version), entry.version))
-        elapsed = None if self._looked_at is None else now - self._looked_at
+        elapsed = None if self._updated_at is None else now - self._updated_at
         rows = []
         for entry in entries:
             key = (entry.name, entry.version)
             rows.append(self._row(entry, engines.get(key, ""), by_key.get(key), elapsed))
         self._counts = {key: stats.success.count + stats.fail.count for key, stats in by_key.items()}
-        self._looked_at = now
+        self._updated_at = now
         return rows
 
     def _row(self, entry: IndexEntry, engine: str, stats: ModelStatistics | None, elapsed: float | None) -> StatusRow:

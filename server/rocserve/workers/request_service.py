@@ -36,10 +36,10 @@ class RequestService:
         load: Load,
         channel: socket.socket,
         report: Callable[[str], None],
-        tell_metrics: Callable[[MetricChanges], None],
+        send_metrics: Callable[[MetricChanges], None],
         log: logging.Logger,
     ) -> None:
-        """`report`: see backends.base.ModelSource; `tell_metrics`: see backends.request_model.RequestModelSource.
+        """`report`: see backends.base.ModelSource; `send_metrics`: see backends.request_model.RequestModelSource.
 
         Raises:
             ServeError or any exception: the model cannot be loaded.
@@ -53,7 +53,7 @@ class RequestService:
         self._conversation = ModelConversation(socket.socket(fileno=descriptors[0]), log)
         self._conversation.start()
         source = RequestModelSource(
-            model_source(load, report), load.config_json, self._conversation, load.instance_name, tell_metrics
+            model_source(load, report), load.config_json, self._conversation, load.instance_name, send_metrics
         )
         self._model: RequestModel = importlib.import_module(load.engine).load(source)
 

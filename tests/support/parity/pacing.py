@@ -38,7 +38,7 @@ class PacedStream:
 
     def ask(self, server: Asked) -> Outcome:
         outcome = server.stream(_Paced(self._messages(), [arrival.after_ms for arrival in self.arrivals]))
-        return Outcome(outcome.status, outcome.text, [_told(answer) for answer in outcome.answer])
+        return Outcome(outcome.status, outcome.text, [_run_or_error(answer) for answer in outcome.answer])
 
     def _messages(self) -> list[bytes]:
         return [
@@ -71,7 +71,7 @@ class _Paced(Sequence[bytes]):
         return self._messages[index]
 
 
-def _told(answer: Mapping[str, Any]) -> Any:
+def _run_or_error(answer: Mapping[str, Any]) -> Any:
     """The error; or in which run the request was, and how many were in it."""
     if answer.get("error_message"):
         return answer["error_message"]

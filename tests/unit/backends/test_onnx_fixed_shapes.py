@@ -55,13 +55,13 @@ def config_of(shape: tuple[int, ...], datatype: DataType = DataType.FP32) -> dic
 
 
 def test_a_session_for_each_batch_size(model_source: SourceMaker) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     spec = [InputConfig(name, DataType.INT32, (16,)) for name in ("INPUT0", "INPUT1")]
     outputs = [OutputConfig(name, DataType.INT32, (16,)) for name in ("OUTPUT0", "OUTPUT1")]
     source = model_source("model.onnx", add_sub(), max_batch_size=6, inputs=spec, outputs=outputs)
-    model, opener = load_sized(replace(source, report=said.append))
+    model, opener = load_sized(replace(source, report=messages.append))
     assert opener.opened == [{"batch": 1}, {"batch": 2}, {"batch": 4}, {"batch": 6}]
-    assert said == [
+    assert messages == [
         "MIGraphXExecutionProvider compiles the model for batch size 1 (1 of 4)",
         "MIGraphXExecutionProvider compiles the model for batch size 2 (2 of 4)",
         "MIGraphXExecutionProvider compiles the model for batch size 4 (3 of 4)",

@@ -228,8 +228,8 @@ def test_parameters_of_the_openvino_provider(plan_for: PlanMaker) -> None:
     assert usual.options == {"num_of_threads": str(usable_cpus())}
     assert not usual.compiles_shapes
     assert not usual.keeps_compiled
-    said = {"device_type": "GPU.1", "precision": "fp16", "num_of_threads": "3", "cache_dir": "anything"}
-    (chosen,) = plan_for(ALL, cpu=[ExecutionAccelerator("OpenVINO", said)]).providers
+    parameters = {"device_type": "GPU.1", "precision": "fp16", "num_of_threads": "3", "cache_dir": "anything"}
+    (chosen,) = plan_for(ALL, cpu=[ExecutionAccelerator("OpenVINO", parameters)]).providers
     assert chosen.options == {"device_type": "GPU.1", "precision": "FP16", "num_of_threads": "3"}
     assert chosen.compiles_shapes
     assert chosen.keeps_compiled

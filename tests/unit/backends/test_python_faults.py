@@ -39,7 +39,7 @@ class TritonPythonModel:
 X = np.array([1, 2], np.float32)
 
 
-def told(folder: Path, body: str, *, coroutine: bool = False) -> str:
+def client_message(folder: Path, body: str, *, coroutine: bool = False) -> str:
     """What a client hears when `execute` has this body."""
     source = f"{HEAD}    {'async ' if coroutine else ''}def execute(self, requests):\n        {body}\n"
     with serving_source(folder / "m", source, CONFIG) as model, pytest.raises(ServeError) as fault:
@@ -68,17 +68,17 @@ def told(folder: Path, body: str, *, coroutine: bool = False) -> str:
     ],
 )
 def test_what_a_client_is_told(tmp_path: Path, body: str, text: str, coroutine: bool) -> None:
-    assert told(tmp_path, body, coroutine=coroutine).startswith(text)
+    assert client_message(tmp_path, body, coroutine=coroutine).startswith(text)
 
 
 def test_codes_are_names_in_a_text(tmp_path: Path) -> None:
     body = "raise ValueError(f'{pb_utils.TritonError.NOT_FOUND} is {int(pb_utils.TritonError.NOT_FOUND)}')"
-    assert told(tmp_path, body) == "ValueError: ErrorCode.NOT_FOUND is 2"
+    assert client_message(tmp_path, body) == "ValueError: ErrorCode.NOT_FOUND is 2"
 
 
 def test_a_name_is_no_list_of_names(tmp_path: Path) -> None:
     body = "pb_utils.InferenceRequest(model_name='m', requested_output_names='OUT', inputs=[])"
-    assert told(tmp_path, body) == "TypeError: requested_output_names must be a list of names, got 'OUT'"
+    assert client_message(tmp_path, body) == "TypeError: requested_output_names must be a list of names, got 'OUT'"
 
 
 def test_what_the_module_is_made_of_in_triton_can_be_imported_too(tmp_path: Path) -> None:
@@ -127,13 +127,13 @@ for forbidden in (call.exec, lambda: pb_utils.get_model_dir()):
         print(error)
 """
     folder = Path(model_module.__file__).with_name("spawned")
-    said = subprocess.run(
+    lines = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.append({str(folder)!r})\n{program}"],
         capture_output=True,
         text=True,
         check=True,
     ).stdout.splitlines()
-    assert said == [
+    assert lines == [
         "BLS is only supported during the 'execute' function.",
         "module 'triton_python_backend_utils' has no attribute 'get_model_dir'",
     ]

@@ -57,15 +57,15 @@ NAMES = [
 
 
 @pytest.fixture
-def told() -> list[MetricChange]:
+def sent() -> list[MetricChange]:
     """What has been told of metrics."""
     return []
 
 
 @pytest.fixture
-def book(told: list[MetricChange]) -> MetricBook:
+def book(sent: list[MetricChange]) -> MetricBook:
     """Tells when it is asked to."""
-    return MetricBook(lambda changes: told.extend(changes.changes), gather_seconds=3600)
+    return MetricBook(lambda changes: sent.extend(changes.changes), gather_seconds=3600)
 
 
 @pytest.fixture
@@ -242,14 +242,14 @@ def test_a_request_for_a_call(pb_utils: Any) -> None:
         request.get_response_sender()
     with pytest.raises(TypeError, match="needs inputs, requested_output_names and model_name"):
         pb_utils.InferenceRequest(model_name="m", inputs=[])
-    for wrong, told in (
+    for wrong, message in (
         ({"correlation_id": 1.5}, "Correlation ID must be integer or string"),
         ({"inputs": [None]}, "Input tensor for request with id '' and model name 'm' should not be empty."),
         ({"requested_output_names": [""]}, "Requested output name for request with id ''"),
         ({"parameters": {1: "v"}}, "Expect parameters keys to have type str"),
     ):
         options = {"model_name": "m", "requested_output_names": [], "inputs": [], **wrong}
-        with pytest.raises(pb_utils.TritonModelException, match=told):
+        with pytest.raises(pb_utils.TritonModelException, match=message):
             pb_utils.InferenceRequest(**options)
 
 
@@ -297,17 +297,17 @@ def test_completing_a_configuration(pb_utils: Any, config: Any) -> None:
     config.set_max_batch_size(8)
     config.set_dynamic_batching()
     config.set_model_transaction_policy({"decoupled": True})
-    said = config.as_dict()
-    assert [tensor["name"] for tensor in said["input"]] == ["X", "W"]
-    assert pb_utils.get_input_config_by_name(said, "X")["optional"] is True
-    assert pb_utils.get_output_config_by_name(said, "Y")["dims"] == [-1]
-    assert pb_utils.get_output_config_by_name(said, "none") is None
-    assert (said["max_batch_size"], said["dynamic_batching"]) == (8, {})
-    assert pb_utils.using_decoupled_model_transaction_policy(said)
+    fields = config.as_dict()
+    assert [tensor["name"] for tensor in fields["input"]] == ["X", "W"]
+    assert pb_utils.get_input_config_by_name(fields, "X")["optional"] is True
+    assert pb_utils.get_output_config_by_name(fields, "Y")["dims"] == [-1]
+    assert pb_utils.get_output_config_by_name(fields, "none") is None
+    assert (fields["max_batch_size"], fields["dynamic_batching"]) == (8, {})
+    assert pb_utils.using_decoupled_model_transaction_policy(fields)
 
 
 @pytest.mark.parametrize(
-    ("method", "argument", "told"),
+    ("method", "argument", "message"),
     [
         ("set_max_batch_size", 2, "configuration specified max_batch_size 4, but in auto-complete-config function"),
         ("add_input", {"name": "X", "data_type": "TYPE_INT8", "dims": [3]}, "configuration expects datatype TYPE_FP32"),
@@ -319,8 +319,8 @@ def test_completing_a_configuration(pb_utils: Any, config: Any) -> None:
         ("set_model_transaction_policy", {"coupled": True}, "contains property other than 'decoupled'"),
     ],
 )
-def test_what_a_model_may_not_complete(config: Any, method: str, argument: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_what_a_model_may_not_complete(config: Any, method: str, argument: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         getattr(config, method)(argument)
 
 
@@ -357,7 +357,7 @@ def test_the_log(pb_utils: Any, caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def test_metrics_are_counted_and_told(pb_utils: Any, book: MetricBook, told: list[MetricChange]) -> None:
+def test_metrics_are_counted_and_sent(pb_utils: Any, book: MetricBook, sent: list[MetricChange]) -> None:
     family = pb_utils.MetricFamily
     counts = family(name="seen", description="requests", kind=family.COUNTER)
     metric = counts.Metric(labels={"model": "m"})
@@ -372,34 +372,34 @@ def test_metrics_are_counted_and_told(pb_utils: Any, book: MetricBook, told: lis
     latency.observe(0.5)
     latency.observe(1)
     latency.observe(7)
-    book.tell()
-    assert told == [
+    book.send()
+    assert sent == [
         MetricChange("seen", MetricKind.COUNTER, "requests", {"model": "m"}, 3.0),
         MetricChange("seen", MetricKind.COUNTER, "requests", {"model": "n"}, 0.0),
         MetricChange("level", MetricKind.GAUGE, "", {}, 4.0, True),
         MetricChange("latency", MetricKind.HISTOGRAM, "", {}, 8.5, False, (0.1, 1.0), (0, 2, 1)),
     ]
-    told.clear()
+    sent.clear()
     level.increment(3)
     metric.increment(0.5)
-    book.tell()
-    assert told == [
+    book.send()
+    assert sent == [
         MetricChange("seen", MetricKind.COUNTER, "requests", {"model": "m"}, 0.5),
         MetricChange("level", MetricKind.GAUGE, "", {}, 3.0),
     ]
-    told.clear()
-    book.tell()
-    assert not told
+    sent.clear()
+    book.send()
+    assert not sent
 
 
-def test_changes_of_metrics_are_told_by_themselves(told: list[MetricChange]) -> None:
-    book = MetricBook(lambda changes: told.extend(changes.changes), gather_seconds=0.01)
+def test_changes_of_metrics_are_sent_by_themselves(sent: list[MetricChange]) -> None:
+    book = MetricBook(lambda changes: sent.extend(changes.changes), gather_seconds=0.01)
     metric = book.metric("seen", MetricKind.COUNTER, "", {}, ())
-    wait_until(lambda: told)
-    told.clear()
+    wait_until(lambda: sent)
+    sent.clear()
     metric.increment(1)
-    wait_until(lambda: told)
-    assert [change.value for change in told] == [1.0]
+    wait_until(lambda: sent)
+    assert [change.value for change in sent] == [1.0]
 
 
 def test_wrong_uses_of_metrics(pb_utils: Any) -> None:
@@ -407,7 +407,7 @@ def test_wrong_uses_of_metrics(pb_utils: Any) -> None:
     counts = family("seen", "", family.COUNTER)
     metric, level = counts.Metric(), family("level", "", family.GAUGE).Metric()
     latency = family("latency", "", family.HISTOGRAM)
-    for action, told in (
+    for action, message in (
         (lambda: metric.increment(-1), "monotonically"),
         (lambda: metric.set(1), "COUNTER does not support Set"),
         (lambda: level.observe(1), "GAUGE does not support Observe"),
@@ -423,7 +423,7 @@ def test_wrong_uses_of_metrics(pb_utils: Any) -> None:
         (lambda: family("seen", "", family.GAUGE), "Family name already exists with different type"),
         (lambda: family("nv_inference_count", "", family.COUNTER), "is a name of the server's own"),
     ):
-        with pytest.raises(pb_utils.TritonModelException, match=told):
+        with pytest.raises(pb_utils.TritonModelException, match=message):
             action()
 
 

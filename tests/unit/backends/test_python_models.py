@@ -151,8 +151,8 @@ def test_an_instance_on_a_gpu_finds_it_as_the_first() -> None:
     ]
     with serving(MODELS / "mirror", kind=InstanceKind.GPU, device=5) as model:
         (answer,) = model.execute([request(X=np.zeros((1, 1), np.int32))])
-    told = json.loads(outputs(answer)["SEEN"][0, 0])["args"]
-    assert (told["model_instance_kind"], told["model_instance_device_id"]) == ("GPU", "0")
+    arguments = json.loads(outputs(answer)["SEEN"][0, 0])["args"]
+    assert (arguments["model_instance_kind"], arguments["model_instance_device_id"]) == ("GPU", "0")
 
 
 def test_a_request_that_names_no_outputs_gets_all(tmp_path: Path) -> None:
@@ -181,11 +181,11 @@ def test_an_error_for_one_request_leaves_the_others() -> None:
 
 def test_an_exception_fails_the_batch_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with serving(MODELS / "moody") as model:
-        for word, said in (("raise", "ValueError: cannot bear 'raise'"), ("exit", "SystemExit: 3")):
+        for word, message in (("raise", "ValueError: cannot bear 'raise'"), ("exit", "SystemExit: 3")):
             with pytest.raises(ServeError) as fault:
                 model.execute([request(WORD=np.array([[each]], dtype=object)) for each in ("hello", word)])
             assert fault.value.code is StatusCode.INTERNAL
-            text = f"Failed to process the request(s) for model 'moody_0_0', message: {said}"
+            text = f"Failed to process the request(s) for model 'moody_0_0', message: {message}"
             assert fault.value.text == text
         (answer,) = model.execute([request(WORD=np.array([["fine"]], dtype=object))])
     assert outputs(answer)["ECHO"].tolist() == [[b"fine"]]
@@ -193,7 +193,7 @@ def test_an_exception_fails_the_batch_and_is_logged(caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [
         ("return []", "InferenceRequest(s) size is:2, and InferenceResponse(s) size is:0"),
         ("return tuple(map(answer, requests))", "Expected a list in the execute return, found type '<class 'tuple'>'."),
@@ -206,10 +206,10 @@ def test_an_exception_fails_the_batch_and_is_logged(caplog: pytest.LogCaptureFix
         ("pb_utils.InferenceResponse(parameters={'a': 0.5})", "found type <class 'float'>"),
     ],
 )
-def test_what_execute_may_not_do(tmp_path: Path, body: str, told: str) -> None:
+def test_what_execute_may_not_do(tmp_path: Path, body: str, message: str) -> None:
     fault = fault_of(tmp_path, body, count=2)
     assert fault.code is StatusCode.INTERNAL
-    assert told in fault.text
+    assert message in fault.text
 
 
 def test_a_decoupled_model_returns_none(tmp_path: Path) -> None:
@@ -451,7 +451,7 @@ def test_no_calls_outside_of_execute(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "message"),
     [
         ("x = 1\nclass TritonPythonModel\n    pass", r"SyntaxError: expected ':' \(1/model.py, line 2\)"),
         ("import not_there_at_all", r"No module named 'not_there_at_all' \(1/model.py, line 1, in <module>\)"),
@@ -471,9 +471,9 @@ def test_no_calls_outside_of_execute(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path, source: str, told: str) -> None:
+def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path, source: str, message: str) -> None:
     write_model(tmp_path / "m", source, NUMBERS)
-    with pytest.raises(ServeError, match=told) as fault, loaded(tmp_path / "m"):
+    with pytest.raises(ServeError, match=message) as fault, loaded(tmp_path / "m"):
         pass
     assert fault.value.code is StatusCode.INVALID_ARGUMENT
 
@@ -481,8 +481,8 @@ def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path, source: str, tol
 def test_a_failing_initialize_says_where(tmp_path: Path) -> None:
     source = method("pass") + "    def initialize(self, args):\n        self.weights = open('/no/such/file')\n"
     write_model(tmp_path / "m", source, NUMBERS)
-    told = r"FileNotFoundError: .* \(1/model.py, line \d+, in initialize\)"
-    with pytest.raises(ServeError, match=told), serving(tmp_path / "m"):
+    message = r"FileNotFoundError: .* \(1/model.py, line \d+, in initialize\)"
+    with pytest.raises(ServeError, match=message), serving(tmp_path / "m"):
         pass
 
 

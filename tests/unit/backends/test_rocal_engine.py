@@ -109,16 +109,16 @@ def test_bgr_is_rgb_with_the_channels_in_the_other_order(operation: Operation, j
 
 
 @pytest.mark.parametrize("name", ["ResizeMirrorNormalize", "CropMirrorNormalize"])
-@pytest.mark.parametrize("said", ["auto", "unit"])
+@pytest.mark.parametrize("given", ["auto", "unit"])
 def test_mean_and_deviation_for_levels_of_0_to_1_are_those_of_0_to_255_times_255(
-    name: str, said: str, jpeg: JpegMaker
+    name: str, given: str, jpeg: JpegMaker
 ) -> None:
     encoded = jpeg(64, 48)
     (operation,) = (item for item in OPERATIONS if item["operation"] == name)
     unit = {"mean": [0.4, 0.5, 0.6], "std_dev": [0.2, 0.3, 0.4]}
     pixel = {key: [number * 255 for number in numbers] for key, numbers in unit.items()}
     floats = OutputFormat(DataType.FP32, Layout.NHWC)
-    scaled = output({**operation, **unit, "mean_std_range": said}, encoded, floats, ColorFormat.RGB24)
+    scaled = output({**operation, **unit, "mean_std_range": given}, encoded, floats, ColorFormat.RGB24)
     expected = output({**operation, **pixel, "mean_std_range": "pixel"}, encoded, floats, ColorFormat.RGB24)
     np.testing.assert_array_equal(scaled, expected)
     as_they_are = output({**operation, **unit, "mean_std_range": "pixel"}, encoded, floats, ColorFormat.RGB24)

@@ -200,11 +200,11 @@ def test_other_threads_run_while_pixels_are_decoded(kind: str) -> None:
     decode = ready_to_decode(kind)
     go, seen = threading.Event(), threading.Event()
 
-    def wait_and_tell() -> None:
+    def wait_and_signal() -> None:
         go.wait()
         seen.set()
 
-    thread = threading.Thread(target=wait_and_tell)
+    thread = threading.Thread(target=wait_and_signal)
     thread.start()
     interval = sys.getswitchinterval()
     try:

@@ -1,4 +1,4 @@
-"""The rules of each operation, on images small enough to reckon by hand."""
+"""The rules of each operation, on images small enough to compute by hand."""
 
 from __future__ import annotations
 

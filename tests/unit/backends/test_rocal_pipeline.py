@@ -57,7 +57,7 @@ def test_keys_for_volumes_are_taken_and_ignored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mean", "deviation", "said", "expected_mean", "noted"),
+    ("mean", "deviation", "given", "expected_mean", "noted"),
     [
         ([0.5, 0.4, 0.3], [0.2, 0.2, 0.2], "auto", 127.5, True),
         ([0.5, 0.4, 0.3], [0.2, 0.2, 0.2], "unit", 127.5, False),
@@ -70,14 +70,14 @@ def test_keys_for_volumes_are_taken_and_ignored() -> None:
     ],
 )
 def test_range_of_mean_and_deviation(
-    mean: list[float], deviation: list[float], said: str, expected_mean: float, noted: bool
+    mean: list[float], deviation: list[float], given: str, expected_mean: float, noted: bool
 ) -> None:
-    operation = {**NORMALIZE, "mean": mean, "std_dev": deviation, "mean_std_range": said}
+    operation = {**NORMALIZE, "mean": mean, "std_dev": deviation, "mean_std_range": given}
     pipeline = parse(operation)
     step = pipeline.steps[0]
     assert isinstance(step.operation, CropMirrorNormalize)
     assert step.operation.mean[0] == pytest.approx(expected_mean)
-    scaled = said == "unit" or noted
+    scaled = given == "unit" or noted
     assert step.operation.std_dev[0] == pytest.approx(deviation[0] * (255 if scaled else 1))
     assert step.default_datatype is (DataType.FP32 if scaled else DataType.UINT8)
     assert bool(pipeline.notes) is noted

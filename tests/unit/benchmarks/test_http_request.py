@@ -30,10 +30,10 @@ class AddSub(BaseHTTPRequestHandler):
             {"name": name, "datatype": "INT32", "shape": [1, 16], "parameters": {"binary_data_size": 64}}
             for name in results
         ]
-        told = json.dumps({"model_name": "http_add_sub", "model_version": "1", "outputs": outputs}).encode()
-        answer = told + b"".join(result.tobytes() for result in results.values())
+        head = json.dumps({"model_name": "http_add_sub", "model_version": "1", "outputs": outputs}).encode()
+        answer = head + b"".join(result.tobytes() for result in results.values())
         self.send_response(200)
-        self.send_header(HEADER_LENGTH, str(len(told)))
+        self.send_header(HEADER_LENGTH, str(len(head)))
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)

@@ -45,9 +45,9 @@ def test_what_no_verb_takes_is_refused_with_its_usage(
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert told.startswith(usage)
-    assert text in told
+    message = capsys.readouterr().err
+    assert message.startswith(usage)
+    assert text in message
 
 
 def test_stopped_while_it_is_being_imported_it_ends_with_a_line() -> None:

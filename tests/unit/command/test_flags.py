@@ -51,14 +51,14 @@ def default_of(target: str) -> object:
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
 def test_the_help_tells_the_true_default(flag) -> None:
     default = default_of(flag.target)
-    told = re.search(r"\(default (\S+)\)$", flag.help)
+    stated = re.search(r"\(default (\S+)\)$", flag.help)
     if default is dataclasses.MISSING or default in (None, "", ()):
-        assert told is None
+        assert stated is None
     else:
         value = default.value if isinstance(default, enum.Enum) else default
         text = f"{value:g}" if isinstance(value, float) else str(value)
-        assert told is not None
-        assert told[1] == (text.lower() if isinstance(value, bool) else text)
+        assert stated is not None
+        assert stated[1] == (text.lower() if isinstance(value, bool) else text)
 
 
 def test_flags_become_settings(tmp_path: Path) -> None:
@@ -89,8 +89,8 @@ def test_what_engines_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert given.engines == EngineSettings(str(tmp_path / "programs"), 1000)
     monkeypatch.setenv("ROCSERVE_MIGRAPHX_ROOT", "/roots/of/all")
     assert settings(f"--model-repository={tmp_path}").engines.migraphx_root == "/roots/of/all"
-    told = settings(f"--model-repository={tmp_path}", "--migraphx-root=/roots/mine")
-    assert told.engines.migraphx_root == "/roots/mine"
+    given = settings(f"--model-repository={tmp_path}", "--migraphx-root=/roots/mine")
+    assert given.engines.migraphx_root == "/roots/mine"
 
 
 def test_a_repository_that_is_not_there(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_secrets_of_restricted_protocols_may_be_elsewhere(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "text"),
     [
         ("trace:a@env=NO_SUCH_VARIABLE", "the environment variable 'NO_SUCH_VARIABLE' is not there, or empty"),
         ("trace:a@dir=secret", "expected PROTOCOL"),
@@ -231,13 +231,13 @@ def test_secrets_of_restricted_protocols_may_be_elsewhere(tmp_path: Path, monkey
     ],
 )
 def test_what_is_wrong_with_a_secret_is_said_without_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str, said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str, text: str
 ) -> None:
     with pytest.raises(SystemExit):
         settings(f"--model-repository={tmp_path}", f"--grpc-restricted-protocol={value}")
-    told = capsys.readouterr().err
-    assert said in told
-    assert "secret" not in told.rpartition("error:")[2]
+    message = capsys.readouterr().err
+    assert text in message
+    assert "secret" not in message.rpartition("error:")[2]
 
 
 @pytest.mark.parametrize("value", ["", "everybody", "10.0.0.1/8", "local,any", "local;10.0.0.1"])

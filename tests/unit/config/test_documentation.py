@@ -119,6 +119,6 @@ def test_what_the_table_calls_refused_is_refused(
 
 def test_every_refusal_of_the_table_is_tested() -> None:
     tested = {path for path, *_ in REFUSALS}
-    told = {path for path, effect in documented().items() if "refused" in effect}
+    refused = {path for path, effect in documented().items() if "refused" in effect}
     # Of foreign platforms see test_backend_choice.py.
-    assert {path if path in tested else path.split(".")[0] for path in told} - {"platform", "backend"} == tested
+    assert {path if path in tested else path.split(".")[0] for path in refused} - {"platform", "backend"} == tested

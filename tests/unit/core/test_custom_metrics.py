@@ -21,7 +21,7 @@ def counted(value: float, labels: dict[str, str] | None = None) -> MetricChange:
     return MetricChange("seen", MetricKind.COUNTER, "What was seen", labels or {}, value)
 
 
-def told(*changes: MetricChange) -> MetricChanges:
+def changes_of(*changes: MetricChange) -> MetricChanges:
     return MetricChanges(changes)
 
 
@@ -31,14 +31,14 @@ def text(metrics: CustomMetrics) -> str:
 
 def test_what_several_workers_count_is_added_up(metrics: CustomMetrics) -> None:
     for owner in ("a", "b"):
-        metrics.apply(owner, told(counted(2), counted(1.5, {"kind": "x"})))
-        metrics.apply(owner, told(counted(1)))
+        metrics.apply(owner, changes_of(counted(2), counted(1.5, {"kind": "x"})))
+        metrics.apply(owner, changes_of(counted(1)))
     assert text(metrics) == ('# HELP seen What was seen\n# TYPE seen counter\nseen 6.0\nseen{kind="x"} 3.0\n')
 
 
 def test_a_gauge_is_what_it_was_set_to_last_and_what_was_added_since(metrics: CustomMetrics) -> None:
     def gauge(value: float, is_set: bool) -> MetricChanges:
-        return told(MetricChange("level", MetricKind.GAUGE, "", {}, value, is_set))
+        return changes_of(MetricChange("level", MetricKind.GAUGE, "", {}, value, is_set))
 
     for changes in (gauge(5.0, True), gauge(3.0, True), gauge(-1.0, False)):
         metrics.apply("a", changes)
@@ -48,7 +48,8 @@ def test_a_gauge_is_what_it_was_set_to_last_and_what_was_added_since(metrics: Cu
 def test_histograms(metrics: CustomMetrics) -> None:
     for counts, total in (((1, 0, 2), 9.5), ((0, 3, 0), 2.0)):
         metrics.apply(
-            "a", told(MetricChange("took", MetricKind.HISTOGRAM, "", {"a": "b"}, total, False, (0.5, 1.0), counts))
+            "a",
+            changes_of(MetricChange("took", MetricKind.HISTOGRAM, "", {"a": "b"}, total, False, (0.5, 1.0), counts)),
         )
     assert text(metrics).splitlines()[2:] == [
         'took_count{a="b"} 6',
@@ -60,8 +61,8 @@ def test_histograms(metrics: CustomMetrics) -> None:
 
 
 def test_a_series_goes_with_the_last_version_that_has_it(metrics: CustomMetrics) -> None:
-    metrics.apply("old", told(counted(2), counted(1, {"only": "old"})))
-    metrics.apply("new", told(counted(1)))
+    metrics.apply("old", changes_of(counted(2), counted(1, {"only": "old"})))
+    metrics.apply("new", changes_of(counted(1)))
     metrics.forget("old")
     assert text(metrics).splitlines()[2:] == ["seen 3.0"]
     metrics.forget("new")
@@ -72,9 +73,9 @@ def test_a_name_has_one_kind_and_one_set_of_buckets(metrics: CustomMetrics, capl
     log = logging.getLogger("test")
     first = OwnedMetrics(metrics, "model 'a'", log)
     second = OwnedMetrics(metrics, "model 'b'", log)
-    first.apply(told(counted(1)))
+    first.apply(changes_of(counted(1)))
     for _ in range(2):
-        second.apply(told(MetricChange("seen", MetricKind.GAUGE, "", {}, 9, True), counted(1, {"kind": "x"})))
+        second.apply(changes_of(MetricChange("seen", MetricKind.GAUGE, "", {}, 9, True), counted(1, {"kind": "x"})))
     assert text(metrics).splitlines()[1:] == ["# TYPE seen counter", "seen 1.0", 'seen{kind="x"} 2.0']
     (record,) = caplog.records
     assert record.getMessage() == (
@@ -84,25 +85,25 @@ def test_a_name_has_one_kind_and_one_set_of_buckets(metrics: CustomMetrics, capl
 
 
 def test_what_is_left_out_takes_no_place(metrics: CustomMetrics) -> None:
-    metrics.apply("a", told(counted(1)))
+    metrics.apply("a", changes_of(counted(1)))
     for number in range(3):
         labels = {"number": str(number)}
         histogram = MetricChange("seen", MetricKind.HISTOGRAM, "", labels, 2.0, False, (0.5,), (1, 0))
-        assert list(metrics.apply("b", told(histogram))) == ["seen"]
-        assert metrics.apply("a", told(counted(1, labels))) == {}
+        assert list(metrics.apply("b", changes_of(histogram))) == ["seen"]
+        assert metrics.apply("a", changes_of(counted(1, labels))) == {}
     assert text(metrics).splitlines()[2:] == ["seen 1.0", *(f'seen{{number="{number}"}} 1.0' for number in range(3))]
 
 
 def test_who_has_left_tells_nothing_more(metrics: CustomMetrics) -> None:
     owned = OwnedMetrics(metrics, "model 'a'", logging.getLogger("test"))
-    owned.apply(told(counted(1)))
+    owned.apply(changes_of(counted(1)))
     owned.forget()
-    owned.apply(told(counted(1)))
+    owned.apply(changes_of(counted(1)))
     assert text(metrics) == ""
 
 
 def test_changes_travel_as_a_message() -> None:
-    changes = told(
+    changes = changes_of(
         counted(1.5, {"a": "ü"}),
         MetricChange("took", MetricKind.HISTOGRAM, "", {}, 2.0, False, (0.5,), (1, 0)),
         MetricChange("level", MetricKind.GAUGE, "", {}, 3.0, True),

@@ -27,23 +27,23 @@ class Process:
         self.trims += 1
         self.private = self.in_use
 
-    def looks(self, count: int) -> None:
+    def checks(self, count: int) -> None:
         for _ in range(count):
-            if self.heap.look():
+            if self.heap.check():
                 self.heap.trim()
 
 
 def test_what_a_peak_leaves_behind_is_given_back_once_it_is_over() -> None:
     process = Process()
     process.private, process.requests = 900 * MIB, 600 * MIB
-    process.looks(10)
+    process.checks(10)
     assert process.trims == 0
     process.requests = MIB
-    process.looks(2)
+    process.checks(2)
     assert process.trims == 0
-    process.looks(1)
+    process.checks(1)
     assert (process.trims, process.private) == (1, 70 * MIB)
-    process.looks(10)
+    process.checks(10)
     assert process.trims == 1
 
 
@@ -52,34 +52,34 @@ def test_pauses_of_traffic_that_goes_on_are_no_end() -> None:
     process.private = 300 * MIB
     for _ in range(10):
         process.requests = 0
-        process.looks(2)
+        process.checks(2)
         process.requests = 100 * MIB
-        process.looks(1)
+        process.checks(1)
     assert process.trims == 0
 
 
 def test_what_is_in_use_is_asked_for_once() -> None:
     process = Process()
     process.private = process.in_use = 500 * MIB
-    process.looks(20)
+    process.checks(20)
     assert process.trims == 1
     process.private += 10 * MIB
-    process.looks(20)
+    process.checks(20)
     assert process.trims == 1
 
 
-async def test_looks_go_on_after_one_for_which_there_was_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heap_trim, "_LOOK_SECONDS", 0.001)
-    looks: list[int] = []
+async def test_checks_go_on_after_one_for_which_there_was_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heap_trim, "_CHECK_SECONDS", 0.001)
+    checks: list[int] = []
 
     def private() -> int:
-        looks.append(MIB)
-        if len(looks) == 2:
+        checks.append(MIB)
+        if len(checks) == 2:
             raise OSError(errno.EMFILE, "Too many open files")
         return MIB
 
     running = asyncio.ensure_future(HeapTrim(lambda: 0, lambda: None, private).run())
-    await until(lambda: len(looks) > 3)
+    await until(lambda: len(checks) > 3)
     running.cancel()
 
 

@@ -119,8 +119,8 @@ def test_what_is_wrong_is_passed_over_and_said() -> None:
 def test_responses_of_a_decoupled_model_by_their_place() -> None:
     statistics = ModelStatistics()
     for _ in range(2):
-        statistics.record_response(0, started_ns=10, made_ns=30, told_ns=35)
-    statistics.record_response(1, started_ns=35, made_ns=40, told_ns=41, failed=True)
+        statistics.record_response(0, started_ns=10, made_ns=30, sent_ns=35)
+    statistics.record_response(1, started_ns=35, made_ns=40, sent_ns=41, failed=True)
     statistics.record_empty_response(2, started_ns=41, made_ns=44)
     first, second, third = statistics.snapshot().responses.values()
     assert (first.compute_infer.count, first.compute_infer.ns, first.success.ns) == (2, 40, 50)

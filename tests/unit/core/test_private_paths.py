@@ -35,7 +35,7 @@ def test_what_clients_may_know_stays(known: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "hidden"),
     [
         ("/usr/lib/x/libhip.so.6: cannot open", ".../libhip.so.6: cannot open"),
         ("At:\n  /tmp/a/model.py(5): initialize", "At:\n  .../model.py(5): initialize"),
@@ -49,8 +49,8 @@ def test_what_clients_may_know_stays(known: Path, tmp_path: Path) -> None:
         ("folder /usr/lib/", "folder .../"),
     ],
 )
-def test_of_other_files_the_name_stays(text: str, told: str) -> None:
-    assert PrivatePaths().hide(text) == told
+def test_of_other_files_the_name_stays(text: str, hidden: str) -> None:
+    assert PrivatePaths().hide(text) == hidden
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_what_is_no_path_of_the_machine_stays(text: str) -> None:
 
 def test_errors_keep_their_code() -> None:
     error = ServeError(StatusCode.UNAVAILABLE, "no /usr/lib/x.so")
-    told = PrivatePaths().without(error)
-    assert (told.code, told.text) == (StatusCode.UNAVAILABLE, "no .../x.so")
+    hidden = PrivatePaths().without(error)
+    assert (hidden.code, hidden.text) == (StatusCode.UNAVAILABLE, "no .../x.so")
     plain = ServeError(StatusCode.UNAVAILABLE, "busy")
     assert PrivatePaths().without(plain) is plain

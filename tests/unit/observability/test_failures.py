@@ -32,8 +32,8 @@ def test_what_is_for_the_client_is_not_logged(caplog: pytest.LogCaptureFixture) 
 
 
 def test_a_fault_of_the_server_is_told_and_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    told = RequestFailures(LOG).error_of("a call", fail("x"))
-    assert (told.code, told.text) == (StatusCode.INTERNAL, "KeyError: 'x'")
+    error = RequestFailures(LOG).error_of("a call", fail("x"))
+    assert (error.code, error.text) == (StatusCode.INTERNAL, "KeyError: 'x'")
     assert caplog.messages == ["a call failed"]
     assert caplog.records[0].exc_info is not None
 

@@ -104,7 +104,7 @@ def test_a_traceback_keeps_its_lines_where_nothing_is_escaped(plain: WrittenLog)
 
 
 def test_levels_are_switched_while_it_is_written(written: WrittenLog) -> None:
-    def say_all() -> str:
+    def log_all() -> str:
         before = len(written.lines)
         written.log.debug("detail")
         written.log.getChild("part").info("information")
@@ -119,14 +119,14 @@ def test_levels_are_switched_while_it_is_written(written: WrittenLog) -> None:
         changes += 1
 
     written.server_log.on_change.append(count)
-    assert say_all() == "IWE"
+    assert log_all() == "IWE"
     written.server_log.change(info=False)
-    assert say_all() == "WE"
+    assert log_all() == "WE"
     written.server_log.change(warning=False, error=False, verbose=1)
     # Details are information to tritonserver, but have a switch of their own.
-    assert say_all() == "I"
+    assert log_all() == "I"
     written.server_log.change(info=True, warning=True, error=True, format="ISO8601")
-    assert say_all() == "2222"
+    assert log_all() == "2222"
     assert changes == 3
     assert written.server_log.settings.format == "ISO8601"
 

@@ -49,8 +49,8 @@ async def test_a_broken_version_leaves_the_good_one_and_is_retried_when_its_file
     assert served.data("m") == "good"
     assert served.data("m", "2") == "Request for unknown model: 'm' version 2 is not at ready state"
     assert served.repository.is_ready(), "what serves goes on, so nothing is unready"
-    folders.version("m", 2, "mended")
-    await served.until(lambda: served.data("m") == "mended")
+    folders.version("m", 2, "repaired")
+    await served.until(lambda: served.data("m") == "repaired")
     assert loader.loads == [("m", 1), ("m", 2), ("m", 2)]
 
 

@@ -194,8 +194,8 @@ def test_the_cache_that_is_named_is_the_one_that_was_written(
         migraphx_root, "compile", model, "--batch-sizes", "1", "--cache-directory", "/proc/nowhere"
     )
     assert ran.status == 0
-    (told,) = (line for line in ran.out.splitlines() if line.startswith("cache: "))
-    assert Path(told.removeprefix("cache: ")).parent == tmp_path
+    (line,) = (line for line in ran.out.splitlines() if line.startswith("cache: "))
+    assert Path(line.removeprefix("cache: ")).parent == tmp_path
 
 
 def test_batch_sizes_of_a_model_that_does_not_batch(migraphx_root: Path, command: Command, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_rows_join_index_and_statistics() -> None:
         IndexEntry("b", "9", "UNAVAILABLE", "its file is empty"),
         IndexEntry("a", "", "", ""),
     ]
-    rows = StatusRows().look(index, [statistics("b", "10", ok=4, failed=1, elements=6, runs=2)], now=0.0)
+    rows = StatusRows().update(index, [statistics("b", "10", ok=4, failed=1, elements=6, runs=2)], now=0.0)
     assert [(row.model, row.version) for row in rows] == [("a", ""), ("b", "9"), ("b", "10")]
     assert rows[0].succeeded is None
     assert rows[1].reason == "its file is empty"
@@ -55,24 +55,24 @@ def test_rows_join_index_and_statistics() -> None:
     assert busy.rate is None
 
 
-def test_rates_are_between_two_looks() -> None:
+def test_rates_are_between_two_polls() -> None:
     index = [IndexEntry("m", "1", "READY", "")]
     rows = StatusRows()
-    rows.look(index, [statistics("m", "1", ok=10, failed=2)], now=100.0)
-    assert rows.look(index, [statistics("m", "1", ok=20, failed=4)], now=102.0)[0].rate == 6.0
-    assert rows.look(index, [statistics("m", "1", ok=20, failed=4)], now=103.0)[0].rate == 0.0
+    rows.update(index, [statistics("m", "1", ok=10, failed=2)], now=100.0)
+    assert rows.update(index, [statistics("m", "1", ok=20, failed=4)], now=102.0)[0].rate == 6.0
+    assert rows.update(index, [statistics("m", "1", ok=20, failed=4)], now=103.0)[0].rate == 0.0
     # Loaded again: the counters begin anew.
-    assert rows.look(index, [statistics("m", "1", ok=1)], now=104.0)[0].rate == 0.0
-    assert rows.look(index, [], now=105.0)[0].rate is None
+    assert rows.update(index, [statistics("m", "1", ok=1)], now=104.0)[0].rate == 0.0
+    assert rows.update(index, [], now=105.0)[0].rate is None
 
 
 def test_a_version_that_never_ran_has_no_means() -> None:
-    (row,) = StatusRows().look([IndexEntry("m", "1", "READY", "")], [statistics("m", "1")], now=0.0)
+    (row,) = StatusRows().update([IndexEntry("m", "1", "READY", "")], [statistics("m", "1")], now=0.0)
     assert (row.succeeded, row.mean_batch, row.queue_ms, row.compute_ms) == (0, None, None, None)
 
 
 def test_a_reason_cannot_play_with_the_terminal() -> None:
-    (row,) = StatusRows().look([IndexEntry("m", "1", "UNAVAILABLE", "tensor 'x\x1b[2J\n'")], [], now=0.0)
+    (row,) = StatusRows().update([IndexEntry("m", "1", "UNAVAILABLE", "tensor 'x\x1b[2J\n'")], [], now=0.0)
     assert row.reason == "tensor 'x\\x1b[2J\\n'"
 
 
@@ -95,12 +95,12 @@ def test_an_engine_is_asked_for_once_and_again_when_the_version_has_been_away() 
     loading = IndexEntry("l", "1", "LOADING", "")
     shown = {("m", "1"): "migraphx ref fp16", ("o", "1"): "onnxruntime", ("e", "1"): ""}
     for _ in range(2):
-        assert engines.look([*index, loading]) == shown
+        assert engines.update([*index, loading]) == shown
     assert asked == [("m", "1"), ("o", "1"), ("e", "1")]
-    assert ("m", "1") not in engines.look([IndexEntry("m", "1", "UNLOADING", ""), *index[1:]])
-    assert engines.look(index) == shown
+    assert ("m", "1") not in engines.update([IndexEntry("m", "1", "UNLOADING", ""), *index[1:]])
+    assert engines.update(index) == shown
     assert asked[3:] == [("m", "1")]
-    assert engines.look([*index, IndexEntry("gone", "1", "READY", "")]) == shown
+    assert engines.update([*index, IndexEntry("gone", "1", "READY", "")]) == shown
 
 
 class _Handler(grpc.GenericRpcHandler):
@@ -192,18 +192,18 @@ def test_engines_are_shown_where_there_is_room(width: int, shown: bool) -> None:
 
 
 def test_followed_on_a_terminal_until_interrupted(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[float] = []
+    pauses: list[float] = []
 
     def sleep(seconds: float) -> None:
-        looks.append(seconds)
-        if len(looks) == 3:
+        pauses.append(seconds)
+        if len(pauses) == 3:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(status.time, "sleep", sleep)
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=200)
     assert status.run(address, interval=0.5, once=False, console=console) == 0
-    assert looks == [0.5, 0.5, 0.5]
+    assert pauses == [0.5, 0.5, 0.5]
     assert len(re.findall("1234", output.getvalue())) >= 3
 
 

@@ -75,8 +75,8 @@ class ProgramCompiler:
         found = self._cache.find(recipe.key)
         if found is not None:
             return found
-        told = report or self._runner.report
-        wait = self._waiting(recipe, "until other programs have been compiled on this machine", told)
+        report_wait = report or self._runner.report
+        wait = self._waiting(recipe, "until other programs have been compiled on this machine", report_wait)
         while True:
             try:
                 return self._found_or_compiled(recipe, timeout_seconds, low_priority, report)
@@ -102,14 +102,14 @@ class ProgramCompiler:
 
     def _waiting(self, recipe: ProgramRecipe, what: str, report: Callable[[str], None]) -> Callable[[], None]:
         title = f"{recipe.title} of model '{self._model_name}'"
-        told = False
+        reported = False
 
         def wait() -> None:
-            nonlocal told
+            nonlocal reported
             self._runner.check_called_off(f"waiting for {title}")
-            if not told:
+            if not reported:
                 report(f"{title}: waiting {what}")
-                told = True
+                reported = True
 
         return wait
 

@@ -65,8 +65,8 @@ def find_installation(
     """
     root = settings.migraphx_root or environment.get(ROOT_VARIABLE, "")
     if root:
-        told_by = f"--migraphx-root or ${ROOT_VARIABLE}" if settings.migraphx_root else f"${ROOT_VARIABLE}"
-        return _in_root(Path(root), told_by)
+        named_by = f"--migraphx-root or ${ROOT_VARIABLE}" if settings.migraphx_root else f"${ROOT_VARIABLE}"
+        return _in_root(Path(root), named_by)
     places = _places(environment, system or SystemPlaces())
     looked = [Place(place.folder.absolute(), place.reason) for place in places]
     for place in looked:

@@ -82,7 +82,7 @@ class SessionOpener:
         self._require_started(session, error_lines(written))
         # What else the providers have to say is for the log.
         os.write(2, written.encode())
-        self._tell_assignment(session)
+        self._check_assignment(session)
         return session
 
     def open_for_signature(self) -> Any:
@@ -146,8 +146,8 @@ class SessionOpener:
                 why = "; ".join(errors) or f"it says no reason; is all there that {provider.kind.package} needs?"
                 raise unavailable(f"ONNX Runtime's {provider.kind.provider} did not start: {why}")
 
-    def _tell_assignment(self, session: Any) -> None:
-        """Say in the log what does not run on the providers.
+    def _check_assignment(self, session: Any) -> None:
+        """Log what does not run on the providers.
 
         Raises:
             ServeError: UNAVAILABLE; nothing of the model runs on the GPU.
@@ -183,8 +183,8 @@ def session_facts(session: Any) -> Mapping[str, str]:
 
 def _operators(session: Any) -> dict[str, Counter[str]]:
     """How often each provider runs each operator; empty where ONNX Runtime does not tell (before 1.24)."""
-    tell = getattr(session, "get_provider_graph_assignment_info", None)
+    assignment_info = getattr(session, "get_provider_graph_assignment_info", None)
     operators: dict[str, Counter[str]] = {}
-    for part in tell() if tell is not None else ():
+    for part in assignment_info() if assignment_info is not None else ():
         operators.setdefault(part.ep_name, Counter()).update(node.op_type for node in part.get_nodes())
     return operators

@@ -150,21 +150,21 @@ def _provider(model: ModelSource, kind: ProviderKind, accelerator: ExecutionAcce
             name: model.config.parameters[name] for name in _TRITON_CUDA_PARAMETERS if name in model.config.parameters
         }
         accelerator = replace(accelerator, parameters={**more, **accelerator.parameters})
-    said = read_options(kind, accelerator, model.name)
+    given = read_options(kind, accelerator, model.name)
     for name in accelerator.parameters:
         if name in kind.passed_over:
             _LOG.info("model '%s': parameter '%s' changes nothing: %s", model.name, name, kind.passed_over[name])
     if kind is MIGRAPHX_PROVIDER:
-        options = {**provider_options(said, model.name, model.model_folder), "device_id": "0"}
-        return Provider(kind, options, said, keeps_compiled=True)
+        options = {**provider_options(given, model.name, model.model_folder), "device_id": "0"}
+        return Provider(kind, options, given, keeps_compiled=True)
     if kind is OPENVINO:
-        options = {"num_of_threads": str(usable_cpus()), **said}
+        options = {"num_of_threads": str(usable_cpus()), **given}
         options.pop("cache_dir", None)
-        return Provider(kind, options, said, keeps_compiled="cache_dir" in said)
+        return Provider(kind, options, given, keeps_compiled="cache_dir" in given)
     if kind is ROCM:
         # HIP_VISIBLE_DEVICES leaves the worker the one GPU that is its own.
-        return Provider(kind, {**said, "device_id": "0"}, said)
-    return Provider(kind, {**said, "device_id": str(model.device or 0)}, said)
+        return Provider(kind, {**given, "device_id": "0"}, given)
+    return Provider(kind, {**given, "device_id": str(model.device or 0)}, given)
 
 
 def _without_missing(model: ModelSource, plan: ProviderPlan, available: Sequence[str]) -> ProviderPlan:

@@ -28,7 +28,7 @@ def load(model: RequestModelSource) -> RequestModel:
     """
     source = model.source
     caller = Caller(model.calls)
-    utilities = make_module(source.version_folder, caller, MetricBook(model.tell_metrics))
+    utilities = make_module(source.version_folder, caller, MetricBook(model.send_metrics))
     try:
         try:
             module = import_model(source.model_file, source.model_folder, utilities)

@@ -7,7 +7,7 @@ the result, and models were tuned to them, so they are kept:
 The kernel that writes FP32 has none of these.
 
 OpenCV finds the same levels but for a few thousandths, which matters only where a level lies so close to the middle
-between two whole numbers that it is rounded the other way. Those few are reckoned again, operation by operation as RPP
+between two whole numbers that it is rounded the other way. Those few are computed again, operation by operation as RPP
 does it.
 """
 
@@ -38,7 +38,7 @@ _GRIDS = 64
 
 _BLOCK = 1 << 15
 _PLACES = 1 << 12
-"""How many numbers are looked at, and how many reckoned anew, in one go."""
+"""How many numbers are looked at, and how many computed anew, in one go."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def resize_to_floats(
             limit = _CLOSE_TO_MEAN * float(np.max(np.abs(scaling.factor)))
             grid = _grid(pixels.shape, width, height, mirror, False)
             close = _places_where(results, lambda block: np.abs(block) < limit)
-            _reckon_anew(results, close, _in_a_row(pixels), grid, scaling)
+            _recompute(results, close, _in_a_row(pixels), grid, scaling)
     return results
 
 
@@ -101,7 +101,7 @@ def resize_to_bytes(
     rounded, other = (cv2.convertScaleAbs(results, beta=beta).reshape(-1) for beta in (-error, error))
     # Where OpenCV's error may have put a level on the wrong side of a rounding boundary.
     doubtful = np.flatnonzero(rounded != other)
-    _reckon_anew(results, doubtful, numbers, grid, scaling)
+    _recompute(results, doubtful, numbers, grid, scaling)
     rounded[doubtful] = np.clip(np.rint(results.reshape(-1)[doubtful]), 0, 255)
     return cast(Pixels, rounded.reshape(results.shape))
 
@@ -188,7 +188,7 @@ def _places_where(results: Pixels, condition: Callable[[Pixels], Pixels]) -> Pix
     return np.concatenate([np.flatnonzero(condition(numbers[start : start + _BLOCK])) + start for start in starts])
 
 
-def _reckon_anew(results: Pixels, places: Pixels, source: Pixels, grid: _Grid, scaling: Scaling | None) -> None:
+def _recompute(results: Pixels, places: Pixels, source: Pixels, grid: _Grid, scaling: Scaling | None) -> None:
     numbers = results.reshape(-1)
     row_length, channels = results[0].size, results.shape[2]
     # In blocks, too: what exceeds the cache, and the sizes that the allocator keeps, is several times slower.
@@ -218,7 +218,7 @@ def _in_a_row(pixels: Pixels) -> Pixels:
 
 
 def _bilinear(source: Pixels, width: int, height: int, mirror: bool) -> Pixels:
-    # Given the ratios of the sizes instead of the sizes, OpenCV reckons with RPP's, which are of 32 bits.
+    # Given the ratios of the sizes instead of the sizes, OpenCV computes with RPP's, which are of 32 bits.
     across, down = _ratio(source.shape[1], width), _ratio(source.shape[0], height)
     resized = cv2.resize(source, None, fx=1 / float(across), fy=1 / float(down), interpolation=cv2.INTER_LINEAR)
     if mirror:

@@ -11,7 +11,7 @@ from rocserve.core.datatypes import DataType
 
 _LARGEST_SIZE = 65535
 _LARGEST_NUMBER, _SMALLEST_DIVISOR = 3.4e38, 1.2e-38
-"""What 32-bit floats hold, in which pixels are reckoned: the first and one divided by the second."""
+"""What 32-bit floats hold, in which pixels are computed: the first and one divided by the second."""
 
 
 class PipelineError(ValueError):

@@ -34,7 +34,7 @@ class TraceFile:
             self._is_failing = False
         except OSError as error:
             self._fail(self._path, error)
-            self._mend()
+            self._repair()
 
     def write_indexed(self, entries: str) -> None:
         """An array of its own in a file of its own: the path with .0, .1, ... behind it."""
@@ -51,7 +51,7 @@ class TraceFile:
             self._file.close()
             self._file = None
 
-    def _mend(self) -> None:
+    def _repair(self) -> None:
         """Leave behind what could be written before."""
         if self._file is None:
             return
@@ -61,7 +61,7 @@ class TraceFile:
             if self._end:
                 _write_all(self._file, b"]")
         except OSError as error:
-            self._log.debug("trace file %s could not be mended: %s", self._path, error)
+            self._log.debug("trace file %s could not be repaired: %s", self._path, error)
 
     def _fail(self, path: str, error: OSError) -> None:
         # Once, not for each trace that follows.

@@ -58,7 +58,7 @@ class ProgressLines:
         self._console = console
         self._name = name
         self._size = size
-        self._told = 0
+        self._reported = 0
 
     def __enter__(self) -> Self:
         return self
@@ -69,9 +69,9 @@ class ProgressLines:
 
     def at(self, done: int) -> None:
         tenths = done * _LINES // self._size
-        if tenths > self._told:
+        if tenths > self._reported:
             self.note(f"{self._name}: {done / 1e6:.1f} of {self._size / 1e6:.1f} MB")
-        self._told = tenths
+        self._reported = tenths
 
     def note(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -81,7 +81,7 @@ class MeasuringProcess:
         Raises:
             ServeError: it cannot be had or cannot load the model, with the reason.
         """
-        self.tell(order)
+        self.send(order)
         answer = self.answer()
         assert isinstance(answer, Opened)
         return answer.description
@@ -91,17 +91,17 @@ class MeasuringProcess:
         Raises:
             ServeError: a run failed.
         """
-        self.tell(order)
+        self.send(order)
         return self.measured()
 
     def measured(self) -> Measured:
-        """The answer to a Measure that was told before. Raises: ServeError."""
+        """The answer to a Measure that was sent before. Raises: ServeError."""
         answer = self.answer()
         assert isinstance(answer, Measured)
         return answer
 
-    def tell(self, order: Order) -> None:
-        """Give an order without waiting for its answer."""
+    def send(self, order: Order) -> None:
+        """Send an order without waiting for its answer."""
         data = to_json(OrderLine(order)) + b"\n"
         try:
             while data:

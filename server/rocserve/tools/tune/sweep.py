@@ -91,7 +91,7 @@ def _measured(
 
 def _all(processes: Sequence[MeasuringProcess], order: Measure) -> list[Measured]:
     for process in processes:
-        process.tell(order)
+        process.send(order)
     return [process.measured() for process in processes]
 
 

@@ -20,17 +20,17 @@ def nothing() -> None:
 
 def test_sizes_are_prepared_one_after_the_other_and_said_to_be_done() -> None:
     prepared: list[int] = []
-    said: list[str] = []
+    messages: list[str] = []
 
     def prepare(size: int, report: Callable[[str], None]) -> None:
         report("compiling")
         prepared.append(size)
 
-    work = BackgroundSizes([2, 4], prepare, nothing, said.append, LOG)
+    work = BackgroundSizes([2, 4], prepare, nothing, messages.append, LOG)
     work.start()
     work.wait()
     assert prepared == [2, 4]
-    assert said == [
+    assert messages == [
         "serving; batch sizes still to come: 2, 4",
         "serving; batch sizes still to come: 2, 4; compiling",
         "serving; batch sizes still to come: 4",
@@ -41,7 +41,7 @@ def test_sizes_are_prepared_one_after_the_other_and_said_to_be_done() -> None:
 
 def test_a_size_that_fails_leaves_the_others_be_and_is_shown(caplog: pytest.LogCaptureFixture) -> None:
     prepared: list[int] = []
-    said: list[str] = []
+    messages: list[str] = []
 
     def prepare(size: int, report: Callable[[str], None]) -> None:
         if size == 2:
@@ -50,11 +50,11 @@ def test_a_size_that_fails_leaves_the_others_be_and_is_shown(caplog: pytest.LogC
             raise OSError("no space")
         prepared.append(size)
 
-    work = BackgroundSizes([2, 4, 8], prepare, nothing, said.append, LOG)
+    work = BackgroundSizes([2, 4, 8], prepare, nothing, messages.append, LOG)
     work.start()
     work.wait()
     assert prepared == [8]
-    assert said[-1] == "serving without batch sizes 2, 4: batch size 2: out of memory; batch size 4: no space"
+    assert messages[-1] == "serving without batch sizes 2, 4: batch size 2: out of memory; batch size 4: no space"
     assert "batch size 2 is not in service: out of memory" in caplog.text
     assert "batch size 4 is not in service" in caplog.text
 
@@ -62,7 +62,7 @@ def test_a_size_that_fails_leaves_the_others_be_and_is_shown(caplog: pytest.LogC
 def test_stopping_ends_what_is_under_way_and_all_that_was_to_come() -> None:
     cancelled, begun = threading.Event(), threading.Event()
     prepared: list[int] = []
-    said: list[str] = []
+    messages: list[str] = []
 
     def prepare(size: int, report: Callable[[str], None]) -> None:
         prepared.append(size)
@@ -70,12 +70,12 @@ def test_stopping_ends_what_is_under_way_and_all_that_was_to_come() -> None:
         assert cancelled.wait(10)
         raise unavailable("cancelled")
 
-    work = BackgroundSizes([2, 4], prepare, cancelled.set, said.append, LOG)
+    work = BackgroundSizes([2, 4], prepare, cancelled.set, messages.append, LOG)
     work.start()
     assert begun.wait(10)
     work.stop()
     assert prepared == [2]
-    assert said == ["serving; batch sizes still to come: 2, 4"]
+    assert messages == ["serving; batch sizes still to come: 2, 4"]
 
 
 def test_stopping_before_the_start_is_nothing() -> None:
@@ -83,8 +83,8 @@ def test_stopping_before_the_start_is_nothing() -> None:
 
 
 def test_without_sizes_nothing_is_said() -> None:
-    said: list[str] = []
-    work = BackgroundSizes([], lambda size, report: None, nothing, said.append, LOG)
+    messages: list[str] = []
+    work = BackgroundSizes([], lambda size, report: None, nothing, messages.append, LOG)
     work.start()
     work.wait()
-    assert said == []
+    assert messages == []

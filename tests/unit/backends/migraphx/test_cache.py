@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.cached_programs import GENEROUS, a_recipe, about, cache_at, said, start, store, stored
+from support.cached_programs import GENEROUS, a_recipe, about, cache_at, printed_lines, start, store, stored
 
 from rocserve.backends.migraphx.cache.entry import ABOUT_FILENAME, PROGRAM_FILENAME
 from rocserve.backends.migraphx.cache.opening import cache_directory, open_cache
@@ -100,11 +100,11 @@ def cut(folder: Path) -> None:
         file.truncate(3)
 
 
-def lose_what_is_told(folder: Path) -> None:
+def remove_about(folder: Path) -> None:
     (folder / ABOUT_FILENAME).unlink()
 
 
-def tell_nonsense(folder: Path) -> None:
+def write_wrong_about(folder: Path) -> None:
     (folder / ABOUT_FILENAME).write_text('{"about": 1}')
 
 
@@ -117,8 +117,8 @@ def let_others_write(folder: Path) -> None:
     [
         (flip_a_bit, "its bytes are not those that were stored"),
         (cut, "it has 3 bytes, 7 were stored"),
-        (lose_what_is_told, "what is told about it cannot be read"),
-        (tell_nonsense, "what is told about it cannot be read"),
+        (remove_about, "what is told about it cannot be read"),
+        (write_wrong_about, "what is told about it cannot be read"),
         (let_others_write, "others may write to it"),
     ],
 )
@@ -231,7 +231,7 @@ print(cache_directory(EngineSettings()))
 """
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
-    assert said(start(script)) == ["/tmp/rocserve-cache-54321"]
+    assert printed_lines(start(script)) == ["/tmp/rocserve-cache-54321"]
 
 
 def test_what_is_told_can_be_read_by_people_and_checked_with_sha256sum(cache: ProgramCache) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.cached_programs import cache_at, said, start
+from support.cached_programs import cache_at, printed_lines, start
 
 from rocserve.backends.migraphx.binding.interface import ProgramTensor
 from rocserve.backends.migraphx.cache import load_trials as module
@@ -61,7 +61,7 @@ for turn in range(100):
 print("done")
 """
     processes = [start(script, tmp_path / "cache", text) for text in "xy"]
-    assert [said(process) for process in processes] == [["done"], ["done"]]
+    assert [printed_lines(process) for process in processes] == [["done"], ["done"]]
     assert [path.name for path in (tmp_path / "cache/load-trials").iterdir()] == ["a" * 64]
 
 

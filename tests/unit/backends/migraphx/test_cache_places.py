@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.cached_programs import GENEROUS, a_recipe, cache_at, said, start, store, stored
+from support.cached_programs import GENEROUS, a_recipe, cache_at, printed_lines, start, store, stored
 
 from rocserve.backends.migraphx.cache.store import ProgramCache
 from rocserve.core.errors import ServeError, StatusCode
@@ -56,7 +56,7 @@ except Exception as error:
 print(*warnings, sep="\\n")
 """
     only_read = mounted(mounting, f"mount --bind {directory} {directory}", f"mount -o remount,bind,ro {directory}")
-    lines = said(start(SPARE_OPENED + script, directory, spare, before=only_read))
+    lines = printed_lines(start(SPARE_OPENED + script, directory, spare, before=only_read))
     assert lines[:5] == [
         "old",
         "new",
@@ -88,7 +88,7 @@ print(cache.find(a_recipe().key) == found)
 print(*warnings, sep="\\n")
 """
     small = mounted(mounting, f"mount -t tmpfs -o size=2m none {disk}")
-    lines = said(start(SPARE_OPENED + script, disk / "cache", spare, before=small))
+    lines = printed_lines(start(SPARE_OPENED + script, disk / "cache", spare, before=small))
     assert lines[:3] == ["True", f"True {3 << 20}", "True"]
     assert "nothing can be compiled into" in lines[3]
     assert "the disk has 2 MiB free, and a program may take 64 MiB; make room, or name" in lines[3]
@@ -109,7 +109,7 @@ with open(Path(sys.argv[1]).parent / "rest", "wb", buffering=0) as file:
 print(len(cache.prune(0)), len(cache.entries()))
 """
     small = mounted(mounting, f"mount -t tmpfs -o size=2m none {disk}")
-    lines = said(start(SPARE_OPENED + script, disk / "cache", tmp_path / "spare", before=small))
+    lines = printed_lines(start(SPARE_OPENED + script, disk / "cache", tmp_path / "spare", before=small))
     assert lines == ["No space left on device", "1 0"]
 
 
@@ -124,7 +124,7 @@ except Exception as error:
     print(repr(error))
 """
     small = mounted(mounting, f"mount -t tmpfs -o size=2m none {disk}")
-    (line,) = said(start(SPARE_OPENED + script, disk / "cache", disk / "spare", before=small))
+    (line,) = printed_lines(start(SPARE_OPENED + script, disk / "cache", disk / "spare", before=small))
     assert "UNAVAILABLE" in line
     assert f"there is no place to compile into ({disk}/cache: the disk has 2 MiB free" in line
     assert line.endswith("make room, or name another folder with --cache-directory')")

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.cached_programs import GENEROUS, a_recipe, cache_at, said, start, stored
+from support.cached_programs import GENEROUS, a_recipe, cache_at, printed_lines, start, stored
 
 pytestmark = pytest.mark.long
 
@@ -59,7 +59,7 @@ def go(processes: list) -> list[list[str]]:
     for process in processes:
         process.stdin.write("\n")
         process.stdin.flush()
-    return [said(process) for process in processes]
+    return [printed_lines(process) for process in processes]
 
 
 def test_eight_that_want_the_same_program_compile_it_once(tmp_path: Path) -> None:

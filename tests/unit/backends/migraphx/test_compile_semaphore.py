@@ -125,10 +125,10 @@ def test_a_compiler_waits_for_its_slot_and_says_so(tmp_path: Path, migraphx_root
     )
     recipe = bench.recipe(networks.mlp(), 2, MLP)
     waits = threading.Event()
-    told: list[str] = []
+    messages: list[str] = []
 
     def report(text: str) -> None:
-        told.append(text)
+        messages.append(text)
         waits.set()
 
     compiling = threading.Thread(
@@ -138,7 +138,7 @@ def test_a_compiler_waits_for_its_slot_and_says_so(tmp_path: Path, migraphx_root
         compiling.start()
         assert waits.wait(10)
         text = "batch size 2 of model 'x': waiting until other programs have been compiled on this machine"
-        assert told == [text] and bench.cache.find(recipe.key) is None
+        assert messages == [text] and bench.cache.find(recipe.key) is None
     compiling.join(60)
     assert bench.cache.find(recipe.key) is not None
 

@@ -375,9 +375,9 @@ Other = Callable[[ProgramRecipe], OtherProcess]
 
 def test_processes_that_want_the_same_program_at_once_compile_it_once(bench: Bench, other_process: Other) -> None:
     recipe = bench.recipe(networks.mini_resnet(), 1, {"image": networks.IMAGE_SHAPE})
-    said = [process.end() for process in [other_process(recipe) for _ in range(3)]]
-    assert [text.splitlines()[-1] for text in said] == [f"done {recipe.key}"] * 3
-    assert sum(": compiling" in text for text in said) == 1
+    outputs = [process.end() for process in [other_process(recipe) for _ in range(3)]]
+    assert [text.splitlines()[-1] for text in outputs] == [f"done {recipe.key}"] * 3
+    assert sum(": compiling" in text for text in outputs) == 1
 
 
 def test_whoever_waits_for_a_process_that_is_killed_compiles_it_himself(bench: Bench, other_process: Other) -> None:

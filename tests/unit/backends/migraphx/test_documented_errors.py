@@ -29,8 +29,8 @@ def test_another_gpu_architecture(migraphx_root: Path, tmp_path: Path) -> None:
 
 def test_a_gpu_that_migraphx_does_not_find() -> None:
     """Words as in MIGraphX's source, and in front of them what a failed compile says."""
-    said = with_hint("src/targets/gpu/device_name.cpp:60: get_device_id: No device")
-    reason = f"compiling batch size 1 of model 'x' failed while compiling: MIGraphX says: {said}"
+    message = with_hint("src/targets/gpu/device_name.cpp:60: get_device_id: No device")
+    reason = f"compiling batch size 1 of model 'x' failed while compiling: MIGraphX says: {message}"
     assert page.text("a GPU that MIGraphX does not find").fits(reason), reason
 
 

@@ -89,8 +89,10 @@ def test_this_systems_own_loader_cache_can_be_read() -> None:
 def test_a_root_that_is_named_is_the_only_place(system: SystemPlaces, tmp_path: Path) -> None:
     put(tmp_path / "opt" / "rocm" / "lib", LIBRARY)
     root = put(tmp_path / "root")
-    said = refusal(system, ROCSERVE_MIGRAPHX_ROOT=str(root))
-    assert said.startswith(f"MIGraphX is not in {root}, which $ROCSERVE_MIGRAPHX_ROOT names: there is no {LIBRARY} in ")
+    message = refusal(system, ROCSERVE_MIGRAPHX_ROOT=str(root))
+    assert message.startswith(
+        f"MIGraphX is not in {root}, which $ROCSERVE_MIGRAPHX_ROOT names: there is no {LIBRARY} in "
+    )
     settings = EngineSettings(migraphx_root=str(root))
     assert "which --migraphx-root or $ROCSERVE_MIGRAPHX_ROOT names" in refusal(
         system, settings, ROCSERVE_MIGRAPHX_ROOT="/other"

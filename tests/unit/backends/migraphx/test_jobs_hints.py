@@ -9,7 +9,7 @@ from rocserve.backends.migraphx.jobs.hints import with_hint
 
 
 @pytest.mark.parametrize(
-    ("said", "remedy"),
+    ("message", "remedy"),
     [
         ("onnx_parser.cpp:576: parse_graph: Unknown operator: MyFancyOp", "parameter 'engine' \"onnxruntime\""),
         ("src/tf/tf_parser.cpp:1: parse_graph: Unknown operator: Foo", "export the model without it"),
@@ -63,10 +63,10 @@ from rocserve.backends.migraphx.jobs.hints import with_hint
         ("MIGraphX ended by signal 6 (SIGABRT): Assertion `!lens.empty()' failed.", "does not survive this model"),
     ],
 )  # fmt: skip
-def test_known_words_get_a_remedy(said: str, remedy: str) -> None:
-    told = with_hint(said)
-    assert told.startswith(f"{said}; ")
-    assert remedy in told.removeprefix(said)
+def test_known_words_get_a_remedy(message: str, remedy: str) -> None:
+    hinted = with_hint(message)
+    assert hinted.startswith(f"{message}; ")
+    assert remedy in hinted.removeprefix(message)
 
 
 def test_unknown_words_are_handed_on_as_they_are() -> None:
@@ -80,9 +80,9 @@ def test_an_end_is_told_with_what_was_said_last() -> None:
 
 
 def test_a_kill_from_outside_is_told_with_the_memory_and_a_remedy() -> None:
-    told = with_hint(describe_end(-9, [], 3 << 30))
-    assert told.startswith(
+    hinted = with_hint(describe_end(-9, [], 3 << 30))
+    assert hinted.startswith(
         "it was killed by signal 9 (SIGKILL) from outside (it had 3072 MiB); the kernel does that where memory runs out"
     )
-    assert "then use smaller batch_sizes" in told
+    assert "then use smaller batch_sizes" in hinted
     assert describe_end(-9, ["x"], 0) == "it was killed by signal 9 (SIGKILL) from outside: x"

@@ -171,6 +171,6 @@ def test_a_trace_file_that_cannot_be_written_is_said_at_the_start(
 ) -> None:
     path = tmp_path / place
     create_tracing((("", "level", "TIMESTAMPS"), ("triton", "file", str(path))), "server", LOG, {}).close()
-    said = f"traces will be lost: the trace file {path} cannot be written: {why}"
-    assert caplog.messages == ([said] if why else [])
+    message = f"traces will be lost: the trace file {path} cannot be written: {why}"
+    assert caplog.messages == ([message] if why else [])
     assert path.exists() == (place == ""), "nothing is made by the look"

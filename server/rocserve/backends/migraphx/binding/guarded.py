@@ -88,9 +88,9 @@ class GuardedProgram:
         self._bare = bare
         self._compiled = compiled
         self._lock = threading.Lock()
-        self._look()
+        self._read_tensors()
 
-    def _look(self) -> None:
+    def _read_tensors(self) -> None:
         """Reads what the program takes and gives; compiling changes it."""
         tensors = self._bare.parameters()
         self._inputs = [tensor for tensor in tensors if _OUTPUT_BUFFER not in tensor.name]
@@ -143,7 +143,7 @@ class GuardedProgram:
             self._require_uncompiled("compiled again")
             self._bare.compile(target, flags)
             self._compiled = True
-            self._look()
+            self._read_tensors()
 
     def save(self, path: Path) -> None:
         checks.check_folder_of(path)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-_SECONDS_BETWEEN_LOOKS = 0.1
+_SECONDS_BETWEEN_ATTEMPTS = 0.1
 
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """What flock says on file systems that have none."""
@@ -62,7 +62,7 @@ def wait_for_lock(path: Path, waiting: Callable[[], None]) -> FileLock:
     while (lock := try_lock(path)) is None:
         waiting()
         # Not a blocking flock, which no signal handler of Python's would end.
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
+        time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
     return lock
 
 

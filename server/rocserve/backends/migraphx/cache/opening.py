@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from rocserve.backends.migraphx.cache.store import ProgramCache, say_nothing, usual_spare_directory
+from rocserve.backends.migraphx.cache.store import ProgramCache, ignore_message, usual_spare_directory
 from rocserve.settings import EngineSettings
 
 
-def open_cache(settings: EngineSettings, warn: Callable[[str], None] = say_nothing) -> ProgramCache:
+def open_cache(settings: EngineSettings, warn: Callable[[str], None] = ignore_message) -> ProgramCache:
     """The cache that the settings name. `warn` is told, in a sentence, of what keeps it from being used as it should.
 
     Raises:

@@ -21,7 +21,7 @@ _LEAST_FREE_BYTES = 64 << 20
 _REMEDY = "make room, or name another folder with --cache-directory"
 
 
-def say_nothing(text: str) -> None:
+def ignore_message(text: str) -> None:
     """Where nobody reads warnings."""
 
 
@@ -38,7 +38,7 @@ class ProgramCache:
         limit_bytes: int,
         *,
         spare_directory: Path | None = None,
-        warn: Callable[[str], None] = say_nothing,
+        warn: Callable[[str], None] = ignore_message,
     ) -> None:
         """
         Args:

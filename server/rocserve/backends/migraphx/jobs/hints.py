@@ -11,21 +11,21 @@ _OTHER_ENGINE = "parameter 'engine' \"onnxruntime\" serves it with ONNX Runtime"
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    said: re.Pattern[str]
+    pattern: re.Pattern[str]
     """Somewhere in what MIGraphX, or a library below it, wrote."""
     remedy: str
 
 
-def with_hint(said: str) -> str:
-    """What was said, and what to do about it where that is known."""
+def with_hint(message: str) -> str:
+    """The message, and what to do about it where that is known."""
     for hint in HINTS:
-        if hint.said.search(said):
-            return f"{said}; {hint.remedy}"
-    return said
+        if hint.pattern.search(message):
+            return f"{message}; {hint.remedy}"
+    return message
 
 
-def _hint(said: str, remedy: str) -> Hint:
-    return Hint(re.compile(said), remedy)
+def _hint(pattern: str, remedy: str) -> Hint:
+    return Hint(re.compile(pattern), remedy)
 
 
 HINTS: Sequence[Hint] = (

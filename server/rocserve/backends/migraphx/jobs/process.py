@@ -17,7 +17,7 @@ from rocserve.core.plain import from_json
 
 _END_SECONDS = 10.0
 """A child that has said its last word and does not end is ended."""
-_LOOK_SECONDS = 0.01
+_POLL_SECONDS = 0.01
 _READ_BYTES = 64 * 1024
 
 
@@ -107,7 +107,7 @@ class JobProcess:
                     break
             if time.monotonic() > deadline:
                 self.kill()
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         return self._status
 
     def _close(self) -> None:

@@ -28,8 +28,8 @@ from rocserve.core.printable import printable
 Result = TypeVar("Result")
 
 _CHILD = "rocserve.backends.migraphx.jobs.child"
-_LOOK_SECONDS = 0.25
-"""How often what the child has written is read, and the time looked at."""
+_POLL_SECONDS = 0.25
+"""How often what the child has written is read, and the time checked."""
 _NO_VARIABLES: Mapping[str, str] = {}
 _LIMIT = "compile_timeout_secs"
 
@@ -156,7 +156,7 @@ class _Supervision:
         poll = select.poll()
         poll.register(self._process.replies, select.POLLIN)
         while True:
-            poll.poll(_LOOK_SECONDS * 1000)
+            poll.poll(_POLL_SECONDS * 1000)
             replies = self._process.take_replies()
             self._watch.takes_lines(self._process.output.take_lines())
             if replies is None:

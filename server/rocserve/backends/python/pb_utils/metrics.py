@@ -19,8 +19,8 @@ from rocserve.core.custom_metrics import (
     MetricKind,
 )
 
-TELL_SECONDS = 0.2
-"""How long changes are gathered before they are told."""
+GATHER_SECONDS = 0.2
+"""How long changes are gathered before they are sent."""
 
 
 class Metric:
@@ -123,16 +123,16 @@ class Metric:
 
 
 class MetricBook:
-    """All metrics of the model in this process, told from a thread of its own: no model waits for the server."""
+    """All metrics of the model in this process, sent from a thread of its own: no model waits for the server."""
 
-    def __init__(self, tell: Callable[[MetricChanges], None], gather_seconds: float = TELL_SECONDS) -> None:
-        self._tell = tell
+    def __init__(self, send: Callable[[MetricChanges], None], gather_seconds: float = GATHER_SECONDS) -> None:
+        self._send = send
         self._gather_seconds = gather_seconds
         self._lock = threading.Lock()
         self._kinds: dict[str, MetricKind] = {}
         self._metrics: dict[tuple[str, frozenset[tuple[str, str]]], Metric] = {}
         self._changed = threading.Event()
-        self._teller: threading.Thread | None = None
+        self._sender: threading.Thread | None = None
 
     def add_family(self, name: str, kind: MetricKind) -> None:
         """
@@ -155,26 +155,26 @@ class MetricBook:
     def metric(
         self, family: str, kind: MetricKind, description: str, labels: dict[str, str], bounds: tuple[float, ...]
     ) -> Metric:
-        """The one of these labels; its beginning is told, too."""
+        """The one of these labels; its beginning is sent, too."""
         key = (family, frozenset(labels.items()))
         with self._lock:
             metric = self._metrics.get(key)
             if metric is None:
                 metric = Metric(family, kind, description, labels, bounds, self._changed.set)
                 self._metrics[key] = metric
-            if self._teller is None:
-                self._teller = threading.Thread(target=self._run, name="metrics", daemon=True)
-                self._teller.start()
+            if self._sender is None:
+                self._sender = threading.Thread(target=self._run, name="metrics", daemon=True)
+                self._sender.start()
         self._changed.set()
         return metric
 
-    def tell(self) -> None:
-        """Tell the changes now."""
+    def send(self) -> None:
+        """Send the changes now."""
         with self._lock:
             metrics = list(self._metrics.values())
         changes = tuple(change for metric in metrics if (change := metric.take_change()) is not None)
         if changes:
-            self._tell(MetricChanges(changes))
+            self._send(MetricChanges(changes))
 
     def _run(self) -> None:
         while True:
@@ -182,7 +182,7 @@ class MetricBook:
             time.sleep(self._gather_seconds)
             self._changed.clear()
             try:
-                self.tell()
+                self.send()
             except OSError:
                 return  # The server is gone, and this process about to end.
 

@@ -64,7 +64,7 @@ class InferenceRequest:
         self._names = names
         self._model_name = model_name
         self._model_version = operator.index(model_version)
-        self._said: ModelRequest | ModelCall = ModelCall(
+        self._message: ModelRequest | ModelCall = ModelCall(
             model_name=model_name,
             inputs=(),
             requested_outputs=names,
@@ -87,10 +87,10 @@ class InferenceRequest:
         return set(self._names)
 
     def request_id(self) -> str:
-        return self._said.id
+        return self._message.id
 
     def correlation_id(self) -> int | str:
-        return self._said.correlation_id
+        return self._message.correlation_id
 
     def flags(self) -> int:
         return self._flags
@@ -100,17 +100,17 @@ class InferenceRequest:
 
     def timeout(self) -> int:
         """Microseconds; 0 = none."""
-        return self._said.timeout_microseconds
+        return self._message.timeout_microseconds
 
     def priority(self) -> int:
-        return self._said.priority
+        return self._message.priority
 
     def model_name(self) -> str:
         return self._model_name
 
     def parameters(self) -> str:
         """JSON."""
-        return parameters_text(self._said.parameters)
+        return parameters_text(self._message.parameters)
 
     def trace(self) -> InferenceTrace:
         self._trace = self._trace or InferenceTrace()
@@ -179,18 +179,18 @@ class InferenceRequest:
         return responses
 
     def _call(self) -> ModelCall:
-        said = self._said
+        message = self._message
         return ModelCall(
             self._model_name,
             [unwrap_tensor(tensor) for tensor in self._inputs],
             self._names,
             self._model_version,
-            said.id,
-            said.correlation_id,
+            message.id,
+            message.correlation_id,
             self._flags,
-            said.priority,
-            said.timeout_microseconds,
-            said.parameters,
+            message.priority,
+            message.timeout_microseconds,
+            message.parameters,
             self._trace.number if self._trace is not None else 0,
         )
 
@@ -220,7 +220,7 @@ def received_request(
     received._names = outputs
     received._model_name = model_name
     received._model_version = model_version
-    received._said = request
+    received._message = request
     received._flags = request.flags
     received._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
     received._may_come_again = may_come_again

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-_LOOKED_AT = 512
-"""As many bytes as are looked at; text that is longer is known by its start."""
+_INSPECTED_BYTES = 512
+"""As many bytes as are inspected; text that is longer is known by its start."""
 
 _SIGNATURES: tuple[tuple[re.Pattern[bytes], str], ...] = tuple(
     (re.compile(pattern, re.DOTALL | re.IGNORECASE if b"<" in pattern else re.DOTALL), name)
@@ -44,5 +44,5 @@ _SIGNATURES: tuple[tuple[re.Pattern[bytes], str], ...] = tuple(
 
 def seeming_kind(data: memoryview) -> str | None:
     """As it goes on after "it seems to be"; None where nothing is known that begins so."""
-    start = bytes(data[:_LOOKED_AT])
+    start = bytes(data[:_INSPECTED_BYTES])
     return next((name for pattern, name in _SIGNATURES if pattern.match(start)), None)

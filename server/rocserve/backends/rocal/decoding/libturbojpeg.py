@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rocserve.backends.rocal.decoding.faults import ImageError
-from rocserve.backends.rocal.decoding.jpeg_mending import mended
+from rocserve.backends.rocal.decoding.jpeg_repair import repaired
 from rocserve.backends.rocal.image import Pixels
 
 RGB, BGR, GREY, CMYK = 0, 1, 6, 11
@@ -24,7 +24,7 @@ _ACCURATE_DCT, _LIMIT_SCANS = 4096, 32768
 
 _FILENAMES = ("libturbojpeg.so.0", "libturbojpeg.so", "libturbojpeg.dylib")
 
-_MENDINGS = 4
+_ATTEMPTS = 4
 """How often a JPEG is decoded at most: as many times as there are harmless faults, and once without."""
 
 
@@ -58,11 +58,11 @@ class TurboJpeg:
             ImageError: the image is damaged; the text is libjpeg's.
         """
         pixels = np.empty((height, width, _CHANNELS[pixel_format]), dtype=np.uint8)
-        for _ in range(_MENDINGS):
+        for _ in range(_ATTEMPTS):
             fault = self._decompress_into(pixels, encoded, pixel_format)
             if not fault:
                 return pixels
-            without = mended(encoded, fault, is_cmyk=pixel_format == CMYK)
+            without = repaired(encoded, fault, is_cmyk=pixel_format == CMYK)
             if without is None:
                 break
             encoded = without

@@ -1,4 +1,4 @@
-"""Operations that reckon a pixel from its neighbours or its place."""
+"""Operations that compute a pixel from its neighbours or its place."""
 
 from __future__ import annotations
 

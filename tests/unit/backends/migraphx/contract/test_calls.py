@@ -95,9 +95,9 @@ def log(path: Path) -> Iterator[Path]:
 
 def test_an_error_is_raised_and_not_printed(factory: ProgramFactory, tmp_path: Path) -> None:
     with log(tmp_path / "log") as written:
-        said = refusal(lambda: factory.parse(models.unknown_operator()))
+        message = refusal(lambda: factory.parse(models.unknown_operator()))
         os.write(2, b"and standard error leads where it led\n")
-    assert said.endswith("parse_graph: Unknown operator: MyFancyOp")
+    assert message.endswith("parse_graph: Unknown operator: MyFancyOp")
     assert written.read_text() == "and standard error leads where it led\n"
 
 
@@ -108,10 +108,10 @@ def test_what_a_run_writes_goes_to_the_log_even_if_the_process_dies_of_it(
     program = factory.compiled(models.two_in_two_out(), left=shape, right=shape)
     inputs = {"left": np.ones((2, 4), np.float32), "right": np.ones((3, 4), np.float32)}
     with log(tmp_path / "log") as written:
-        said = refusal(lambda: program.run(inputs))
-    assert said.endswith("shape {2, 4} and {3, 4} mismatch!")
+        message = refusal(lambda: program.run(inputs))
+    assert message.endswith("shape {2, 4} and {3, 4} mismatch!")
     if factory.binding.name == "c_api":
-        assert written.read_text() == f"migraphx_program_run: Error: {said}\n"
+        assert written.read_text() == f"migraphx_program_run: Error: {message}\n"
 
 
 def test_a_program_is_printed_without_a_standard_output(factory: ProgramFactory) -> None:
@@ -132,9 +132,9 @@ def test_errors_on_several_threads_at_once_are_each_their_own(factory: ProgramFa
     def work(number: int) -> None:
         path = factory.file(models.unknown_operator(f"Operator{number}"), f"{number}.onnx")
         for _ in range(20):
-            said = refusal(lambda: factory.binding.parse_onnx(path, OnnxOptions()))
-            if not said.endswith(f"Unknown operator: Operator{number}"):
-                mixed.append(said)
+            message = refusal(lambda: factory.binding.parse_onnx(path, OnnxOptions()))
+            if not message.endswith(f"Unknown operator: Operator{number}"):
+                mixed.append(message)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     with log(tmp_path / "log") as written:

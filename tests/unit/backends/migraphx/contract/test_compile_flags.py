@@ -39,18 +39,18 @@ def test_the_c_library_is_told(
 ) -> None:
     if factory.binding.name != "c_api":
         pytest.skip("the module takes them as keywords")
-    told: dict[str, object] = {}
+    options: dict[str, object] = {}
     call = Library.call
 
     def recorded(library: Library, name: str, *arguments: Any) -> None:
         if name.startswith("compile_options_set_"):
-            told[name.removeprefix("compile_options_set_")] = arguments[-1]
+            options[name.removeprefix("compile_options_set_")] = arguments[-1]
         call(library, name, *arguments)
 
     monkeypatch.setattr(Library, "call", recorded)
     factory.parse(models.mlp()).compile("ref", CompileFlags(fast_math=fast_math, exhaustive_tune=exhaustive_tune))
-    assert told.pop("exhaustive_tune_flag", False) is exhaustive_tune
-    assert told == {"offload_copy": True, "fast_math": fast_math}
+    assert options.pop("exhaustive_tune_flag", False) is exhaustive_tune
+    assert options == {"offload_copy": True, "fast_math": fast_math}
 
 
 class Recorder:

@@ -16,9 +16,9 @@ pytestmark = pytest.mark.in_migraphx_process
 
 
 def test_an_operator_that_migraphx_lacks(factory: ProgramFactory) -> None:
-    said = refusal(lambda: factory.parse(models.unknown_operator("MyFancyOp")))
-    assert said.startswith("src/onnx/onnx_parser.cpp:")
-    assert said.endswith(": parse_graph: Unknown operator: MyFancyOp")
+    message = refusal(lambda: factory.parse(models.unknown_operator("MyFancyOp")))
+    assert message.startswith("src/onnx/onnx_parser.cpp:")
+    assert message.endswith(": parse_graph: Unknown operator: MyFancyOp")
 
 
 def test_tensors_of_text(factory: ProgramFactory) -> None:
@@ -30,16 +30,16 @@ def test_tensors_of_text(factory: ProgramFactory) -> None:
         [text("y", TensorProto.STRING, [2])],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    said = refusal(lambda: factory.parse(model.SerializeToString()))
-    assert said.endswith("get_type: Prototensor data type 8 not supported")
+    message = refusal(lambda: factory.parse(model.SerializeToString()))
+    assert message.endswith("get_type: Prototensor data type 8 not supported")
 
 
 @pytest.mark.parametrize("damage", ["garbage", "truncated"])
 def test_an_onnx_file_that_is_damaged(factory: ProgramFactory, damage: str) -> None:
     whole = models.mlp()
     content = b"garbage, no model" if damage == "garbage" else whole[: len(whole) // 2]
-    said = refusal(lambda: factory.parse(content))
-    assert said.endswith(f"parse_from: PARSE_FROM: Failed reading onnx file: {factory.folder / 'model.onnx'}")
+    message = refusal(lambda: factory.parse(content))
+    assert message.endswith(f"parse_from: PARSE_FROM: Failed reading onnx file: {factory.folder / 'model.onnx'}")
 
 
 def test_a_program_file_that_is_damaged(factory: ProgramFactory) -> None:
@@ -54,9 +54,9 @@ def test_a_program_file_of_another_format(factory: ProgramFactory) -> None:
     content = saved(factory).read_bytes()
     assert content[1:9] == b"\xa7version"
     other = factory.file(content[:9] + bytes([content[9] + 1]) + content[10:], "other.mxr")
-    said = refusal(lambda: factory.binding.load(other))
-    assert "Program version mismatch. MXR file was created using program file version: 8" in said
-    assert "installed MIGraphX is using program file version: 7" in said
+    message = refusal(lambda: factory.binding.load(other))
+    assert "Program version mismatch. MXR file was created using program file version: 8" in message
+    assert "installed MIGraphX is using program file version: 7" in message
 
 
 def test_a_program_file_of_another_migraphx_is_loaded_with_a_warning(factory: ProgramFactory) -> None:
@@ -74,11 +74,11 @@ def test_a_program_file_of_another_migraphx_is_loaded_with_a_warning(factory: Pr
 
 @pytest.mark.parametrize("target", ["gpu", "cpu", "none", "../../x"])
 def test_a_target_that_is_not_there(factory: ProgramFactory, target: str) -> None:
-    said = refusal(lambda: factory.binding.check_target(target))
-    assert f"Dynamic loading or symbol lookup failed with libmigraphx_{target}.so: cannot open shared object" in said
+    message = refusal(lambda: factory.binding.check_target(target))
+    assert f"Dynamic loading or symbol lookup failed with libmigraphx_{target}.so: cannot open shared object" in message
     program = factory.parse(models.mlp())
 
-    assert refusal(lambda: program.compile(target, CompileFlags())) == said
+    assert refusal(lambda: program.compile(target, CompileFlags())) == message
     assert not program.is_compiled
     program.compile("ref", CompileFlags())
 

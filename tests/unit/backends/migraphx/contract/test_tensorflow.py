@@ -47,10 +47,10 @@ def test_a_channels_first_graph(factory: ProgramFactory) -> None:
 
 def test_what_is_refused(factory: ProgramFactory) -> None:
     graph = classifier()
-    said = refusal(lambda: parse(factory, graph, TensorflowOptions(input_shapes={"picture": (1, 3, 8, 8)})))
-    assert said == "a shape is given for input 'picture', but the model's inputs are 'image'"
-    said = refusal(lambda: parse(factory, graph, TensorflowOptions(batch_size=0)))
-    assert said == "the batch size must be 1 or more, not 0"
+    message = refusal(lambda: parse(factory, graph, TensorflowOptions(input_shapes={"picture": (1, 3, 8, 8)})))
+    assert message == "a shape is given for input 'picture', but the model's inputs are 'image'"
+    message = refusal(lambda: parse(factory, graph, TensorflowOptions(batch_size=0)))
+    assert message == "the batch size must be 1 or more, not 0"
     assert "Failed reading" in refusal(lambda: parse(factory, b"garbage, no graph", TensorflowOptions()))
 
 

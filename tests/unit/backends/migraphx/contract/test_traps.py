@@ -42,8 +42,8 @@ def varying(factory: ProgramFactory) -> Program:
 
 
 def test_a_program_is_compiled_once(compiled: Program) -> None:
-    said = refusal(lambda: compiled.compile("ref", CompileFlags()))
-    assert said == "the program is compiled already: it cannot be compiled again; parse the model anew"
+    message = refusal(lambda: compiled.compile("ref", CompileFlags()))
+    assert message == "the program is compiled already: it cannot be compiled again; parse the model anew"
     assert compiled.run(RIGHT)[0].shape == (2, 10)
 
 
@@ -183,8 +183,8 @@ def test_inputs_are_exactly_right(compiled: Program, inputs: Mapping[str, Array]
 
 @pytest.mark.parametrize("rows", [0, 9, 100])
 def test_a_dimension_keeps_within_its_range(varying: Program, rows: int) -> None:
-    said = refusal(lambda: varying.run({"x": np.ones((rows, 16), np.float32)}))
-    assert said == f"input 'x' must have the shape [1..8, 16]; it has [{rows}, 16]"
+    message = refusal(lambda: varying.run({"x": np.ones((rows, 16), np.float32)}))
+    assert message == f"input 'x' must have the shape [1..8, 16]; it has [{rows}, 16]"
 
 
 def test_what_varies_together_is_said_by_migraphx_where_it_does_not(factory: ProgramFactory) -> None:
@@ -210,20 +210,20 @@ def test_arrays_for_outputs_are_exactly_right(compiled: Program, arrays: list[Ar
 
 
 def test_shapes_for_inputs_that_the_model_lacks(factory: ProgramFactory) -> None:
-    said = refusal(lambda: factory.parse(models.two_in_two_out(), x=(2, 4)))
-    assert said == "a shape is given for input 'x', but the model's inputs are 'left', 'right'"
-    said = refusal(lambda: factory.parse(models.mlp(), y=(DimensionRange(1, 2), 4)))
-    assert said == "a shape is given for input 'y', but the model's inputs are 'x'"
+    message = refusal(lambda: factory.parse(models.two_in_two_out(), x=(2, 4)))
+    assert message == "a shape is given for input 'x', but the model's inputs are 'left', 'right'"
+    message = refusal(lambda: factory.parse(models.mlp(), y=(DimensionRange(1, 2), 4)))
+    assert message == "a shape is given for input 'y', but the model's inputs are 'x'"
 
 
 @pytest.mark.parametrize(
     ("shape", "text"), [((0, 16), "[0, 16]"), ((DimensionRange(0, 8), 16), "[0..8, 16]"), ((-1, 16), "[-1, 16]")]
 )
 def test_shapes_have_no_empty_dimensions(factory: ProgramFactory, shape: tuple[int, ...], text: str) -> None:
-    said = refusal(lambda: factory.parse(models.mlp(), x=shape))
-    assert said.startswith(f"input 'x' cannot have the shape {text}: dimensions are 1 or more")
-    said = refusal(lambda: factory.parse(models.mlp(), 0))
-    assert said == "dimensions without a shape must be 1 or more, not 0"
+    message = refusal(lambda: factory.parse(models.mlp(), x=shape))
+    assert message.startswith(f"input 'x' cannot have the shape {text}: dimensions are 1 or more")
+    message = refusal(lambda: factory.parse(models.mlp(), 0))
+    assert message == "dimensions without a shape must be 1 or more, not 0"
 
 
 def test_a_program_that_wants_its_memory_on_the_gpu_does_not_run(factory: ProgramFactory) -> None:
@@ -240,5 +240,7 @@ def test_a_program_that_wants_its_memory_on_the_gpu_does_not_run(factory: Progra
     program = factory.compiled(model.SerializeToString())
     assert list(program.parameters) == ["x"]
     assert program.extra_parameters == (name,)
-    said = refusal(lambda: program.run({"x": np.ones(2, np.float32)}))
-    assert said.startswith("the program was compiled with offload_copy off: it wants its inputs and outputs in the GPU")
+    message = refusal(lambda: program.run({"x": np.ones(2, np.float32)}))
+    assert message.startswith(
+        "the program was compiled with offload_copy off: it wants its inputs and outputs in the GPU"
+    )

@@ -91,14 +91,14 @@ class Library:
 
     def _error(self, name: str, status: int, text: str) -> MigraphxError:
         """What MIGraphX wrote before the error is kept as messages, the error is told without the function's name."""
-        before, *said = text.split(f"migraphx_{name}: Error: ")
-        if not said:
+        before, *messages = text.split(f"migraphx_{name}: Error: ")
+        if not messages:
             # Compilers differ in how they name the function.
-            before, *said = re.split(r"^[^\n]*?: Error: ", text, flags=re.MULTILINE)
-        if not said:
-            before, said = "", [text]
+            before, *messages = re.split(r"^[^\n]*?: Error: ", text, flags=re.MULTILINE)
+        if not messages:
+            before, messages = "", [text]
         # The error of a run on another thread may have just begun.
-        words = next((words.strip() for words in reversed(said) if words.strip()), "")
+        words = next((words.strip() for words in reversed(messages) if words.strip()), "")
         self._messages.add(before)
         return MigraphxError(words or f"MIGraphX gave up without a word (migraphx_{name}, status {status})")
 

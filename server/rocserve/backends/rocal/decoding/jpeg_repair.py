@@ -1,4 +1,4 @@
-"""Takes harmless faults out of a JPEG.
+"""Repairs a JPEG whose faults are harmless.
 
 libjpeg tells of the first fault that it meets and is silent about all that follow. Where the first one is harmless, the
 image is decoded again without it: only so does it show whether it was the only one.
@@ -27,7 +27,7 @@ _SCAN_PARAMETERS = re.compile(rb"(\xff\xda\0(?:\x08\x01.{2}|\x0a\x02.{4}|\x0c\x0
 _ALL_COEFFICIENTS = b"\0\x3f\0"
 
 
-def mended(encoded: memoryview, fault: str, is_cmyk: bool) -> memoryview | None:
+def repaired(encoded: memoryview, fault: str, is_cmyk: bool) -> memoryview | None:
     """The JPEG without what libjpeg's text tells of; None where that is not harmless.
 
     Raises:
