@@ -13,6 +13,8 @@ pytest_plugins = ("support.migraphx", "support.parity.summary")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As under nohup, or in a shell's background: what the tests start would inherit it, and pass over Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

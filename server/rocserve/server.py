@@ -112,6 +112,7 @@ class Server:
             log=log,
             latencies=self._latencies,
             custom_metrics=self._custom_metrics,
+            memory=self._memory,
             time_limits=settings.limits,
         )
         self._repository = ModelRepository(

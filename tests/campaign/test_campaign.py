@@ -64,6 +64,9 @@ def left_behind(stage: Stage, random: random.Random) -> None:
     (stage.folder / "temporary" / "left").touch()
     (stage.copied / "half" / "1").mkdir(parents=True)
     (stage.copied / "half" / "1" / "model.onnx").write_bytes(b"half")
+    wait_until(
+        lambda: any(model == "half" for model, _ in ending.index_rows(stage.poll)), 20, "the row of a half model"
+    )
 
 
 def failing(stage: Stage, random: random.Random) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import tritonclient.grpc as grpc_client
 from support.metrics import FLAGS, port_of, scrape
+from support.python_models import write_model
 from support.server import RocserveProcess, wait_until
 from support.stretch_model import grpc_inputs, http_request, stretch_values, write_stretch
 from tritonclient.utils import InferenceServerException
@@ -25,11 +26,44 @@ CLIENTS = 12
 REQUESTS = 12
 
 
+# The tensor between its steps is as large as a request asks for.
+WEIGH = """
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(0.05)
+        sizes = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy().size for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("SIZE", np.array([size], np.int32))]) for size in sizes]
+"""
+WEIGH_CONFIG = """
+backend: "python"
+input { name: "IN" data_type: TYPE_UINT8 dims: [ -1 ] }
+output { name: "SIZE" data_type: TYPE_INT32 dims: [ 1 ] }
+"""
+CHAIN_CONFIG = """
+platform: "ensemble"
+input { name: "X" data_type: TYPE_INT32 dims: [ -1 ] }
+output { name: "SIZE" data_type: TYPE_INT32 dims: [ 1 ] }
+ensemble_scheduling {
+  step { model_name: "stretch" input_map { key: "X" value: "X" } output_map { key: "Y" value: "y" } }
+  step { model_name: "weigh" input_map { key: "IN" value: "y" } output_map { key: "SIZE" value: "SIZE" } }
+}
+"""
+
+
 @pytest.fixture(scope="module", params=["reactor", "aio"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
     folder = tmp_path_factory.mktemp("memory")
     repository: Path = folder / "repository"
     write_stretch(repository)
+    write_model(repository / "weigh", WEIGH, WEIGH_CONFIG)
+    (repository / "chain" / "1").mkdir(parents=True)
+    (repository / "chain" / "config.pbtxt").write_text(CHAIN_CONFIG)
     flags = (f"--max-request-memory={LIMIT}", "--write-timeout-secs=3", f"--grpc-transport={request.param}", *FLAGS)
     with RocserveProcess([repository], *flags, log=folder / "log") as process:
         process.wait_until_ready()
@@ -105,6 +139,31 @@ def test_an_answer_without_room_is_refused_and_its_client_told(server: RocserveP
     wait_until_free(server)
 
 
+def test_small_requests_that_grow_large_within_an_ensemble_are_bounded(server: RocserveProcess) -> None:
+    """40 of 12 bytes, 4 MiB each between the steps, of which the second is slow."""
+    ends: queue.Queue[str] = queue.Queue()
+
+    def note(result: grpc_client.InferResult | None, error: InferenceServerException | None) -> None:
+        ends.put(error.message() if error else str(result.as_numpy("SIZE")[0]))
+
+    client = server.client()
+    for _ in range(40):
+        client.async_infer("chain", grpc_inputs(stretch_values(answer_bytes=4 * MIB)), note)
+    most = 0
+    while ends.qsize() < 40:
+        most = max(most, use(server)[1])
+    told = Counter(ends.get() for _ in range(40))
+    assert 4 * MIB <= most <= LIMIT // 2 + MIB
+    # As many as fit at once, and those that followed when they had gone.
+    assert told.pop(str(4 * MIB)) >= LIMIT // 2 // (4 * MIB)
+    assert list(told) == [
+        "in ensemble 'chain', tensors between the steps of ensembles may take 16.0 MiB together, half of the server's"
+        " memory for requests (--max-request-memory), and 4.0 MiB more are needed; send fewer or smaller requests at"
+        " once, and try again later"
+    ]
+    wait_until_free(server)
+
+
 @pytest.mark.timeout(180)
 def test_however_requests_end_the_memory_is_free_again(server: RocserveProcess) -> None:
     ends: Counter[str] = Counter()
@@ -116,7 +175,7 @@ def test_however_requests_end_the_memory_is_free_again(server: RocserveProcess) 
     assert ends.total() == CLIENTS * REQUESTS, ends
     wait_until_free(server)
     # The workers that were ended come back, and all is as before.
-    wait_until(lambda: len(server.workers()) == 2, what="two workers")
+    wait_until(lambda: len(server.workers()) == 3, what="all workers")
     assert server.client().infer("stretch", grpc_inputs(stretch_values(answer_bytes=5))).as_numpy("Y").size == 5
     wait_until_free(server)
 

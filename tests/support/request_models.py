@@ -16,6 +16,7 @@ from rocserve.core.custom_metrics import CustomMetrics
 from rocserve.core.dispatch import dispatch
 from rocserve.core.errors import ServeError
 from rocserve.core.latencies import LatencyOptions
+from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, Parameters, RequestedOutput, RequestHead
 from rocserve.core.sequences import take_sequence
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
@@ -143,6 +144,7 @@ class RequestModels:
             LOG,
             LatencyOptions(),
             CustomMetrics(),
+            RequestMemory(),
         )
         self._loaded: dict[str, LoadedModelVersion | LoadedEnsemble] = {}
 

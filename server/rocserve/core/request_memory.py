@@ -7,7 +7,8 @@ What is half received has half of the limit: clients that never finish a request
 that come in one piece at least.
 
 Answers have a count of their own beside that of requests: requests that fill the memory must not keep those from being
-answered that were taken before. All together are therefore at most twice the limit.
+answered that were taken before. What goes from step to step of an ensemble counts there too, and has half of it:
+what is on its way must not keep back what has arrived. All together are therefore at most twice the limit.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ class RequestMemory:
         self.unfinished_bytes = 0
         """Of the former, those that are half received."""
         self.answer_bytes = 0
+        self.step_bytes = 0
+        """Of the former, those between the steps of ensembles."""
         self.refused_requests = 0
         self.refused_answers = 0
         # Taken and let go of by name: `with` takes twice as long, and a request has four such steps.
@@ -164,6 +167,37 @@ class RequestMemory:
         finally:
             self._lock.release()
 
+    def admit_step(self, holder: Holder, nbytes: int) -> None:
+        """So many bytes more lie between the steps of an ensemble; fewer, where a step made less than it had read.
+
+        Raises:
+            MemoryFull: there is no room for them; nothing has been noted.
+        """
+        share = self.limit_bytes // 2
+        with self._lock:
+            step_bytes, answer_bytes = self.step_bytes + nbytes, self.answer_bytes + nbytes
+            if nbytes <= 0 or (step_bytes <= share and answer_bytes <= self.limit_bytes):
+                self.step_bytes, self.answer_bytes = step_bytes, answer_bytes
+                holder.held_bytes += nbytes
+                return
+            self.refused_answers += 1
+            used = self.answer_bytes
+        if step_bytes <= share:
+            raise self._full("answer", nbytes, used)
+        raise MemoryFull(
+            f"tensors between the steps of ensembles may take {readable_size(share)} together, half of the server's"
+            f" memory for requests (--max-request-memory), and {readable_size(nbytes)} more are needed; send fewer or"
+            " smaller requests at once, and try again later"
+        )
+
+    def release_step(self, holder: Holder, nbytes: int | None = None) -> None:
+        """As `release_answer`, of what `admit_step` has noted."""
+        with self._lock:
+            given = holder.held_bytes if nbytes is None else min(nbytes, holder.held_bytes)
+            self.step_bytes -= given
+            self.answer_bytes -= given
+            holder.held_bytes -= given
+
     def _full(self, what: str, nbytes: int, used: int) -> MemoryFull:
         limit = readable_size(self.limit_bytes)
         if nbytes > self.limit_bytes:
@@ -173,7 +207,7 @@ class RequestMemory:
                 f" all {what}s (--max-request-memory); {remedy}, or have the limit raised",
                 fits_never=what == "request",
             )
-        held_by = "requests and unread answers" if what == "request" else "answers that clients have not read"
+        held_by = "requests and answers" if what == "request" else "answers that are not read yet or within ensembles"
         return MemoryFull(
             f"the server's memory for requests is full: {readable_size(used)} of {limit} (--max-request-memory) are in"
             f" use by {held_by}, and this {what} needs {readable_size(nbytes)}; send fewer or smaller requests at once,"

@@ -38,7 +38,9 @@ async def warm_up_ensemble(ensemble: EnsembleVersion, folder: Path) -> None:
     has_text_ids = _has_text_ids(config, ensemble.tables.table)
     numbers = itertools.count(_FIRST_SEQUENCE)
     for name, batch in warm_up_samples(config, folder):
-        trial = EnsembleVersion(config, ensemble.config_message, number, ModelStatistics(), ensemble.tables)
+        trial = EnsembleVersion(
+            config, ensemble.config_message, number, ModelStatistics(), ensemble.tables, ensemble.memory
+        )
         heads = tuple(InputHead(entry.name, entry.datatype.value, entry.shape) for entry in batch.inputs.values())
         head = RequestHead(config.name, str(number), heads)
         identity = next(numbers)

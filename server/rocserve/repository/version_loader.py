@@ -16,6 +16,7 @@ from rocserve.config.model_limits import time_limits
 from rocserve.core.custom_metrics import CustomMetrics, OwnedMetrics
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.latencies import LatencyOptions
+from rocserve.core.request_memory import RequestMemory
 from rocserve.core.sequence_tensors import with_sequence_tensors
 from rocserve.core.serving import ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
@@ -89,6 +90,7 @@ class WorkerVersionLoader:
         log: logging.Logger,
         latencies: LatencyOptions,
         custom_metrics: CustomMetrics,
+        memory: RequestMemory,
         time_limits: TimeLimits = NO_TIME_LIMITS,
     ) -> None:
         """
@@ -96,6 +98,7 @@ class WorkerVersionLoader:
             cache: the response cache, where there is one.
             latencies: what is kept of the models' latencies.
             custom_metrics: takes those that models define.
+            memory: of requests; what goes from step to step of an ensemble counts against it.
             limiter: says which instances may run; None = each as it is free.
             time_limits: of models that say nothing of their own.
         """
@@ -112,6 +115,7 @@ class WorkerVersionLoader:
         self._limiter = limiter
         self._latencies = latencies
         self._custom_metrics = custom_metrics
+        self._memory = memory
         self._time_limits = time_limits
         self._homes = AllSequenceHomes()
         self._log = log
@@ -129,7 +133,9 @@ class WorkerVersionLoader:
             complete = complete_definition(definition, None, strict=self._strict)
             statistics = ModelStatistics(self._latencies.distributions(complete.config))
             answers = self._cached_answers(complete, version, statistics)
-            ensemble = LoadedEnsemble(complete.config, complete.serialized, version, statistics, self._tables, answers)
+            ensemble = LoadedEnsemble(
+                complete.config, complete.serialized, version, statistics, self._tables, self._memory, answers
+            )
             await warm_up_ensemble(ensemble, definition.folder)
             return ensemble
         order = _Order(definition, version, version_folder, on_change, on_progress)

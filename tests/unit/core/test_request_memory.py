@@ -26,7 +26,7 @@ def test_what_does_not_fit_is_refused_at_once_and_leaves_no_trace() -> None:
     assert refused.value.code is StatusCode.RESOURCE_EXHAUSTED
     assert refused.value.text == (
         "the server's memory for requests is full: 80 B of 100 B (--max-request-memory) are in use by requests and"
-        " unread answers, and this request needs 21 B; send fewer or smaller requests at once, and try again later"
+        " answers, and this request needs 21 B; send fewer or smaller requests at once, and try again later"
     )
     assert (memory.request_bytes, memory.refused_requests, second.held_bytes) == (80, 1, 0)
     memory.admit(second, 20)
@@ -72,7 +72,7 @@ def test_requests_that_fill_the_memory_keep_no_answer_back() -> None:
     request, answer = Holding(), Holding()
     memory.admit(request, 100)
     memory.admit_answer(answer, 100)
-    with pytest.raises(MemoryFull, match="answers that clients have not read, and this answer needs 1 B"):
+    with pytest.raises(MemoryFull, match="not read yet or within ensembles, and this answer needs 1 B"):
         memory.admit_answer(Holding(), 1)
     memory.release(request)
     with pytest.raises(MemoryFull):
@@ -108,3 +108,22 @@ def test_threads_that_end_the_same_requests_leave_nothing_behind() -> None:
     for holder in holders:
         memory.release(holder)
     assert memory.request_bytes == 0
+
+
+def test_what_lies_between_steps_has_half_of_the_memory_for_answers() -> None:
+    memory = RequestMemory(100)
+    step, answer = Holding(), Holding()
+    memory.admit_step(step, 50)
+    with pytest.raises(MemoryFull, match=r"between the steps of ensembles may take 50 B together, .* and 1 B more are"):
+        memory.admit_step(Holding(), 1)
+    # An answer that came of it has room, and a step that makes less than it read.
+    memory.admit_answer(answer, 50)
+    memory.admit_step(step, -20)
+    assert (memory.step_bytes, memory.answer_bytes, step.held_bytes) == (30, 80, 30)
+    memory.admit_answer(answer, 20)
+    with pytest.raises(MemoryFull, match="within ensembles, and this answer needs 1 B"):
+        memory.admit_step(step, 1)
+    memory.release_step(step)
+    memory.release_step(step)
+    memory.release_answer(answer)
+    assert (memory.step_bytes, memory.answer_bytes, memory.refused_answers) == (0, 0, 2)

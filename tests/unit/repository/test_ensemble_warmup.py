@@ -23,6 +23,7 @@ from rocserve.core.model_config import (
     WarmupInput,
     WarmupSample,
 )
+from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.serving import Responder, ServedModel, ServingTable, ServingTableHolder
@@ -74,7 +75,7 @@ def ensemble(member: Member, *samples: WarmupSample) -> EnsembleVersion:
         ensemble_steps=(EnsembleStep("member", -1, {"X": "IN"}, {"Y": "OUT"}),),
         model_warmup=samples,
     )
-    return EnsembleVersion(config, b"", 1, ModelStatistics(), tables)
+    return EnsembleVersion(config, b"", 1, ModelStatistics(), tables, RequestMemory())
 
 
 def sample(name: str, source: str, count: int = 1, batch_size: int = 1) -> WarmupSample:

@@ -14,6 +14,7 @@ import pytest
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.model_config import EnsembleStep, InputConfig, ModelConfig, OutputConfig
+from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestedOutput, RequestHead
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder, VersionEnding
@@ -101,7 +102,9 @@ def step(model: str, reads: str, writes: str, output: str = "OUT") -> EnsembleSt
     return EnsembleStep(model, -1, {"IN": reads}, {output: writes})
 
 
-def ensemble(*members: Member, steps, outputs=("Y",), max_batch_size: int = 8) -> EnsembleVersion:
+def ensemble(
+    *members: Member, steps, outputs=("Y",), max_batch_size: int = 8, decoupled: bool = False, memory: int = 1 << 20
+) -> EnsembleVersion:
     tables = ServingTableHolder()
     tables.table = ServingTable({member.name: ServedModel(member.name, {1: member}, member) for member in members})
     config = ModelConfig(
@@ -111,8 +114,9 @@ def ensemble(*members: Member, steps, outputs=("Y",), max_batch_size: int = 8) -
         inputs=(InputConfig("X", FP32, (2,)),),
         outputs=tuple(OutputConfig(name, FP32, (2,)) for name in outputs),
         ensemble_steps=tuple(steps),
+        decoupled=decoupled,
     )
-    return EnsembleVersion(config, b"", 1, ModelStatistics(), tables)
+    return EnsembleVersion(config, b"", 1, ModelStatistics(), tables, RequestMemory(memory))
 
 
 def ask(version: EnsembleVersion, *values: float, outputs=(), shape=None, **parameters) -> Answer:
@@ -337,3 +341,64 @@ def test_an_answered_request_leaves_nothing_behind():
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_what_goes_between_steps_counts_until_the_ensemble_has_answered():
+    second = Member("b", plus(1), held=True)
+    version = ensemble(
+        Member("a", plus(1)), second, steps=[step("a", "X", "mid"), step("b", "mid", "Y")], memory=2 * 3 * 8
+    )
+    waiting = [ask(version, 1, 1) for _ in range(3)]
+    assert version.memory.answer_bytes == 24
+    refused = ask(version, 1, 1)
+    assert refused.error.code is StatusCode.RESOURCE_EXHAUSTED
+    assert refused.error.text.startswith("in ensemble 'e', tensors between the steps of ensembles may take 24 B ")
+    # The second step's answer stands where what it has read stood.
+    for left, answer in zip((16, 8, 0), waiting, strict=True):
+        second.finish()
+        assert answer.value() == [3, 3]
+        assert version.memory.answer_bytes == left
+    assert ask(version, 1, 1).error is None
+
+
+def test_what_goes_between_steps_is_given_back_when_a_step_fails():
+    def refuse(values):
+        raise invalid_argument("no")
+
+    last = Member("b", refuse, held=True)
+    version = ensemble(Member("a", plus(1)), last, steps=[step("a", "X", "mid"), step("b", "mid", "Y")])
+    answer = ask(version, 1, 1)
+    assert version.memory.answer_bytes == 8
+    last.finish()
+    assert answer.error.text == "in ensemble 'e', no"
+    assert version.memory.answer_bytes == 0
+
+
+def test_the_answers_of_a_decoupled_member_count_until_each_has_led_to_one():
+    class Many(Answer):
+        def expect_many(self) -> None: ...
+        def end(self) -> None: ...
+
+    first, second = Member("a", plus(1), held=True), Member("b", plus(1), held=True)
+    version = ensemble(first, second, steps=[step("a", "X", "mid"), step("b", "mid", "Y")], decoupled=True)
+    head = RequestHead("e", "", (InputHead("X", "FP32", (1, 2)),))
+    answer = Many()
+    version.infer(InferRequest(head, "", [bytes(8)]), answer)
+    responder = first._waiting.pop()[2]
+    responder.expect_many()
+    for value in (1.0, 2.0, 3.0):
+        data = np.array([value, value], np.float32).tobytes()
+        responder.send(InferResponse("a", "1", "", [Tensor("OUT", FP32, (1, 2), data)]), final=False)
+    assert version.memory.answer_bytes == 24
+    second.finish()
+    assert answer.value() == [2, 2]
+    # The first has gone; the second step's answers to the others are not there yet.
+    assert version.memory.answer_bytes == 16
+    second._waiting.reverse()
+    second.finish()
+    # That of the third waits for that of the second, in the place of what it was made of.
+    assert (answer.count, version.memory.answer_bytes) == (1, 16)
+    second.finish()
+    assert (answer.count, version.memory.answer_bytes) == (3, 0)
+    responder.end()
+    assert version.memory.answer_bytes == 0

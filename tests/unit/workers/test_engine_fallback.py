@@ -18,6 +18,7 @@ from rocserve.core.custom_metrics import CustomMetrics
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.latencies import LatencyOptions
 from rocserve.core.model_config import ModelConfig
+from rocserve.core.request_memory import RequestMemory
 from rocserve.core.serving import ServingTableHolder
 from rocserve.repository.fallbacks import Fallback, FallbackCounter
 from rocserve.repository.version_loader import LoadedModelVersion, WorkerVersionLoader
@@ -93,6 +94,7 @@ async def loads(completion: CompletionThread, launcher: WorkerLauncher, tmp_path
         LOG,
         LatencyOptions(),
         CustomMetrics(),
+        RequestMemory(),
     )
     loads = Loads(loader, fallbacks, tmp_path)
     yield loads

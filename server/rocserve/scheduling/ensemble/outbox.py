@@ -15,6 +15,9 @@ class OutboxOwner(Protocol):
     """Handed over with each call, for an outbox that kept its owner would keep the client's data until the next
     collection."""
 
+    def sending(self, iteration: int) -> None:
+        """Called right before the answer of an iteration goes, unless it is the last word."""
+
     def end(self, failed: bool) -> None:
         """Called right before the last word, with whether that is an error."""
 
@@ -69,17 +72,21 @@ class Outbox:
             if response is not None:
                 self._next += 1
                 self._has_ended = self._is_closed and not self._answers
-                return self._sending(response, self._has_ended, owner)
+                return self._sending(response, self._next - 1, self._has_ended, owner)
             if self._is_closed and not self._has_ended:
                 self._has_ended = True
                 return self._ending(self._error if self._next or self._error else owner.silence(), owner)
             self._is_sending = False
             return None
 
-    def _sending(self, response: InferResponse, is_last: bool, owner: OutboxOwner) -> Callable[[], None]:
+    def _sending(
+        self, response: InferResponse, iteration: int, is_last: bool, owner: OutboxOwner
+    ) -> Callable[[], None]:
         def send() -> None:
             if is_last:
                 owner.end(False)
+            else:
+                owner.sending(iteration)
             self._responder.send(response, is_last)
 
         return send

@@ -21,6 +21,7 @@ from rocserve.core.dispatch import dispatch
 from rocserve.core.errors import ServeError, StatusCode, internal, unimplemented
 from rocserve.core.model_config import EnsembleStep, ModelConfig
 from rocserve.core.phases import PhaseTotals
+from rocserve.core.request_memory import Holding, MemoryFull
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import NO_PARAMETERS, InferRequest, InferResponse
 from rocserve.core.sequences import (
@@ -54,6 +55,8 @@ class _Held:
     """None: whoever may give it gave none."""
     sequence: SequenceTag | None
     """What the requests that it goes into say of a sequence."""
+    noted_bytes: int = 0
+    """In the memory for requests, under its iteration; none of what came with the request to the ensemble."""
 
 
 _Place = tuple[str, int]
@@ -78,6 +81,8 @@ class EnsembleRun:
         self._readers_left: dict[_Place, int] = {}
         self._iterations: dict[int, int] = {}
         """By decoupled step: how many answers it has given."""
+        self._holdings: dict[int, Holding] = {}
+        """By iteration: the memory of what members have answered, until the answer that they lead to goes."""
         self._phases = PhaseTotals()
         self._steps_running = 0
         self._ended = False
@@ -122,20 +127,28 @@ class EnsembleRun:
     def step_sent(self, request: StepRequest, response: InferResponse, is_last: bool) -> None:
         """A member's answer; its tensors are copied, for their memory is the worker's."""
         step = request.step
+        iteration = self._iteration_of(request)
+        outputs = [tensor for tensor in response.outputs if tensor.name in step.output_map]
+        try:
+            self._hold(iteration, sum(len(tensor.data) for tensor in outputs), request if is_last else None)
+        except MemoryFull as error:
+            self.step_failed(error)
+            return
         sequence = request.request.sequence
         if not SEQUENCE_PARAMETERS.isdisjoint(response.parameters):
             # A model may put what follows it into a sequence of its own.
             sequence, _ = take_sequence(response.parameters)
         made = {
             step.output_map[tensor.name]: _Held(
-                Tensor(step.output_map[tensor.name], tensor.datatype, tensor.shape, bytes(tensor.data)), sequence
+                Tensor(step.output_map[tensor.name], tensor.datatype, tensor.shape, bytes(tensor.data)),
+                sequence,
+                len(tensor.data),
             )
-            for tensor in response.outputs
-            if tensor.name in step.output_map
+            for tensor in outputs
         }
         for output in self._graph.wanted_from[request.index]:
             made.setdefault(step.output_map[output], _Held(None, sequence))
-        self._advance(self._iteration_of(request), made, is_step_over=is_last)
+        self._advance(iteration, made, is_step_over=is_last)
 
     def step_ended(self) -> None:
         """A decoupled member has given its last answer before."""
@@ -179,6 +192,21 @@ class EnsembleRun:
             count = self._iterations.get(request.index, 0)
             self._iterations[request.index] = count + 1
         return count
+
+    def _hold(self, iteration: int, nbytes: int, over: StepRequest | None) -> None:
+        """So many bytes more, in the place of what a request had that is over. Raises: MemoryFull."""
+        memory = self._ensemble.memory
+        with self._lock:
+            if self._ended:
+                return
+            holding = self._holdings.setdefault(iteration, Holding())
+            if over is not None and over.last_read_bytes:
+                if over.iteration == iteration:
+                    # In one step: nobody may take the room between, for then none of many would come to its end.
+                    nbytes -= over.last_read_bytes
+                elif (read := self._holdings.get(over.iteration)) is not None:
+                    memory.release_step(read, over.last_read_bytes)
+            memory.admit_step(holding, nbytes)
 
     def _advance(self, iteration: int, made: Mapping[str, _Held], is_step_over: bool) -> None:
         """Take new tensors in, start the steps that waited for nothing else, answer what is complete."""
@@ -232,8 +260,7 @@ class EnsembleRun:
         head = self._ensemble.heads.head(
             step.member, version, tuple(names), self._graph.wanted_from[index], self._request.head.parameters
         )
-        for source in self._graph.reads[index]:
-            self._release((source, iteration))
+        last_read_bytes = sum(self._release((source, iteration)) for source in self._graph.reads[index])
         request = InferRequest(
             head,
             self._request.id,
@@ -243,12 +270,15 @@ class EnsembleRun:
             phases=self._phases,
             sequence=sequence,
         )
-        return StepRequest(self, index, step, iteration, request)
+        return StepRequest(self, index, step, iteration, request, last_read_bytes)
 
-    def _release(self, place: _Place) -> None:
+    def _release(self, place: _Place) -> int:
+        """A reader less; the noted bytes of a tensor that nobody reads any more."""
         self._readers_left[place] -= 1
-        if not self._readers_left[place]:
-            del self._readers_left[place], self._held[place]
+        if self._readers_left[place]:
+            return 0
+        del self._readers_left[place]
+        return self._held.pop(place).noted_bytes
 
     def _start(self, request: StepRequest) -> None:
         limits = self._ensemble.limits
@@ -307,9 +337,18 @@ class EnsembleRun:
             " output is not set while no more ensemble steps can be made",
         )
 
+    def sending(self, iteration: int) -> None:
+        """See OutboxOwner: from here on its bytes are those of an answer that is sent."""
+        with self._lock:
+            holding = self._holdings.pop(iteration, None)
+        if holding is not None:
+            self._ensemble.memory.release_step(holding)
+
     def end(self, failed: bool) -> None:
         """See OutboxOwner: before the last word, so that who has it and asks for the statistics finds it there."""
         now = time.monotonic_ns()
+        for iteration in list(self._holdings):
+            self.sending(iteration)
         with self._lock:
             # They know the steps' requests, which know this.
             self._is_done = True
@@ -328,14 +367,24 @@ class EnsembleRun:
 class StepRequest:
     """One request to a member, and what leads its answers back into the run."""
 
-    __slots__ = ("_run", "index", "is_decoupled", "iteration", "request", "step")
+    __slots__ = ("_run", "index", "is_decoupled", "iteration", "last_read_bytes", "request", "step")
 
-    def __init__(self, run: EnsembleRun, index: int, step: EnsembleStep, iteration: int, request: InferRequest) -> None:
+    def __init__(
+        self,
+        run: EnsembleRun,
+        index: int,
+        step: EnsembleStep,
+        iteration: int,
+        request: InferRequest,
+        last_read_bytes: int,
+    ) -> None:
         self._run = run
         self.index = index
         self.step = step
         self.iteration = iteration
         self.request = request
+        self.last_read_bytes = last_read_bytes
+        """Noted for the tensors that it alone has now: nobody needs them once it is answered."""
         self.is_decoupled = False
 
     def begin(self) -> None:

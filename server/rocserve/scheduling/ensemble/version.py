@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig, OutputConfig
+from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest
 from rocserve.core.serving import Responder, ServingTableHolder, VersionEnding
 from rocserve.core.statistics import ModelStatistics
@@ -31,15 +32,18 @@ class EnsembleVersion:
         version: int,
         statistics: ModelStatistics,
         tables: ServingTableHolder,
+        memory: RequestMemory,
         answers: CachedAnswers | None = None,
     ) -> None:
-        """`answers`: those that may be given again; None = each request is run."""
+        """`memory`: what members answer counts against it, as answers do, until the ensemble has answered.
+        `answers`: those that may be given again; None = each request is run."""
         self.name = config.name
         self.version = version
         self.config = config
         self.config_message = config_message
         self.statistics = statistics
         self.tables = tables
+        self.memory = memory
         self.answers = answers
         self.graph = EnsembleGraph(config)
         self.heads = StepHeads()
