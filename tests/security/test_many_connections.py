@@ -73,6 +73,11 @@ def open_files(server: RocserveProcess) -> int:
     return psutil.Process(server.process.pid).num_fds()
 
 
+def resident(server: RocserveProcess) -> int:
+    assert server.process is not None
+    return int(psutil.Process(server.process.pid).memory_info().rss)
+
+
 def get(port: int, path: str, tls: ssl.SSLContext | None = None) -> int:
     if tls is None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
@@ -123,10 +128,22 @@ def test_handshakes_that_never_end_take_no_descriptors_that_are_kept(
     assert "connections cannot be accepted" not in server.log_text
 
 
+def is_answered(server: RocserveProcess) -> bool:
+    """Of gRPC, on a new connection."""
+    with grpc.insecure_channel(server.address, (("grpc.use_local_subchannel_pool", 1),)) as channel:
+        try:
+            channel.unary_unary(LIVE)(b"", timeout=5)
+        except grpc.RpcError:
+            return False
+    return True
+
+
 def test_connections_of_grpc_leave_descriptors_for_http_and_models(tmp_path: Path, python: str) -> None:
+    """And for other clients once they have idled."""
     repository = tmp_path / "repository"
     repository.mkdir()
-    with RocserveProcess([repository], *POLL, log=tmp_path / "log", python=python) as server, ExitStack() as opened:
+    flags = (*POLL, "--grpc-max-connection-idle=6000")
+    with RocserveProcess([repository], *flags, log=tmp_path / "log", python=python) as server, ExitStack() as opened:
         server.wait_until_ready()
         for _ in range(2 * MOST_FILES):
             hostile = opened.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=5))
@@ -137,3 +154,23 @@ def test_connections_of_grpc_leave_descriptors_for_http_and_models(tmp_path: Pat
         wait_until(lambda: "successfully loaded 'add_sub'" in server.log_text, what="the model")
         assert get(server.http_port, "/v2/models/add_sub/ready") == 200
         assert open_files(server) <= MOST_FILES * 3 // 4
+        wait_until(lambda: is_answered(server), what="an answer to another client of gRPC")
+
+
+def test_connections_with_tls_take_no_more_than_the_memory_for_requests(tmp_path: Path, authority: Authority) -> None:
+    """1,000 handshakes, which would take 300 MiB."""
+    flags = (
+        *("--http-use-ssl", f"--max-request-memory={32 << 20}"),
+        *(f"--grpc-server-cert={authority.certificate}", f"--grpc-server-key={authority.key}"),
+    )
+    tls = ssl.create_default_context(cafile=str(authority.root))
+    (tmp_path / "repository").mkdir()
+    with RocserveProcess([tmp_path / "repository"], *flags, log=tmp_path / "log") as server, ExitStack() as opened:
+        server.wait_until_ready()
+        before = resident(server)
+        for _ in range(1000):
+            opened.enter_context(socket.create_connection(("127.0.0.1", server.http_port), timeout=5))
+        assert get(server.http_port, "/v2/health/live", tls) == 200
+        grown = resident(server) - before
+    print(f"grown by {grown / 2**20:.0f} MiB")
+    assert grown < 96 << 20

@@ -33,6 +33,11 @@ _READING_WATCH_SECONDS = 1.0
 """How often clients are looked for that do not read their answers; their time-outs are many times as long."""
 _KEPT_DESCRIPTORS = 256
 """For the server itself, of the files that may be open: workers take some, and so do files that are read."""
+_TLS_BYTES = 320 << 10
+"""That an HTTP connection with TLS takes: asyncio has a buffer of 256 KiB for each. Together they may take as much as
+requests."""
+_LEAST_TLS_CONNECTIONS = 64
+"""However little that is."""
 _GRPC_SHARE = 2
 """gRPC's connections are one part in so many of the files that may be open. Its core counts nothing but them, so that
 the rest has to do for models, however many, and for HTTP."""
@@ -169,12 +174,14 @@ class FrontEnds:
             log,
             self._settings.admin_addresses,
         )
+        tls = self._tls(settings, "HTTP")
         limits = ConnectionLimits(
             idle_seconds=settings.keepalive_seconds,
             write_seconds=self._settings.write_timeout_seconds,
+            most=None if tls is None else max(served.memory.limit_bytes // _TLS_BYTES, _LEAST_TLS_CONNECTIONS),
             most_descriptors=_most_descriptors(),
         )
-        endpoint = HttpEndpoint(service, settings, limits, log, self._tls(settings, "HTTP"))
+        endpoint = HttpEndpoint(service, settings, limits, log, tls)
         port = await endpoint.start()
         self._http = endpoint
         self._log.info("HTTP: %s", service.describe_access())

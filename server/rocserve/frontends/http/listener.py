@@ -280,7 +280,7 @@ class _Server(web.Server):
         return min(waiting, key=itemgetter(0))[1] if waiting else None
 
     def _full(self) -> str:
-        if self.limits.most is not None:
+        if self.limits.most is not None and self._count_open() >= self.limits.most:
             return (
                 f"there are {self.limits.most} connections, as many as there may be: for each one more, another"
                 " whose client keeps it waiting is closed"

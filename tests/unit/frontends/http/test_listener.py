@@ -251,7 +251,7 @@ async def test_a_handshake_counts_as_a_connection_and_goes_before_those_that_had
     port = await listener.start("127.0.0.1", 0)
     idle = [await ask_with_tls(port) for _ in range(2)]
     silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
-    ended = await asyncio.gather(*(is_closed(reader, 2.0) for reader, _ in silent))
+    ended = await asyncio.gather(*(is_closed(reader, 1.0) for reader, _ in silent))
     assert ended == [True] * 14 + [False] * 6
     third_reader, third_writer = await ask_with_tls(port)
     for reader, writer in (*idle, (third_reader, third_writer)):
