@@ -30,13 +30,13 @@ class StrangeJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StrangeResult:
     text: str
 
 
-def perform(job: StrangeJob, binding: Binding, report: Report) -> Told:
+def perform(job: StrangeJob, binding: Binding, report: Report) -> StrangeResult:
     report("beginning")
-    return Told(_ACTIONS[job.action](job.argument, binding, report))
+    return StrangeResult(_ACTIONS[job.action](job.argument, binding, report))
 
 
 def _echo(argument: str, binding: Binding, report: Report) -> str:

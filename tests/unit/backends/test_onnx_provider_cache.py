@@ -108,7 +108,7 @@ def test_a_cache_that_cannot_be_written(source: ModelSource, tmp_path: Path) -> 
     assert caught.value.code is StatusCode.UNAVAILABLE
 
 
-SAID = (
+ERROR_OUTPUT = (
     "\x1b[0;93m2026-01-01 00:00:00.1 [W:onnxruntime:Default, some_provider.cc:12 Parse] a warning\n"
     " of two lines\x1b[m\n"
     "\x1b[1;31m2026-01-01 00:00:00.2 [E:onnxruntime:Default, provider_bridge_ort.cc:2310 Create]"
@@ -119,6 +119,6 @@ SAID = (
 
 
 def test_errors_among_what_was_said() -> None:
-    assert error_lines(SAID) == ["Device NPU is not there", "and never was"]
+    assert error_lines(ERROR_OUTPUT) == ["Device NPU is not there", "and never was"]
     assert error_lines("") == []
     assert without_place("plain words") == "plain words"

@@ -180,9 +180,9 @@ def test_scaled_four_inks(jpeg: JpegMaker) -> None:
 def test_pixel_limit_is_inclusive(jpeg: JpegMaker) -> None:
     encoded = jpeg(60, 40)
     assert Decoder(ColorFormat.RGB24, UNSCALED.at_most(2400)).decode(encoded).pixels.shape == (40, 60, 3)
-    for look in ("probe", "decode"):
+    for method in ("probe", "decode"):
         with pytest.raises(ImageError, match="60x40 pixels are more than the 2399"):
-            getattr(Decoder(ColorFormat.RGB24, UNSCALED.at_most(2399)), look)(encoded)
+            getattr(Decoder(ColorFormat.RGB24, UNSCALED.at_most(2399)), method)(encoded)
 
 
 @pytest.mark.parametrize(
@@ -257,9 +257,9 @@ def test_a_small_file_cannot_ask_for_hundreds_of_passes_over_a_large_image() -> 
     many = encoded[:last] + encoded[last:-2] * 91 + b"\xff\xd9"
     assert many.count(b"\xff\xda") == 100
     # 2,400 pixels a hundred times are twenty times 12,000.
-    for look in ("probe", "decode"):
+    for method in ("probe", "decode"):
         with pytest.raises(ImageError, match=r"goes 100 times over 60x40 pixels; 20 times over the 11999 that"):
-            getattr(Decoder(ColorFormat.RGB24, UNSCALED.at_most(11_999)), look)(many)
+            getattr(Decoder(ColorFormat.RGB24, UNSCALED.at_most(11_999)), method)(many)
     assert Decoder(ColorFormat.RGB24, UNSCALED.at_most(12_000)).probe(many).scans == 100
 
 
@@ -271,9 +271,9 @@ def test_no_more_than_500_scans_are_read() -> None:
 
 
 def test_sides_that_libjpeg_does_not_read_are_refused_before_it_sees_them(jpeg: JpegMaker) -> None:
-    for look in ("probe", "decode"):
+    for method in ("probe", "decode"):
         with pytest.raises(ImageError, match="its header says 65535x1000 pixels; libjpeg reads sides of 65500"):
-            getattr(Decoder(ColorFormat.RGB24, UNSCALED), look)(with_frame(jpeg(), 65_535, 1000))
+            getattr(Decoder(ColorFormat.RGB24, UNSCALED), method)(with_frame(jpeg(), 65_535, 1000))
 
 
 def test_probing_refuses_what_not_even_an_eighth_of_fits(jpeg: JpegMaker) -> None:

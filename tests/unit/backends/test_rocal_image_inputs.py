@@ -115,9 +115,9 @@ def test_exif_that_cannot_be_read_turns_nothing(body: bytes) -> None:
     ],
 )
 def test_what_is_neither_jpeg_nor_png_is_named(encoded: bytes, kind: str) -> None:
-    for look in ("probe", "decode"):
+    for method in ("probe", "decode"):
         with pytest.raises(ImageError) as caught:
-            getattr(Decoder(ColorFormat.RGB24, DecoderOptions()), look)(encoded)
+            getattr(Decoder(ColorFormat.RGB24, DecoderOptions()), method)(encoded)
         assert str(caught.value).startswith(f"it seems to be {kind}")
         assert str(caught.value).endswith("; a JPEG or a PNG is expected")
 
@@ -155,9 +155,9 @@ def test_raw_pixels_are_taken_as_they_are() -> None:
 )
 def test_raw_pixels_that_do_not_fit(shape: tuple[int, ...], color_format: ColorFormat, fault: str) -> None:
     decoder = Decoder(color_format, RAW.at_most(1999))
-    for look in (decoder.probe, decoder.decode):
+    for method in (decoder.probe, decoder.decode):
         with pytest.raises(ImageError, match=fault):
-            look(np.zeros(shape, np.uint8))
+            method(np.zeros(shape, np.uint8))
 
 
 def test_options() -> None:

@@ -92,7 +92,7 @@ class FakeLoader:
     loaded: list[FakeVersion] = field(default_factory=list)
     cancelled: list[tuple[str, int]] = field(default_factory=list)
     held: dict[str, asyncio.Event] = field(default_factory=dict)
-    tell: dict[str, Callable[[str], None]] = field(default_factory=dict)
+    progress: dict[str, Callable[[str], None]] = field(default_factory=dict)
     """By model: says what its load is at."""
     failing: dict[str, Exception] = field(default_factory=dict)
     running: int = 0
@@ -113,7 +113,7 @@ class FakeLoader:
     ) -> FakeVersion:
         name = definition.name
         self.loads.append((name, version))
-        self.tell[name] = on_progress
+        self.progress[name] = on_progress
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:

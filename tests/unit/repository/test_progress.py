@@ -18,15 +18,15 @@ async def test_a_model_that_loads_says_what_it_is_at(start: Start, folders: Fold
     served: Served = await start()
     held = loader.hold("m")
     folders.model("m", 1)
-    await served.until(lambda: "m" in loader.tell)
+    await served.until(lambda: "m" in loader.progress)
     assert served.rows("m") == {"1": ("LOADING", "")}
-    loader.tell["m"]("compiling batch size 1: compile, 42 s")
+    loader.progress["m"]("compiling batch size 1: compile, 42 s")
     assert served.rows("m") == {"1": ("LOADING", "compiling batch size 1: compile, 42 s")}
-    loader.tell["m"]("")
+    loader.progress["m"]("")
     assert served.rows("m") == {"1": ("LOADING", "")}
     held.set()
     await served.until(lambda: served.state("m") == "READY")
-    loader.tell["m"]("late words")
+    loader.progress["m"]("late words")
     assert served.rows("m") == {"1": ("READY", "")}
 
 
@@ -36,7 +36,7 @@ async def test_newer_content_that_loads_says_what_it_is_at(start: Start, folders
     loader.hold("m")
     folders.version("m", 1, "new")
     await served.until(lambda: len(loader.loads) == 2)
-    loader.tell["m"]("compiling")
+    loader.progress["m"]("compiling")
     assert served.rows("m") == {"1": ("READY", "newer content is being loaded: compiling")}
     assert served.data("m") == "old"
 
@@ -50,7 +50,7 @@ async def test_a_second_try_says_what_it_is_at_and_how_the_first_ended(
     await served.until(lambda: served.state("m") == "UNAVAILABLE")
     loader.hold("m")
     await served.until(lambda: len(loader.loads) == 2)
-    loader.tell["m"]("compiling")
+    loader.progress["m"]("compiling")
     assert served.reason("m") == "compiling; failed before: no memory"
 
 
@@ -61,10 +61,10 @@ async def test_the_words_of_a_load_that_was_called_off_are_not_anothers(
     loader.hold("m")
     folders.model("m", 1, data="old")
     await served.until(lambda: loader.loads == [("m", 1)])
-    first = loader.tell["m"]
+    first = loader.progress["m"]
     folders.version("m", 1, "new")
     await served.until(lambda: len(loader.loads) == 2)
-    loader.tell["m"]("compiling the new")
+    loader.progress["m"]("compiling the new")
     first("compiling the old")
     assert served.reason("m") == "compiling the new"
 

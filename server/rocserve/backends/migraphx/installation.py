@@ -68,15 +68,15 @@ def find_installation(
         named_by = f"--migraphx-root or ${ROOT_VARIABLE}" if settings.migraphx_root else f"${ROOT_VARIABLE}"
         return _in_root(Path(root), named_by)
     places = _places(environment, system or SystemPlaces())
-    looked = [Place(place.folder.absolute(), place.reason) for place in places]
-    for place in looked:
+    searched = [Place(place.folder.absolute(), place.reason) for place in places]
+    for place in searched:
         if (place.folder / LIBRARY).is_file():
             module = _module_in(place.folder) or _importable_module()
             return MigraphxInstallation(str(place.folder / LIBRARY), module, (), place.reason)
-    module = _importable_module() or next(filter(None, (_module_in(place.folder) for place in looked)), "")
+    module = _importable_module() or next(filter(None, (_module_in(place.folder) for place in searched)), "")
     if module:
         return MigraphxInstallation("", module, (), "the Python module")
-    where = "; ".join(f"{place.folder} ({place.reason})" for place in looked)
+    where = "; ".join(f"{place.folder} ({place.reason})" for place in searched)
     raise unavailable(
         f"MIGraphX is not installed here: there is no {LIBRARY} in {where}; nor in the dynamic loader's cache; "
         f"nor a Python module migraphx. Install ROCm's migraphx package, or name a folder that holds it "

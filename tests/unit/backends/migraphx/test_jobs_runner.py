@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
-from support.migraphx_jobs import StrangeJob, Told
+from support.migraphx_jobs import StrangeJob, StrangeResult
 
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.backends.migraphx.jobs.messages import FailureKind, JobError
@@ -42,7 +42,7 @@ class Jobs:
     def run(self, action: str, argument: str = "", **options: Any) -> str:
         environment = {"PYTHONPATH": str(TESTS), **options.pop("environment", {})}
         options = {"timeout_seconds": 60.0, **options}
-        return self.runner.run(StrangeJob(action, argument), Told, environment=environment, **options).text
+        return self.runner.run(StrangeJob(action, argument), StrangeResult, environment=environment, **options).text
 
     def error(self, action: str, argument: str = "", **options: Any) -> JobError:
         with pytest.raises(JobError) as caught:
@@ -187,7 +187,7 @@ def test_a_process_that_cannot_load_migraphx_says_nothing_about_the_job(migraphx
     found = find_installation(EngineSettings(migraphx_root=str(migraphx_root)))
     runner = JobRunner(replace(found, library=str(library)), lambda text: None, LOG)
     with pytest.raises(JobError) as caught:
-        runner.run(StrangeJob("echo"), Told, timeout_seconds=60, environment={"PYTHONPATH": str(TESTS)})
+        runner.run(StrangeJob("echo"), StrangeResult, timeout_seconds=60, environment={"PYTHONPATH": str(TESTS)})
     assert caught.value.text.startswith("doing echo failed while starting: MIGraphX cannot be loaded: ")
     assert str(library) in caught.value.text
 
@@ -197,14 +197,14 @@ def test_an_interpreter_that_cannot_be_started_says_nothing_about_the_job(migrap
     missing = str(tmp_path / "loader")
     runner = JobRunner(replace(found, loader=(missing,)), lambda text: None, LOG)
     with pytest.raises(JobError) as caught:
-        runner.run(StrangeJob("echo"), Told, timeout_seconds=60)
+        runner.run(StrangeJob("echo"), StrangeResult, timeout_seconds=60)
     assert caught.value.kind is FailureKind.BROKEN
     assert caught.value.text == (
         f"doing echo failed: no process could be started: [Errno 2] No such file or directory: '{missing}'"
     )
     broken = JobRunner(replace(found, loader=("/bin/false",)), lambda text: None, LOG)
     with pytest.raises(JobError) as caught:
-        broken.run(StrangeJob("echo"), Told, timeout_seconds=60)
+        broken.run(StrangeJob("echo"), StrangeResult, timeout_seconds=60)
     assert caught.value.kind is FailureKind.BROKEN
     assert caught.value.text == "doing echo failed while starting: the process ended with exit status 1 without a word"
 
@@ -266,7 +266,7 @@ def test_the_child_and_what_it_started_end_with_their_parent(migraphx_root: Path
         "from rocserve.settings import EngineSettings\n"
         "installation = find_installation(EngineSettings(migraphx_root=sys.argv[1]))\n"
         "runner = JobRunner(installation, lambda text: print(text, flush=True), logging.getLogger())\n"
-        "runner.run(StrangeJob('hang'), Told, timeout_seconds=0)\n"
+        "runner.run(StrangeJob('hang'), StrangeResult, timeout_seconds=0)\n"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", script, str(migraphx_root)],
