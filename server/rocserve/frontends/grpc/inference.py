@@ -228,7 +228,7 @@ class InferenceStream:
 class _StreamResponder:
     """Answers one request of a stream."""
 
-    __slots__ = ("_callback", "_stream", "_turn", "_turn_left", "held_bytes", "is_accepted", "request")
+    __slots__ = ("_callback", "_own_thread", "_stream", "_turn", "_turn_left", "held_bytes", "is_accepted", "request")
 
     def __init__(self, stream: InferenceStream, turn: Turn) -> None:
         self._stream = stream
@@ -239,6 +239,7 @@ class _StreamResponder:
         self.request: InferRequest | None = None
         self.is_accepted = False
         """An error before is the request's own, one after is an answer of the model."""
+        self._own_thread = threading.get_ident()
 
     def origin(self) -> RequestOrigin:
         return _origin(self._stream.call)
@@ -270,7 +271,8 @@ class _StreamResponder:
         text = self._stream.paths.hide(error.text)
         if request is None:
             message = self._stream.codec.encode_stream_error(text)
-        elif self.is_accepted:
+        elif self.is_accepted or threading.get_ident() != self._own_thread:
+            # A model that is quick fails on another thread before this one knows that the request was taken.
             message = self._stream.codec.encode_stream_error(text, request.id, request.head.model_name, final)
         else:
             message = self._stream.codec.encode_stream_error(text, request.id)
