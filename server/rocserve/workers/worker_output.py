@@ -101,8 +101,6 @@ class WorkerOutput:
         except BlockingIOError:
             return 0
         *lines, rest = data.split(b"\n", self._lines.left)
-        if b"\n" in rest:
-            rest = self._skip_lines(rest, is_begun=not lines)
         if lines:
             lines[0] = self._begun + lines[0]
             self._begun = b""
@@ -110,6 +108,8 @@ class WorkerOutput:
                 if not self._cutting:
                     self._take_line(line)
                 self._cutting = False
+        if b"\n" in rest:
+            rest = self._skip_lines(rest, is_begun=not lines)
         if not self._cutting:
             self._begun += rest
             if len(self._begun) > _LONGEST_LINE:

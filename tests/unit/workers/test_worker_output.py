@@ -57,6 +57,12 @@ async def test_every_line_of_a_flood_is_written_or_counted(caplog: pytest.LogCap
     assert output.last_line == "the end"
 
 
+async def test_the_last_line_is_the_last_where_only_the_first_ones_are_written(caplog: pytest.LogCaptureFixture):
+    """All in one piece, of which the burst takes the beginning."""
+    _, output = await log_of(b"line\n" * 600 + b"the end\n", caplog)
+    assert output.last_line == "the end"
+
+
 async def test_long_lines_are_bounded_by_what_they_take(caplog: pytest.LogCaptureFixture):
     lines, _ = await log_of((b"x" * 4000 + b"\n") * 400, caplog)
     assert 50 <= sum(line.startswith("m:1: xxx") for line in lines) < 200
