@@ -13,7 +13,7 @@ from support.repository_index import index_of, reason_of
 from support.server import RocserveProcess, wait_until
 
 SETTLE_SECONDS = 0.5
-LOAD_SECONDS = 60.0
+LOAD_SECONDS = 25.0
 CONFIG = """
 platform: "onnx_onnxv1"
 max_batch_size: 8

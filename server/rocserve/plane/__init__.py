@@ -1,1 +1,5 @@
-"""What processes of the data plane share: heaps of tensors, links of messages, doorbells."""
+"""Memory that processes share: heaps of tensors, links of messages, doorbells.
+
+Anonymous files carry the arenas of `rocserve.workers`. Heaps, links and doorbells are made for front ends in processes
+of their own (docs/architecture.md, "What comes"), and nothing else uses them yet.
+"""

@@ -15,8 +15,8 @@ from typing import Any
 _NAME_BYTES = 200
 """Of the file's name, which shows in /proc/PID/maps; Linux takes 249."""
 
-# Before Python 3.13 each mapping keeps a copy of the file's descriptor.
-_MAPPED_WITHOUT_A_COPY: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+MAPPED_WITHOUT_A_COPY: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+"""Arguments of mmap.mmap. Before Python 3.13 each mapping keeps a copy of the file's descriptor."""
 
 
 def create(name: str, size: int) -> int:
@@ -37,9 +37,9 @@ def open_for_reading(descriptor: int) -> int:
 
 
 def map_to_write(descriptor: int) -> mmap.mmap:
-    return mmap.mmap(descriptor, os.fstat(descriptor).st_size, **_MAPPED_WITHOUT_A_COPY)
+    return mmap.mmap(descriptor, os.fstat(descriptor).st_size, **MAPPED_WITHOUT_A_COPY)
 
 
 def map_to_read(descriptor: int) -> mmap.mmap:
     size = os.fstat(descriptor).st_size
-    return mmap.mmap(descriptor, size, prot=mmap.PROT_READ, **_MAPPED_WITHOUT_A_COPY)
+    return mmap.mmap(descriptor, size, prot=mmap.PROT_READ, **MAPPED_WITHOUT_A_COPY)

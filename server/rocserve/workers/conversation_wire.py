@@ -20,16 +20,15 @@ import mmap
 import os
 import socket
 import struct
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rocserve.backends.request_model import RESCHEDULED, Answer, ModelCall, ModelResponse, Result
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.plain import to_json
 from rocserve.core.tensors import Buffer, Tensor, can_hold
+from rocserve.plane.anonymous_file import MAPPED_WITHOUT_A_COPY
 from rocserve.workers.memory import aligned, written_size
 from rocserve.workers.messages import AnswerLayout, CallLayout, TensorHead
 from rocserve.workers.wire import LONGEST_TEXT, MAXIMUM_DATAGRAM, LayoutReader, pack_tail, status_code, unpack_tail
@@ -45,9 +44,6 @@ LONGEST_JSON = MAXIMUM_DATAGRAM - INLINE_BYTES - 16 * 1024
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _WRITTEN_AT_ONCE = 1 << 30
-
-# Before Python 3.13 each mapping keeps a copy of the file's descriptor.
-_MAPPED_WITHOUT_A_COPY: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +240,7 @@ def _mapped(descriptor: int, size: int) -> memoryview:
                 size,
                 flags=mmap.MAP_PRIVATE,
                 prot=mmap.PROT_READ | mmap.PROT_WRITE,
-                **_MAPPED_WITHOUT_A_COPY,
+                **MAPPED_WITHOUT_A_COPY,
             )
         )
     except OSError as error:

@@ -1,22 +1,20 @@
 """Shared memory between the server and a worker: anonymous files (memfd), mapped by both.
 
-Not /dev/shm: a container's small /dev/shm is no limit, and nothing is left behind when both ends are gone. The file's
-size is sealed, so a faulty worker cannot make the server's reads fault (SIGBUS).
+Both ends write. The file's size is sealed, so a faulty worker cannot make the server's reads fault (SIGBUS).
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import mmap
 import os
-import sys
 from typing import Any
 
 import numpy as np
 
 from rocserve.core.errors import internal
 from rocserve.core.tensors import Buffer
+from rocserve.plane import anonymous_file
 
 ALIGNMENT = 64
 """Bytes; tensors begin at multiples of it, for the engines' vector instructions."""
@@ -28,9 +26,6 @@ LARGEST = 1 << 40
 """Bytes of an arena, and so of all tensors of a batch: more than a machine holds. Pages that nobody touches cost
 nothing, so each arena has as much of the file to itself."""
 
-_NAME_BYTES = 200
-"""Of the file's name, which shows in /proc/PID/maps."""
-
 _COPIED_IN_PLACE = 64 * 1024
 """Bytes up to which a copy takes less time than letting go of the GIL for it."""
 
@@ -39,9 +34,6 @@ _BLOCK_BYTES = 512
 
 _MAPPED_AT_ONCE = 1 << 30
 """Bytes; a call moves less than 2 GiB."""
-
-# Before Python 3.13 each mapping keeps a copy of the file's descriptor.
-_MAPPED_WITHOUT_A_COPY: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 _Octets = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -68,12 +60,7 @@ class ArenaFile:
 
     @classmethod
     def create(cls, name: str, arenas: int) -> ArenaFile:
-        # Linux takes 249 bytes; a model's name may be longer.
-        shown = os.fsencode(name)[:_NAME_BYTES].decode(errors="ignore")
-        file = cls(os.memfd_create(shown, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-        os.ftruncate(file.descriptor, arenas * LARGEST)
-        fcntl.fcntl(file.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        return file
+        return cls(anonymous_file.create(name, arenas * LARGEST))
 
     def __del__(self) -> None:
         os.close(self.descriptor)
@@ -186,7 +173,9 @@ class Arena:
     def _map(self, nbytes: int) -> None:
         """Untouched pages cost no memory, so it grows in powers of two."""
         size = 1 << (max(nbytes, _SMALLEST) - 1).bit_length()
-        self.mapping = _SealedMapping(self._open_file.descriptor, size, offset=self._start, **_MAPPED_WITHOUT_A_COPY)
+        self.mapping = _SealedMapping(
+            self._open_file.descriptor, size, offset=self._start, **anonymous_file.MAPPED_WITHOUT_A_COPY
+        )
         self.size = size
         self.view = memoryview(self.mapping)
         self.octets: _Octets = np.frombuffer(self.mapping, dtype=np.uint8)
