@@ -34,7 +34,7 @@ class RecordedTriton:
         """
         self._file = file
         self._folder = json.dumps(str(folder))[1:-1]
-        self._anew = anew
+        self.is_recording = anew
         self._depends_on: list[str] = []
         self._before = self._read(file.read_text()) if file.exists() else {}
         self._entries = {} if anew else self._before
@@ -54,7 +54,7 @@ class RecordedTriton:
 
     def confirm(self, exchange: Exchange, outcomes: Sequence[Outcome]) -> None:
         """Record what Triton has made of an exchange, or assert that it is what has been recorded."""
-        if self._anew:
+        if self.is_recording:
             self._keep(exchange, outcomes)
             return
         for index, (recorded, found) in enumerate(zip(self.take(exchange), outcomes, strict=True)):

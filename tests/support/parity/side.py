@@ -27,6 +27,10 @@ _OPTIONS = [
 ]
 
 
+class ServerEnded(AssertionError):
+    """A server is not there any more."""
+
+
 class Side:
     """A running server and its ports; a context manager that closes the connection."""
 
@@ -68,7 +72,8 @@ class Side:
     def _refusal(self, error: Any) -> Outcome:
         """An error's code and text. Triton's texts end in line breaks and spaces here and there."""
         text = (error.details() or "").rstrip()
-        assert not any(sign in text for sign in _GONE), f"{self.name} has ended: {text}"
+        if any(sign in text for sign in _GONE):
+            raise ServerEnded(f"{self.name} has ended: {text}")
         return Outcome(error.code().name, text)
 
     def http(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Outcome:
@@ -79,6 +84,8 @@ class Side:
             response = connection.getresponse()
             data = response.read()
             found = {name.lower(): value for name, value in response.getheaders()}
+        except ConnectionError as error:
+            raise ServerEnded(f"{self.name} has ended: {error}") from None
         finally:
             connection.close()
         kept = {name: found[name] for name in _COMPARED_HEADERS if name in found}
