@@ -62,6 +62,8 @@ class Case:
     """What the message names; there while the case is measured, and registered by each contender."""
     http: HttpRequest | None = None
     """In place of the message."""
+    load_threads: int = 1
+    """Of the load generator, where one cannot keep the server busy."""
 
 
 def infer_request(model: str, inputs: Mapping[str, NDArray[numpy.generic]]) -> bytes:

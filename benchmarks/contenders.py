@@ -58,7 +58,7 @@ class ServedContender:
         self.measure(case, seconds=0.5)
 
     def measure(self, case: Case, seconds: float) -> Measurement:
-        load = Load(case.connections, case.streams, seconds)
+        load = Load(case.connections, case.streams, seconds, case.load_threads)
         body = self._folder / "request.bin"
         body.write_bytes(frame(case.message) if case.http is None else case.http.body)
         address = self._server.address if case.http is None else self._server.http_address

@@ -45,6 +45,8 @@ class Load:
     connections: int
     streams: int
     seconds: float
+    threads: int = 1
+    """Of h2load, at most one a connection."""
 
     @property
     def in_flight(self) -> int:
@@ -94,6 +96,7 @@ def run_load(address: str, body_file: Path, load: Load, log_file: Path, call: Ca
         h2load_program(),
         f"--duration={round(load.seconds * 1000)}ms",
         f"--clients={load.connections}",
+        f"--threads={min(load.threads, load.connections)}",
         f"--max-concurrent-streams={load.streams}",
         f"--data={body_file}",
         f"--log-file={log_file}",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import onnx
-from onnx import TensorProto, helper
+if TYPE_CHECKING:  # Python models are measured without it, too.
+    import onnx
 
 ADD_SUB_LENGTH = 16
 IDENTITY_LENGTH = 1 << 20
@@ -58,11 +59,14 @@ class TwinModel:
     """What rocserve serves; None: the Python model that Triton serves, from the same file."""
     source: str
     """model.py"""
+    instances: int = 1
 
     def write_for_rocserve(self, repository: Path) -> None:
         if self.graph is None:
             self.write_for_triton(repository)
             return
+        import onnx
+
         version = self._write_config(repository, 'backend: "onnxruntime"')
         onnx.save(self.graph, version / "model.onnx")
 
@@ -72,7 +76,8 @@ class TwinModel:
 
     def _write_config(self, repository: Path, backend: str) -> Path:
         """Write config.pbtxt and return the folder of version 1."""
-        parts = [f'name: "{self.name}"', backend, self.tensors, "instance_group { kind: KIND_CPU count: 1 }"]
+        group = f"instance_group {{ kind: KIND_CPU count: {self.instances} }}"
+        parts = [f'name: "{self.name}"', backend, self.tensors, group]
         if self.dynamic_batching:
             parts.append("dynamic_batching { }")
         version = repository / self.name / "1"
@@ -81,45 +86,55 @@ class TwinModel:
         return version
 
 
-def add_sub(name: str, dynamic_batching: bool, python: bool = False) -> TwinModel:
+def add_sub(name: str, dynamic_batching: bool, python: bool = False, instances: int = 1) -> TwinModel:
     """OUTPUT0 = INPUT0 + INPUT1, OUTPUT1 = INPUT0 - INPUT1, on [batch, 16] INT32; `python`: in rocserve too."""
-    shape: list[str | int] = ["batch", ADD_SUB_LENGTH]
     tensors = [f"max_batch_size: {ADD_SUB_MAX_BATCH_SIZE}"]
     for kind in ("input", "output"):
         for index in (0, 1):
             full_name = f"{kind.upper()}{index}"
             tensors.append(f'{kind} {{ name: "{full_name}" data_type: TYPE_INT32 dims: [ {ADD_SUB_LENGTH} ] }}')
-    graph = build_graph(
-        nodes=[
-            helper.make_node("Add", ["INPUT0", "INPUT1"], ["OUTPUT0"]),
-            helper.make_node("Sub", ["INPUT0", "INPUT1"], ["OUTPUT1"]),
-        ],
-        element_type=TensorProto.INT32,
-        shape=shape,
-        inputs=("INPUT0", "INPUT1"),
-        outputs=("OUTPUT0", "OUTPUT1"),
-    )
-    return TwinModel(name, "\n".join(tensors), dynamic_batching, None if python else graph, PYTHON_ADD_SUB)
+    graph = None if python else _add_sub_graph()
+    return TwinModel(name, "\n".join(tensors), dynamic_batching, graph, PYTHON_ADD_SUB, instances)
 
 
-def identity(name: str) -> TwinModel:
-    """OUTPUT0 = INPUT0, on [1048576] FP32 (4 MiB) without batching."""
+def identity(name: str, python: bool = False) -> TwinModel:
+    """OUTPUT0 = INPUT0, on [1048576] FP32 (4 MiB) without batching; `python`: in rocserve too."""
     tensors = [
         "max_batch_size: 0",
         f'input {{ name: "INPUT0" data_type: TYPE_FP32 dims: [ {IDENTITY_LENGTH} ] }}',
         f'output {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ {IDENTITY_LENGTH} ] }}',
     ]
-    graph = build_graph(
+    return TwinModel(name, "\n".join(tensors), False, None if python else _identity_graph(), PYTHON_IDENTITY)
+
+
+def _add_sub_graph() -> onnx.ModelProto:
+    from onnx import TensorProto, helper
+
+    return _build_graph(
+        nodes=[
+            helper.make_node("Add", ["INPUT0", "INPUT1"], ["OUTPUT0"]),
+            helper.make_node("Sub", ["INPUT0", "INPUT1"], ["OUTPUT1"]),
+        ],
+        element_type=TensorProto.INT32,
+        shape=["batch", ADD_SUB_LENGTH],
+        inputs=("INPUT0", "INPUT1"),
+        outputs=("OUTPUT0", "OUTPUT1"),
+    )
+
+
+def _identity_graph() -> onnx.ModelProto:
+    from onnx import TensorProto, helper
+
+    return _build_graph(
         nodes=[helper.make_node("Identity", ["INPUT0"], ["OUTPUT0"])],
         element_type=TensorProto.FLOAT,
         shape=[IDENTITY_LENGTH],
         inputs=("INPUT0",),
         outputs=("OUTPUT0",),
     )
-    return TwinModel(name, "\n".join(tensors), False, graph, PYTHON_IDENTITY)
 
 
-def build_graph(
+def _build_graph(
     nodes: list[onnx.NodeProto],
     element_type: int,
     shape: list[str | int] | list[int],
@@ -127,6 +142,9 @@ def build_graph(
     outputs: tuple[str, ...],
 ) -> onnx.ModelProto:
     """A checked model whose inputs and outputs all have one datatype and shape."""
+    import onnx
+    from onnx import helper
+
     graph = helper.make_graph(
         nodes,
         "benchmark",

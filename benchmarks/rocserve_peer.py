@@ -1,7 +1,8 @@
-"""The rocserve of this checkout as a process of its own, started by its command as a user starts it."""
+"""The rocserve of a checkout as a process of its own, started by its command as a user starts it."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -21,16 +22,23 @@ def rocserve_program() -> Path:
 
 
 def rocserve_server(
-    repository: Path, port: int, log_file: Path, *flags: str, http_port: int | None = None
+    repository: Path,
+    port: int,
+    log_file: Path,
+    *flags: str,
+    http_port: int | None = None,
+    name: str = "rocserve",
+    tree: Path | None = None,
 ) -> ServerProcess:
     """The server on a model repository; metrics are off, as nothing of them is measured.
 
     Args:
         flags: further ones.
         http_port: None = without HTTP.
+        tree: the checkout whose code is run; None = what is installed where the benchmarks run.
     """
     command = [
-        str(rocserve_program()),
+        *([str(rocserve_program())] if tree is None else [sys.executable, "-m", "rocserve.cli"]),
         "serve",
         f"--model-repository={repository}",
         "--grpc-address=127.0.0.1",
@@ -40,4 +48,5 @@ def rocserve_server(
         "--allow-client-shm=true",
         *flags,
     ]
-    return ServerProcess("rocserve", command, port, log_file, http_port=http_port)
+    environment = None if tree is None else {**os.environ, "PYTHONPATH": f"{tree}/server:{tree}/clients"}
+    return ServerProcess(name, command, port, log_file, environment, http_port=http_port)

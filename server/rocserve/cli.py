@@ -34,13 +34,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     parser, model_verbs = _parser()
-    options, unknown = parser.parse_known_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    options, unknown = parser.parse_known_args(words)
     if unknown:
         _refuse(_innermost(parser, options), unknown)
     if options.verb is None:
         parser.print_help()
         return 2
-    own_verbs = {"serve": _serve, "config": _config, "status": _status, "get": _get, "cache": _cache}
+    own_verbs = {
+        "serve": lambda options: _serve(options, words[1:]),
+        "config": _config,
+        "status": _status,
+        "get": _get,
+        "cache": _cache,
+    }
     return {**own_verbs, **model_verbs}[options.verb](options)
 
 
@@ -191,7 +198,8 @@ def _byte_count(text: str) -> int:
     return int(amount) * factor
 
 
-def _serve(options: argparse.Namespace) -> int:
+def _serve(options: argparse.Namespace, command: Sequence[str]) -> int:
+    """`command`: what stands behind the verb, from which the options come."""
     from rocserve.flags import FlagError, settings_from
 
     try:
@@ -223,10 +231,10 @@ def _serve(options: argparse.Namespace) -> int:
 
     # Only now: this imports gRPC.
     _quieten_grpc()
-    _let_the_reactor_poll()
+    _let_the_plane_poll()
     from rocserve.server import run_server
 
-    return run_server(settings, launcher, log)
+    return run_server(settings, command, launcher, log)
 
 
 def _control_groups(log: logging.Logger) -> ControlGroups | None:
@@ -241,7 +249,7 @@ def _control_groups(log: logging.Logger) -> ControlGroups | None:
     return groups
 
 
-def _let_the_reactor_poll() -> None:
+def _let_the_plane_poll() -> None:
     """Have gRPC's core read and write sockets on the thread that polls its completion queue, not on threads of its own:
     each call then saves the way from one to the other. Has to be said before grpc is imported; the user's word goes."""
     os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")

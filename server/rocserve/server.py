@@ -6,11 +6,12 @@ import asyncio
 import resource
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rocserve.backends.backend_config import with_backend_config
 from rocserve.backends.free_memory import host_memory_limit
 from rocserve.backends.host import Host
+from rocserve.backends.parameters import usable_cpus
 from rocserve.backends.registry import discover_backends
 from rocserve.core.custom_metrics import CustomMetrics
 from rocserve.core.heap_trim import HeapTrim, glibc_trim
@@ -28,6 +29,7 @@ from rocserve.observability.logs import ServerLog
 from rocserve.observability.loop_errors import LoopErrors
 from rocserve.observability.tracing.creation import create_tracing
 from rocserve.observability.tracing.tracing import Tracing
+from rocserve.plane.loop import PlaneLoop, default_looks, default_spin
 from rocserve.repository.fallbacks import FallbackCounter
 from rocserve.repository.host_policies import HostPolicies
 from rocserve.repository.item_version import ItemVersionLoader
@@ -53,12 +55,15 @@ from rocserve.services.readiness import Readiness
 from rocserve.services.repository_control import RepositoryControlService
 from rocserve.services.trace_control import TraceControlService
 from rocserve.settings import ControlMode, ServerSettings
-from rocserve.workers.completion import CompletionThread
+from rocserve.workers.channel_mail import ChannelMail
 from rocserve.workers.launcher import WorkerLauncher
 
 
-def run_server(settings: ServerSettings, launcher: WorkerLauncher, log: ServerLog) -> int:
-    """Serve until a signal ends it; the result is the process's exit status."""
+def run_server(settings: ServerSettings, command: Sequence[str], launcher: WorkerLauncher, log: ServerLog) -> int:
+    """Serve until a signal ends it; the result is the process's exit status.
+
+    `command`: the flags that the settings come from.
+    """
     _allow_many_descriptors()
     try:
         tracing = create_tracing(settings.trace.values, settings.server_id, log.logger.getChild("tracing"))
@@ -67,21 +72,30 @@ def run_server(settings: ServerSettings, launcher: WorkerLauncher, log: ServerLo
         asyncio.run(launcher.close())
         return 1
     try:
-        return asyncio.run(Server(settings, launcher, log, tracing).run())
+        return asyncio.run(Server(settings, command, launcher, log, tracing).run())
     finally:
         tracing.close()
 
 
 class Server:
     def __init__(
-        self, settings: ServerSettings, launcher: WorkerLauncher, server_log: ServerLog, tracing: Tracing
+        self,
+        settings: ServerSettings,
+        command: Sequence[str],
+        launcher: WorkerLauncher,
+        server_log: ServerLog,
+        tracing: Tracing,
     ) -> None:
         self._settings = settings
+        self._command = command
         self._launcher = launcher
         self._server_log = server_log
         self._tracing = tracing
         self._log = log = server_log.logger
-        self._completion = CompletionThread(log.getChild("completion"))
+        spin = default_spin(usable_cpus()) if settings.spin is None else settings.spin
+        self._plane = PlaneLoop(log.getChild("plane"), spin)
+        mail = ChannelMail(self._plane, 0 if settings.spin == 0 else default_looks(usable_cpus()))
+        self._plane.add_source(mail)
         self._tables = ServingTableHolder()
         self._client_regions = ClientRegions()
         self._paths = PrivatePaths((*settings.model_repositories, *settings.worker_load_folders))
@@ -96,7 +110,7 @@ class Server:
             log.warning("%s", warning)
         loader = WorkerVersionLoader(
             launcher=launcher,
-            completion=self._completion,
+            mail=mail,
             tables=self._tables,
             limits=QueueLimits(settings.max_queue_requests, settings.max_queue_bytes),
             strict=settings.strict_model_config,
@@ -105,7 +119,7 @@ class Server:
             fallbacks=self._fallbacks,
             cache=ResponseCache(settings.cache.size_bytes) if settings.cache.name else None,
             limiter=(
-                RateLimiter(settings.rate_limit_resources, self._completion.call_soon)
+                RateLimiter(settings.rate_limit_resources, self._plane.call_soon)
                 if settings.rate_limit == "execution_count"
                 else None
             ),
@@ -132,9 +146,9 @@ class Server:
         # Where it is ignored from the start (nohup) it stays so.
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             loop.add_signal_handler(signal.SIGHUP, self._reload)
-        self._completion.start()
+        self._plane.start()
         readiness = Readiness(self._repository.is_ready)
-        front_ends = FrontEnds(self._settings, self._served(readiness), self._completion, self._log)
+        front_ends = FrontEnds(self._settings, self._command, self._served(readiness), self._plane, self._log)
         try:
             await front_ends.start()
         except (OSError, RuntimeError, ValueError) as error:
@@ -182,6 +196,7 @@ class Server:
             ClientMemory(self._tables, self._client_regions, self._settings.max_queue_bytes),
             observer,
             self._paths,
+            self._plane,
             self._client_limits(),
         )
 
@@ -248,7 +263,7 @@ class Server:
 
     async def _end_workers(self, ending: Ending) -> None:
         await ending.end("the zygote", self._launcher.close())
-        await ending.end("the completion thread", _call(self._completion.stop))
+        await ending.end("the data plane's thread", _call(self._plane.stop))
 
 
 async def _call(end: Callable[[], object]) -> None:

@@ -81,8 +81,6 @@ class GrpcSettings:
     address: str = "0.0.0.0"
     port: int = 8001
     reuse_port: bool = False
-    transport: str = "auto"
-    """auto, reactor or aio."""
     use_ssl: bool = False
     use_ssl_mutual: bool = False
     """Of clients that show a certificate, which root_cert vouches for."""
@@ -225,6 +223,18 @@ class TimeLimits:
 NO_TIME_LIMITS = TimeLimits(0.0, 0.0, 0.0, 0.0)
 
 
+_CPUS_OF_ONE_PROCESS = 4
+"""Up to so many the server's own process serves gRPC: the CPUs are needed for what the models do."""
+_CPUS_A_FRONT_END = 3
+"""One for the front end; the server's scheduling and the workers have the others."""
+_MOST_FRONT_ENDS = 16
+
+
+def default_front_ends(cpus: int) -> int:
+    """Processes that serve gRPC where no flag says how many, by the CPUs that may be used."""
+    return 0 if cpus <= _CPUS_OF_ONE_PROCESS else min(cpus // _CPUS_A_FRONT_END, _MOST_FRONT_ENDS)
+
+
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     model_repositories: tuple[Path, ...]
@@ -254,6 +264,8 @@ class ServerSettings:
     by the memory that there is."""
     allow_mixed_tls: bool = False
     """One of gRPC and HTTP may ask clients for certificates while the other does not."""
+    front_ends: int | None = None
+    """Processes that serve gRPC; 0 = the server's own, None = by the CPUs that may be used."""
     write_timeout_seconds: float = 60.0
     """An answer that its client has not read by then is given up."""
     max_model_instances: int | None = None
@@ -262,6 +274,9 @@ class ServerSettings:
     """Of a model that its version policy serves at once."""
     max_folder_entries: int = 100_000
     """Files and folders of a model."""
+    spin: int | None = None
+    """Looks at all that may come, in a row and without anything, before the data plane's thread sleeps; None = by the
+    CPUs that there are."""
     server_id: str = "rocserve"
     model_namespacing: bool = False
     """Models of different repositories may have the same name; each name then belongs to its repository."""

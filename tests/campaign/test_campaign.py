@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from support.models import add_constant
 from support.server import wait_until
@@ -51,12 +52,25 @@ def stopped_server(stage: Stage, random: random.Random) -> None:
     stage.explicit.process.send_signal(signal.SIGCONT)
 
 
+def is_replaced(stage: Stage, gone: psutil.Process) -> bool:
+    workers = workers_of(stage.poll, models.PYTHON)
+    return len(workers) == 1 and gone not in workers
+
+
 def killed_worker(stage: Stage, random: random.Random) -> None:
-    """With a request inside, and nobody was told."""
-    (worker,) = workers_of(stage.poll, models.PYTHON)
-    worker.suspend()
-    time.sleep(0.5)
-    worker.kill()
+    """With a request inside, and nobody was told. What a worker has not taken yet runs elsewhere, so that its model
+    becomes slow first: nearly every moment is one inside a request."""
+    script = stage.copied / models.PYTHON / "1" / "model.py"
+    quick, slow = "responses = []", "time.sleep(0.5)\n        responses = []"
+    assert quick in script.read_text()
+    (gone,) = workers_of(stage.poll, models.PYTHON)
+    script.write_text("import time\n" + script.read_text().replace(quick, slow))
+    while "honest request failed" not in stage.findings.counts:
+        wait_until(lambda gone=gone: is_replaced(stage, gone), 20, "the next worker")
+        time.sleep(0.3)
+        (gone,) = workers_of(stage.poll, models.PYTHON)
+        gone.kill()
+        time.sleep(0.3)
 
 
 def left_behind(stage: Stage, random: random.Random) -> None:

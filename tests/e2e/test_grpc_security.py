@@ -1,4 +1,4 @@
-"""Restricted protocols, forwarded headers, limits, and messages that nobody should send, on both transports."""
+"""Restricted protocols, forwarded headers, limits, and messages that nobody should send."""
 
 from __future__ import annotations
 
@@ -54,13 +54,12 @@ def repository(folder: Path) -> Path:
     return models
 
 
-@pytest.fixture(scope="module", params=["reactor", "aio"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
     """Everything but `health` and `model-repository` is restricted."""
     folder = tmp_path_factory.mktemp("security")
     others = ",".join(sorted({*PROTOCOLS.values()} - {"health", "model-repository", "inference"}))
     flags = (
-        f"--grpc-transport={request.param}",
         "--grpc-restricted-protocol=inference:infer-key=infer-value",
         f"--grpc-restricted-protocol={others}:other-key=other-value",
         "--grpc-header-forward-pattern=^(my_|priority|triton_)",

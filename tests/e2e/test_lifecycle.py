@@ -187,8 +187,7 @@ def test_a_gpu_is_never_replaced_by_the_cpu_unasked(serve, repository: Path):
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates of this test")
-@pytest.mark.parametrize("transport", ["reactor", "aio"])
-def test_mutual_tls(serve, repository: Path, tmp_path: Path, transport: str):
+def test_mutual_tls(serve, repository: Path, tmp_path: Path):
     drop(repository, "a", add_constant(1.0))
     ours = make_authority(tmp_path / "ours")
     server = serve(
@@ -198,7 +197,6 @@ def test_mutual_tls(serve, repository: Path, tmp_path: Path, transport: str):
             f"--grpc-server-cert={ours.certificate}",
             f"--grpc-server-key={ours.key}",
             f"--grpc-root-cert={ours.root}",
-            f"--grpc-transport={transport}",
         ),
     )
     shown = {"private_key": str(ours.key), "certificate_chain": str(ours.certificate)}

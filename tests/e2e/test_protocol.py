@@ -1,4 +1,5 @@
-"""The served RPCs over a real connection, with tritonclient's own messages and on both transports."""
+"""The served RPCs over a real connection, with tritonclient's own messages, in both ways to hear of gRPC's
+events."""
 
 from __future__ import annotations
 
@@ -29,14 +30,14 @@ dynamic_batching { }
 """
 
 
-@pytest.fixture(scope="module", params=["reactor", "aio"])
+@pytest.fixture(scope="module", params=["-event_engine_listener", "event_engine_listener"])
 def server(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("protocol")
     repository = folder / "repository"
     model = drop(repository, "add_sub", add_sub(), CONFIG)
     (model / "labels.txt").write_text("\n".join(f"class{number}" for number in range(16)))
     drop(repository, "untold", add_sub())
-    with RocserveProcess([repository], f"--grpc-transport={request.param}", log=folder / "log") as process:
+    with RocserveProcess([repository], log=folder / "log", environment={"GRPC_EXPERIMENTS": request.param}) as process:
         process.wait_until_ready()
         yield process
 

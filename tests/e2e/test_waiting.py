@@ -21,8 +21,8 @@ output { name: "Y" data_type: TYPE_FP32 dims: [ 256 ] }
 """
 
 
-@pytest.fixture(scope="module", params=["reactor", "aio"])
-def server(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("waiting")
     repository: Path = folder / "repository"
     drop(repository, "slow", slow_sum(4000), CONFIG)
@@ -38,7 +38,7 @@ def server(request, tmp_path_factory):
         slow_sum(4000),
         CONFIG + "dynamic_batching { preferred_batch_size: [ 1 ] default_queue_policy { max_queue_size: 2 } }",
     )
-    with RocserveProcess([repository], f"--grpc-transport={request.param}", log=folder / "log") as process:
+    with RocserveProcess([repository], log=folder / "log") as process:
         process.wait_until_ready(60)
         yield process
 

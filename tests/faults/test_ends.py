@@ -103,12 +103,9 @@ def test_the_end_comes_through_ten_storms_of_renames(repository: Path, tmp_path:
             assert psutil.wait_procs(family, timeout=5)[1] == []
 
 
-@pytest.mark.parametrize("transport", ["reactor", "aio"])
-def test_a_second_signal_ends_at_once_and_leaves_nothing(
-    serve: Callable[..., RocserveProcess], repository: Path, transport: str
-):
+def test_a_second_signal_ends_at_once_and_leaves_nothing(serve: Callable[..., RocserveProcess], repository: Path):
     drop_python(repository, "stays", STAYS)
-    server = serve(repository, "--exit-timeout-secs=60", f"--grpc-transport={transport}")
+    server = serve(repository, "--exit-timeout-secs=60")
     told: list[str] = []
     asking = ask_in_background(server, "stays", told)
     wait_until((repository.parent / "inside").exists, 10, "the request in the model")

@@ -56,15 +56,15 @@ ensemble_scheduling {
 """
 
 
-@pytest.fixture(scope="module", params=["reactor", "aio"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
     folder = tmp_path_factory.mktemp("memory")
     repository: Path = folder / "repository"
     write_stretch(repository)
     write_model(repository / "weigh", WEIGH, WEIGH_CONFIG)
     (repository / "chain" / "1").mkdir(parents=True)
     (repository / "chain" / "config.pbtxt").write_text(CHAIN_CONFIG)
-    flags = (f"--max-request-memory={LIMIT}", "--write-timeout-secs=3", f"--grpc-transport={request.param}", *FLAGS)
+    flags = (f"--max-request-memory={LIMIT}", "--write-timeout-secs=3", *FLAGS)
     with RocserveProcess([repository], *flags, log=folder / "log") as process:
         process.wait_until_ready()
         yield process

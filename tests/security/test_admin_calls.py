@@ -98,10 +98,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["reactor", "aio"])
-def server(request: pytest.FixtureRequest, folder: Path) -> Iterator[RocserveProcess]:
-    flags = (*SHARED, f"--grpc-transport={request.param}")
-    with RocserveProcess([folder / "repository"], *flags, log=folder / f"{request.param}.log") as running:
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[RocserveProcess]:
+    with RocserveProcess([folder / "repository"], *SHARED, log=folder / "server.log") as running:
         running.wait_until_ready()
         yield running
 

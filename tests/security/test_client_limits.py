@@ -18,13 +18,12 @@ from rocserve.protocol import grpc_service_pb2 as pb
 SERVICE = "/inference.GRPCInferenceService/"
 
 
-@pytest.fixture(scope="module", params=["reactor", "aio"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
     folder = tmp_path_factory.mktemp("clients")
     (folder / "repository").mkdir()
     drop_paced(folder / "repository", "paced")
-    flags = (f"--grpc-transport={request.param}", "--max-requests-per-client=2")
-    with RocserveProcess([folder / "repository"], *flags, log=folder / "server.log") as running:
+    with RocserveProcess([folder / "repository"], "--max-requests-per-client=2", log=folder / "server.log") as running:
         running.wait_until_ready()
         yield running
 

@@ -42,9 +42,10 @@ import triton_python_backend_utils as pb_utils
 from rocserve.core.custom_metrics import MetricChange, MetricChanges, MetricKind
 from rocserve.core.datatypes import DataType
 from rocserve.core.plain import to_json
-from rocserve.workers import conversation_wire
-from rocserve.workers.messages import CallLayout, Progress, RequestResult, RequestResults, TensorHead, Unload
-from rocserve.workers.wire import EXECUTED, HEADER, encode_frame, pack_tail
+from rocserve.workers.entries import CALL, DONE, ENTRY, ONCE, RESULT, RESULT_LAYOUT, RESULTS, EACH, numbers
+from rocserve.workers.messages import CallLayout, Progress, ResultLayout, TensorHead, Unload
+from rocserve.workers.request_executor import RequestExecutor
+from rocserve.workers.wire import encode_frame
 
 
 def descriptors():
@@ -58,50 +59,40 @@ def is_socket(descriptor):
         return False  # The one that the folder itself was read by.
 
 
-def sockets(kind):
-    ends = [socket.socket(fileno=os.dup(found)) for found in list(filter(is_socket, descriptors()))]
-    return [end for end in ends if end.type == kind]
+def serving():
+    # The end of the instance and the batch that is being run, from whoever runs it.
+    frame = sys._getframe()
+    while not isinstance(frame.f_locals.get("self"), RequestExecutor) or "received" not in frame.f_locals:
+        frame = frame.f_back
+    return frame.f_locals["self"]._end, frame.f_locals["received"]
 
 
 def control(*messages):
-    (end,) = sockets(socket.SOCK_STREAM)
+    end, _ = serving()
+    others = {os.fstat(other.fileno()).st_ino for other in (end._connection, end.back_connection)}
+    found = {os.fstat(each).st_ino: each for each in filter(is_socket, descriptors())}
+    (control,) = [socket.socket(fileno=os.dup(each)) for inode, each in found.items() if inode not in others]
     for message in messages:
-        end.sendall(message)
+        control.sendall(message)
 
 
-def serving():
-    # The channel's socket, from whoever reads it.
-    frame = sys._getframe()
-    while not isinstance(frame.f_locals.get("channel"), socket.socket):
-        frame = frame.f_back
-    return frame.f_locals["channel"]
+def channel(*entries):
+    end, _ = serving()
+    for entry in entries:
+        end.post(entry)
 
 
-def channel(*messages):
-    for message in messages:
-        serving().send(message)
-
-
-def conversation(*messages):
-    inode = os.fstat(serving().fileno()).st_ino
-    (end,) = [end for end in sockets(socket.SOCK_SEQPACKET) if os.fstat(end.fileno()).st_ino != inode]
-    for message in messages:
-        end.send(message)
-
-
-def batch():
-    # What is being run, from whoever runs it.
-    frame = sys._getframe()
-    while "batch_id" not in frame.f_locals or "slot" not in frame.f_locals:
-        frame = frame.f_back
-    return frame.f_locals["slot"], frame.f_locals["batch_id"]
-
-
-def answer(heads, numbers, times=None):
+def answer(heads, table, times=None):
     now = time.monotonic_ns()
-    slot, batch_id = batch()
-    header = HEADER.pack(EXECUTED, slot, batch_id, *(times or (now, now, now)))
-    return header + pack_tail(numbers, to_json(RequestResults((RequestResult(heads),))))
+    end, batch = serving()
+    text = to_json(ResultLayout(heads))
+    layout = ENTRY.pack(RESULT_LAYOUT, ONCE, 0, 0, 64, len(text), 0)
+    start = (64 + len(text) + 63) & -64
+    result = ENTRY.pack(RESULT, 0, 0, 0, 0, start, len(table))
+    slot = (layout + result + text).ljust(start, b"\\0") + numbers(len(table)).pack(*table)
+    place, nbytes = end.text_place(slot), len(slot)
+    done = ENTRY.pack(DONE, 0, 0, batch.id, *(times or (now, now, now)))
+    return done + ENTRY.pack(RESULTS, EACH, 0, 0, place, 2, nbytes)
 
 
 def out(nbytes):
@@ -123,16 +114,27 @@ def sparse():
             os.ftruncate(descriptor, 1 << 40)
         except OSError:
             pass
-    channel(answer((out(1 << 36),), (0, 1 << 36)))
+    end, batch = serving()
+    now = time.monotonic_ns()
+    done = ENTRY.pack(DONE, 0, 0, batch.id, now, now, now)
+    channel(done + ENTRY.pack(RESULTS, EACH, 0, 0, end._heap.allocate(1 << 32), 1, 1 << 32))
+
+
+def posted():
+    end, _ = serving()
+    end._results._own_words[end._results._posted_at] = 1 << 62
+    end._connection.send(b"!")
 
 
 def same_call_twice():
     # Of the model itself, whose only instance is busy: both wait.
     head = TensorHead("ATTACK", DataType.BYTES, (1,))
     body = to_json(CallLayout("hostile", -1, (head,), ("OUT",), "", 0, 0, 0, 0, {}, 0))
-    data = b"\\x04\\x00\\x00\\x00none"
-    call = conversation_wire.HEADER.pack(conversation_wire.CALL, True, 7) + pack_tail((len(body), 8), body + data)
-    conversation(call, call)
+    start = (16 + len(body) + 63) & -64
+    end, _ = serving()
+    place = end.text_place((numbers(2).pack(len(body), 8) + body).ljust(start, b"\\0") + b"\\x04\\x00\\x00\\x00none")
+    call = ENTRY.pack(CALL, 0, 0, 7, 0, place, 2)
+    channel(call, call)
 
 
 def flood():
@@ -173,10 +175,18 @@ ATTACKS = {
     "no message": lambda: control(b"\\x05\\x00\\x00\\x00abcde"),
     "JSON without end": lambda: control(b"\\x10\\x27\\x00\\x00Progress " + b"[" * 9991),
     "a message of the server's": lambda: control(encode_frame(Unload())),
-    "a batch of no slot": lambda: channel(HEADER.pack(EXECUTED, 200, 2, 0, 0, 0) + b"xxxx"),
-    "times to come": lambda: channel(answer((out(1),), (0, 1), (1 << 62,) * 3)),
-    "times before the request": lambda: channel(answer((out(1),), (0, 1), (-5, -4, -3))),
+    "a batch that it has not": lambda: channel(
+        ENTRY.pack(DONE, 0, 0, 200, 0, 0, 0) + ENTRY.pack(RESULTS, 0, 0, 0, 0, 0, 0)
+    ),
+    "results of no kind": lambda: channel(ENTRY.pack(200, 255, 65535, 1 << 31, 1 << 63, 1 << 63, 1 << 63)),
+    "results elsewhere": lambda: channel(
+        ENTRY.pack(DONE, 0, 0, serving()[1].id, *(time.monotonic_ns(),) * 3)
+        + ENTRY.pack(RESULTS, EACH, 0, 0, 1 << 62, 1, 64)
+    ),
+    "times to come": lambda: channel(answer((out(1),), (16, 1), (1 << 62,) * 3)),
+    "times before the request": lambda: channel(answer((out(1),), (16, 1), (3, 4, 5))),
     "outputs upon each other": lambda: channel(answer((out(64),) * 500, (0, 64) * 500)),
+    "counts of what it posted": posted,
     "an output that nobody wrote": sparse,
     "one call twice": same_call_twice,
     "flood": flood,
@@ -199,12 +209,15 @@ FATAL = {
     "no message": "its control message cannot be read: unknown message b'abcde'",
     "JSON without end": "its control message cannot be read",
     "a message of the server's": "its control message cannot be read: a Unload, which only the server says",
-    "a batch of no slot": "it sent what cannot be read: an answer to batch 2 in slot 200, where it is not",
+    "a batch that it has not": "it sent what cannot be read: an answer to batch 200, which it does not have",
+    "results of no kind": "it sent what cannot be read: a message of kind 200, which it may not send here",
+    "results elsewhere": "it sent what cannot be read: a tensor of 64 bytes at byte 4611686018427387904 lies outside",
     "times to come": "it sent what cannot be read: times that are not in their order",
     "times before the request": "it sent what cannot be read: times that are not in their order",
-    "outputs upon each other": "it sent what cannot be read: outputs of 32000 bytes in 64 bytes of memory",
-    "an output that nobody wrote": "it sent what cannot be read: a tensor ends at byte 68719476736 of shared memory of",
-    "one call twice": "it has made two calls of the number 7",
+    "outputs upon each other": "it sent what cannot be read: outputs of 32000 bytes in 8000 bytes of memory",
+    "an output that nobody wrote": "was not written to its end",
+    "counts of what it posted": "it sent what cannot be read: the other end of a link says 4611686018427387904 bytes",
+    "one call twice": "it sent what cannot be read: two calls of the number 7",
 }
 
 

@@ -29,13 +29,12 @@ WRONG_SEQUENCE_ID = (
 """A parameter whose entry is cut off in its value."""
 
 
-@pytest.fixture(scope="module", params=["reactor", "aio"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
     folder = tmp_path_factory.mktemp("malformed")
     (folder / "repository").mkdir()
     drop(folder / "repository", "add_sub", add_sub())
-    flags = (f"--grpc-transport={request.param}", "--log-verbose=0")
-    with RocserveProcess([folder / "repository"], *flags, log=folder / "server.log") as running:
+    with RocserveProcess([folder / "repository"], "--log-verbose=0", log=folder / "server.log") as running:
         running.wait_until_ready()
         yield running
 

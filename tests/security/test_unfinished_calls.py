@@ -34,13 +34,14 @@ def inference() -> bytes:
     return request.SerializeToString()
 
 
-@pytest.fixture(scope="module", params=["reactor", "aio"])
+@pytest.fixture(scope="module", params=["-event_engine_listener", "event_engine_listener"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
     folder = tmp_path_factory.mktemp("unfinished")
     (folder / "repository").mkdir()
     drop(folder / "repository", "add_sub", add_sub())
-    flags = (f"--grpc-transport={request.param}", f"--grpc-message-timeout-secs={MESSAGE_SECONDS}")
-    with RocserveProcess([folder / "repository"], *flags, log=folder / "server.log") as running:
+    flag = f"--grpc-message-timeout-secs={MESSAGE_SECONDS}"
+    environment = {"GRPC_EXPERIMENTS": request.param}
+    with RocserveProcess([folder / "repository"], flag, log=folder / "server.log", environment=environment) as running:
         running.wait_until_ready()
         yield running
 
@@ -125,15 +126,15 @@ def test_slow_uploads_of_many_clients_end_well_beside_fast_ones(
     assert fast.result() > 50
 
 
-@pytest.fixture(scope="module", params=["reactor", "aio"])
-def small_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+@pytest.fixture(scope="module")
+def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
     """With 64 MiB for requests."""
     folder = tmp_path_factory.mktemp("small")
     (folder / "repository").mkdir()
     drop(folder / "repository", "large", add_sub(1 << 18))
     drop(folder / "repository", "add_sub", add_sub())
-    flags = (f"--grpc-transport={request.param}", f"--max-request-memory={LIMIT}")
-    with RocserveProcess([folder / "repository"], *flags, *METRICS, log=folder / "server.log") as running:
+    limit = f"--max-request-memory={LIMIT}"
+    with RocserveProcess([folder / "repository"], limit, *METRICS, log=folder / "server.log") as running:
         running.wait_until_ready()
         yield running
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Self
 
-from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -25,44 +24,45 @@ class Collector:
         self.spans: list[Span] = []
         self.resource: dict[str, str] = {}
         self.batches: list[int] = []
-        self.url = ""
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.headers.get("Content-Encoding") == "gzip":
+                    body = gzip.decompress(body)
+                collector._take(body)
+                answer = ExportTraceServiceResponse().SerializeToString()
+                self.send_response(200)
+                self.send_header("Content-Type", "application/x-protobuf")
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, *arguments: object) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/v1/traces"
 
     def __enter__(self) -> Self:
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._server.shutdown()
         self._thread.join(10)
-        self._loop.close()
+        self._server.server_close()
 
-    async def _start(self) -> None:
-        app = web.Application()
-        app.router.add_post("/v1/traces", self._take)
-        self._runner = web.AppRunner(app)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1/traces"
-
-    async def _take(self, request: web.Request) -> web.Response:
-        body = await request.read()
-        if request.headers.get("Content-Encoding") == "gzip" and body[:2] == b"\x1f\x8b":
-            body = gzip.decompress(body)
+    def _take(self, body: bytes) -> None:
         message = ExportTraceServiceRequest.FromString(body)
         spans = [span for resource in message.resource_spans for scope in resource.scope_spans for span in scope.spans]
         for resource in message.resource_spans:
             self.resource = {entry.key: entry.value.string_value for entry in resource.resource.attributes}
         self.spans += spans
         self.batches.append(len(spans))
-        return web.Response(
-            body=ExportTraceServiceResponse().SerializeToString(), content_type="application/x-protobuf"
-        )
 
     def wait_for(self, count: int) -> list[Span]:
         wait_until(lambda: len(self.spans) >= count, what=f"{count} spans, there are {len(self.spans)}")

@@ -14,10 +14,15 @@ from support.server import RocserveProcess
 
 
 def ask(
-    server: RocserveProcess, verb: str, path: str, body: Any = b"", headers: Mapping[str, str] | None = None
+    server: RocserveProcess,
+    verb: str,
+    path: str,
+    body: Any = b"",
+    headers: Mapping[str, str] | None = None,
+    timeout: float = 20,
 ) -> tuple[int, Any]:
     """Status and body of an answer; the body as plain values where it is JSON."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=timeout)
     try:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         connection.request(verb, path, data or None, dict(headers or {}))

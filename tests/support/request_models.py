@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,13 +21,14 @@ from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, Parameters, RequestedOutput, RequestHead
 from rocserve.core.sequences import take_sequence
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
+from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.fallbacks import FallbackCounter
 from rocserve.repository.version_loader import LoadedEnsemble, LoadedModelVersion, WorkerVersionLoader
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.settings import EngineSettings
-from rocserve.workers.completion import CompletionThread
 from rocserve.workers.launcher import WorkerLauncher
 from support.machine import ToldMachine
+from support.workers import mail_of
 
 LOG = logging.getLogger("rocserve.test.request_models")
 
@@ -60,7 +62,8 @@ DECOUPLED = "model_transaction_policy { decoupled: true }"
 class Answers:
     """A responder that keeps all that it was told."""
 
-    def __init__(self) -> None:
+    def __init__(self, plane: PlaneLoop) -> None:
+        self._plane = plane
         self._loop = asyncio.get_running_loop()
         self._told = asyncio.Event()
         self.responses: list[InferResponse] = []
@@ -74,7 +77,7 @@ class Answers:
         """As a client that cancels."""
         self.has_left = True
         for callback in self._watchers:
-            callback()
+            self._plane.call_soon(callback)
 
     def expect_many(self) -> None:
         self.expects_many = True
@@ -96,6 +99,9 @@ class Answers:
             self._watchers.append(callback)
 
     def _tell(self, keep: Callable[[], None], final: bool) -> None:
+        if final:
+            self._watchers.clear()
+
         def told() -> None:
             assert not self.ended, "told more after the end"
             keep()
@@ -127,12 +133,13 @@ class Answers:
 class RequestModels:
     """Loads models and asks them."""
 
-    def __init__(self, completion: CompletionThread, launcher: WorkerLauncher, folder: Path) -> None:
+    def __init__(self, plane: PlaneLoop, launcher: WorkerLauncher, folder: Path) -> None:
         self.tables = ServingTableHolder()
+        self._plane = plane
         self.folder = folder
         self._loader = WorkerVersionLoader(
             launcher,
-            completion,
+            mail_of(plane),
             self.tables,
             QueueLimits(),
             False,
@@ -184,9 +191,9 @@ class RequestModels:
             tuple(RequestedOutput(output) for output in outputs),
             others,
         )
-        answers = Answers()
+        answers = Answers(self._plane)
         request = InferRequest(head, request_id, [memoryview(array).cast("B")], sequence=sequence)
-        dispatch(self.tables, request, answers)
+        self._plane.call_soon(functools.partial(dispatch, self.tables, request, answers))
         return answers
 
     @property

@@ -20,6 +20,7 @@ import psutil
 import tritonclient.grpc as triton
 
 _PR_SET_PDEATHSIG = 1
+_FRONT_END = "rocserve:grpc:"
 _STARTED = re.compile(r"Started (GRPCInference|HTTP)Service at \S+?:(\d+)")
 
 
@@ -61,6 +62,8 @@ class RocserveProcess:
             "--http-port=0",
             "--allow-metrics=false",
             "--exit-on-error=false",
+            # However many CPUs there are.
+            "--front-ends=0",
             *flags,
         ]
         self._log = log
@@ -148,6 +151,10 @@ class RocserveProcess:
         """The processes that hold models."""
         return [process for process in self.family() if _is_worker(process)]
 
+    def front_ends(self) -> list[psutil.Process]:
+        """The processes that serve clients."""
+        return [process for process in self.family() if _name(process).startswith(_FRONT_END)]
+
     def zygote(self) -> psutil.Process | None:
         """The process that forks workers."""
         children = (process for process in self.family() if not _is_worker(process))
@@ -186,7 +193,12 @@ def _command(process: psutil.Process) -> str:
 
 
 def _is_worker(process: psutil.Process) -> bool:
+    name = _name(process)
+    return name.startswith("rocserve:") and not name.startswith(_FRONT_END)
+
+
+def _name(process: psutil.Process) -> str:
     try:
-        return process.name().startswith("rocserve:")
+        return process.name()
     except psutil.NoSuchProcess:
-        return False  # It ended while it was looked at.
+        return ""  # It ended while it was looked at.

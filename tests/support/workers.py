@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import gc
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import psutil
@@ -17,16 +21,47 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig, OutputConfig
 from rocserve.core.tensors import Buffer, tensor_from_numpy
+from rocserve.plane.loop import PlaneLoop
 from rocserve.settings import EngineSettings
-from rocserve.workers.batch_inputs import InputLayout
-from rocserve.workers.batch_outcome import BatchOutcome
 from rocserve.workers.channel import Channel
-from rocserve.workers.completion import CompletionThread
+from rocserve.workers.channel_mail import ChannelMail
 from rocserve.workers.group import WorkerGroup, WorkerPlan
 from rocserve.workers.launcher import WorkerLauncher
-from rocserve.workers.messages import BatchLayout, Load, TensorHead
+from rocserve.workers.messages import Load, TensorHead
+from rocserve.workers.request_layouts import BatchForm, Member, RequestForm, RequestLayout
+from rocserve.workers.results import BatchOutcome
 
 LOG = logging.getLogger("rocserve.test.workers")
+
+_Result = TypeVar("_Result")
+
+
+def on_plane(plane: PlaneLoop, call: Callable[[], _Result]) -> _Result:
+    """What the call gives on the data plane's thread, or raises."""
+    done = threading.Event()
+    results: list[_Result] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            done.set()
+
+    plane.call_soon(run)
+    assert done.wait(20), "the data plane did not take the call"
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def mail_of(plane: PlaneLoop) -> ChannelMail:
+    """A loop's mail of channels."""
+    mail = ChannelMail(plane)
+    on_plane(plane, lambda: plane.add_source(mail))
+    return mail
 
 
 @dataclass
@@ -93,6 +128,25 @@ class BatchInput:
     parts: Sequence[Buffer]
 
 
+@functools.cache
+def _form(heads: tuple[TensorHead, ...], requested: tuple[str, ...], rows: int) -> RequestForm:
+    """Forms are compared by identity: requests alike have the same."""
+    return RequestForm(RequestLayout(heads, requested, rows))
+
+
+def members_of(inputs: Sequence[BatchInput], requested: Sequence[str], sizes: Sequence[int]) -> list[Member]:
+    """The requests of a batch, cut from its inputs by their rows."""
+    members = []
+    for index, size in enumerate(sizes):
+        heads = tuple(
+            TensorHead(entry.name, entry.datatype, (size, *entry.shape[1:]) if len(sizes) > 1 else entry.shape)
+            for entry in inputs
+        )
+        data = [memoryview(entry.parts[index]).cast("B") for entry in inputs]
+        members.append(Member(_form(heads, tuple(requested), size), data))
+    return members
+
+
 def execute(
     channel: Channel,
     inputs: Sequence[BatchInput],
@@ -102,9 +156,8 @@ def execute(
     one_by_one: bool = False,
 ) -> None:
     """Channel.execute, with the batch as inputs."""
-    heads = tuple(TensorHead(entry.name, entry.datatype, entry.shape) for entry in inputs)
-    layout = InputLayout(BatchLayout(heads, tuple(requested), tuple(sizes), one_by_one))
-    channel.execute(layout, list(zip(*(entry.parts for entry in inputs), strict=True)), on_outcome)
+    members = members_of(inputs, requested, sizes)
+    on_plane(channel._plane, lambda: channel.execute(BatchForm(None, one_by_one), members, on_outcome))
 
 
 def batch_input(name: str, *arrays: np.ndarray) -> BatchInput:
@@ -165,8 +218,9 @@ def config_of(behaviour: str, **changes: object) -> ModelConfig:
 class Workshop:
     """Makes groups, and ends what is left of them."""
 
-    def __init__(self, completion: CompletionThread, launcher: WorkerLauncher, folder: Path) -> None:
-        self.completion = completion
+    def __init__(self, plane: PlaneLoop, launcher: WorkerLauncher, folder: Path) -> None:
+        self.plane = plane
+        self.mail = mail_of(plane)
         self.launcher = launcher
         self.folder = folder
         self.events = Events()
@@ -193,7 +247,7 @@ class Workshop:
             load=load,
             plans=plans,
             launcher=self.launcher,
-            completion=self.completion,
+            mail=self.mail,
             events=self.events,
             log=LOG,
             forked=forked,
@@ -236,4 +290,6 @@ def running(pid: int) -> bool:
 
 
 def open_descriptors() -> int:
+    # What other tests have left to the collector holds some.
+    gc.collect()
     return len(list(Path("/proc/self/fd").iterdir()))

@@ -152,9 +152,11 @@ class ModelSource:
     beside it. It stands until the next; "" = nothing goes on any more. From any thread; never waits."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Batch:
     """The inputs of one execution: the requests' tensors one after the other along the first dimension.
+
+    Not frozen because its room is another one at each execution.
 
     For a model with max_batch_size 0 a batch is exactly one request and shapes are its own.
     """

@@ -37,6 +37,8 @@ class ServeError(Exception):
         super().__init__(text)
         self.code = code
         self.text = text
+        self.is_refusal = False
+        """It comes late, but is the request's own: no model has had the request."""
 
     def __repr__(self) -> str:
         return f"ServeError({self.code.name}, {self.text!r})"

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-
 
 class PhaseTotals:
-    """Sums of nanoseconds. Callable from any thread."""
+    """Sums of nanoseconds."""
 
-    __slots__ = ("_lock", "compute_infer", "compute_input", "compute_output")
+    __slots__ = ("compute_infer", "compute_input", "compute_output")
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self.compute_input = 0
         self.compute_infer = 0
         self.compute_output = 0
@@ -26,7 +23,6 @@ class PhaseTotals:
         self._add(others.compute_input, others.compute_infer, others.compute_output)
 
     def _add(self, compute_input: int, compute_infer: int, compute_output: int) -> None:
-        with self._lock:
-            self.compute_input += compute_input
-            self.compute_infer += compute_infer
-            self.compute_output += compute_output
+        self.compute_input += compute_input
+        self.compute_infer += compute_infer
+        self.compute_output += compute_output

@@ -9,11 +9,16 @@ that come in one piece at least.
 Answers have a count of their own beside that of requests: requests that fill the memory must not keep those from being
 answered that were taken before. What goes from step to step of an ensemble counts there too, and has half of it:
 what is on its way must not keep back what has arrived. All together are therefore at most twice the limit.
+
+A front end that is a process of its own has a share of the limit, and tells the server what it uses of it: that counts
+in the server's memory too.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Protocol
 
 from rocserve.core.byte_sizes import readable_size
@@ -55,11 +60,31 @@ class MemoryFull(ServeError):
         """It is a request that alone is larger than the limit."""
 
 
-class RequestMemory:
-    """Callable from any thread."""
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """What a memory holds, and what it has refused since its beginning."""
 
-    def __init__(self, limit_bytes: int = LARGEST_DEFAULT_BYTES) -> None:
-        self.limit_bytes = limit_bytes
+    request_bytes: int = 0
+    answer_bytes: int = 0
+    refused_requests: int = 0
+    refused_answers: int = 0
+
+    def plus(self, other: MemoryUse) -> MemoryUse:
+        return MemoryUse(
+            self.request_bytes + other.request_bytes,
+            self.answer_bytes + other.answer_bytes,
+            self.refused_requests + other.refused_requests,
+            self.refused_answers + other.refused_answers,
+        )
+
+
+class RequestMemory:
+    """Callable from any thread: the event loop receives the bodies of HTTP requests, and sends their answers."""
+
+    def __init__(self, limit_bytes: int = LARGEST_DEFAULT_BYTES, shares: int = 1) -> None:
+        """`shares`: of so many memories that have the limit together, this is one."""
+        self._flag = "--max-request-memory" if shares == 1 else f"--max-request-memory, shared by {shares} front ends"
+        self.limit_bytes = limit_bytes // shares
         self.request_bytes = 0
         self.unfinished_bytes = 0
         """Of the former, those that are half received."""
@@ -68,12 +93,42 @@ class RequestMemory:
         """Of the former, those between the steps of ensembles."""
         self.refused_requests = 0
         self.refused_answers = 0
+        self._front_ends: dict[Hashable, MemoryUse] = {}
+        self._ended_front_ends = MemoryUse()
+        self._front_end_bytes = 0
         # Taken and let go of by name: `with` takes twice as long, and a request has four such steps.
         self._lock = threading.Lock()
 
     @property
     def used_bytes(self) -> int:
-        return self.request_bytes + self.answer_bytes
+        return self.request_bytes + self.answer_bytes + self._front_end_bytes
+
+    def own_use(self) -> MemoryUse:
+        """Without front ends that are other processes."""
+        return MemoryUse(self.request_bytes, self.answer_bytes, self.refused_requests, self.refused_answers)
+
+    def use(self) -> MemoryUse:
+        """With all front ends, also what those have refused that have ended."""
+        total = self.own_use().plus(self._ended_front_ends)
+        for use in list(self._front_ends.values()):
+            total = total.plus(use)
+        return total
+
+    def note_front_end(self, front_end: Hashable, use: MemoryUse) -> None:
+        """What a front end uses of its share by now."""
+        self._front_ends[front_end] = use
+        self._count_front_ends()
+
+    def forget_front_end(self, front_end: Hashable) -> None:
+        """It has ended."""
+        use = self._front_ends.pop(front_end, MemoryUse())
+        self._ended_front_ends = self._ended_front_ends.plus(
+            MemoryUse(refused_requests=use.refused_requests, refused_answers=use.refused_answers)
+        )
+        self._count_front_ends()
+
+    def _count_front_ends(self) -> None:
+        self._front_end_bytes = sum(use.request_bytes + use.answer_bytes for use in self._front_ends.values())
 
     def admit(self, holder: Holder, nbytes: int) -> None:
         """So many more bytes of a request have come.
@@ -84,7 +139,7 @@ class RequestMemory:
         self._lock.acquire()
         try:
             request_bytes = self.request_bytes + nbytes
-            if request_bytes + self.answer_bytes <= self.limit_bytes:
+            if request_bytes + self.answer_bytes + self._front_end_bytes <= self.limit_bytes:
                 self.request_bytes = request_bytes
                 holder.held_bytes += nbytes
                 return
@@ -125,7 +180,7 @@ class RequestMemory:
             raise self._full("request", asked, used)
         raise MemoryFull(
             f"requests that have not come whole may take {readable_size(share)} together, half of the server's memory"
-            f" for requests (--max-request-memory), and {readable_size(asked)} have come of this one; send fewer or"
+            f" for requests ({self._flag}), and {readable_size(asked)} have come of this one; send fewer or"
             " smaller requests at once, and try again later",
             fits_never=asked > share,
         )
@@ -186,7 +241,7 @@ class RequestMemory:
             raise self._full("answer", nbytes, used)
         raise MemoryFull(
             f"tensors between the steps of ensembles may take {readable_size(share)} together, half of the server's"
-            f" memory for requests (--max-request-memory), and {readable_size(nbytes)} more are needed; send fewer or"
+            f" memory for requests ({self._flag}), and {readable_size(nbytes)} more are needed; send fewer or"
             " smaller requests at once, and try again later"
         )
 
@@ -204,12 +259,12 @@ class RequestMemory:
             remedy = "send smaller requests" if what == "request" else "ask for fewer or smaller outputs"
             return MemoryFull(
                 f"this {what} takes {readable_size(nbytes)} of memory, more than the {limit} that the server has for"
-                f" all {what}s (--max-request-memory); {remedy}, or have the limit raised",
+                f" all {what}s ({self._flag}); {remedy}, or have the limit raised",
                 fits_never=what == "request",
             )
         held_by = "requests and answers" if what == "request" else "answers that are not read yet or within ensembles"
         return MemoryFull(
-            f"the server's memory for requests is full: {readable_size(used)} of {limit} (--max-request-memory) are in"
+            f"the server's memory for requests is full: {readable_size(used)} of {limit} ({self._flag}) are in"
             f" use by {held_by}, and this {what} needs {readable_size(nbytes)}; send fewer or smaller requests at once,"
             " and try again later"
         )

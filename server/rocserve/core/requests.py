@@ -85,6 +85,8 @@ class InferRequest:
     """Where it is added up what its execution took; None = nobody asks."""
     sequence: SequenceTag | None = None
     """None = it says nothing of a sequence. Not among the head's parameters."""
+    slot: object = None
+    """Whoever keeps `data` keeps this: it is what the bytes belong to."""
 
 
 @dataclass(slots=True, eq=False)

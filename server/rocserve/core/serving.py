@@ -18,7 +18,8 @@ _HIGHEST_VERSION = 2**63 - 1
 
 
 class Responder(Protocol):
-    """Who waits for a request's answer. The calls come from any thread, and exactly one of them ends the request."""
+    """Who waits for a request's answer. All is called on the data plane's thread, and exactly one call ends the
+    request."""
 
     def expect_many(self) -> None:
         """Any number of responses will come: the model is decoupled. Called before all others.
@@ -38,11 +39,7 @@ class Responder(Protocol):
         """An error in a response's place, and the end unless `final` is False (decoupled models only)."""
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        """Call back, at most once and from any thread, when nobody waits for the answer any more."""
-
-
-class VersionEnding(Exception):
-    """A version takes no more requests: look the model up again, another one serves it now."""
+        """Call back, at most once and on the data plane's thread, when nobody waits for the answer any more."""
 
 
 class ServedVersion(Protocol):
@@ -73,11 +70,8 @@ class ServedVersion(Protocol):
         """How long it took from the start of its workers until it was ready; 0 where there was nothing to load."""
 
     def infer(self, request: InferRequest, responder: Responder) -> None:
-        """Validate the request and schedule it; never blocks, called from any thread, errors go to the responder.
-
-        Raises:
-            VersionEnding: the version is being unloaded; nothing was done with the request.
-        """
+        """Validate the request and schedule it; never blocks, on the data plane's thread, errors go to the
+        responder."""
 
 
 @dataclass(frozen=True, slots=True)

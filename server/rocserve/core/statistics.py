@@ -78,7 +78,7 @@ class StatisticsSnapshot:
 
 
 class ModelStatistics:
-    """The counters; guarded by a lock of their own."""
+    """The counters of one version. Their lock is for those who read them, on any thread: a copy is of one moment."""
 
     def __init__(self, latencies: LatencyDistributions | None = None) -> None:
         """`latencies`: what is kept beside the sums; guarded by the lock here."""
@@ -101,7 +101,7 @@ class ModelStatistics:
         self._batches: dict[int, BatchStatistics] = {}
         self._responses: dict[int, ResponseStatistics] = {}
         # A deque because its append and popleft are atomic: batches are noted without the lock.
-        self._uncounted: deque[tuple[int, int, int, int, Sequence[int], int, int]] = deque()
+        self._uncounted: deque[tuple[int, int, int, int, Sequence[int], int, int, bool]] = deque()
 
     def record_batch(
         self,
@@ -112,6 +112,7 @@ class ModelStatistics:
         queue_starts: Sequence[int],
         request_end: int,
         batch_size: int,
+        grouped: bool = False,
     ) -> None:
         """One execution; all times are time.monotonic_ns().
 
@@ -123,10 +124,12 @@ class ModelStatistics:
             queue_starts: when each request that succeeded came into the queue.
             request_end: when they are answered.
             batch_size: the rows of all requests that ran.
+            grouped: each request ran by itself, with so many rows: an execution for each, of whose times it has the
+                same part.
         """
         # Counted later, many at once: this is called for every batch on the thread that answers.
         self._uncounted.append(
-            (compute_start, input_end, output_start, compute_end, queue_starts, request_end, batch_size)
+            (compute_start, input_end, output_start, compute_end, queue_starts, request_end, batch_size, grouped)
         )
         if len(self._uncounted) >= _COUNTED_AT_ONCE:
             with self._lock:
@@ -150,12 +153,15 @@ class ModelStatistics:
                 queue_starts,
                 request_end,
                 batch_size,
+                grouped,
             ) = self._uncounted.popleft()
             requests = len(queue_starts)
-            phases = (input_end - compute_start, output_start - input_end, compute_end - output_start)
+            executions = requests if grouped else 1
+            times = (input_end - compute_start, output_start - input_end, compute_end - output_start)
+            phases = (times[0] // executions, times[1] // executions, times[2] // executions)
             started = sum(queue_starts)
-            self.execution_count += 1
-            self.inference_count += batch_size
+            self.execution_count += executions
+            self.inference_count += batch_size * executions
             self._success.add(request_end * requests - started, requests)
             self._queue.add(compute_start * requests - started, requests)
             self._compute_input.add(phases[0] * requests, requests)
@@ -164,11 +170,12 @@ class ModelStatistics:
             batch = self._batches.get(batch_size)
             if batch is None:
                 batch = self._batches[batch_size] = BatchStatistics(Duration(), Duration(), Duration())
-            batch.compute_input.add(phases[0])
-            batch.compute_infer.add(phases[1])
-            batch.compute_output.add(phases[2])
+            batch.compute_input.add(phases[0] * executions, executions)
+            batch.compute_infer.add(phases[1] * executions, executions)
+            batch.compute_output.add(phases[2] * executions, executions)
             if self._latencies is not None:
-                self._latencies.note_batch(compute_start, phases, queue_starts, request_end, batch_size)
+                for together in [[start] for start in queue_starts] if grouped else [queue_starts]:
+                    self._latencies.note_batch(compute_start, phases, together, request_end, batch_size)
         if request_end:
             age_ns = time.monotonic_ns() - request_end
             self._last_inference_ms = (time.time_ns() - age_ns) // 1_000_000

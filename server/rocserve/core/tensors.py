@@ -74,6 +74,13 @@ def octets(array: np.ndarray[Any, Any]) -> Buffer:
     return array.data.cast("B") if array.size else b""
 
 
+def flat_octets(data: Buffer) -> memoryview:
+    """A buffer of any items as one of bytes, on its memory."""
+    view = memoryview(data)
+    # An empty view cannot be cast.
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
 def encode_bytes_elements(elements: Iterable[bytes | str | memoryview]) -> bytes:
     """Elements in KServe's binary form; text is written as UTF-8."""
     parts: list[bytes | memoryview] = []
@@ -85,6 +92,20 @@ def encode_bytes_elements(elements: Iterable[bytes | str | memoryview]) -> bytes
         parts.append(_LENGTH.pack(len(raw)))
         parts.append(raw)
     return b"".join(parts)
+
+
+def check_bytes_elements(data: Buffer, expected: int, name: str, model: str = "") -> None:
+    """Raises as `bytes_elements` does, but makes no views: there may be millions of elements."""
+    unpack = _LENGTH.unpack_from
+    position, last = 0, len(data) - _LENGTH.size
+    for _ in range(expected):
+        if position > last:
+            break
+        position += 4 + unpack(data, position)[0]
+    else:
+        if position == len(data):
+            return
+    bytes_elements(data, expected, name, model)
 
 
 def bytes_elements(data: Buffer, expected: int, name: str, model: str = "") -> list[memoryview]:

@@ -20,7 +20,7 @@ TENSOR_BACKEND_OUTPUT = "TENSOR_BACKEND_OUTPUT"
 
 
 class Trace(Protocol):
-    """One request's trace. Called from any thread; only requests that were chosen for tracing have one."""
+    """One request's trace, on the data plane's thread; only requests that were chosen for tracing have one."""
 
     @property
     def wants_tensors(self) -> bool:

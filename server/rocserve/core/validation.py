@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
@@ -12,7 +12,7 @@ from rocserve.core.model_config import InputConfig, ModelConfig
 from rocserve.core.request_parameters import check_request_parameters, class_count
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
-from rocserve.core.tensors import bytes_elements
+from rocserve.core.tensors import check_bytes_elements
 
 _REMEMBERED_HEADS = 1024
 
@@ -55,6 +55,11 @@ class RequestPlan:
     """0 = the model's default level."""
     timeout_microseconds: int
     """0 = none."""
+    input_bytes: list[int] = field(init=False)
+    """`nbytes` of the inputs."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "input_bytes", [entry.nbytes for entry in self.inputs])
 
     def input_shape(self, name: str) -> tuple[int, ...]:
         """Of an input that the request has."""
@@ -86,9 +91,10 @@ class RequestValidator:
             if len(self._plans) >= _REMEMBERED_HEADS:
                 self._plans.clear()
             self._plans[request.head] = plan
-        for entry, data in zip(plan.inputs, request.data, strict=True):
-            if len(data) != entry.nbytes:
-                self._check_bytes(entry, data, request.id)
+        if [*map(len, request.data)] != plan.input_bytes:
+            for entry, data in zip(plan.inputs, request.data, strict=True):
+                if len(data) != entry.nbytes:
+                    self._check_bytes(entry, data, request.id)
         return plan
 
     def _check_bytes(self, entry: InputPlan, data: bytes | bytearray | memoryview, request_id: str) -> None:
@@ -98,7 +104,7 @@ class RequestValidator:
                 f" '{self._config.name}'. Expected {entry.nbytes}, got {len(data)}"
             )
         try:
-            bytes_elements(data, entry.element_count, entry.name, self._config.name)
+            check_bytes_elements(data, entry.element_count, entry.name, self._config.name)
         except ServeError as error:
             raise ServeError(error.code, request_prefix([request_id]) + error.text) from None
 

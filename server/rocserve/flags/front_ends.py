@@ -70,13 +70,6 @@ GRPC = (
     Flag("grpc-port", "grpc.port", PORT, "the port to listen on; 0 = any free one (default 8001)"),
     Flag("reuse-grpc-port", "grpc.reuse_port", boolean, "let several servers share the port (default false)"),
     Flag(
-        "grpc-transport",
-        "grpc.transport",
-        str,
-        "reactor: the fast one; aio: grpc.aio; auto: the reactor where it suits the installed grpcio (default auto)",
-        choices=("auto", "reactor", "aio"),
-    ),
-    Flag(
         "grpc-infer-response-compression-level",
         "grpc.response_compression_level",
         str,

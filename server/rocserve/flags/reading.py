@@ -84,6 +84,19 @@ def settings_from(arguments: argparse.Namespace) -> ServerSettings:
     Raises:
         FlagError: a flag's subject is not served, flags contradict each other, or a needed one is missing.
     """
+    settings = _settings(arguments)
+    _check(settings)
+    return settings
+
+
+def settings_again(words: Sequence[str]) -> ServerSettings:
+    """The settings of a command line that has been found good before: what it names may have gone since."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_serve_flags(parser)
+    return _settings(parser.parse_args(words))
+
+
+def _settings(arguments: argparse.Namespace) -> ServerSettings:
     given = {name: value for name, value in vars(arguments).items() if value is not None}
     refuse_unserved({name.removeprefix("unserved."): value for name, value in given.items() if "unserved." in name})
     fields = {flag.target: _frozen(given[flag.target]) for flag in FLAGS if flag.target in given}
@@ -94,7 +107,7 @@ def settings_from(arguments: argparse.Namespace) -> ServerSettings:
     if "control_mode" in fields:
         fields["control_mode"] = ControlMode(fields["control_mode"])
     cache = _cache(fields.pop("cache", ()))
-    settings = ServerSettings(
+    return ServerSettings(
         **{name: value for name, value in fields.items() if "." not in name},
         http=HttpSettings(**_part(fields, "http.")),
         grpc=GrpcSettings(**_part(fields, "grpc.")),
@@ -106,8 +119,6 @@ def settings_from(arguments: argparse.Namespace) -> ServerSettings:
         engines=replace(engine_settings(), **_part(fields, "engines.")),
         cache=cache,
     )
-    _check(settings)
-    return settings
 
 
 def _frozen(value: Any) -> Any:

@@ -22,6 +22,9 @@ from rocserve.flags.values import (
 )
 from rocserve.settings import ControlMode
 
+MOST_SPIN = 100_000
+"""Looks; some 0.3 s, in which a CPU does nothing else."""
+
 REPOSITORY = (
     Flag(
         "model-repository",
@@ -130,6 +133,14 @@ REPOSITORY = (
 
 SERVER = (
     Flag("id", "server_id", str, "the server's name in its metadata (default rocserve)", value="NAME"),
+    Flag(
+        "spin",
+        "spin",
+        at_least(0, int, most=MOST_SPIN),
+        "looks for what comes, each some 3 us, before the thread of requests and answers sleeps; 0 = it sleeps at once"
+        " (default 0 with one CPU, 15 with less than four, else 100)",
+        value="N",
+    ),
     Flag("strict-readiness", "strict_readiness", boolean, "ready only when every model is (default true)"),
     Flag("exit-on-error", "exit_on_error", boolean, "end when a model fails to load at the start (default true)"),
     Flag("exit-timeout-secs", "exit_timeout_seconds", SECONDS, "how long the end waits for work in hand (default 30)"),
@@ -186,6 +197,14 @@ SERVER = (
         POSITIVE,
         "bytes of all requests that come in, wait and run, and of answers that are not yet read (default a quarter of"
         " the container's or the machine's memory, at most 8589934592)",
+    ),
+    Flag(
+        "front-ends",
+        "front_ends",
+        at_least(0, int, most=64),
+        "processes that serve gRPC; 0 = the server itself does (default 0 with up to 4 CPUs, else one for 3 of them, at"
+        " most 16)",
+        value="N",
     ),
     Flag(
         "write-timeout-secs",

@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import resource
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rocserve.backends.parameters import usable_cpus
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.certificates import CertificateFiles, RenewedContext
-from rocserve.frontends.grpc.dense_traffic import Companion
-from rocserve.frontends.grpc.select import create_transport
 from rocserve.frontends.grpc.service import GrpcService
-from rocserve.frontends.grpc.transport import Transport, TransportOptions
-from rocserve.frontends.grpc.unfinished import WaitingLimits
+from rocserve.frontends.grpc.transport import Route, TransportOptions, file_limit, transport_options
+from rocserve.plane.loop import PlaneLoop
+from rocserve.services.admin_calls import ADMIN_METHODS, AdminCalls
+from rocserve.services.forwarded_headers import header_forwarding
 from rocserve.services.inference import InferenceService
 from rocserve.services.methods import Method
 from rocserve.services.readiness import Readiness
-from rocserve.settings import GrpcSettings, HttpSettings, MetricsSettings, ServerSettings
+from rocserve.services.restrictions import GRPC_HEADER_PREFIX, Restriction, restrictions
+from rocserve.settings import HttpSettings, MetricsSettings, ServerSettings, default_front_ends
 
 if TYPE_CHECKING:
-    # A server of gRPC alone is spared aiohttp: a fifth of a second, and 14 MB.
-    from rocserve.frontends.http.endpoint import HttpEndpoint
+    # A server of gRPC alone is spared HTTP's modules, one whose front ends are processes gRPC itself.
+    from rocserve.frontends.grpc.inference import InferenceHandlers
+    from rocserve.frontends.grpc.reactor import ReactorTransport
+    from rocserve.frontends.http.listener import HttpListener
     from rocserve.frontends.metrics.endpoint import MetricsEndpoint
+    from rocserve.frontends.processes.supervisor import FrontEndProcesses
 
-_READING_WATCH_SECONDS = 1.0
-"""How often clients are looked for that do not read their answers; their time-outs are many times as long."""
 _KEPT_DESCRIPTORS = 256
 """For the server itself, of the files that may be open: workers take some, and so do files that are read."""
 _TLS_BYTES = 320 << 10
@@ -38,9 +40,6 @@ _TLS_BYTES = 320 << 10
 requests."""
 _LEAST_TLS_CONNECTIONS = 64
 """However little that is."""
-_GRPC_SHARE = 2
-"""gRPC's connections are one part in so many of the files that may be open. Its core counts nothing but them, so that
-the rest has to do for models, however many, and for HTTP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +59,26 @@ class Served:
 class FrontEnds:
     """All calls are made on the loop."""
 
-    def __init__(self, settings: ServerSettings, served: Served, companion: Companion, log: logging.Logger) -> None:
-        """`companion`: the thread whose work the gRPC transport's may do as well."""
+    def __init__(
+        self,
+        settings: ServerSettings,
+        command: Sequence[str],
+        served: Served,
+        plane: PlaneLoop,
+        log: logging.Logger,
+    ) -> None:
+        """`command`: the flags that the settings come from."""
         self._settings = settings
+        self._command = command
         self._served = served
-        self._companion = companion
+        self._plane = plane
         self._log = log
         self._metrics: MetricsEndpoint | None = None
-        self._http: HttpEndpoint | None = None
+        self._http: HttpListener | None = None
         self._grpc: GrpcService | None = None
-        self._transport: Transport | None = None
-        self._reading_watch: asyncio.Task[None] | None = None
+        self._handlers: InferenceHandlers | None = None
+        self._transport: ReactorTransport | None = None
+        self._processes: FrontEndProcesses | None = None
 
     async def start(self) -> None:
         """Listen on all ports.
@@ -81,7 +89,7 @@ class FrontEnds:
         try:
             await self._start_metrics()
             await self._start_http()
-            self._start_grpc()
+            await self._start_grpc()
         except (OSError, RuntimeError, ValueError):
             await self.drain(time.monotonic())
             await self.stop_metrics()
@@ -91,6 +99,10 @@ class FrontEnds:
         """The server has begun to end: tell who watches, and end streams that wait for nothing."""
         if self._grpc is not None:
             self._grpc.begin_exit()
+        if self._handlers is not None:
+            self._plane.call_soon(self._handlers.begin_exit)
+        if self._processes is not None:
+            self._processes.begin_exit()
 
     async def drain(self, deadline: float) -> None:
         """Refuse what is new, let what is open finish until the deadline (time.monotonic()), close all but metrics;
@@ -100,13 +112,12 @@ class FrontEnds:
             BaseException: one of them could not be closed; the other has been.
         """
         grace = max(0.0, deadline - time.monotonic())
-        if self._reading_watch is not None:
-            self._reading_watch.cancel()
-        transport, http = self._transport, self._http
-        self._transport = self._http = None
+        transport, processes, http = self._transport, self._processes, self._http
+        self._transport = self._processes = self._http = None
         try:
             outcomes = await asyncio.gather(
                 *([asyncio.to_thread(transport.stop, grace)] if transport is not None else []),
+                *([processes.stop(grace)] if processes is not None else []),
                 *([http.stop(grace)] if http is not None else []),
                 return_exceptions=True,
             )
@@ -128,7 +139,7 @@ class FrontEnds:
         settings = self._settings.metrics
         if not settings.allow:
             return
-        from rocserve.frontends.http.connection import ConnectionLimits
+        from rocserve.frontends.http.protocol import ConnectionLimits
         from rocserve.frontends.metrics.endpoint import MOST_CONNECTIONS, MetricsEndpoint
 
         limits = ConnectionLimits(
@@ -160,8 +171,8 @@ class FrontEnds:
         settings = self._settings.http
         if not settings.allow:
             return
-        from rocserve.frontends.http.connection import ConnectionLimits
-        from rocserve.frontends.http.endpoint import HttpEndpoint
+        from rocserve.frontends.http.listener import HttpListener
+        from rocserve.frontends.http.protocol import ConnectionLimits
         from rocserve.frontends.http.service import HttpService
 
         served, log = self._served, self._log.getChild("http")
@@ -181,78 +192,81 @@ class FrontEnds:
             most=None if tls is None else max(served.memory.limit_bytes // _TLS_BYTES, _LEAST_TLS_CONNECTIONS),
             most_descriptors=_most_descriptors(),
         )
-        endpoint = HttpEndpoint(service, settings, limits, log, tls)
-        port = await endpoint.start()
-        self._http = endpoint
+        listener = HttpListener(service.handle, log, limits, tls)
+        port = await listener.start("HTTP", "http", settings.address, settings.port, settings.reuse_port)
+        self._http = listener
         self._log.info("HTTP: %s", service.describe_access())
         self._log.info("Started HTTPService at %s:%d", settings.address, port)
 
-    def _start_grpc(self) -> None:
+    async def _start_grpc(self) -> None:
         settings = self._settings.grpc
         if not settings.allow:
             return
-        served, log = self._served, self._log.getChild("grpc")
-        service = GrpcService(
-            served.inference,
+        served, plane, log = self._served, self._plane, self._log.getChild("grpc")
+        cpus = usable_cpus()
+        asked = self._settings.front_ends
+        count = default_front_ends(cpus) if asked is None else asked
+        loop = asyncio.get_running_loop()
+        restricted = restrictions(settings.restricted, log, GRPC_HEADER_PREFIX)
+        admin = AdminCalls(self._settings.admin_addresses, ADMIN_METHODS if settings.use_ssl_mutual else restricted)
+        service = self._grpc = GrpcService(
             served.methods,
             served.tables,
             served.readiness,
             served.subscribe,
-            asyncio.get_running_loop(),
+            loop,
+            loop.call_soon if count else plane.call_soon,
             log,
-            settings,
+            restricted,
+            admin,
             served.memory,
-            self._settings.admin_addresses,
         )
-        options = _transport_options(settings, self._settings.write_timeout_seconds)
-        transport = create_transport(settings.transport, options, service.routes(), log, self._companion, served.memory)
-        port = transport.start()
-        self._grpc, self._transport = service, transport
-        self._reading_watch = asyncio.ensure_future(_watch_reading(transport))
+        options = transport_options(settings, self._settings.write_timeout_seconds)
+        why = f"by default with {cpus} CPUs" if asked is None else "as --front-ends says"
+        if count:
+            port = await self._start_processes(count, options, service.routes(), log)
+            log.info("gRPC is served by %d processes, %s", count, why)
+        else:
+            port = self._start_transport(options, restricted, service.routes(), log)
+            log.info("gRPC is served by this process, %s", why)
         self._log.info("gRPC: %s", service.describe_access())
         self._log.info("Started GRPCInferenceService at %s:%d", settings.address, port)
 
+    async def _start_processes(
+        self, count: int, options: TransportOptions, routes: Mapping[str, Route], log: logging.Logger
+    ) -> int:
+        from rocserve.frontends.processes.supervisor import FrontEndProcesses
 
-async def _watch_reading(transport: Transport) -> None:
-    while True:
-        await asyncio.sleep(_READING_WATCH_SECONDS)
-        transport.give_up_unread()
+        served = self._served
+        processes = FrontEndProcesses(
+            count, self._command, options, routes, served.inference, self._plane, served.memory, log
+        )
+        port = await processes.start()
+        self._processes = processes
+        return port
+
+    def _start_transport(
+        self,
+        options: TransportOptions,
+        restricted: Mapping[str, Restriction],
+        routes: Mapping[str, Route],
+        log: logging.Logger,
+    ) -> int:
+        from rocserve.frontends.grpc.codec import InferCodec
+        from rocserve.frontends.grpc.inference import InferenceHandlers
+        from rocserve.frontends.grpc.reactor import ReactorTransport
+
+        served = self._served
+        forwarding = header_forwarding(self._settings.grpc.header_forward_pattern)
+        handlers = InferenceHandlers(served.inference, InferCodec(), served.memory, forwarding)
+        all_routes = {**routes, **handlers.routes(restricted)}
+        transport = ReactorTransport(options, all_routes, log, self._plane, served.memory)
+        port = transport.start()
+        self._handlers, self._transport = handlers, transport
+        return port
 
 
 def _most_descriptors() -> int | None:
     """That HTTP's connections and all else may take together; None = any number."""
-    limit = _file_limit()
+    limit = file_limit()
     return None if limit is None else limit - min(_KEPT_DESCRIPTORS, limit // 4)
-
-
-def _file_limit() -> int | None:
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return None if limit == resource.RLIM_INFINITY else limit
-
-
-def _transport_options(grpc: GrpcSettings, write_timeout_seconds: float) -> TransportOptions:
-    return TransportOptions(
-        address=grpc.address,
-        port=grpc.port,
-        reuse_port=grpc.reuse_port,
-        use_ssl=grpc.use_ssl,
-        use_ssl_mutual=grpc.use_ssl_mutual,
-        server_cert=grpc.server_cert,
-        server_key=grpc.server_key,
-        root_cert=grpc.root_cert,
-        max_receive_message_bytes=grpc.max_message_bytes,
-        max_send_message_bytes=grpc.max_message_bytes,
-        response_compression_level=grpc.response_compression_level,
-        keepalive_time_ms=grpc.keepalive_time_ms,
-        keepalive_timeout_ms=grpc.keepalive_timeout_ms,
-        keepalive_permit_without_calls=grpc.keepalive_permit_without_calls,
-        http2_max_pings_without_data=grpc.http2_max_pings_without_data,
-        http2_min_recv_ping_interval_without_data_ms=grpc.http2_min_recv_ping_interval_without_data_ms,
-        http2_max_ping_strikes=grpc.http2_max_ping_strikes,
-        max_connection_age_ms=grpc.max_connection_age_ms,
-        max_connection_age_grace_ms=grpc.max_connection_age_grace_ms,
-        max_connection_idle_ms=grpc.max_connection_idle_ms,
-        write_timeout_ms=int(write_timeout_seconds * 1000),
-        max_connections=None if (limit := _file_limit()) is None else limit // _GRPC_SHARE,
-        waiting=WaitingLimits(message_seconds=grpc.message_timeout_seconds),
-    )

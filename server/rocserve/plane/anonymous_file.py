@@ -6,17 +6,25 @@ sealed, so that no reader meets the end of the file (SIGBUS).
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
-import sys
+import weakref
 from typing import Any
+
+import numpy as np
 
 _NAME_BYTES = 200
 """Of the file's name, which shows in /proc/PID/maps; Linux takes 249."""
 
-MAPPED_WITHOUT_A_COPY: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-"""Arguments of mmap.mmap. Before Python 3.13 each mapping keeps a copy of the file's descriptor."""
+# PyDLL keeps the GIL: the calls take less time than giving it up would.
+_libc = ctypes.PyDLL(None, use_errno=True)
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_longlong)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_FAILED = ctypes.c_void_p(-1).value
 
 
 def create(name: str, size: int) -> int:
@@ -36,10 +44,34 @@ def open_for_reading(descriptor: int) -> int:
     return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
 
 
-def map_to_write(descriptor: int) -> mmap.mmap:
-    return mmap.mmap(descriptor, os.fstat(descriptor).st_size, **MAPPED_WITHOUT_A_COPY)
+def map_to_write(descriptor: int, size: int | None = None, offset: int = 0) -> memoryview:
+    """All of the file, or a part of it; mapped until nobody holds a view any more, and without the descriptor, of which
+    `mmap.mmap` keeps a copy before Python 3.13."""
+    return _map(descriptor, size, offset, mmap.PROT_READ | mmap.PROT_WRITE)
 
 
-def map_to_read(descriptor: int) -> mmap.mmap:
-    size = os.fstat(descriptor).st_size
-    return mmap.mmap(descriptor, size, prot=mmap.PROT_READ, **MAPPED_WITHOUT_A_COPY)
+def map_to_read(descriptor: int, size: int | None = None, offset: int = 0) -> memoryview:
+    """As `map_to_write`."""
+    return _map(descriptor, size, offset, mmap.PROT_READ)
+
+
+def give_back(view: memoryview, start: int, nbytes: int) -> None:
+    """Pages of a file that is mapped to write go back to the system; they are zeros from then on."""
+    address = ctypes.addressof(ctypes.c_char.from_buffer(view, start))
+    if _libc.madvise(address, nbytes, mmap.MADV_REMOVE):
+        raise OSError(ctypes.get_errno(), "memory cannot be given back")
+
+
+def _map(descriptor: int, size: int | None, offset: int, protection: int) -> memoryview:
+    if size is None:
+        size = os.fstat(descriptor).st_size
+    address = _libc.mmap(None, size, protection, mmap.MAP_SHARED, descriptor, offset)
+    if address == _FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, f"memory cannot be mapped: {os.strerror(number)}")
+    memory: Any = (ctypes.c_ubyte * size).from_address(address)
+    weakref.finalize(memory, _libc.munmap, address, size).atexit = False
+    octets = np.frombuffer(memory, np.uint8)
+    octets.flags.writeable = bool(protection & mmap.PROT_WRITE)
+    view: memoryview = octets.data
+    return view

@@ -12,6 +12,7 @@ import mmap
 import os
 import platform
 import select
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from rocserve.plane import anonymous_file
 
 KEEPS_STORE_ORDER = platform.machine().lower() in ("x86_64", "amd64")
 """Whether other processors see what this one stores in the order of the program."""
+
+_RINGS_AT_ONCE = 4096
+"""Of one byte each."""
 
 _lock = threading.Lock()
 
@@ -66,7 +70,7 @@ class Doorbell:
     def __init__(self, files: DoorbellFiles) -> None:
         """Takes the files over."""
         self.files = files
-        self._word = memoryview(anonymous_file.map_to_write(files.sleeps)).cast("Q")
+        self._word = anonymous_file.map_to_write(files.sleeps).cast("Q")
         self._epoll = select.epoll()
         self._epoll.register(files.bell, select.EPOLLIN)
 
@@ -74,8 +78,12 @@ class Doorbell:
         """`sleep` ends too when this one can be read."""
         self._epoll.register(descriptor, select.EPOLLIN)
 
-    def sleep(self, seconds: float, has_mail: Callable[[], bool]) -> None:
-        """Until somebody rings, another descriptor can be read, or the time is over; at once when there is mail."""
+    def no_longer_wake_for(self, descriptor: int) -> None:
+        self._epoll.unregister(descriptor)
+
+    def sleep(self, seconds: float | None, has_mail: Callable[[], bool]) -> None:
+        """Until somebody rings, another descriptor can be read, or the time is over (None = it never is); at once when
+        there is mail."""
         word = self._word
         word[0] += 1
         fence()
@@ -98,7 +106,7 @@ class Ringer:
     def __init__(self, files: DoorbellFiles) -> None:
         """Takes the files over."""
         self._files = files
-        self._word = memoryview(anonymous_file.map_to_read(files.sleeps)).cast("Q")
+        self._word = anonymous_file.map_to_read(files.sleeps).cast("Q")
         self._rung = 0
 
     def ring(self) -> None:
@@ -111,3 +119,64 @@ class Ringer:
 
     def close(self) -> None:
         self._files.close()
+
+
+class SocketRinger:
+    """Rings whoever sleeps on the other end of a socket, which also tells when that end is gone.
+
+    A socket of their own is what keeps one worker from taking away the rings of another.
+    """
+
+    def __init__(self, sleep_word: memoryview, connection: socket.socket) -> None:
+        """`sleep_word`: the other's, to read."""
+        self._word = sleep_word
+        self._connection = connection
+        self._rung = 0
+
+    def ring(self) -> None:
+        """To be called after the last of several messages. Rings once for each time that the other sleeps."""
+        fence()
+        asleep = self._word[0]
+        if asleep & 1 and asleep != self._rung:
+            self._rung = asleep
+            try:
+                self._connection.send(b"!", socket.MSG_DONTWAIT)
+            except OSError:
+                pass  # It is full of rings, or the other end is gone, which its reader finds out.
+
+
+class SocketSleeper:
+    """The side that sleeps on a socket."""
+
+    def __init__(self, sleep_word: memoryview, connection: socket.socket) -> None:
+        """`sleep_word`: its own."""
+        self._word = sleep_word
+        self._connection = connection
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+
+    def sleep(self, seconds: float | None, has_mail: Callable[[], bool]) -> bool:
+        """Until somebody rings or the time is over, at once when there is mail.
+
+        Returns: False: nobody is there any more to ring.
+        """
+        word = self._word
+        word[0] += 1
+        fence()
+        try:
+            return has_mail() or not self._poll.poll(None if seconds is None else seconds * 1000) or self._answer()
+        finally:
+            word[0] += 1
+
+    def _answer(self) -> bool:
+        return drain_rings(self._connection)
+
+
+def drain_rings(connection: socket.socket) -> bool:
+    """Take the rings that are there. Returns: False: the other end is gone."""
+    try:
+        return bool(connection.recv(_RINGS_AT_ONCE, socket.MSG_DONTWAIT))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False

@@ -3,17 +3,21 @@
 A tensor is a place in a heap, (offset, bytes); it does not move, and lives until its owner frees it.
 
 Slots have powers of two for sizes. Each size class has a part of the file to itself, as long as the whole heap may
-become, so that an offset tells its size class and no mixture of sizes can use up the room of another. Parts that nobody
-touches take no memory, and no more of a slot does than was written.
+become, so that an offset tells its size class and no mixture of sizes can use up the room of another. Parts are mapped
+when they are first used; pages that nobody touches take no memory.
 """
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections.abc import Iterator
 
+import numpy as np
+
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.tensors import Buffer
 from rocserve.plane import anonymous_file
 
 SMALLEST_SLOT = 64
@@ -24,6 +28,19 @@ TRIMMED_AT_ONCE = 64 << 20
 
 _CHECKED_FROM = 64 << 10
 """Bytes from which on a reader asks whether a tensor was written: a page that was not is made at its own expense."""
+
+COPIED_IN_PLACE = 64 << 10
+"""Bytes up to which a copy takes less time than letting go of the GIL for it."""
+
+_WRITTEN_AT_ONCE = 1 << 30
+"""Bytes; a call moves less than 2 GiB."""
+
+_UNMAPPED = memoryview(b"")
+
+
+def aligned(offset: int) -> int:
+    """Where the next tensor of a slot may begin."""
+    return (offset + SMALLEST_SLOT - 1) & -SMALLEST_SLOT
 
 
 class HeapFull(ServeError):
@@ -50,24 +67,38 @@ class _SizeClass:
         """Since the last round of `trim`: so many at the bottom of `free` nobody has needed."""
 
 
+def _class_count(shift: int) -> int:
+    return shift - SMALLEST_SLOT.bit_length() + 2
+
+
 class Heap:
-    """The owner's side. Not thread-safe: a process of the data plane has one thread."""
+    """The owner's side. One thread allocates; slots may be freed by any."""
 
     def __init__(self, name: str, limit: int) -> None:
         """`limit`: bytes of slots of one size that can be taken at once; rounded up to a power of two."""
-        self._shift = max(limit - 1, mmap.PAGESIZE).bit_length()
+        shift = max(limit - 1, mmap.PAGESIZE).bit_length()
+        self._own(anonymous_file.create(name, _class_count(shift) << shift))
+
+    @classmethod
+    def of_file(cls, descriptor: int) -> Heap:
+        """One on a file that another process has made for this one (`create_file`); takes the descriptor over."""
+        heap = cls.__new__(cls)
+        heap._own(descriptor)
+        return heap
+
+    def _own(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._shift = _shift_of(descriptor)
         self.limit = 1 << self._shift
         """Bytes, also of the largest tensor."""
-        count = self._shift - SMALLEST_SLOT.bit_length() + 2
+        self._mask = self.limit - 1
+        count = _class_count(self._shift)
         self._classes = [
             _SizeClass(SMALLEST_SLOT << index, index << self._shift, index + 1 << self._shift) for index in range(count)
         ]
         self._first_of_pages = (mmap.PAGESIZE // SMALLEST_SLOT).bit_length() - 1
-        self._descriptor = anonymous_file.create(name, count << self._shift)
         self._trimming: Iterator[int] | None = None
-        self._mapping = anonymous_file.map_to_write(self._descriptor)
-        self.view = memoryview(self._mapping)
-        """All of it, to write; index with offsets."""
+        self._parts = [_UNMAPPED] * count
 
     def allocate(self, nbytes: int) -> int:
         """The offset of memory that is the caller's until `free`; what is in it is not said. Raises: HeapFull."""
@@ -86,8 +117,49 @@ class Heap:
         offset = slots.next
         if offset == slots.end:
             raise HeapFull(nbytes, self.limit)
+        if self._parts[index] is _UNMAPPED:
+            self._parts[index] = anonymous_file.map_to_write(self._descriptor, self.limit, index << self._shift)
         slots.next = offset + slots.size
         return offset
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """Memory of a slot, to write."""
+        start = offset & self._mask
+        return self._parts[offset >> self._shift][start : start + nbytes]
+
+    def place(self, nbytes: int) -> tuple[Slot, memoryview]:
+        """A slot of its own for so many bytes, and its memory. Raises: HeapFull."""
+        offset = self.allocate(nbytes)
+        start = offset & self._mask
+        return Slot(self, offset), self._parts[offset >> self._shift][start : start + nbytes]
+
+    def write(self, place: int, view: memoryview, start: int, data: Buffer) -> None:
+        """Copy a flat view of bytes into a slot.
+
+        Args:
+            view: the slot's memory; the copy begins at its byte `start`, which is the heap's byte `place`.
+        """
+        nbytes = len(data)
+        if nbytes <= COPIED_IN_PLACE:
+            view[start : start + nbytes] = data
+        elif type(data) is memoryview and type(data.obj) is mmap.mmap:
+            self._write_mapped(place, view[start : start + nbytes], data)
+        else:
+            # numpy lets go of the GIL while it copies.
+            np.frombuffer(view, np.uint8, nbytes, start)[:] = np.frombuffer(data, np.uint8)
+
+    def _write_mapped(self, place: int, view: memoryview, data: memoryview) -> None:
+        """From a mapped file, which is a client's and may be cut at any time. Touching what is gone would end the
+        process (SIGBUS); the kernel's copy just ends there. In the place of what is gone stand zeros."""
+        done, nbytes = 0, len(data)
+        while done < nbytes:
+            try:
+                done += os.pwrite(self._descriptor, data[done : done + _WRITTEN_AT_ONCE], place + done)
+            except OSError as error:
+                if error.errno != errno.EFAULT:
+                    raise
+                np.frombuffer(view, np.uint8, nbytes - done, done)[:] = 0
+                return
 
     def free(self, offset: int) -> None:
         """What `allocate` gave is no longer used, by nobody who was told of it."""
@@ -106,14 +178,18 @@ class Heap:
 
     def _trim_round(self) -> Iterator[int]:
         given = 0
-        for slots in self._classes[self._first_of_pages :]:
+        for index in range(self._first_of_pages, len(self._classes)):
+            slots, part = self._classes[index], self._parts[index]
+            if part is _UNMAPPED:
+                continue
             unneeded = slots.free[: slots.fewest_free]
             del slots.free[: slots.fewest_free]
             slots.fewest_free = len(slots.free)
             piece = min(slots.size, TRIMMED_AT_ONCE)
             for offset in unneeded:
-                for start in range(offset, offset + slots.size, piece):
-                    self._mapping.madvise(mmap.MADV_REMOVE, start, piece)
+                begin = offset & self._mask
+                for start in range(begin, begin + slots.size, piece):
+                    anonymous_file.give_back(part, start, piece)
                     given += piece
                     if given >= TRIMMED_AT_ONCE:
                         yield given
@@ -125,30 +201,79 @@ class Heap:
         return anonymous_file.open_for_reading(self._descriptor)
 
     def close(self) -> None:
-        """Let go of the file. Its memory goes when the last reader, and the last view, has gone."""
-        os.close(self._descriptor)
-        del self._mapping, self.view
+        """Let go of the file; from then on slots are only freed. Its memory goes when the last reader, and the last
+        view, has gone. May be called twice."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+        self._trimming = None
+        self._parts = [_UNMAPPED] * len(self._classes)
+
+
+class Slot:
+    """A slot of a heap, which gets it back when nobody holds this any more."""
+
+    __slots__ = ("_heap", "offset")
+
+    def __init__(self, heap: Heap, offset: int) -> None:
+        self._heap = heap
+        self.offset = offset
+
+    def __del__(self) -> None:
+        self._heap.free(self.offset)
+
+
+def create_file(name: str, limit: int) -> int:
+    """A descriptor of the file of a heap that another process is to own."""
+    shift = max(limit - 1, mmap.PAGESIZE).bit_length()
+    return anonymous_file.create(name, _class_count(shift) << shift)
 
 
 class HeapReader:
-    """Another process's side of a heap; maps all of it at once."""
+    """Another process's side of a heap."""
 
     def __init__(self, descriptor: int) -> None:
         """Takes over a descriptor that `Heap.open_for_reading` gave."""
         self._descriptor = descriptor
-        self.view = memoryview(anonymous_file.map_to_read(descriptor))
-        """All of it; index with offsets that a trusted owner gives."""
+        self._shift = _shift_of(descriptor)
+        self._mask = (1 << self._shift) - 1
+        self._count = _class_count(self._shift)
+        self._parts: dict[int, memoryview] = {}
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """The bytes of a tensor whose place a trusted owner gave."""
+        start = offset & self._mask
+        return self._part(offset >> self._shift)[start : start + nbytes]
 
     def checked(self, offset: int, nbytes: int) -> memoryview:
         """The bytes of a tensor whose place an owner gave who may lie. Raises: ValueError: they are not there."""
-        end = offset + nbytes
-        if offset < 0 or nbytes < 0 or end > len(self.view):
-            raise ValueError(f"a tensor from byte {offset} to {end} lies outside a heap of {len(self.view)} bytes")
-        if nbytes > _CHECKED_FROM and os.lseek(self._descriptor, offset, os.SEEK_HOLE) < end:
-            raise ValueError(f"a tensor from byte {offset} to {end} was not written to its end")
-        return self.view[offset:end]
+        start = offset & self._mask
+        end = start + nbytes
+        if offset < 0 or nbytes < 0 or end > self._mask + 1 or offset >> self._shift >= self._count:
+            raise ValueError(f"a tensor of {nbytes} bytes at byte {offset} lies outside of its heap")
+        if nbytes > _CHECKED_FROM and os.lseek(self._descriptor, offset, os.SEEK_HOLE) < offset + nbytes:
+            raise ValueError(f"a tensor of {nbytes} bytes at byte {offset} was not written to its end")
+        return self._part(offset >> self._shift)[start:end]
 
     def close(self) -> None:
-        """Let go of the file; views that are still held stay valid."""
-        os.close(self._descriptor)
-        del self.view
+        """Let go of the file; views that are still held stay valid. May be called twice."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+        self._parts.clear()
+
+    def _part(self, index: int) -> memoryview:
+        part = self._parts.get(index)
+        if part is None:
+            part = anonymous_file.map_to_read(self._descriptor, self._mask + 1, index << self._shift)
+            self._parts[index] = part
+        return part
+
+
+def _shift_of(descriptor: int) -> int:
+    """The file's length tells how long its parts are."""
+    size = os.fstat(descriptor).st_size
+    for shift in range(mmap.PAGESIZE.bit_length(), 62):
+        if _class_count(shift) << shift == size:
+            return shift
+    raise ValueError(f"a file of {size} bytes is no heap")

@@ -1,8 +1,9 @@
-"""Link carries messages between two processes: a ring in shared memory for each direction, without a lock.
+"""Link carries entries between two processes: rings in shared memory, without a lock.
 
-Each end owns a file that the other maps to read. It holds how many bytes its owner has posted, how many it has taken
-from the other, and the ring. Posting stores entries, then the first number; taking copies entries, then stores the
-second. Both are plain aligned 64-bit stores. x86 keeps their order; elsewhere a fence does.
+Each end owns a file that the other maps to read. It holds the end's words (how much it has posted on each of its rings,
+how much it has taken from each of the other's, which of its threads sleep) and its rings. Posting stores entries, then
+the word that says so; taking copies entries, then stores the other word. All are plain aligned 64-bit stores. x86 keeps
+their order; elsewhere a fence does.
 
 An end trusts the other with nothing but the entries' content: numbers that cannot be are a `LinkBroken`.
 """
@@ -10,101 +11,97 @@ An end trusts the other with nothing but the entries' content: numbers that cann
 from __future__ import annotations
 
 import mmap
-import os
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from rocserve.plane import anonymous_file
-from rocserve.plane.doorbell import KEEPS_STORE_ORDER, Ringer, fence
+from rocserve.plane.doorbell import KEEPS_STORE_ORDER, fence
 
 ENTRY_BYTES = 32
-"""Of an entry: four words of 64 bits. Messages are whole entries."""
+"""Of an entry: four words of 64 bits."""
+SMALLEST_RING = mmap.PAGESIZE // ENTRY_BYTES
+"""Entries."""
 
-_POSTED, _TAKEN = 0, 8
-"""Words of a file; 64 bytes apart, so that two processors do not fight for a cache line."""
+_MOST_RINGS = 4
+_LINE_WORDS = 8
+"""Words stand 64 bytes apart, so that two processors do not fight for a cache line."""
+_RINGS_AT = mmap.PAGESIZE
 
-_RING_AT = mmap.PAGESIZE
+
+def _word(kind: int, number: int) -> int:
+    return (kind * _MOST_RINGS + number) * _LINE_WORDS
+
+
+_POSTED, _TAKEN, _ASLEEP = range(3)
 
 
 class LinkBroken(Exception):
     """The other end has written what no program of ours writes; nothing more is to be had from it."""
 
 
-@dataclass(frozen=True, slots=True)
-class LinkFiles:
-    """The descriptors of one end; they are the holder's, who closes them or gives them to a LinkEnd."""
-
-    own: int
-    other: int
-    """To read."""
-
-    @classmethod
-    def create_pair(cls, name: str, entries: int) -> tuple[LinkFiles, LinkFiles]:
-        """Those of both ends. `entries`: that can be under way in one direction; a power of two, 128 at least."""
-        size = entries * ENTRY_BYTES
-        if entries < 1 or entries & entries - 1 or size % mmap.PAGESIZE:
-            raise ValueError(f"expected a power of two of entries that fill pages, got {entries}")
-        first, second = (anonymous_file.create(name, _RING_AT + size) for _ in range(2))
-        read = anonymous_file.open_for_reading
-        return cls(first, read(second)), cls(second, read(first))
-
-    def close(self) -> None:
-        os.close(self.own)
-        os.close(self.other)
+def create_file(name: str, rings: Sequence[int]) -> int:
+    """A descriptor of the file that one end owns. `rings`: the entries of each of its rings, multiples of
+    SMALLEST_RING."""
+    if len(rings) > _MOST_RINGS or any(entries < 1 or entries % SMALLEST_RING for entries in rings):
+        raise ValueError(f"expected at most {_MOST_RINGS} rings of whole pages of entries, got {list(rings)}")
+    return anonymous_file.create(name, _RINGS_AT + sum(rings) * ENTRY_BYTES)
 
 
-class LinkEnd:
-    """One end. Not thread-safe: a process of the data plane has one thread."""
+class RingWriter:
+    """The posting side of a ring. One thread at a time."""
 
-    def __init__(self, files: LinkFiles, ringer: Ringer | None) -> None:
-        """Takes the files over. `ringer`: of the other end's process; None when it is this one."""
-        own, other = (
-            memoryview(anonymous_file.map_to_write(files.own)),
-            memoryview(anonymous_file.map_to_read(files.other)),
-        )
-        files.close()
-        self._own_words, self._other_words = own[:_RING_AT].cast("Q"), other[:_RING_AT].cast("Q")
-        self._out, self._in = own[_RING_AT:], other[_RING_AT:]
-        self._size = len(self._out)
-        self._posted = self._taken = 0
-        self._ringer = ringer
+    def __init__(self, own: memoryview, other_words: memoryview, ring: memoryview, number: int) -> None:
+        self._own_words, self._other_words = own, other_words
+        self._posted_at, self._taken_at = _word(_POSTED, number), _word(_TAKEN, number)
+        self._ring = ring
+        self._size = len(ring)
+        self.posted = 0
+        """Bytes."""
+
+    def is_taken(self, posted: int) -> bool:
+        """Whether the other end has taken what stands before that byte."""
+        return self._other_words[self._taken_at] >= posted
 
     @property
     def room(self) -> int:
-        """Bytes that can be posted now. Raises: LinkBroken."""
-        under_way = self._posted - self._other_words[_TAKEN]
+        """Entries that can be posted now. Raises: LinkBroken."""
+        under_way = self.posted - self._other_words[self._taken_at]
         if not 0 <= under_way <= self._size:
-            raise LinkBroken(f"the other end of a link has taken {self._other_words[_TAKEN]} of {self._posted} bytes")
-        return self._size - under_way
+            raise LinkBroken(f"the other end of a link has taken {self.posted - under_way} of {self.posted} bytes")
+        return (self._size - under_way) // ENTRY_BYTES
 
     def post(self, entries: bytes) -> None:
-        """Write messages; the other end sees all of them at once. `ring` after the last of several.
-
-        There has to be `room`: whoever bounds what is under way need not ask.
-        """
-        size, start = len(entries), self._posted % self._size
+        """Write whole entries; the other end sees all of them at once. There has to be `room`: whoever bounds what is
+        under way need not ask."""
+        size, start = len(entries), self.posted % self._size
         end = start + size
         if end <= self._size:
-            self._out[start:end] = entries
+            self._ring[start:end] = entries
         else:
             first = self._size - start
-            self._out[start:] = entries[:first]
-            self._out[: size - first] = entries[first:]
+            self._ring[start:] = entries[:first]
+            self._ring[: size - first] = entries[first:]
         if not KEEPS_STORE_ORDER:
             fence()
-        self._posted += size
-        self._own_words[_POSTED] = self._posted
+        self.posted += size
+        self._own_words[self._posted_at] = self.posted
 
-    def ring(self) -> None:
-        """Wake the other end's process, if it sleeps."""
-        if self._ringer is not None:
-            self._ringer.ring()
+
+class RingReader:
+    """The taking side of a ring. One thread at a time."""
+
+    def __init__(self, own: memoryview, other_words: memoryview, ring: memoryview, number: int) -> None:
+        self._own_words, self._other_words = own, other_words
+        self._posted_at, self._taken_at = _word(_POSTED, number), _word(_TAKEN, number)
+        self._ring = ring
+        self._size = len(ring)
+        self._taken = 0
 
     def has_mail(self) -> bool:
-        return self._other_words[_POSTED] != self._taken
+        return self._other_words[self._posted_at] != self._taken
 
     def take(self) -> bytes:
         """All that has come since the last call, whole entries in the order of posting. Raises: LinkBroken."""
-        posted, taken = self._other_words[_POSTED], self._taken
+        posted, taken = self._other_words[self._posted_at], self._taken
         if posted == taken:
             return b""
         count = posted - taken
@@ -115,10 +112,49 @@ class LinkEnd:
         start = taken % self._size
         end = start + count
         if end <= self._size:
-            entries = bytes(self._in[start:end])
+            entries = bytes(self._ring[start:end])
         else:
-            entries = bytes(self._in[start:]) + bytes(self._in[: end - self._size])
+            entries = bytes(self._ring[start:]) + bytes(self._ring[: end - self._size])
         if not KEEPS_STORE_ORDER:
             fence()
-        self._own_words[_TAKEN] = self._taken = posted
+        self._own_words[self._taken_at] = self._taken = posted
         return entries
+
+
+class LinkEnd:
+    """One end: its writers and readers, and the words of threads that sleep."""
+
+    def __init__(self, own: int, sends: Sequence[int], other: int, takes: Sequence[int]) -> None:
+        """The descriptors, of its own file and of the other's to read, stay the caller's. `sends`, `takes`: the entries
+        of the rings in them."""
+        own_view, other_view = (
+            anonymous_file.map_to_write(own),
+            anonymous_file.map_to_read(other),
+        )
+        self._own_words, self._other_words = own_view[:_RINGS_AT].cast("Q"), other_view[:_RINGS_AT].cast("Q")
+        words = self._own_words, self._other_words
+        self.writers = [RingWriter(*words, ring, number) for number, ring in enumerate(_rings(own_view, sends))]
+        self.readers = [RingReader(*words, ring, number) for number, ring in enumerate(_rings(other_view, takes))]
+
+    def own_sleep_word(self, number: int = 0) -> memoryview:
+        """What a thread of this end counts its sleeps in (see `doorbell`)."""
+        return _single(self._own_words, _word(_ASLEEP, number))
+
+    def other_sleep_word(self, number: int = 0) -> memoryview:
+        return _single(self._other_words, _word(_ASLEEP, number))
+
+
+def _single(words: memoryview, at: int) -> memoryview:
+    return words[at : at + 1]
+
+
+def _rings(view: memoryview, entries: Sequence[int]) -> list[memoryview]:
+    rings: list[memoryview] = []
+    start = _RINGS_AT
+    for count in entries:
+        end = start + count * ENTRY_BYTES
+        if end > len(view):
+            raise ValueError(f"rings of {sum(entries)} entries in a file of {len(view)} bytes")
+        rings.append(view[start:end])
+        start = end
+    return rings

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, unavailable
+from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ControlKind, ModelConfig
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
 from rocserve.core.sequences import SequenceTag
-from rocserve.core.serving import ServingTable, VersionEnding
+from rocserve.core.serving import ServingTable
 from rocserve.core.statistics import ModelStatistics
+from rocserve.plane.loop import PlaneLoop
 from rocserve.scheduling.ensemble.version import EnsembleVersion
 from rocserve.workers.warmup import warm_up_samples
 
@@ -23,7 +25,7 @@ _DEEPEST = 32
 """Ensembles within ensembles."""
 
 
-async def warm_up_ensemble(ensemble: EnsembleVersion, folder: Path) -> None:
+async def warm_up_ensemble(ensemble: EnsembleVersion, folder: Path, plane: PlaneLoop) -> None:
     """Run each sample of `model_warmup`, one after the other, beside the statistics of the ensemble itself.
 
     For members with sequences each run is a sequence of one request.
@@ -47,7 +49,9 @@ async def warm_up_ensemble(ensemble: EnsembleVersion, folder: Path) -> None:
         sequence = SequenceTag(f"warmup {identity}" if has_text_ids else identity, starts=True, ends=True)
         request = InferRequest(head, "", [entry.data for entry in batch.inputs.values()], sequence=sequence)
         try:
-            await _answered(trial, request)
+            waiter = _Waiter(asyncio.get_running_loop())
+            plane.call_soon(functools.partial(trial.infer, request, waiter))
+            await waiter.answered
         except ServeError as error:
             raise ServeError(error.code, f"failed to run warmup sample '{name}': {error.text}") from None
 
@@ -65,15 +69,6 @@ def _has_text_ids(config: ModelConfig, table: ServingTable, depth: int = 0) -> b
     models = (table.models.get(step.member) for step in config.ensemble_steps)
     members = [model.latest.config for model in models if model is not None and model.latest is not None]
     return any(_has_text_ids(member, table, depth + 1) for member in members)
-
-
-async def _answered(trial: EnsembleVersion, request: InferRequest) -> None:
-    waiter = _Waiter(asyncio.get_running_loop())
-    try:
-        trial.infer(request, waiter)
-    except VersionEnding:
-        raise unavailable("a member is being unloaded") from None
-    await waiter.answered
 
 
 class _Waiter:

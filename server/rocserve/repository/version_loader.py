@@ -16,29 +16,32 @@ from rocserve.config.model_limits import time_limits
 from rocserve.core.custom_metrics import CustomMetrics, OwnedMetrics
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.latencies import LatencyOptions
+from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.sequence_tensors import with_sequence_tensors
 from rocserve.core.serving import ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
+from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol import model_config_pb2 as messages
 from rocserve.repository.engine_plan import EngineFailure, EnginePlan, plan_engine
 from rocserve.repository.ensemble_warmup import warm_up_ensemble
 from rocserve.repository.fallbacks import Fallback, FallbackCounter
 from rocserve.repository.loader import LoadedVersion
-from rocserve.repository.version_wiring import VersionWiring
+from rocserve.repository.version_wiring import VersionWiring, drained
 from rocserve.repository.version_workers import config_text, load_message, worker_group
 from rocserve.scheduling.cached_answers import CachedAnswers
 from rocserve.scheduling.ensemble.version import EnsembleVersion
 from rocserve.scheduling.model_calls import ModelCallDispatcher
+from rocserve.scheduling.model_scheduler import ModelScheduler
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.rate_limiter import RateLimiter, needs_of
 from rocserve.scheduling.response_cache import ResponseCache
-from rocserve.scheduling.scheduler import Scheduler
-from rocserve.scheduling.selection import SchedulerParts, create_scheduler
-from rocserve.scheduling.sequence.homes import AllSequenceHomes
+from rocserve.scheduling.scheduler import Scheduler, SchedulerParts
+from rocserve.scheduling.sequence.router import SequenceRouters
+from rocserve.scheduling.sequence.scheduler import SequenceScheduler
 from rocserve.scheduling.served_version import ScheduledVersion
 from rocserve.settings import NO_TIME_LIMITS, EngineSettings, TimeLimits
-from rocserve.workers.completion import CompletionThread
+from rocserve.workers.channel_mail import ChannelMail
 from rocserve.workers.group import WorkerGroup
 from rocserve.workers.launcher import WorkerLauncher
 
@@ -78,7 +81,7 @@ class WorkerVersionLoader:
     def __init__(
         self,
         launcher: WorkerLauncher,
-        completion: CompletionThread,
+        mail: ChannelMail,
         tables: ServingTableHolder,
         limits: QueueLimits,
         strict: bool,
@@ -103,7 +106,7 @@ class WorkerVersionLoader:
             time_limits: of models that say nothing of their own.
         """
         self._launcher = launcher
-        self._completion = completion
+        self._mail = mail
         self._tables = tables
         self._calls = ModelCallDispatcher(tables)
         self._limits = limits
@@ -117,7 +120,7 @@ class WorkerVersionLoader:
         self._custom_metrics = custom_metrics
         self._memory = memory
         self._time_limits = time_limits
-        self._homes = AllSequenceHomes()
+        self._routers = SequenceRouters()
         self._log = log
 
     async def load(
@@ -134,9 +137,16 @@ class WorkerVersionLoader:
             statistics = ModelStatistics(self._latencies.distributions(complete.config))
             answers = self._cached_answers(complete, version, statistics)
             ensemble = LoadedEnsemble(
-                complete.config, complete.serialized, version, statistics, self._tables, self._memory, answers
+                complete.config,
+                complete.serialized,
+                version,
+                statistics,
+                self._tables,
+                self._memory,
+                answers,
+                self._mail.plane,
             )
-            await warm_up_ensemble(ensemble, definition.folder)
+            await warm_up_ensemble(ensemble, definition.folder, self._mail.plane)
             return ensemble
         order = _Order(definition, version, version_folder, on_change, on_progress)
         plan = plan_engine(definition, self._machine)
@@ -175,7 +185,9 @@ class WorkerVersionLoader:
         limits = time_limits(definition.config.parameters, self._time_limits)
         assert definition.backend is not None, "an ensemble has no workers"
         metrics = OwnedMetrics(self._custom_metrics, order.name, self._log)
-        wiring = VersionWiring(definition.name, order.on_change, order.on_progress, self._calls.start, metrics)
+        wiring = VersionWiring(
+            definition.name, order.on_change, order.on_progress, self._calls.start, metrics, self._mail.plane
+        )
         verbose = self._log.isEnabledFor(logging.DEBUG)
         group = worker_group(
             load_message(
@@ -184,7 +196,7 @@ class WorkerVersionLoader:
             definition,
             plan,
             launcher=self._launcher,
-            completion=self._completion,
+            mail=self._mail,
             events=wiring,
             start_call=wiring.start_call,
             log=self._log.getChild("workers"),
@@ -200,19 +212,17 @@ class WorkerVersionLoader:
             for warning in complete.warnings[len(definition.warnings) :]:
                 self._log.getChild("config").warning("model '%s': %s", definition.name, warning)
             statistics = ModelStatistics(self._latencies.distributions(complete.config))
-            scheduler = create_scheduler(
-                SchedulerParts(
-                    complete.config,
-                    version,
-                    statistics,
-                    self._completion,
-                    self._limits,
-                    self._log.getChild("scheduler"),
-                    definition.backend.answers_requests,
-                    self._limiter,
-                    self._homes.of(f"{definition.folder}:{definition.name}"),
-                    _initial_states(complete),
-                )
+            parts = SchedulerParts(
+                complete.config,
+                version,
+                statistics,
+                self._mail.plane,
+                self._limits,
+                self._log.getChild("scheduler"),
+                definition.backend.answers_requests,
+                self._limiter,
+                self._routers.of(f"{definition.folder}:{definition.name}"),
+                _initial_states(complete),
             )
             try:
                 await group.warm_up(with_sequence_tensors(complete.config), config_text(complete))
@@ -223,6 +233,7 @@ class WorkerVersionLoader:
             wiring.disconnect()
             await asyncio.shield(group.stop(0.0))
             raise
+        scheduler = new_scheduler(parts)
         wiring.connect(scheduler, group.channels)
         facts = EngineFacts(plan, replaces)
         seconds = time.monotonic() - started
@@ -239,6 +250,7 @@ class WorkerVersionLoader:
             answers,
             give_back,
             limits.drain_seconds,
+            self._mail.plane,
             self._log,
         )
 
@@ -312,6 +324,7 @@ class LoadedModelVersion(ScheduledVersion):
         answers: CachedAnswers | None,
         give_back: Callable[[], None],
         drain_seconds: float,
+        plane: PlaneLoop,
         log: logging.Logger,
     ) -> None:
         """`give_back` is called when its instances run no more. `drain_seconds`: see settings.TimeLimits."""
@@ -322,6 +335,7 @@ class LoadedModelVersion(ScheduledVersion):
         self._facts = facts
         self._give_back = give_back
         self._drain_seconds = drain_seconds
+        self._plane = plane
         self._log = log
 
     @property
@@ -342,7 +356,7 @@ class LoadedModelVersion(ScheduledVersion):
 
     async def unload(self) -> None:
         """See repository.loader.LoadedVersion."""
-        if await _drain(self._scheduler.close, self._drain_seconds):
+        if await self._wiring.drain(self._drain_seconds):
             self._wiring.stop_waiting()
             await self._group.stop(STOP_SECONDS)
         else:
@@ -350,7 +364,7 @@ class LoadedModelVersion(ScheduledVersion):
         self._wiring.disconnect()
         self._give_back()
         if self._answers is not None:
-            self._answers.close()
+            self._plane.call_soon(self._answers.close)
 
     async def _cut_short(self) -> None:
         """Kill the workers with what is inside, and refuse what waits for them."""
@@ -359,8 +373,7 @@ class LoadedModelVersion(ScheduledVersion):
             f" {self._drain_seconds:g} s (--drain-timeout-secs)"
         )
         self._log.warning("%s; its workers are killed", text)
-        self._wiring.stop_waiting()
-        self._scheduler.fail_queue(unavailable(text))
+        self._wiring.refuse_waiting(unavailable(text))
         await self._group.stop(0.0, text)
 
 
@@ -372,6 +385,20 @@ class LoadedEnsemble(EnsembleVersion):
     properties: Mapping[str, str] = {}
     pending_requests = 0
     load_seconds = 0.0
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        config_message: bytes,
+        version: int,
+        statistics: ModelStatistics,
+        tables: ServingTableHolder,
+        memory: RequestMemory,
+        answers: CachedAnswers | None,
+        plane: PlaneLoop,
+    ) -> None:
+        super().__init__(config, config_message, version, statistics, tables, memory, answers)
+        self._plane = plane
 
     def follow_members(self, is_decoupled: bool) -> None:
         """See repository.loader.LoadedVersion."""
@@ -385,31 +412,18 @@ class LoadedEnsemble(EnsembleVersion):
     async def unload(self) -> None:
         """See repository.loader.LoadedVersion."""
         # It has no workers; what its requests wait for has limits of its own.
-        await _drain(self.close, 0.0)
+        await drained(self._plane, self.close, 0.0)
         if self.answers is not None:
-            self.answers.close()
+            self._plane.call_soon(self.answers.close)
 
 
 def _nothing() -> None:
     """To give back, where nothing is limited."""
 
 
-async def _drain(close: Callable[[Callable[[], None]], None], seconds: float) -> bool:
-    """Close, and wait until all that was taken has been answered, at most so long (0 = without a limit); whether it has
-    been."""
-    loop = asyncio.get_running_loop()
-    drained = asyncio.Event()
-
-    def on_drained() -> None:
-        loop.call_soon_threadsafe(drained.set)
-
-    close(on_drained)
-    try:
-        async with asyncio.timeout(seconds or None):
-            await drained.wait()
-    except TimeoutError:
-        return False
-    return True
+def new_scheduler(parts: SchedulerParts) -> Scheduler:
+    """The scheduler that the configuration asks for, still without instances."""
+    return ModelScheduler(parts) if parts.config.sequence_batching is None else SequenceScheduler(parts)
 
 
 def _initial_states(definition: ModelDefinition) -> Mapping[str, bytes]:

@@ -1,24 +1,29 @@
-"""Leads what happens to a version's workers to its scheduler, the index and its metadata."""
+"""Leads what happens to a version and its workers to its scheduler, the index and its metadata."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from rocserve.backends.request_model import ModelCall
 from rocserve.core.custom_metrics import MetricChanges, OwnedMetrics
 from rocserve.core.errors import ServeError, unavailable
+from rocserve.plane.loop import PlaneLoop
 from rocserve.scheduling.scheduler import Scheduler
-from rocserve.workers.channel import Channel
-from rocserve.workers.conversation import CallStarter, OpenCall
+from rocserve.workers.channel import CallStarter, Channel, OpenCall
+
+_Handed = TypeVar("_Handed")
 
 OUTAGE_SECONDS = 5.0
 """How long requests wait for a crashed model's workers to come back before they are refused."""
 
 
 class VersionWiring:
-    """Implements workers.group.WorkerGroupEvents. All calls are made on the loop; the properties may be read from any
-    thread."""
+    """Implements workers.group.WorkerGroupEvents. All calls but `start_call` are made on the asyncio loop; the
+    properties may be read from any thread. The one place from where the loop's side talks to a scheduler, which lives
+    on the data plane's thread."""
 
     def __init__(
         self,
@@ -27,6 +32,7 @@ class VersionWiring:
         on_progress: Callable[[str], None],
         start_call: CallStarter,
         metrics: OwnedMetrics,
+        plane: PlaneLoop,
     ) -> None:
         """`on_change` and `on_progress`: see repository.loader.VersionLoader.
 
@@ -36,6 +42,7 @@ class VersionWiring:
         self._on_progress = on_progress
         self._start_call = start_call
         self._metrics = metrics
+        self._plane = plane
         self._has_called = False
         self._scheduler: Scheduler | None = None
         self._open: set[Channel] = set()
@@ -60,7 +67,19 @@ class VersionWiring:
         self._scheduler = scheduler
         self._open.update(channels)
         for channel in channels:
-            scheduler.attach(channel)
+            self._hand_over(scheduler.attach, channel)
+
+    async def drain(self, seconds: float) -> bool:
+        """Let the scheduler finish what it took, as `drained` does."""
+        scheduler = self._scheduler
+        assert scheduler is not None, "connected until the version is gone"
+        return await drained(self._plane, scheduler.close, seconds)
+
+    def refuse_waiting(self, error: ServeError) -> None:
+        """Refuse what waits for the workers, and what comes."""
+        self.stop_waiting()
+        if self._scheduler is not None:
+            self._hand_over(self._scheduler.fail_queue, error)
 
     def disconnect(self) -> None:
         """The version is gone. Its channels know the wiring, through their supervisor: were they not let go of here,
@@ -69,12 +88,12 @@ class VersionWiring:
         scheduler, self._scheduler = self._scheduler, None
         if scheduler is not None:
             for channel in self._open:
-                scheduler.detach(channel)
+                self._hand_over(scheduler.detach, channel)
         self._open.clear()
         self._metrics.forget()
 
     def start_call(self, call: ModelCall, opened: OpenCall) -> None:
-        """See workers.conversation.CallStarter."""
+        """See workers.conversation.CallStarter. On the data plane's thread."""
         scheduler = self._scheduler
         if scheduler is not None and not self._has_called:
             self._has_called = True
@@ -85,12 +104,12 @@ class VersionWiring:
         if self._scheduler is None:
             return
         self._open.add(channel)
-        self._scheduler.attach(channel)
+        self._hand_over(self._scheduler.attach, channel)
 
     def channel_lost(self, channel: Channel, reason: ServeError) -> None:
         self._open.discard(channel)
         if self._scheduler is not None:
-            self._scheduler.detach(channel)
+            self._hand_over(self._scheduler.detach, channel)
 
     def restarting(self, reason: str, delay_seconds: float) -> None:
         self._trouble = f"restarting: {reason}"
@@ -126,5 +145,26 @@ class VersionWiring:
     def _outage(self) -> None:
         """Nobody should wait for ever: until a worker is back, requests are refused with the reason."""
         self._outage_timer = None
-        if not self._open and self._scheduler is not None:
-            self._scheduler.fail_queue(unavailable(f"model '{self._model_name}' has no worker: {self.reason}"))
+        if not self._open:
+            self.refuse_waiting(unavailable(f"model '{self._model_name}' has no worker: {self.reason}"))
+
+    def _hand_over(self, call: Callable[[_Handed], None], handed: _Handed) -> None:
+        self._plane.call_soon(functools.partial(call, handed))
+
+
+async def drained(plane: PlaneLoop, close: Callable[[Callable[[], None]], None], seconds: float) -> bool:
+    """Close a version, and wait until all that it took has been answered, at most so long (0 = without a limit);
+    whether it has been."""
+    loop = asyncio.get_running_loop()
+    event = asyncio.Event()
+
+    def on_drained() -> None:
+        loop.call_soon_threadsafe(event.set)
+
+    plane.call_soon(functools.partial(close, on_drained))
+    try:
+        async with asyncio.timeout(seconds or None):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

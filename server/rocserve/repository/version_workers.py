@@ -15,8 +15,8 @@ from rocserve.core.sequence_tensors import with_sequence_tensors
 from rocserve.repository.engine_plan import EnginePlan
 from rocserve.repository.model_interpreter import model_interpreter
 from rocserve.settings import NO_TIME_LIMITS, EngineSettings, TimeLimits
-from rocserve.workers.completion import CompletionThread
-from rocserve.workers.conversation import CallStarter
+from rocserve.workers.channel import CallStarter
+from rocserve.workers.channel_mail import ChannelMail
 from rocserve.workers.group import WorkerGroup, WorkerGroupEvents, WorkerPlan
 from rocserve.workers.launcher import WorkerLauncher
 from rocserve.workers.messages import Load
@@ -71,7 +71,7 @@ def worker_group(
     plan: EnginePlan,
     *,
     launcher: WorkerLauncher,
-    completion: CompletionThread,
+    mail: ChannelMail,
     events: WorkerGroupEvents,
     start_call: CallStarter,
     log: logging.Logger,
@@ -94,7 +94,7 @@ def worker_group(
         load=load,
         plans=[_with_file(worker, definition, Path(load.version_folder)) for worker in plan.workers],
         launcher=launcher,
-        completion=completion,
+        mail=mail,
         events=events,
         log=log,
         forked=plan.engine.forks_from_zygote,

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.ragged import Shape, ragged_batching
+from rocserve.core.ragged import ragged_batching
 from rocserve.core.requests import InferResponse
 from rocserve.core.statistics import ModelStatistics
-from rocserve.core.tensors import Buffer, Tensor
-from rocserve.core.validation import InputPlan, RequestPlan
+from rocserve.core.tensors import Tensor
+from rocserve.core.validation import RequestPlan
 from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.responses import ResponseMaker
-from rocserve.workers.batch_inputs import InputLayout
 from rocserve.workers.channel import Channel
-from rocserve.workers.messages import BatchLayout, RaggedShapes, TensorHead
+from rocserve.workers.messages import TensorHead
+from rocserve.workers.request_details import client_parameters
+from rocserve.workers.request_layouts import BatchForm, Member, RequestForm, RequestLayout
 
-_REMEMBERED_LAYOUTS = 1024
+_REMEMBERED_FORMS = 1024
 
 
 class Outcome(Protocol):
-    """What an instance reports of a batch (rocserve.workers.batch_outcome.BatchOutcome)."""
+    """What an instance reports of a batch (rocserve.workers.results.BatchOutcome)."""
 
     error: ServeError | None
-    failures: Mapping[int, ServeError]
+    failures: dict[int, ServeError]
     input_end_ns: int
     output_start_ns: int
     compute_end_ns: int
@@ -67,95 +67,49 @@ class FormedBatch:
 
 
 class BatchLayouts:
-    """The layouts of batches, remembered for requests with equal heads, which most are."""
+    """The forms of a model version's requests, remembered for equal heads, which most are."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        self._batching = config.max_batch_size > 0
-        self._output_order = tuple(output.name for output in config.outputs)
-        self._ragged = ragged_batching(config)
-        self._layouts: dict[tuple[RequestPlan, int], InputLayout] = {}
-        self._mixed_layouts: dict[tuple[RequestPlan, ...], InputLayout] = {}
+    def __init__(self, config: ModelConfig, sees_requests: bool = False) -> None:
+        """`sees_requests`: the model sees each request for itself, with what its client says beside the tensors."""
+        self._sees_requests = sees_requests
+        self._forms: dict[RequestPlan, RequestForm] = {}
+        self._scattered = ragged_batching(config).scattered
 
-    def of(self, batch: FormedBatch, channel: Channel) -> tuple[InputLayout, Sequence[Sequence[Buffer]]]:
-        """The layout of a batch, and each request's data in its order; the same on any channel."""
-        entries = batch.entries
-        plan = entries[0].plan
-        data: list[Sequence[Buffer]] = [entry.request.data for entry in entries]
-        for entry in entries:
-            if entry.plan is not plan:
-                # Clients may order the same inputs differently, or want different outputs.
-                return self._of_mixed(batch), [_in_order(entry, plan) for entry in entries]
-        key = (plan, len(entries))
-        layout = self._layouts.get(key)
-        if layout is None:
-            layout = self._make(batch)
-            if len(self._layouts) >= _REMEMBERED_LAYOUTS:
-                self._layouts.clear()
-            self._layouts[key] = layout
-        return layout, data
+    def of(self, batch: FormedBatch, channel: Channel) -> tuple[BatchForm, Sequence[Member]]:
+        """What a batch is to a channel, any channel, and its requests."""
+        members = [Member(self.form(entry), entry.request.data) for entry in batch.entries]
+        return self.batch_form(batch), members
+
+    def batch_form(self, batch: FormedBatch) -> BatchForm:
+        cuts = None
+        if self._scattered:
+            cuts = {
+                name: [scatter.shape_of(entry.plan.input_shape(scatter.source)) for entry in batch.entries]
+                for name, scatter in self._scattered.items()
+            }
+        return BatchForm(cuts, batch.one_by_one)
 
     def forget(self, batch: FormedBatch) -> None:
         """Nothing of the batch ran."""
 
-    def heads(self, batch: FormedBatch) -> tuple[TensorHead, ...]:
-        """The inputs of the whole batch."""
-        return tuple(
-            TensorHead(spec.name, spec.datatype, self._shape(spec, batch)) for spec in batch.entries[0].plan.inputs
+    def form(self, entry: QueuedRequest) -> RequestForm:
+        plan = entry.plan
+        form = self._forms.get(plan)
+        if form is None:
+            if len(self._forms) >= _REMEMBERED_FORMS:
+                self._forms.clear()
+            form = self._forms[plan] = self._make(entry)
+        return form
+
+    def _make(self, entry: QueuedRequest) -> RequestForm:
+        plan = entry.plan
+        heads = tuple(TensorHead(spec.name, spec.datatype, spec.shape) for spec in plan.inputs)
+        if not self._sees_requests:
+            return RequestForm(RequestLayout(heads, plan.outputs, plan.batch_size))
+        parameters = client_parameters(entry.request.head)
+        return RequestForm(
+            RequestLayout(heads, plan.outputs, plan.batch_size, plan.priority, plan.timeout_microseconds, parameters)
         )
-
-    def _shape(self, spec: InputPlan, batch: FormedBatch) -> Shape:
-        if spec.name in self._ragged.inputs:
-            return (sum(math.prod(entry.plan.input_shape(spec.name)) for entry in batch.entries),)
-        if self._batching:
-            return (sum(entry.plan.batch_size for entry in batch.entries), *spec.shape[1:])
-        return spec.shape
-
-    def _of_mixed(self, batch: FormedBatch) -> InputLayout:
-        plans = tuple([entry.plan for entry in batch.entries])
-        layout = self._mixed_layouts.get(plans)
-        if layout is None:
-            layout = self._make(batch)
-            if len(self._mixed_layouts) >= _REMEMBERED_LAYOUTS:
-                self._mixed_layouts.clear()
-            self._mixed_layouts[plans] = layout
-        return layout
-
-    def _make(self, batch: FormedBatch) -> InputLayout:
-        entries = batch.entries
-        plan = entries[0].plan
-        sizes = tuple(entry.plan.batch_size for entry in entries)
-        wanted = {name for entry in entries for name in entry.plan.outputs}
-        if len(wanted) == len(plan.outputs):
-            requested = plan.outputs
-        else:
-            requested = tuple(name for name in self._output_order if name in wanted)
-        return InputLayout(
-            BatchLayout(self.heads(batch), requested, sizes, batch.one_by_one, self._ragged_shapes(entries))
-        )
-
-    def _ragged_shapes(self, entries: Sequence[QueuedRequest]) -> RaggedShapes | None:
-        ragged = self._ragged
-        if not ragged.inputs and not ragged.scattered:
-            return None
-        return RaggedShapes(
-            {name: tuple(entry.plan.input_shape(name) for entry in entries) for name in sorted(ragged.inputs)},
-            {
-                name: tuple(scatter.shape_of(entry.plan.input_shape(scatter.source)) for entry in entries)
-                for name, scatter in ragged.scattered.items()
-            },
-        )
-
-
-def _in_order(entry: QueuedRequest, plan: RequestPlan) -> Sequence[Buffer]:
-    by_name = {spec.name: data for spec, data in zip(entry.plan.inputs, entry.request.data, strict=True)}
-    return [by_name[spec.name] for spec in plan.inputs]
-
-
-def convoy_shares(begin: int, times: Sequence[int], count: int) -> tuple[int, int, int]:
-    """When the input of one request of a convoy of `count` was there, and its engine and its output ended: of a
-    convoy's times since `begin` each request has the same part."""
-    input_end, output_start, compute_end = (begin + (time_ns - begin) // max(count, 1) for time_ns in times)
-    return input_end, output_start, compute_end
 
 
 class BatchAnswerer:
@@ -169,7 +123,7 @@ class BatchAnswerer:
         """Every request gets a response or an error, and the statistics their share; never raises. True: none is left
         open."""
         entries = batch.entries
-        answers = [self._answer(index, entry, outcome) for index, entry in enumerate(entries)]
+        answers = self._answers(entries, outcome)
         if batch.dropped:
             answers = [answer for entry, answer in zip(entries, answers, strict=True) if entry not in batch.dropped]
             entries = batch.undropped
@@ -210,26 +164,24 @@ class BatchAnswerer:
                 self._statistics.record_failure(entry.queue_start_ns, now, by_backend=True)
             else:
                 queue_starts.append(entry.queue_start_ns)
-        if batch.one_by_one:
-            self._record_convoy(times, queue_starts, now, batch.entries[0].plan.batch_size)
-        elif queue_starts:
-            self._statistics.record_batch(*times, queue_starts, now, rows + batch.absent_rows)
+        if queue_starts:
+            if batch.one_by_one:
+                rows = batch.entries[0].plan.batch_size
+            self._statistics.record_batch(*times, queue_starts, now, rows + batch.absent_rows, batch.one_by_one)
             if batch.absent_rows:
                 self._statistics.leave_out(batch.absent_rows)
 
-    def _record_convoy(self, times: tuple[int, int, int, int], queue_starts: list[int], now: int, rows: int) -> None:
-        """An execution for each request; of the time, each has the same part."""
-        begin, *ends = times
-        shares = convoy_shares(begin, ends, len(queue_starts))
-        for queue_start in queue_starts:
-            self._statistics.record_batch(begin, *shares, [queue_start], now, rows)
-
-    def _answer(self, index: int, entry: QueuedRequest, outcome: Outcome) -> InferResponse | ServeError:
-        if outcome.error is not None:
-            return outcome.error
-        if outcome.failures and index in outcome.failures:
-            return outcome.failures[index]
-        try:
-            return self._make_response(entry, outcome.outputs_of(index))
-        except ServeError as error:
-            return error
+    def _answers(self, entries: Sequence[QueuedRequest], outcome: Outcome) -> list[InferResponse | ServeError]:
+        error, failures, outputs_of, make = outcome.error, outcome.failures, outcome.outputs_of, self._make_response
+        if error is not None:
+            return [error] * len(entries)
+        answers: list[InferResponse | ServeError] = []
+        for index, entry in enumerate(entries):
+            if index in failures:
+                answers.append(failures[index])
+                continue
+            try:
+                answers.append(make(entry, outputs_of(index)))
+            except ServeError as refusal:
+                answers.append(refusal)
+        return answers

@@ -25,10 +25,6 @@ class BatchDecision:
 
 
 class BatchPolicy(Protocol):
-    starts_at_once: bool
-    """A request that finds the queue empty and an instance idle never waits for company."""
-    always_full: bool
-    """Every batch is full with its first request."""
     largest: int
     """The most rows that run at once, one request apart."""
 
@@ -41,31 +37,29 @@ class BatchPolicy(Protocol):
 
 _ONE = BatchDecision(1, is_full=True)
 
-LONGEST_CONVOY = 16
-LONGEST_CONVOY_NS = 500_000
-"""What the first of a convoy may wait for the last in the engine."""
+LARGEST_GROUP = 16
+LONGEST_GROUP_NS = 500_000
+"""What the first of a group may wait for the last in the engine."""
 
 
 class NoBatching:
     """One request at a time, as it came.
 
-    Requests that wait for an engine that is done with each in a moment go to the worker in one message, a convoy, and
+    Requests that wait for an engine that is done with each in a moment go to the worker in one message, grouped, and
     still run one by one there: the way to the worker and back, which costs more than such an engine's work, is then
     paid once for all of them.
     """
 
-    starts_at_once = True
-    always_full = True
     largest = 1
 
-    def __init__(self, may_convoy: bool) -> None:
-        """`may_convoy`: whether requests of equal heads can be laid one behind the other, and so their answers."""
-        self._may_convoy = may_convoy
-        self._request_ns = LONGEST_CONVOY_NS
+    def __init__(self, may_group: bool) -> None:
+        """`may_group`: whether requests of equal heads can be laid one behind the other, and so their answers."""
+        self._may_group = may_group
+        self._request_ns = LONGEST_GROUP_NS
 
     def decide(self, queue: RequestQueue, now_ns: int) -> BatchDecision:
-        longest = min(len(queue), LONGEST_CONVOY, LONGEST_CONVOY_NS // max(self._request_ns, 1))
-        if longest < 2 or not self._may_convoy:
+        longest = min(len(queue), LARGEST_GROUP, LONGEST_GROUP_NS // max(self._request_ns, 1))
+        if longest < 2 or not self._may_group:
             return _ONE
         count = 0
         plan = None
@@ -95,8 +89,6 @@ class DynamicBatcher:
         self._preferred = frozenset(preferred_batch_sizes)
         self._largest_preferred = max(preferred_batch_sizes)
         self._delay_ns = max_queue_delay_ns
-        self.starts_at_once = max_queue_delay_ns == 0
-        self.always_full = max_batch_size == 1
 
     def observe(self, engine_ns: int, request_count: int) -> None:
         """The time in the engine makes no difference."""
@@ -141,7 +133,7 @@ def batch_policy(config: ModelConfig, answers_requests: bool = False) -> BatchPo
     """
     batching = config.dynamic_batching
     if batching is None or config.max_batch_size == 0:
-        return NoBatching(may_convoy=config.max_batch_size > 0 if answers_requests else _may_convoy(config))
+        return NoBatching(may_group=config.max_batch_size > 0 if answers_requests else _may_group(config))
     return DynamicBatcher(
         config.max_batch_size,
         batching.preferred_batch_sizes or (config.max_batch_size,),
@@ -149,7 +141,7 @@ def batch_policy(config: ModelConfig, answers_requests: bool = False) -> BatchPo
     )
 
 
-def _may_convoy(config: ModelConfig) -> bool:
+def _may_group(config: ModelConfig) -> bool:
     """Whether all of a model's tensors have rows of one size."""
     return (
         config.max_batch_size > 0

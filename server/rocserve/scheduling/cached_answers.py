@@ -22,7 +22,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 class CachedAnswers:
-    """Callable from any thread."""
+    """Of one version; its answers are not those of its successor, which may have the same number."""
 
     def __init__(
         self, cache: ResponseCache, config: ModelConfig, version: int, statistics: ModelStatistics, log: logging.Logger
@@ -35,16 +35,15 @@ class CachedAnswers:
         self._is_ensemble = bool(config.ensemble_steps)
         """It has said itself that the request has come."""
         self._owner = object()
-        """Answers of a version that was replaced are not those of its successor, which may have the same number."""
         self._said_too_large = False
 
     def look_up(
-        self, request: InferRequest, plan: RequestPlan, responder: Responder, in_turn: Responder | None = None
+        self, request: InferRequest, plan: RequestPlan, responder: Responder, in_order: Responder | None = None
     ) -> Responder | None:
         """Answer a request that was answered before.
 
         Args:
-            in_turn: takes the answer in the responder's place, where it may have to wait for others.
+            in_order: takes the answer in the responder's place, where it may have to wait for others.
 
         Returns:
             None when that was done, else the responder that keeps the answer on its way.
@@ -60,7 +59,7 @@ class CachedAnswers:
             request.trace.note(QUEUE_START, started_ns)
         outputs = list(cached.outputs)
         answer = InferResponse(self._name, self._version, request.id, outputs, dict(cached.parameters))
-        (in_turn or responder).send(answer)
+        (in_order or responder).send(answer)
         return None
 
     def keep(self, key: bytes, response: InferResponse, lookup_ns: int) -> None:

@@ -24,7 +24,7 @@ model has become faster, and are next to nothing where it has not."""
 
 
 class ComputeTimes:
-    """Not thread-safe: the scheduler that owns it calls it under its lock."""
+    """The last batches of one model version, by their size."""
 
     def __init__(self) -> None:
         self._windows: dict[int, deque[int]] = {}

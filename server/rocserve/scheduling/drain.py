@@ -6,28 +6,25 @@ from collections.abc import Callable
 
 
 class Drain:
-    """Not thread-safe: its owner calls it under its lock."""
+    """Counts what was taken and is not answered yet; its owner says when there may be nothing left."""
 
     def __init__(self) -> None:
         self.running = 0
-        """What was taken and is not answered yet; the owner counts it."""
-        self.closed = False
-        """Nothing more is to be taken."""
         self._on_drained: Callable[[], None] | None = None
 
     @property
-    def awaited(self) -> bool:
-        """Whether somebody waits to be told. It may be asked without the lock, to save a look that nobody waits for."""
+    def is_awaited(self) -> bool:
+        """Whether somebody waits to be told."""
         return self._on_drained is not None
 
     def close(self, on_drained: Callable[[], None]) -> None:
-        """Take nothing more from now on; `on_drained` is to be called, once, when nothing is left."""
-        self.closed = True
+        """`on_drained` is to be called, once, when nothing is left."""
         self._on_drained = on_drained
 
-    def finished(self) -> Callable[[], None] | None:
-        """Whom to tell, without the lock, when nothing runs any more; None = nobody, or it is too early."""
-        if self.running:
-            return None
+    def report(self) -> bool:
+        """Tell whoever waits, where nothing runs any more; whether that was done."""
+        if self.running or self._on_drained is None:
+            return False
         on_drained, self._on_drained = self._on_drained, None
-        return on_drained
+        on_drained()
+        return True

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.entry import QueuedRequest
+from rocserve.scheduling.rate_limiter import LimitedInstance, RateLimiter
 from rocserve.workers.channel import SLOTS, Channel
 
 AHEAD = SLOTS - 2
@@ -19,10 +20,7 @@ large part of the time, and a request that waits there instead of in the queue l
 
 
 class InstancePool:
-    """Not thread-safe: the scheduler that owns it calls it under its lock."""
-
-    is_limited = False
-    """Whether `claim` may refuse: schedulers in a hurry need not ask otherwise."""
+    """Knows what each instance has in hand."""
 
     def __init__(self, sends_ahead: bool = True) -> None:
         """`sends_ahead`: whether a busy instance may be sent more, which then can no longer be overtaken."""
@@ -33,7 +31,8 @@ class InstancePool:
         self._engine_ns = SHORT_NS
         self._sends_ahead = sends_ahead
 
-    def attach(self, channel: Channel) -> None:
+    def attach(self, channel: Channel, on_granted: Callable[[], None]) -> None:
+        """`on_granted` is called when the instance had to wait and may run."""
         self._in_hand[channel] = deque()
 
     def detach(self, channel: Channel) -> None:
@@ -72,22 +71,20 @@ class InstancePool:
         self._sends_ahead = False
 
     def claim(self, channel: Channel) -> bool:
-        """Ask for all that an idle instance needs to run a batch now. Where it is refused, the pool's owner is told
-        when it is worth another look."""
+        """Ask for all that an idle instance needs to run a batch now."""
         return True
 
     def return_unused(self) -> None:
         """Give back what was claimed, and granted, for work that is gone by now."""
 
-    def begin(self, channel: Channel, batch: FormedBatch) -> bool:
-        """Hand a batch to an instance; whether it waits there behind another."""
+    def begin(self, channel: Channel, batch: FormedBatch) -> None:
+        """A batch is about to be handed to an instance."""
         batches = self._in_hand[channel]
         batches.append(batch)
         batch.sent_ahead = len(batches) > 1
         if channel not in self._begun:
             self._begun.add(channel)
             batch.is_first = True
-        return batch.sent_ahead
 
     def end(self, channel: Channel, batch: FormedBatch, engine_ns: int) -> None:
         """A batch is back, after this time in the engine (0: it did not get there)."""
@@ -107,9 +104,10 @@ class InstancePool:
         return any(len(batches) > 1 or (batches and batches[0].one_by_one) for batches in self._in_hand.values())
 
     def waiting(self) -> Iterator[QueuedRequest]:
-        """As far as the server can know; those that were dropped are not among them."""
-        for batches in self._in_hand.values():
-            for place, batch in enumerate(batches):
+        """As far as the server can know; those that were dropped are not among them. From any thread."""
+        # Copies, each made in one step: the data plane goes on meanwhile.
+        for batches in tuple(self._in_hand.values()):
+            for place, batch in enumerate(tuple(batches)):
                 yield from _waiting_of(batch, place)
 
     def batch_ahead(self, entry: QueuedRequest) -> FormedBatch | None:
@@ -124,8 +122,51 @@ class InstancePool:
 def _waiting_of(batch: FormedBatch, place: int) -> Iterator[QueuedRequest]:
     if place == 0 and not batch.one_by_one:
         return
-    # Of a convoy in the engine at least the first has begun.
+    # Of grouped requests in the engine at least the first has begun.
     begun = batch.entries[0] if place == 0 else None
     for entry in batch.undropped:
         if entry is not begun:
             yield entry
+
+
+class LimitedInstancePool(InstancePool):
+    """A pool whose instances run only when they have been granted what they hold while they do."""
+
+    def __init__(self, limiter: RateLimiter) -> None:
+        super().__init__(sends_ahead=False)
+        self._limiter = limiter
+        self._limited: dict[Channel, LimitedInstance] = {}
+
+    def attach(self, channel: Channel, on_granted: Callable[[], None]) -> None:
+        super().attach(channel, on_granted)
+        self._limited[channel] = LimitedInstance(channel.rate_limiter, channel.device, on_granted)
+
+    def detach(self, channel: Channel) -> None:
+        super().detach(channel)
+        instance = self._limited.pop(channel, None)
+        if instance is not None:
+            self._limiter.release(instance, has_run=False)
+
+    def idle(self) -> Channel | None:
+        """An instance with nothing to do: one that may run already, else the one whose turn comes first."""
+        free = [channel for channel, batches in self._in_hand.items() if not batches]
+        return min(free, key=self._rank, default=None)
+
+    def claim(self, channel: Channel) -> bool:
+        return self._limiter.ask(self._limited[channel])
+
+    def end(self, channel: Channel, batch: FormedBatch, engine_ns: int) -> None:
+        super().end(channel, batch, engine_ns)
+        instance = self._limited.get(channel)
+        if instance is not None and not self._in_hand[channel]:
+            self._limiter.release(instance, has_run=True)
+
+    def return_unused(self) -> None:
+        """What was granted for work that is gone by now."""
+        for channel, instance in self._limited.items():
+            if instance.is_granted and not self._in_hand[channel]:
+                self._limiter.release(instance, has_run=False)
+
+    def _rank(self, channel: Channel) -> tuple[bool, int]:
+        instance = self._limited[channel]
+        return (not instance.is_granted, instance.rank)

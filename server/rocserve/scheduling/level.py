@@ -15,10 +15,7 @@ _ARRIVAL = attrgetter("queue_start_ns")
 
 
 class Level:
-    """Requests in order of arrival, then those whose time passed but may run late (DELAY).
-
-    Not thread-safe: the queue that owns it is called under its scheduler's lock.
-    """
+    """Requests in order of arrival, then those whose time passed but may run late (DELAY)."""
 
     def __init__(self, policy: QueuePolicy) -> None:
         self.policy = policy

@@ -16,7 +16,7 @@ from rocserve.core.sequences import END_FLAG, START_FLAG, SequenceTag, sequence_
 from rocserve.core.serving import ServingTableHolder
 from rocserve.core.traced_dispatch import dispatch_traced
 from rocserve.scheduling.ensemble.graph import StepHeads
-from rocserve.workers.conversation import OpenCall
+from rocserve.workers.channel import OpenCall
 
 
 class ModelCallDispatcher:
@@ -27,7 +27,7 @@ class ModelCallDispatcher:
         self._heads = StepHeads()
 
     def start(self, call: ModelCall, opened: OpenCall) -> None:
-        """See workers.conversation.CallStarter."""
+        """See workers.channel.CallStarter."""
         head = self._heads.head(
             call.model_name,
             "" if call.model_version < 0 else str(call.model_version),
@@ -35,7 +35,8 @@ class ModelCallDispatcher:
             call.requested_outputs,
             _parameters(call),
         )
-        request = InferRequest(head, call.id, [tensor.data for tensor in call.inputs], sequence=_sequence(call))
+        data = [tensor.data for tensor in call.inputs]
+        request = InferRequest(head, call.id, data, sequence=_sequence(call), slot=opened.slot)
         trace = opened.trace_of(call.trace_number) if call.trace_number else None
         if trace is None:
             dispatch(self._tables, request, _CallResponder(opened))

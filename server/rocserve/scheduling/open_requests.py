@@ -11,29 +11,25 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rocserve.backends.request_model import Rescheduled, Result
-from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferResponse, Parameters
 from rocserve.core.statistics import ModelStatistics
-from rocserve.core.tensors import Buffer
 from rocserve.core.trace import Trace
-from rocserve.scheduling.batch import BatchLayouts, FormedBatch, Outcome, convoy_shares
+from rocserve.plane.loop import PlaneLoop
+from rocserve.scheduling.batch import BatchLayouts, FormedBatch, Outcome
 from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.responses import ResponseMaker
-from rocserve.scheduling.timers import RoughTimers
-from rocserve.workers.batch_inputs import InputLayout
-from rocserve.workers.channel import Channel
-from rocserve.workers.conversation import Conversation, ConversationEnded
-from rocserve.workers.messages import REQUEST_DETAILS, TensorHead
-from rocserve.workers.request_details import DetailsWriter
+from rocserve.workers.channel import Channel, RequestLost
+from rocserve.workers.request_details import write_details
+from rocserve.workers.request_layouts import BatchForm, Member
 
 LOOK_SECONDS = 0.01
 """The client of a request that has run this long is asked after: whoever is served sooner never pays for the asking."""
 
 
 class RequestOutcome(Outcome, Protocol):
-    """What an instance reports of such a batch (rocserve.workers.batch_outcome.BatchOutcome)."""
+    """What an instance reports of such a batch (rocserve.workers.results.BatchOutcome)."""
 
     def is_open(self, request_index: int) -> bool: ...
     def parameters_of(self, request_index: int) -> Parameters: ...
@@ -41,7 +37,7 @@ class RequestOutcome(Outcome, Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A request in a worker. Once the batch has been sent, only the completion thread touches it."""
+    """A request in a worker. Once the batch has been sent, only the data plane's thread touches it."""
 
     entry: QueuedRequest
     batch: _RunningBatch
@@ -61,7 +57,7 @@ class _Running:
 @dataclass(slots=True, eq=False)
 class _RunningBatch:
     formed: FormedBatch
-    conversation: Conversation
+    channel: Channel
     started_at: float
     requests: list[_Running] = field(default_factory=list)
     """Emptied when the batch is over: a ring of references would keep the clients' data until the next collection."""
@@ -78,18 +74,17 @@ class RequestBatches:
         config: ModelConfig,
         version: int,
         statistics: ModelStatistics,
-        timers: RoughTimers,
+        timers: PlaneLoop,
         on_answered: Callable[[], None],
         on_left: Callable[[QueuedRequest], None],
     ) -> None:
         """
         Args:
-            on_answered: called on the completion thread for each batch whose last request ended after `answer`.
+            on_answered: called on the data plane's thread for each batch whose last request ended after `answer`.
             on_left: called from any thread for a request in a worker whose client has gone.
         """
-        self._layouts = _RequestBatchLayouts(config)
+        self._layouts = BatchLayouts(config, sees_requests=True)
         self._decoupled = config.decoupled
-        self._details = DetailsWriter()
         self._responses = ResponseMaker(config, version)
         self._statistics = statistics
         self._timers = timers
@@ -103,25 +98,23 @@ class RequestBatches:
 
     # On its way in
 
-    def of(self, batch: FormedBatch, channel: Channel) -> tuple[InputLayout, Sequence[Sequence[Buffer]]]:
-        """The layout of a batch, and each request's data in its order; from now on its requests are open."""
-        layout, data = self._layouts.of(batch, channel)
-        conversation = channel.conversation
-        assert conversation is not None, "a worker of the other kind"
-        running = self._batches[batch] = _RunningBatch(batch, conversation, time.monotonic())
-        requests: list[Sequence[Buffer]] = []
-        for entry, tensors in zip(batch.entries, data, strict=True):
+    def of(self, batch: FormedBatch, channel: Channel) -> tuple[BatchForm, Sequence[Member]]:
+        """What a batch is to a channel, and its requests, which are open from now on."""
+        running = self._batches[batch] = _RunningBatch(batch, channel, time.monotonic())
+        members: list[Member] = []
+        for entry in batch.entries:
             single = _Running(entry, running)
-            number = single.number = conversation.open_request(functools.partial(self._said, single))
+            single.number = channel.open_request(functools.partial(self._said, single))
             running.requests.append(single)
-            requests.append([*tensors, self._details.write(number, entry.request, entry.plan)])
-            if entry.request.trace is not None:
-                self._begin_trace(single, entry.request.trace)
-        running.open_count = len(requests)
+            request = entry.request
+            members.append(Member(self._layouts.form(entry), request.data, single.number, write_details(request)))
+            if request.trace is not None:
+                self._begin_trace(single, request.trace)
+        running.open_count = len(members)
         if batch.dropped:
             self._end_absent(running, batch.dropped)
         self._watch(running)
-        return layout, requests
+        return self._layouts.batch_form(batch), members
 
     def _end_absent(self, running: _RunningBatch, absent: set[QueuedRequest]) -> None:
         """Rows that are of no request: whatever the model says to them, nobody hears it."""
@@ -140,14 +133,14 @@ class RequestBatches:
                 self._end_trace(single, None)
             running.requests = []
 
-    # On its way out, on the completion thread
+    # On its way out, on the data plane's thread
 
     def drop(self, batch: FormedBatch, entry: QueuedRequest) -> bool:
         """A request that was sent ahead is answered by the caller, whatever comes back; whether that may be."""
         running = self._batches.get(batch)
         for single in running.requests if running is not None else ():
             if single.entry is entry and not single.ended_ns:
-                single.batch.conversation.cancel(single.number)
+                single.batch.channel.cancel(single.number)
                 single.dropped = True
                 self._mark_ended(single, True, time.monotonic_ns())
                 batch.drop(entry)
@@ -190,10 +183,10 @@ class RequestBatches:
             return error
 
     def _said(self, single: _Running, answer: Result | None, final: bool) -> None:
-        """The model has answered over the conversation, or its worker has ended."""
+        """The model has answered beside its batch, or its worker has ended."""
         running = single.batch
         # What has not come back when the worker ends is answered, or queued again, as a batch.
-        if single.ended_ns or (isinstance(answer, ConversationEnded) and running.times is None):
+        if single.ended_ns or (isinstance(answer, RequestLost) and running.times is None):
             return
         if isinstance(answer, Rescheduled):
             self._again(single)
@@ -260,7 +253,7 @@ class RequestBatches:
         single.ended_ns = now_ns
         single.failed = failed
         single.batch.open_count -= 1
-        single.batch.conversation.close_request(single.number)
+        single.batch.channel.close_request(single.number)
 
     def _count_if_done(self, running: _RunningBatch) -> bool:
         """Whether the batch has come back and all its requests have ended; then it is counted, and let go."""
@@ -278,20 +271,15 @@ class RequestBatches:
             else:
                 good.append(single)
         start = running.formed.compute_start_ns
-        if running.formed.one_by_one:
-            # An execution for each request; of the time, each has the same part.
-            shares = convoy_shares(start, times, len(good))
-            for single in good:
-                entry = single.entry
-                self._statistics.record_batch(
-                    start, *shares, [entry.queue_start_ns], single.ended_ns, entry.plan.batch_size
-                )
-        elif good:
+        if good:
             # They may have ended at different times; what is counted is the sum.
             ended_ns = sum([single.ended_ns for single in good]) // len(good)
-            rows = sum([single.entry.plan.batch_size for single in requests])
+            grouped = running.formed.one_by_one
+            counted = good[:1] if grouped else requests
+            rows = sum([single.entry.plan.batch_size for single in counted])
             queue_starts = [single.entry.queue_start_ns for single in good]
-            self._statistics.record_batch(start, *times, queue_starts, ended_ns, rows)
+            start = running.formed.compute_start_ns
+            self._statistics.record_batch(start, *times, queue_starts, ended_ns, rows, grouped)
             if running.formed.absent_rows:
                 self._statistics.leave_out(running.formed.absent_rows)
         return True
@@ -302,7 +290,7 @@ class RequestBatches:
         """Its requests may be answered before the batch comes back, with which the times come."""
         trace.keep_open()
         single.trace = trace
-        single.batch.conversation.traces[single.number] = trace
+        single.batch.channel.traces[single.number] = trace
 
     def _end_trace(self, single: _Running, times: tuple[int, int, int, int] | None) -> None:
         """None: it has not run."""
@@ -321,7 +309,7 @@ class RequestBatches:
             if self._looking:
                 return
             self._looking = True
-        self._timers.call_about(time.monotonic() + LOOK_SECONDS, self._look)
+        self._timers.call_at(time.monotonic() + LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
         """Ask after the clients of requests that have run for a while, so that the model can be told when they go."""
@@ -332,7 +320,7 @@ class RequestBatches:
                 due.append(self._unwatched.popleft())
             self._looking = bool(self._unwatched)
             if self._looking:
-                self._timers.call_about(time.monotonic() + LOOK_SECONDS, self._look)
+                self._timers.call_at(time.monotonic() + LOOK_SECONDS, self._look)
         for running in due:
             for single in running.requests:
                 if not single.ended_ns:
@@ -340,13 +328,5 @@ class RequestBatches:
                     single.entry.responder.watch_cancellation(functools.partial(self._left, single))
 
     def _left(self, single: _Running) -> None:
-        single.batch.conversation.cancel(single.number)
+        single.batch.channel.cancel(single.number)
         self._on_left(single.entry)
-
-
-class _RequestBatchLayouts(BatchLayouts):
-    """With one more input: what each request is beside its tensors."""
-
-    def heads(self, batch: FormedBatch) -> tuple[TensorHead, ...]:
-        details = TensorHead(REQUEST_DETAILS, DataType.BYTES, (len(batch.entries),))
-        return (*super().heads(batch), details)

@@ -1,7 +1,4 @@
-"""The queue of a model version: priority levels, each with its policy, all within one bound.
-
-Not thread-safe: the scheduler that owns it calls it under its lock.
-"""
+"""The queue of a model version: priority levels, each with its policy, all within one bound."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ import enum
 import functools
 import heapq
 import itertools
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rocserve.core.errors import invalid_argument
@@ -44,7 +43,7 @@ class _State(enum.Enum):
 class LimitedInstance:
     """One instance, as the limiter knows it."""
 
-    __slots__ = ("executions", "needs", "on_granted", "state", "ticket", "weight")
+    __slots__ = ("executions", "needs", "on_granted", "state", "weight")
 
     def __init__(self, limits: InstanceRateLimiter, device: int | None, on_granted: Callable[[], None]) -> None:
         """`on_granted`: called when it may run at last, after it had to wait."""
@@ -53,7 +52,6 @@ class LimitedInstance:
         self.on_granted = on_granted
         self.executions = 0
         self.state = _State.FREE
-        self.ticket = 0
 
     @property
     def rank(self) -> int:
@@ -66,19 +64,18 @@ class LimitedInstance:
 
 
 class RateLimiter:
-    """Callable from any thread."""
+    """Models are registered by the thread that loads them, instances ask on the data plane's. What both know, how much
+    there is of each resource, is replaced whole."""
 
     def __init__(self, explicit: Sequence[RateLimitResource], call_soon: Callable[[Callable[[], None]], None]) -> None:
         """
         Args:
             explicit: how much there is of each resource; empty = as much as the neediest instance holds.
-            call_soon: runs a callback on another thread, or later.
+            call_soon: runs a callback on the data plane's thread, later.
         """
         self._explicit = tuple(explicit)
         self._call_soon = call_soon
-        self._lock = threading.Lock()
-        """Guards all that follows; held for no call to elsewhere but `call_soon`."""
-        self._registered: dict[int, Sequence[Needs]] = {}
+        self._registered: dict[object, Sequence[Needs]] = {}
         self._available: Needs = {}
         self._allocated: dict[ResourceKey, int] = {}
         self._staged: list[tuple[int, int, LimitedInstance]] = []
@@ -93,18 +90,16 @@ class RateLimiter:
             ServeError: INVALID_ARGUMENT, there can never be resources for one of them, or a resource is both of the
                 machine and of a device.
         """
-        with self._lock:
-            self._available = self._resources([*self._all_needs(), *instances])
-            number = next(self._numbers)
-            self._registered[number] = tuple(instances)
-            self._allocate()
-        return functools.partial(self._unregister, number)
+        self._available = self._resources([*self._all_needs(), *instances])
+        model = object()
+        self._registered[model] = tuple(instances)
+        self._call_soon(self._allocate)
+        return functools.partial(self._unregister, model)
 
-    def _unregister(self, number: int) -> None:
-        with self._lock:
-            if self._registered.pop(number, None) is not None:
-                self._available = self._resources(self._all_needs())
-                self._allocate()
+    def _unregister(self, model: object) -> None:
+        if self._registered.pop(model, None) is not None:
+            self._available = self._resources(self._all_needs())
+            self._call_soon(self._allocate)
 
     def _all_needs(self) -> list[Needs]:
         return [needs for instances in self._registered.values() for needs in instances]
@@ -145,42 +140,37 @@ class RateLimiter:
 
     def ask(self, instance: LimitedInstance) -> bool:
         """Whether an instance may run now; if not, it is told when it may."""
-        with self._lock:
-            if instance.state is _State.FREE:
-                instance.state = _State.STAGED
-                instance.ticket = next(self._numbers)
-                heapq.heappush(self._staged, (instance.rank, instance.ticket, instance))
-                self._allocate(asking=instance)
-            return instance.is_granted
+        if instance.state is _State.FREE:
+            instance.state = _State.STAGED
+            heapq.heappush(self._staged, (instance.rank, next(self._numbers), instance))
+            self._allocate(asking=instance)
+        return instance.is_granted
 
     def release(self, instance: LimitedInstance, has_run: bool) -> None:
         """What an instance was granted is free again, or what it asked for not needed any more. Who gets it is decided
         a moment later, so that this instance may be among those that ask."""
-        with self._lock:
-            if instance.is_granted:
-                for key, count in instance.needs.items():
-                    self._allocated[key] -= count
-                instance.executions += has_run
-            instance.state = _State.FREE
-        self._call_soon(self._allocate_now)
-
-    def _allocate_now(self) -> None:
-        with self._lock:
-            self._allocate()
+        if instance.is_granted:
+            for key, count in instance.needs.items():
+                self._allocated[key] -= count
+            instance.executions += has_run
+        elif instance.state is _State.STAGED:
+            self._staged = [entry for entry in self._staged if entry[2] is not instance]
+            heapq.heapify(self._staged)
+        instance.state = _State.FREE
+        self._call_soon(self._allocate)
 
     def _allocate(self, asking: LimitedInstance | None = None) -> None:
         """Grant what can be granted, in turn; `asking` need not be told."""
         while self._staged:
-            _, ticket, instance = self._staged[0]
-            if instance.state is _State.STAGED and instance.ticket == ticket:
-                if not self._fits(instance.needs):
-                    return
-                for key, count in instance.needs.items():
-                    self._allocated[key] = self._allocated.get(key, 0) + count
-                instance.state = _State.GRANTED
-                if instance is not asking:
-                    self._call_soon(instance.on_granted)
+            instance = self._staged[0][2]
+            if not self._fits(instance.needs):
+                return
             heapq.heappop(self._staged)
+            for key, count in instance.needs.items():
+                self._allocated[key] = self._allocated.get(key, 0) + count
+            instance.state = _State.GRANTED
+            if instance is not asking:
+                self._call_soon(instance.on_granted)
 
     def _fits(self, needs: Needs) -> bool:
         return all(self._allocated.get(key, 0) + count <= self._available.get(key, 0) for key, count in needs.items())

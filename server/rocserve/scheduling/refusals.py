@@ -10,7 +10,10 @@ from rocserve.core.request_prefix import request_prefix
 from rocserve.core.statistics import ModelStatistics
 from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.entry import QueuedRequest
-from rocserve.scheduling.ordering import OrderedResponder
+from rocserve.scheduling.response_sequencer import OrderedResponder
+
+Refused = tuple[QueuedRequest, ServeError]
+"""A request that is not to run, and why."""
 
 
 def refuse(entry: QueuedRequest, error: ServeError, statistics: ModelStatistics) -> None:
@@ -24,7 +27,7 @@ def refuse(entry: QueuedRequest, error: ServeError, statistics: ModelStatistics)
     responder = entry.responder
     if isinstance(responder, OrderedResponder):
         # It need not wait for the answers to others.
-        responder = responder.out_of_turn()
+        responder = responder.out_of_order()
     responder.fail(error)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -32,13 +31,12 @@ def copied_response(response: InferResponse) -> CachedResponse:
 
 
 class ResponseCache:
-    """Shared by all models. Callable from any thread."""
+    """Shared by all models, on the data plane's thread; `nbytes` may be read from any."""
 
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
         self._nbytes = 0
         self._entries: OrderedDict[tuple[Hashable, bytes], CachedResponse] = OrderedDict()
-        self._lock = threading.Lock()
 
     @property
     def nbytes(self) -> int:
@@ -47,29 +45,26 @@ class ResponseCache:
 
     def get(self, owner: Hashable, key: bytes) -> CachedResponse | None:
         """The answer that `owner` has kept under `key`."""
-        with self._lock:
-            entry = self._entries.get((owner, key))
-            if entry is not None:
-                self._entries.move_to_end((owner, key))
-            return entry
+        entry = self._entries.get((owner, key))
+        if entry is not None:
+            self._entries.move_to_end((owner, key))
+        return entry
 
     def put(self, owner: Hashable, key: bytes, response: CachedResponse) -> bool:
         """Keep an answer; False: it is larger than the whole cache."""
         if response.nbytes > self._size_bytes:
             return False
-        with self._lock:
-            replaced = self._entries.pop((owner, key), None)
-            if replaced is not None:
-                self._nbytes -= replaced.nbytes
-            self._entries[owner, key] = response
-            self._nbytes += response.nbytes
-            while self._nbytes > self._size_bytes:
-                _, dropped = self._entries.popitem(last=False)
-                self._nbytes -= dropped.nbytes
+        replaced = self._entries.pop((owner, key), None)
+        if replaced is not None:
+            self._nbytes -= replaced.nbytes
+        self._entries[owner, key] = response
+        self._nbytes += response.nbytes
+        while self._nbytes > self._size_bytes:
+            _, dropped = self._entries.popitem(last=False)
+            self._nbytes -= dropped.nbytes
         return True
 
     def forget(self, owner: Hashable) -> None:
         """Let go of all that `owner` has kept."""
-        with self._lock:
-            for key in [key for key in self._entries if key[0] == owner]:
-                self._nbytes -= self._entries.pop(key).nbytes
+        for key in [key for key in self._entries if key[0] == owner]:
+            self._nbytes -= self._entries.pop(key).nbytes

@@ -29,23 +29,20 @@ class ResponseMaker:
         Raises:
             ServeError: an output is not what the configuration says of it.
         """
+        plan = entry.plan
         try:
-            return self._make(entry, outputs)
+            if len(outputs) != len(plan.outputs):
+                wanted = set(plan.outputs)
+                outputs = [tensor for tensor in outputs if tensor.name in wanted]
+            if self._reshapes:
+                outputs = [self._reshaped(tensor) for tensor in outputs]
+            if plan.classifications:
+                outputs = [self._classified(tensor, plan.classifications) for tensor in outputs]
         except ServeError:
             raise
         except Exception as error:
             # A worker may say anything of its outputs, and its client is to be answered all the same.
             raise internal(f"the model's outputs make no response: {error!r}") from error
-
-    def _make(self, entry: QueuedRequest, outputs: list[Tensor]) -> InferResponse:
-        plan = entry.plan
-        if len(outputs) != len(plan.outputs):
-            wanted = set(plan.outputs)
-            outputs = [tensor for tensor in outputs if tensor.name in wanted]
-        if self._reshapes:
-            outputs = [self._reshaped(tensor) for tensor in outputs]
-        if plan.classifications:
-            outputs = [self._classified(tensor, plan.classifications) for tensor in outputs]
         return InferResponse(self._name, self._version, entry.request.id, outputs)
 
     def make_from_model(

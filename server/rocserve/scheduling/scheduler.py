@@ -1,43 +1,307 @@
-"""What every scheduler of a model with workers can do."""
+"""Schedulers: what those of all models with workers have in common, from the batches that they form to the answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+import functools
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from rocserve.core.errors import ServeError
+from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest
 from rocserve.core.serving import Responder
+from rocserve.core.statistics import ModelStatistics
 from rocserve.core.validation import RequestPlan
-from rocserve.workers.channel import Channel
+from rocserve.plane.loop import PlaneLoop
+from rocserve.scheduling.batch import BatchAnswerer, BatchLayouts, FormedBatch
+from rocserve.scheduling.drain import Drain
+from rocserve.scheduling.entry import QueuedRequest
+from rocserve.scheduling.instances import InstancePool, LimitedInstancePool
+from rocserve.scheduling.open_requests import RequestBatches
+from rocserve.scheduling.queue import QueueLimits
+from rocserve.scheduling.rate_limiter import RateLimiter
+from rocserve.scheduling.refusals import Refused, not_handed_over, refuse
+from rocserve.scheduling.sequence.router import SequenceRouter
+from rocserve.scheduling.timers import Alarm, Deadlines
+from rocserve.workers.channel import Channel, WorkerGone
+from rocserve.workers.results import BatchOutcome
+
+_LOOK_SECONDS = 0.01
+"""The client of a request that has waited this long is asked after: whoever is served sooner never pays for it."""
+
+Work = tuple[Channel, FormedBatch]
+"""A batch, and the instance that is to run it."""
 
 
-class Scheduler(Protocol):
-    """Callable from any thread."""
+@dataclass(frozen=True, slots=True)
+class SchedulerParts:
+    """What a scheduler is made of."""
 
-    @property
-    def waiting(self) -> int:
-        """How many requests wait to be run."""
+    config: ModelConfig
+    version: int
+    statistics: ModelStatistics
+    plane: PlaneLoop
+    limits: QueueLimits
+    log: logging.Logger
+    answers_requests: bool = False
+    """The model sees each request for itself, and requests may outlive their batch."""
+    limiter: RateLimiter | None = None
+    """Says which instances may run; None = each as it is free."""
+    router: SequenceRouter = field(default_factory=SequenceRouter)
+    """The versions of the model: sequences may go on in those that this one replaces."""
+    initial_states: Mapping[str, bytes] = field(default_factory=dict)
+    """By input name, the files that states of sequences begin with."""
 
+
+class Scheduler(ABC):
+    """Runs the requests of a model version on its instances. Lives on the data plane's thread.
+
+    What comes in a turn of the loop changes the queues; at the turn's end all is started that can run now. Which
+    requests run together, and where, is said by the kinds: `_next_work` is their strategy.
+    """
+
+    def __init__(self, parts: SchedulerParts, sends_ahead: bool) -> None:
+        """`sends_ahead`: whether a busy instance may be sent more, which then can no longer be overtaken."""
+        config = self._config = parts.config
+        self.version = parts.version
+        self._statistics = parts.statistics
+        self._log = parts.log
+        self._plane = parts.plane
+        limiter = parts.limiter
+        self._pool = InstancePool(sends_ahead) if limiter is None else LimitedInstancePool(limiter)
+        self._layouts: BatchLayouts | RequestBatches
+        self._answerer: BatchAnswerer | RequestBatches
+        if parts.answers_requests:
+            self._layouts = self._answerer = RequestBatches(
+                config, parts.version, parts.statistics, parts.plane, self._batch_ended, self._client_left
+            )
+        else:
+            self._layouts = BatchLayouts(config)
+            self._answerer = BatchAnswerer(config, parts.version, parts.statistics)
+        self._drain = Drain()
+        self._outage: ServeError | None = None
+        self._refused: list[Refused] = []
+        """Requests that are not to run, and why; they are told at the turn's end."""
+        self._expiring: list[QueuedRequest] = []
+        """Those that have come in this turn and have a time to expire at."""
+        self._deadlines = Deadlines(parts.plane)
+        self._delay = Alarm(parts.plane)
+        self._is_marked = self._is_looking = False
+
+    # What the kinds say
+
+    @abstractmethod
     def submit(self, request: InferRequest, plan: RequestPlan, responder: Responder) -> None:
         """Take a validated request.
 
         Raises:
-            VersionEnding: the version is being unloaded.
             ServeError: the request cannot be taken, e.g. the queue is full or the model has no worker.
         """
 
+    @property
+    @abstractmethod
+    def waiting(self) -> int:
+        """How many requests are still to run. From any thread."""
+
+    @abstractmethod
+    def _waiting_requests(self) -> Iterable[QueuedRequest]:
+        """All that do not run yet, as far as the server can know."""
+
+    @abstractmethod
+    def _has_queued(self) -> bool:
+        """Whether any of them have not been handed to an instance."""
+
+    @abstractmethod
+    def _next_work(self, now_ns: int) -> Work | None:
+        """A batch that can run now."""
+
+    @abstractmethod
+    def _leave(self, entry: QueuedRequest) -> None:
+        """Nobody waits for a request any more. Where it is still to run it is taken out, and refused."""
+
+    @abstractmethod
+    def _time_out(self, entry: QueuedRequest, now: float) -> None:
+        """The time of a request has passed. Where it is still to run it is taken out, and refused."""
+
+    @abstractmethod
+    def _returned(self, channel: Channel, batch: FormedBatch, outcome: BatchOutcome | None) -> None:
+        """A batch is back, and its requests are about to be answered; None: it could not be handed over."""
+
+    @abstractmethod
+    def _take_back(self, channel: Channel, batch: FormedBatch, gone: WorkerGone) -> None:
+        """The worker is gone and nothing of the batch ran."""
+
+    # Instances
+
     def attach(self, channel: Channel) -> None:
         """An instance is ready to run batches."""
+        self._outage = None
+        self._pool.attach(channel, self._granted)
+        self._mark()
 
+    @abstractmethod
     def detach(self, channel: Channel) -> None:
         """An instance's worker has ended."""
 
     def stop_sending_ahead(self) -> None:
-        """The model calls other models, so nothing may wait in its workers behind what runs."""
+        """The model calls other models. What it waits for may lead back to it, and must then not wait behind it in its
+        worker while another instance is free."""
+        self._pool.stop_sending_ahead()
 
+    @abstractmethod
     def fail_queue(self, outage: ServeError) -> None:
         """No instance is left and none comes back soon: answer what waits, and what comes, with the reason."""
 
+    def _check_outage(self) -> None:
+        """Raises: ServeError: no instance is left and none comes back soon."""
+        if self._outage is not None:
+            # A new one: an exception that is raised again and again collects its tracebacks.
+            raise ServeError(self._outage.code, self._outage.text)
+
+    def _granted(self) -> None:
+        """An instance that had to wait for its turn may run."""
+        self._pump()
+        self._pool.return_unused()
+
+    # The end
+
     def close(self, drained: Callable[[], None]) -> None:
-        """Take no more requests; call back, once and from any thread, when all that were taken are answered."""
+        """Take no more requests; call back, once, when all that were taken are answered. Nobody finds the version any
+        more when this is called."""
+        self._drain.close(drained)
+        self._mark()
+
+    def _is_empty(self) -> bool:
+        """Whether a version that is closed has nothing left to run, or to refuse."""
+        return not self._has_queued() and not self._refused
+
+    def _let_go(self) -> None:
+        """Nothing is left to do. What knows the scheduler would keep it until the garbage collector comes by."""
+        self._deadlines.alarm.cancel()
+        self._delay.cancel()
+        del self._layouts, self._answerer
+
+    # Work
+
+    def _mark(self) -> None:
+        """Something has changed: look at the turn's end what can run."""
+        if not self._is_marked:
+            self._is_marked = True
+            self._plane.at_end_of_turn(self._pump)
+
+    def _pump(self) -> None:
+        """Start all that can run, and tell those that are not to run."""
+        self._is_marked = False
+        # After a batch that could not be handed over the rest waits for the next turn: all that wait may fail as well.
+        while not self._is_marked and (work := self._next_work(time.monotonic_ns())) is not None:
+            self._run(*work)
+        if self._expiring:
+            self._note_expiring()
+        if self._refused:
+            refused = self._refused.copy()
+            self._refused.clear()
+            for entry, error in refused:
+                refuse(entry, error, self._statistics)
+        if self._drain.is_awaited and self._is_empty() and self._drain.report():
+            self._let_go()
+        if not self._is_looking and self._has_queued():
+            self._look_soon()
+
+    def _run(self, channel: Channel, batch: FormedBatch) -> None:
+        self._drain.running += 1
+        if (batch.sent_ahead or batch.one_by_one) and not self._is_looking:
+            self._look_soon()
+        try:
+            layout, requests = self._layouts.of(batch, channel)
+            channel.execute(layout, requests, functools.partial(self._finish, channel, batch))
+        except WorkerGone as gone:
+            self._lose(channel, batch, gone)
+        except Exception as error:
+            failure = not_handed_over(batch, error, self._config.name, self._log)
+            self._layouts.forget(batch)
+            self._drain.running -= 1
+            self._pool.end(channel, batch, 0)
+            self._refused += [(entry, failure) for entry in batch.undropped]
+            self._returned(channel, batch, None)
+            self._mark()
+
+    def _lose(self, channel: Channel, batch: FormedBatch, gone: WorkerGone) -> None:
+        self._layouts.forget(batch)
+        self._drain.running -= 1
+        self._take_back(channel, batch, gone)
+        self._mark()
+
+    def _finish(self, channel: Channel, batch: FormedBatch, outcome: BatchOutcome) -> None:
+        """The next batch is started before this one's answers are written."""
+        if isinstance(outcome.error, WorkerGone):
+            outcome.release()
+            self._lose(channel, batch, outcome.error)
+            return
+        self._pool.end(channel, batch, outcome.output_start_ns - outcome.input_end_ns)
+        self._returned(channel, batch, outcome)
+        try:
+            self._pump()
+        finally:
+            self._answer(batch, outcome)
+
+    def _answer(self, batch: FormedBatch, outcome: BatchOutcome) -> None:
+        is_answered = True
+        try:
+            is_answered = self._answerer.answer(batch, outcome)
+        finally:
+            outcome.release()
+            if is_answered:
+                self._batch_ended()
+
+    def _batch_ended(self) -> None:
+        """All requests of a batch have been answered."""
+        self._drain.running -= 1
+        if self._drain.is_awaited:
+            self._mark()
+
+    # Time, and clients that leave
+
+    def _note_expiring(self) -> None:
+        """What runs by now is not stopped any more."""
+        expiring, self._expiring = self._expiring, []
+        for entry in expiring:
+            when = entry.expires_at
+            if when is not None and self._may_expire(entry) and self._deadlines.add(when, entry, self._expire):
+                self._deadlines.keep_only(self._waiting_requests())
+
+    @abstractmethod
+    def _may_expire(self, entry: QueuedRequest) -> bool:
+        """Whether a request is still to run."""
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for entry in self._deadlines.pop_due(now, self._expire):
+            self._time_out(entry, now)
+        self._mark()
+
+    def _delay_passed(self) -> None:
+        self._delay.fired()
+        self._mark()
+
+    def _look_soon(self) -> None:
+        self._is_looking = True
+        self._plane.call_at(time.monotonic() + _LOOK_SECONDS, self._look_for_clients)
+
+    def _look_for_clients(self) -> None:
+        """Ask after the clients of requests that have waited for a while, so that what nobody wants is dropped."""
+        oldest_ns = time.monotonic_ns() - int(_LOOK_SECONDS * 1e9)
+        waiting = [entry for entry in self._waiting_requests() if not entry.watched]
+        for entry in waiting:
+            if entry.queue_start_ns <= oldest_ns:
+                entry.watched = True
+                entry.responder.watch_cancellation(functools.partial(self._client_left, entry))
+        self._is_looking = self._has_queued() or self._pool.has_waiting
+        if self._is_looking:
+            self._look_soon()
+
+    def _client_left(self, entry: QueuedRequest) -> None:
+        self._leave(entry)
+        self._mark()

@@ -1,33 +1,82 @@
-"""What schedulers need of the thread that calls them back."""
+"""The timers of a scheduler: one that is set again and again, and the times at which requests expire."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+import heapq
+import itertools
+from collections.abc import Callable, Iterable
+
+from rocserve.plane.loop import PlaneLoop, TimerHandle
+from rocserve.scheduling.entry import QueuedRequest
+
+_FEW = 256
 
 
-class TimerHandle(Protocol):
-    def cancel(self) -> None: ...
+class Alarm:
+    """Fires at the earliest of the times that it was given. It knows whom it calls only while it is set."""
+
+    def __init__(self, plane: PlaneLoop) -> None:
+        self._plane = plane
+        self._timer: tuple[float, TimerHandle] | None = None
+
+    @property
+    def is_set(self) -> bool:
+        return self._timer is not None
+
+    def set(self, when: float, on_fired: Callable[[], None]) -> None:
+        """`when` is time.monotonic() seconds; `on_fired` begins with `fired`."""
+        if self._timer is not None:
+            if self._timer[0] <= when:
+                return
+            self._timer[1].cancel()
+        self._timer = (when, self._plane.call_at(when, on_fired))
+
+    def fired(self) -> None:
+        """It may be set anew."""
+        self._timer = None
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer[1].cancel()
+            self._timer = None
 
 
-class ExactTimers(Protocol):
-    def call_at(self, when: float, callback: Callable[[], None]) -> TimerHandle:
-        """`when` is time.monotonic() seconds."""
+class Deadlines:
+    """Keeps the times at which requests expire, and an alarm for the next.
 
+    A request that has begun or was answered stays until its time, or until there are many like it.
+    """
 
-class RoughTimers(Protocol):
-    def call_about(self, when: float, callback: Callable[[], None]) -> TimerHandle:
-        """The same where some milliseconds more do not matter."""
+    def __init__(self, plane: PlaneLoop) -> None:
+        self.alarm = Alarm(plane)
+        self._heap: list[tuple[float, int, QueuedRequest]] = []
+        self._numbers = itertools.count()
+        self._most = _FEW
 
+    def add(self, when: float, entry: QueuedRequest, on_due: Callable[[], None]) -> bool:
+        """A request, and when it expires; `on_due` begins with `pop_due`. True: there are many, and it is time to call
+        `keep_only`."""
+        heapq.heappush(self._heap, (when, next(self._numbers), entry))
+        self.alarm.set(when, on_due)
+        return len(self._heap) > self._most
 
-class Timers(ExactTimers, RoughTimers, Protocol):
-    """Calls back on the completion thread (rocserve.workers.completion.CompletionThread)."""
+    def keep_only(self, entries: Iterable[QueuedRequest]) -> None:
+        """Forget all but these."""
+        self._heap = [
+            (entry.expires_at, next(self._numbers), entry) for entry in entries if entry.expires_at is not None
+        ]
+        heapq.heapify(self._heap)
+        self._most = max(_FEW, 2 * len(self._heap))
 
-    collecting: bool
-    """More requests are coming on this thread this very moment."""
-
-    def when_collected(self, callback: Callable[[], None]) -> None:
-        """Call back once they are all there."""
-
-    def call_soon(self, callback: Callable[[], None]) -> None:
-        """Call back as soon as the thread gets there. From any thread."""
+    def pop_due(self, now: float, on_due: Callable[[], None]) -> list[QueuedRequest]:
+        """Those whose time has come, and the alarm is set for the next; `now` is time.monotonic()."""
+        self.alarm.fired()
+        due: list[QueuedRequest] = []
+        while self._heap and self._heap[0][0] <= now:
+            when, _, entry = heapq.heappop(self._heap)
+            # A request may have been given another time.
+            if entry.expires_at == when:
+                due.append(entry)
+        if self._heap:
+            self.alarm.set(self._heap[0][0], on_due)
+        return due

@@ -45,13 +45,13 @@ _FEW = 64
 
 
 class Triage:
-    """Not thread-safe: the scheduler that owns it calls it under its lock, only while requests with deadlines wait."""
+    """Asked in the policy's place while requests with deadlines wait."""
 
     def __init__(self, queue: RequestQueue, policy: BatchPolicy, keeps_order: bool) -> None:
         """`keeps_order`: whether no request may run before one that came earlier."""
         self.times = ComputeTimes()
         self.lost: list[QueuedRequest] = []
-        """Taken out of the queue for lack of time; for the scheduler to answer, without its lock."""
+        """Taken out of the queue for lack of time; for the scheduler to answer."""
         self._queue = queue
         self._policy = policy
         self._keeps_order = keeps_order

@@ -4,7 +4,6 @@ through a proxy are one."""
 from __future__ import annotations
 
 import ipaddress
-import threading
 import time
 from collections.abc import Callable
 
@@ -30,8 +29,7 @@ class _Client:
 
 
 class ClientLimits:
-    """Admits requests by the address that they come from; a token bucket a client, which holds a second's worth.
-    Callable from any thread."""
+    """Admits requests by the address that they come from; a token bucket a client, which holds a second's worth."""
 
     def __init__(
         self, most_in_flight: int, most_per_second: float, clock: Callable[[], float] = time.monotonic
@@ -41,7 +39,6 @@ class ClientLimits:
         self._rate = most_per_second
         self._capacity = max(1.0, most_per_second)
         self._clock = clock
-        self._lock = threading.Lock()
         self._clients: dict[str, _Client] = {}
         self._cleaned_at = clock()
 
@@ -55,21 +52,19 @@ class ClientLimits:
         Raises:
             ServeError: RESOURCE_EXHAUSTED, its client has asked for too much; nothing has been counted.
         """
-        name = _client_of(address)
-        with self._lock:
-            name, client = self._find(name)
-            if self._most_in_flight and client.in_flight >= self._most_in_flight:
-                raise _too_much(
-                    f"the client {name} has {client.in_flight} requests in flight, as many as one client may have"
-                    " (--max-requests-per-client); wait for answers, and try again"
-                )
-            if self._rate and client.tokens < 1.0:
-                raise _too_much(
-                    f"the client {name} sends more than the {self._rate:g} requests a second that one client may send"
-                    " (--max-request-rate-per-client); send fewer, and try again"
-                )
-            client.tokens -= 1.0
-            client.in_flight += 1
+        name, client = self._find(_client_of(address))
+        if self._most_in_flight and client.in_flight >= self._most_in_flight:
+            raise _too_much(
+                f"the client {name} has {client.in_flight} requests in flight, as many as one client may have"
+                " (--max-requests-per-client); wait for answers, and try again"
+            )
+        if self._rate and client.tokens < 1.0:
+            raise _too_much(
+                f"the client {name} sends more than the {self._rate:g} requests a second that one client may send"
+                " (--max-request-rate-per-client); send fewer, and try again"
+            )
+        client.tokens -= 1.0
+        client.in_flight += 1
         return EndingResponder(responder, lambda: self._ended(name, client))
 
     def _find(self, name: str) -> tuple[str, _Client]:
@@ -99,10 +94,9 @@ class ClientLimits:
         return client.tokens + (now - client.tokens_at) * self._rate >= self._capacity
 
     def _ended(self, name: str, client: _Client) -> None:
-        with self._lock:
-            client.in_flight -= 1
-            if not client.in_flight and (not self._rate or self._is_full(client, self._clock())):
-                self._clients.pop(name, None)
+        client.in_flight -= 1
+        if not client.in_flight and (not self._rate or self._is_full(client, self._clock())):
+            self._clients.pop(name, None)
 
 
 def _client_of(address: str) -> str:

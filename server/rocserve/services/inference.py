@@ -9,6 +9,7 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.requests import InferRequest
 from rocserve.core.serving import Responder, ServingTableHolder
+from rocserve.plane.loop import PlaneLoop
 from rocserve.services.client_limits import ClientLimits
 from rocserve.services.client_memory.attachment import ClientMemory
 from rocserve.services.observation import ClientResponder, RequestObserver
@@ -21,7 +22,7 @@ def exiting() -> ServeError:
 
 
 class InferenceService:
-    """Callable from any thread."""
+    """On the data plane's thread."""
 
     def __init__(
         self,
@@ -30,15 +31,30 @@ class InferenceService:
         client_memory: ClientMemory,
         observer: RequestObserver,
         paths: PrivatePaths,
+        plane: PlaneLoop,
         client_limits: ClientLimits | None = None,
     ) -> None:
-        """`paths`: takes those of the server out of errors."""
+        """
+        Args:
+            paths: takes those of the server out of errors.
+            plane: the loop on whose thread requests are handed in.
+        """
         self._tables = tables
         self._readiness = readiness
         self._client_memory = client_memory
         self._observer = observer
         self.paths = paths
+        self.plane = plane
         self._client_limits = client_limits
+
+    @property
+    def wants_origins(self) -> bool:
+        """Whether it asks responders where their requests come from."""
+        return self._observer.is_on or self._client_limits is not None
+
+    def watch_wants(self, callback: Callable[[], object]) -> None:
+        """Call back, on any thread, when `wants_origins` may have changed."""
+        self._observer.on_switched = callback
 
     def refuse(self, error: ServeError, find_id: Callable[[], str]) -> None:
         """A front end could not make a request of what has come; it has told its client why.

@@ -45,11 +45,12 @@ _RECEIVED = {"GRPC": ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END"), "HTTP": ("HTT
 
 
 class RequestObserver:
-    """Looks at requests while a trace or the log wants it. Callable from any thread."""
+    """Looks at requests while a trace or the log wants it; both may be switched from any thread."""
 
     def __init__(self, tracing: Tracing, tables: ServingTableHolder, log: logging.Logger) -> None:
         self.is_on = False
         """The one thing that is looked at for every request."""
+        self.on_switched: Callable[[], object] | None = None
         self._tracing = tracing
         self._tables = tables
         self._log = log
@@ -59,6 +60,8 @@ class RequestObserver:
     def switch(self) -> None:
         """Tracing or the log's level may have changed."""
         self.is_on = self._tracing.is_on or self._log.isEnabledFor(logging.DEBUG)
+        if self.on_switched is not None:
+            self.on_switched()
 
     def begin(self, request: InferRequest, client: ClientResponder) -> Responder:
         """A request has come: the responder that it is to be answered by."""

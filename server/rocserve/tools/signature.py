@@ -15,13 +15,13 @@ from rocserve.config.definition import ModelDefinition
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.requests import Signature
+from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.engine_plan import EngineFailure, EnginePlan, plan_engine
 from rocserve.repository.machine import ThisMachine
 from rocserve.repository.version_workers import load_message, worker_group
 from rocserve.settings import EngineSettings, engine_settings
-from rocserve.workers.channel import Channel
-from rocserve.workers.completion import CompletionThread
-from rocserve.workers.conversation import OpenCall
+from rocserve.workers.channel import Channel, OpenCall
+from rocserve.workers.channel_mail import ChannelMail
 from rocserve.workers.launcher import WorkerLauncher
 
 _LOG = logging.getLogger("rocserve.config")
@@ -45,9 +45,11 @@ async def _describe(definition: ModelDefinition, version: int, settings: EngineS
     machine = ThisMachine(settings)
     plan = plan_engine(definition, machine)
     launcher = WorkerLauncher(preload=(), log=_LOG)
-    completion = CompletionThread(_LOG)
-    completion.start()
-    loads = _Loads(definition, version, settings, launcher, completion)
+    plane = PlaneLoop(_LOG)
+    mail = ChannelMail(plane)
+    plane.add_source(mail)
+    plane.start()
+    loads = _Loads(definition, version, settings, launcher, mail)
     try:
         try:
             return await loads.signature(plan)
@@ -61,7 +63,7 @@ async def _describe(definition: ModelDefinition, version: int, settings: EngineS
             raise failure.and_then(instead.engine, error) from None
     finally:
         await launcher.close()
-        completion.stop()
+        plane.stop()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class _Loads:
     version: int
     settings: EngineSettings
     launcher: WorkerLauncher
-    completion: CompletionThread
+    mail: ChannelMail
 
     async def signature(self, plan: EnginePlan) -> Signature:
         """What the engine of this plan reports, on the first of its workers. Raises: ServeError."""
@@ -82,7 +84,7 @@ class _Loads:
             self.definition,
             dataclasses.replace(plan, workers=plan.workers[:1]),
             launcher=self.launcher,
-            completion=self.completion,
+            mail=self.mail,
             events=_ShownProgress(sys.stderr),
             start_call=_refuse_call,
             log=_LOG,

@@ -1,118 +1,168 @@
-"""The server's side of a batch's inputs: gathering the requests' bytes into shared memory."""
+"""Inputs of a batch in the worker: looked at where they lie, or gathered one behind the other."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
+from rocserve.backends.base import Batch
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, internal
-from rocserve.core.plain import to_json
-from rocserve.core.tensors import Buffer
-from rocserve.workers.memory import Arena, aligned
-from rocserve.workers.messages import BatchLayout, TensorHead
-from rocserve.workers.wire import MAXIMUM_DATAGRAM, pack_tail
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.ragged import Shape, made_data, made_shape, ragged_batching
+from rocserve.core.tensors import Buffer, Tensor
+from rocserve.plane.heap import HeapReader
+from rocserve.workers.worker_end import ReceivedRequest, RequestForm
 
-_JOINED_AT_ONCE = 64 * 1024
-"""Bytes up to which joining parts first costs less than copying each on its own."""
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
-
-class InputLayout:
-    """How batches of one layout are written to shared memory; worked out once for all of them, on any channel."""
-
-    __slots__ = ("_body", "_end", "_offsets", "_sizes", "_tail", "cuts", "heads", "one_by_one", "request_sizes")
-
-    def __init__(self, layout: BatchLayout) -> None:
-        """Raises: ServeError: INTERNAL, the layout takes more than a message can hold."""
-        self.request_sizes = layout.request_sizes
-        self.one_by_one = layout.one_by_one
-        self.cuts = layout.ragged.outputs if layout.ragged is not None and layout.ragged.outputs else None
-        """The shape of each request's part of the outputs that are not cut by rows; None where all are."""
-        self.heads = layout.inputs
-        self._body = to_json(layout)
-        if len(self._body) > MAXIMUM_DATAGRAM // 2:
-            raise internal(
-                f"the layout of a batch takes {len(self._body)} bytes, at most {MAXIMUM_DATAGRAM // 2} can be"
-            )
-        self._tail: bytes | None = None
-        if all(head.datatype is not DataType.BYTES for head in layout.inputs):
-            self._sizes = [math.prod(head.shape) * head.datatype.itemsize for head in layout.inputs]
-            self._offsets, self._end = _offsets(self._sizes)
-            self._tail = self._pack(self._offsets, self._sizes)
-
-    def write(self, arena: Arena, requests: Sequence[Sequence[Buffer]]) -> bytes:
-        """Copy the inputs to the arena; the tail of the message that tells of them.
-
-        Args:
-            requests: for each request its part of each input, in the layout's order. Views of bytes.
-
-        Raises:
-            ServeError: INTERNAL when an input's bytes are not as many as its shape says.
-        """
-        tail = self._tail
-        if tail is None:
-            return self._write_variable(arena, requests)
-        if self._end > arena.peak:
-            arena.reserve(self._end)
-        mapping = arena.mapping
-        alone = requests[0] if len(requests) == 1 else None
-        for index, nbytes in enumerate(self._sizes):
-            offset = self._offsets[index]
-            if nbytes > _JOINED_AT_ONCE:
-                _copy_parts(arena, offset, nbytes, self.heads[index], _column(requests, index))
-                continue
-            data = alone[index] if alone is not None else b"".join(_column(requests, index))
-            try:
-                mapping[offset : offset + nbytes] = data
-            except IndexError:
-                raise _wrong_size(self.heads[index], nbytes, len(data)) from None
-        return tail
-
-    def _write_variable(self, arena: Arena, requests: Sequence[Sequence[Buffer]]) -> bytes:
-        columns = [_column(requests, index) for index in range(len(self.heads))]
-        sizes = [sum(map(len, column)) for column in columns]
-        for head, nbytes in zip(self.heads, sizes, strict=True):
-            if head.datatype is not DataType.BYTES:
-                expected = math.prod(head.shape) * head.datatype.itemsize
-                if nbytes != expected:
-                    raise _wrong_size(head, expected, nbytes)
-        offsets, end = _offsets(sizes)
-        arena.reserve(end)
-        for head, column, offset, nbytes in zip(self.heads, columns, offsets, sizes, strict=True):
-            if nbytes > _JOINED_AT_ONCE:
-                _copy_parts(arena, offset, nbytes, head, column)
-            else:
-                arena.mapping[offset : offset + nbytes] = b"".join(column)
-        return self._pack(offsets, sizes)
-
-    def _pack(self, offsets: Sequence[int], sizes: Sequence[int]) -> bytes:
-        return pack_tail([number for pair in zip(offsets, sizes, strict=True) for number in pair], self._body)
+_REMEMBERED = 256
+"""Batches of a kind."""
 
 
-def _column(requests: Sequence[Sequence[Buffer]], index: int) -> list[Buffer]:
-    return [request[index] for request in requests]
+@dataclass(slots=True, eq=False)
+class _Gathered:
+    """A batch of so many requests of one form, whose inputs are copied to the same memory each time."""
+
+    batch: Batch
+    columns: Sequence[memoryview]
+    """The memory of each input."""
 
 
-def _offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where tensors of these sizes begin, one after the other, and the end of the last."""
-    offsets: list[int] = []
-    end = 0
-    for nbytes in sizes:
-        offsets.append(aligned(end))
-        end = offsets[-1] + nbytes
-    return offsets, end
+def request_inputs(request: ReceivedRequest, heap: HeapReader) -> list[memoryview]:
+    """The bytes of a request's inputs where they lie."""
+    places = request.form.places
+    offsets, sizes, end = places.of(heap.view(request.place, places.table_bytes))
+    view = heap.view(request.place, end)
+    return [view[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
 
 
-def _copy_parts(arena: Arena, offset: int, nbytes: int, head: TensorHead, parts: Sequence[Buffer]) -> None:
-    end = offset + nbytes
-    for part in parts:
-        if offset + len(part) > end:
-            raise _wrong_size(head, nbytes, sum(map(len, parts)))
-        arena.write(offset, part)
-        offset += len(part)
-    if offset != end:
-        raise _wrong_size(head, nbytes, sum(map(len, parts)))
+def details_of(request: ReceivedRequest, heap: HeapReader) -> bytes:
+    """What the request says of itself alone, as `request_details.py` writes it."""
+    if not request.details_bytes:
+        return b""
+    places = request.form.places
+    _, _, end = places.of(heap.view(request.place, places.table_bytes))
+    return bytes(heap.view(request.place, end + request.details_bytes)[end:])
 
 
-def _wrong_size(head: TensorHead, expected: int, size: int) -> ServeError:
-    return internal(f"input '{head.name}' of shape {list(head.shape)} needs {expected} bytes, got {size}")
+class BatchGatherer:
+    """One instance's. A batch of shapes that came before is the same Batch object on the same memory."""
+
+    def __init__(self, heap: HeapReader, config: ModelConfig) -> None:
+        self._heap = heap
+        self._batching = config.max_batch_size > 0
+        self._output_order = tuple(output.name for output in config.outputs)
+        self._ragged = ragged_batching(config)
+        self._single: dict[tuple[RequestForm, int], Batch] = {}
+        self._gathered: dict[tuple[RequestForm, int], _Gathered] = {}
+
+    def batch(self, requests: Sequence[ReceivedRequest]) -> Batch:
+        """The requests as one batch. Its inputs are valid until the batch is done, or the next is asked for."""
+        form = requests[0].form
+        if form.places.sizes is None or self._ragged or any(request.form is not form for request in requests):
+            return self._mixed(requests)
+        if len(requests) == 1:
+            return self._alone(requests[0])
+        key = (form, len(requests))
+        gathered = self._gathered.get(key)
+        if gathered is None:
+            gathered = _remembered(self._gathered, key, self._room(form, len(requests)))
+        view, places, sizes = self._heap.view, form.places, form.places.sizes
+        for offset, size, column in zip(places.offsets, sizes, gathered.columns, strict=True):
+            start = 0
+            for request in requests:
+                column[start : start + size] = view(request.place + offset, size)
+                start += size
+        return gathered.batch
+
+    def _alone(self, request: ReceivedRequest) -> Batch:
+        key = (request.form, request.place)
+        batch = self._single.get(key)
+        if batch is None:
+            layout = request.form.layout
+            inputs = {
+                head.name: Tensor(head.name, head.datatype, head.shape, data)
+                for head, data in zip(layout.inputs, request_inputs(request, self._heap), strict=True)
+            }
+            batch = _remembered(self._single, key, Batch(inputs, layout.requested_outputs, (layout.rows,)))
+        return batch
+
+    def _room(self, form: RequestForm, count: int) -> _Gathered:
+        layout = form.layout
+        inputs: dict[str, Tensor] = {}
+        columns: list[memoryview] = []
+        for head in layout.inputs:
+            shape = (head.shape[0] * count, *head.shape[1:])
+            columns.append(memoryview(bytearray(math.prod(shape) * head.datatype.itemsize)))
+            inputs[head.name] = Tensor(head.name, head.datatype, shape, columns[-1].toreadonly())
+        return _Gathered(Batch(inputs, layout.requested_outputs, (layout.rows,) * count), columns)
+
+    def _mixed(self, requests: Sequence[ReceivedRequest]) -> Batch:
+        """Of requests that name inputs in another order, want other outputs, or have parts of different lengths."""
+        parts: dict[str, list[memoryview]] = {head.name: [] for head in requests[0].form.layout.inputs}
+        shapes: dict[str, list[Shape]] = {name: [] for name in parts}
+        for request in requests:
+            for head, part in zip(request.form.layout.inputs, request_inputs(request, self._heap), strict=True):
+                parts[head.name].append(part)
+                shapes[head.name].append(head.shape)
+        inputs: dict[str, Tensor] = {}
+        for head in requests[0].form.layout.inputs:
+            name = head.name
+            data: Buffer = parts[name][0] if len(requests) == 1 else b"".join(parts[name])
+            inputs[name] = Tensor(name, head.datatype, self._shape(name, shapes[name]), data)
+        for entry in self._ragged.made:
+            of_source = shapes[entry.source_inputs[0]]
+            for name in entry.target_names:
+                inputs[name] = Tensor(name, entry.datatype, made_shape(entry, of_source), made_data(entry, of_source))
+        cuts = {
+            name: [scatter.shape_of(shape) for shape in shapes[scatter.source]]
+            for name, scatter in self._ragged.scattered.items()
+        }
+        return Batch(inputs, self._requested(requests), tuple([one.form.layout.rows for one in requests]), cuts)
+
+    def _shape(self, name: str, shapes: Sequence[Shape]) -> Shape:
+        if name in self._ragged.inputs:
+            return (sum(map(math.prod, shapes)),)
+        if self._batching:
+            return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+        return shapes[0]
+
+    def _requested(self, requests: Sequence[ReceivedRequest]) -> tuple[str, ...]:
+        """All that any of them wants."""
+        first = requests[0].form.layout.requested_outputs
+        wanted = {name for request in requests for name in request.form.layout.requested_outputs}
+        if len(wanted) == len(first):
+            return first
+        return tuple(name for name in self._output_order if name in wanted)
+
+
+def _remembered(memory: dict[_Key, _Value], key: _Key, value: _Value) -> _Value:
+    if len(memory) >= _REMEMBERED:
+        memory.clear()
+    memory[key] = value
+    return value
+
+
+def separate(batch: Batch) -> list[dict[str, Tensor]]:
+    """The inputs of each request of a sample, on memory of their own that may be kept and written to."""
+    requests: list[dict[str, Tensor]] = [{} for _ in batch.request_sizes]
+    for name, tensor in batch.inputs.items():
+        view, begin = memoryview(tensor.data), 0
+        for request, size in zip(requests, batch.request_sizes, strict=True):
+            shape = (size, *tensor.shape[1:]) if len(requests) > 1 else tensor.shape
+            end = _part_end(tensor, view, begin, math.prod(shape)) if len(requests) > 1 else len(view)
+            request[name] = Tensor(name, tensor.datatype, shape, bytearray(view[begin:end]))
+            begin = end
+    return requests
+
+
+def _part_end(tensor: Tensor, view: memoryview, begin: int, count: int) -> int:
+    """Where so many elements end."""
+    if tensor.datatype is not DataType.BYTES:
+        return begin + count * tensor.datatype.itemsize
+    for _ in range(count):
+        begin += 4 + int.from_bytes(view[begin : begin + 4], "little")
+    return begin

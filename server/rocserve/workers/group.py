@@ -15,10 +15,10 @@ from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature
 from rocserve.observability.rate_limits import Allowance
+from rocserve.plane.heap import Heap
 from rocserve.settings import NO_TIME_LIMITS, TimeLimits
-from rocserve.workers.channel import Channel
-from rocserve.workers.completion import CompletionThread
-from rocserve.workers.conversation import CallStarter
+from rocserve.workers.channel import HEAP_BYTES, CallStarter, Channel
+from rocserve.workers.channel_mail import ChannelMail
 from rocserve.workers.isolation import gpu_devices
 from rocserve.workers.launcher import NO_BOUNDS, LaunchOptions, WorkerLauncher
 from rocserve.workers.messages import Load, WarmUp
@@ -76,7 +76,7 @@ class WorkerGroup:
         load: Load,
         plans: Sequence[WorkerPlan],
         launcher: WorkerLauncher,
-        completion: CompletionThread,
+        mail: ChannelMail,
         events: WorkerGroupEvents,
         log: logging.Logger,
         forked: bool,
@@ -92,7 +92,7 @@ class WorkerGroup:
         backend may be forked from the zygote; with an interpreter of its own or on a GPU a worker never is.
         `loader`: what stands before the interpreter in the workers' command; also then they are not forked.
         `writable`: the folders that the engine writes to. `bounds`: see LaunchOptions.
-        `start_call`: of a backend that answers requests; runs what its models call, on the completion thread."""
+        `start_call`: of a backend that answers requests; runs what its models call, on the data plane's thread."""
         self._events = events
         self._down: set[int] = set()
         self._progress: dict[int, str] = {}
@@ -102,6 +102,8 @@ class WorkerGroup:
         self._name = f"model '{load.model_name}' version {load.version}"
         self._log = log
         self._log_allowance = Allowance(_BURST_LINES, _LINES_A_SECOND)
+        self._mail = mail
+        self._inputs = Heap(f"rocserve:{load.model_name}", HEAP_BYTES)
         self._supervisors = [
             WorkerSupervisor(
                 dataclasses.replace(
@@ -115,7 +117,8 @@ class WorkerGroup:
                 ),
                 _launch_options(load, plan, forked, interpreter, loader, writable, bounds),
                 launcher,
-                completion,
+                mail,
+                self._inputs,
                 _WorkerEvents(self, events, index),
                 policy,
                 log,
@@ -161,6 +164,7 @@ class WorkerGroup:
         await asyncio.gather(*(supervisor.stop(grace_seconds, reason) for supervisor in self._supervisors))
         # They know the group: this way all of it goes at once, without the garbage collector.
         self._supervisors.clear()
+        self._mail.let_go(self._inputs)
 
     async def _all_or_none(self, steps: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]:
         tasks = [asyncio.ensure_future(step) for step in steps]
@@ -171,6 +175,7 @@ class WorkerGroup:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await asyncio.gather(*(supervisor.kill() for supervisor in self._supervisors))
+            self._mail.let_go(self._inputs)
             raise
 
     def worker_down(self, index: int, reason: str, delay_seconds: float) -> None:

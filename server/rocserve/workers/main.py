@@ -19,13 +19,14 @@ from pathlib import Path
 
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.lifeline import die_with_holder
-from rocserve.workers.batch_loop import error_text
+from rocserve.observability.logs import LinesWithLevels
 from rocserve.workers.control_socket import ControlSocket
 from rocserve.workers.current_requests import current_prefix
 from rocserve.workers.isolation import hide_memory
 from rocserve.workers.messages import ControlMessage, Load, Loaded, LoadFailed, Progress, Verbosity, WarmedUp, WarmUp
 from rocserve.workers.model_service import ModelService, TensorService
 from rocserve.workers.request_service import RequestService
+from rocserve.workers.worker_end import error_text
 
 _SERVER_LOG = "rocserve"
 """The logger above all of the server's own."""
@@ -58,15 +59,6 @@ def run(title: str, lifeline: int, control: int, channels: Sequence[int]) -> int
         return 0
     finally:
         os.close(kept)
-
-
-class _LinesWithLevels(logging.Formatter):
-    """The level before each line, also those of a traceback: the server's log keeps it. Then the requests' ids."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        lines = super().format(record).splitlines() or [""]
-        prefix = current_prefix()
-        return "\n".join(f"{record.levelname} {prefix}{line}" for line in lines)
 
 
 class Worker:
@@ -231,9 +223,9 @@ def _open_log() -> None:
     stream = os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
     faulthandler.enable(stream, all_threads=False)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
-    logging.getLogger().handlers[0].setFormatter(_LinesWithLevels())
+    logging.getLogger().handlers[0].setFormatter(LinesWithLevels(current_prefix))
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(_LinesWithLevels())
+    handler.setFormatter(LinesWithLevels(current_prefix))
     log = logging.getLogger(_SERVER_LOG)
     log.handlers = [handler]
     log.propagate = False

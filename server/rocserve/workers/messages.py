@@ -2,7 +2,7 @@
 
 Control messages go over a worker's control socket, one at a time: Load -> Loaded | LoadFailed,
 WarmUp -> WarmedUp | LoadFailed, Unload -> (the worker ends). Progress and MetricChanges come from the worker in
-between. Batches and their results go over the channel of an instance; their tensors lie in the channel's shared memory.
+between. Batches and their results go by the links of instances (`entries.py`), which carry what is below as JSON.
 Spawn and its answers go between the server and the zygote.
 """
 
@@ -37,7 +37,7 @@ class Load:
     answers_requests: bool = False
     """The engine is of the kind that `backends/request_model.py` tells of; what follows is for it."""
     config_json: str = ""
-    """The configuration as it is before completion, as Triton writes it in JSON."""
+    """The configuration as it is before plane, as Triton writes it in JSON."""
     instance_name: str = ""
     """Triton's: <group>_<instance>."""
     settings: EngineSettings = field(default_factory=EngineSettings)
@@ -104,34 +104,11 @@ ControlMessage = Load | Loaded | LoadFailed | Progress | MetricChanges | WarmUp 
 
 @dataclass(frozen=True, slots=True)
 class TensorHead:
-    """A tensor in shared memory, without where it lies."""
+    """A tensor in a heap, without where it lies."""
 
     name: str
     datatype: DataType
     shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RaggedShapes:
-    """The shapes of each request of a batch, where requests of different shapes share one."""
-
-    inputs: Mapping[str, tuple[tuple[int, ...], ...]]
-    """Of the inputs whose elements lie one behind the other in the batch."""
-    outputs: Mapping[str, tuple[tuple[int, ...], ...]]
-    """Of the outputs that are cut by the elements of these shapes, not by rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchLayout:
-    """What the inputs of a batch are and what is wanted of it; equal for every batch of the same shapes."""
-
-    inputs: tuple[TensorHead, ...]
-    requested_outputs: tuple[str, ...]
-    """Empty: all that the engine gives."""
-    request_sizes: tuple[int, ...]
-    one_by_one: bool = False
-    """A convoy: the requests only travel together, the engine runs them one after the other."""
-    ragged: RaggedShapes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,71 +120,16 @@ class RequestFailure:
 
 @dataclass(frozen=True, slots=True)
 class ResultLayout:
-    """What the outputs of a batch are, and which of its requests failed."""
+    """What the outputs of a result are, what the model says beside them, and which requests of a batch failed."""
 
     outputs: tuple[TensorHead, ...]
     failures: tuple[RequestFailure, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class BatchFailure:
-    """The whole batch failed; the worker goes on."""
-
-    code: int
-    text: str
-
-
-# Of models that see each request for itself
-
-
-REQUEST_DETAILS = ""
-"""The name of the input that carries what each request is beside its tensors; `request_details.py` says how."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestDetails:
-    """What a request says beside its tensors, its id, its sequence and its number; equal for many."""
-
-    requested_outputs: tuple[str, ...]
-    priority: int = 0
-    timeout_microseconds: int = 0
     parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
-    trace_context: str = ""
-    """W3C's, in JSON."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestResult:
-    """What became of one request of a batch: outputs, or an error where `code` is not 0."""
-
-    outputs: tuple[TensorHead, ...] = ()
-    parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
-    code: int = 0
-    text: str = ""
-    is_open: bool = False
-    """It is answered, or has been, over the conversation."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestResults:
-    """In the order of the requests."""
-
-    requests: tuple[RequestResult, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerLayout:
-    """A response, or an error where `code` is not 0, on a conversation."""
-
-    outputs: tuple[TensorHead, ...] = ()
-    parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
-    code: int = 0
-    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CallLayout:
-    """A request to another model, on a conversation. The fields are those of `request_model.ModelCall`."""
+    """A request to another model. The fields are those of `request_model.ModelCall`."""
 
     model_name: str
     model_version: int

@@ -13,9 +13,10 @@ from typing import Protocol
 
 from rocserve.backends.base import LoadedModel, ModelSource, model_properties
 from rocserve.core.requests import Signature
-from rocserve.workers.executor import Executor
 from rocserve.workers.messages import Load, WarmUp
+from rocserve.workers.tensor_executor import TensorExecutor
 from rocserve.workers.warmup import warm_up_batches, with_ragged_shapes
+from rocserve.workers.worker_end import WorkerEnd
 
 
 class ModelService(Protocol):
@@ -37,7 +38,7 @@ class ModelService(Protocol):
 
 
 class TensorService:
-    """Each channel has a thread; they share the model."""
+    """Each instance has a thread; they share the model."""
 
     def __init__(
         self, load: Load, channels: Sequence[socket.socket], report: Callable[[str], None], log: logging.Logger
@@ -51,7 +52,7 @@ class TensorService:
         self._log = log
         self._model_folder = Path(load.model_folder)
         self._model: LoadedModel = importlib.import_module(load.engine).load(model_source(load, report))
-        self._batching = False
+        self._config = load.config
 
     @property
     def signature(self) -> Signature:
@@ -66,7 +67,7 @@ class TensorService:
         """See ModelService."""
         samples = warm_up_batches(message.config, self._model_folder)
         self._model.warm_up([with_ragged_shapes(sample, message.config) for sample in samples])
-        self._batching = message.config.max_batch_size > 0
+        self._config = message.config
 
     def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], object]) -> None:
         """See ModelService."""
@@ -81,16 +82,18 @@ class TensorService:
     def close(self) -> None:
         self._model.close()
 
-    def _start_executors(self) -> list[tuple[Executor, threading.Thread]]:
+    def _start_executors(self) -> list[tuple[TensorExecutor, threading.Thread]]:
         started = []
         for index, channel in enumerate(self._channels):
-            executor = Executor(channel, self._model, self._batching, self._log)
+            executor = TensorExecutor(
+                WorkerEnd(channel, len(self._channels) == 1), self._model, self._config, self._log
+            )
             thread = threading.Thread(target=self._execute, args=(executor,), name=f"instance {index}", daemon=True)
             thread.start()
             started.append((executor, thread))
         return started
 
-    def _execute(self, executor: Executor) -> None:
+    def _execute(self, executor: TensorExecutor) -> None:
         try:
             executor.run()
         except BaseException:

@@ -1,7 +1,7 @@
 """The service of a model that sees each request for itself: one instance, all of it on the worker's main thread.
 
 Users' models may load what works only on the thread that loaded it, or on the main thread, so initialize, execute and
-finalize all run there. A second thread waits for the end on the control socket, a third reads the conversation.
+finalize all run there. A second thread waits for the end on the control socket, a third reads the back channel.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from pathlib import Path
 from rocserve.backends.base import Batch, model_properties
 from rocserve.backends.request_model import Answer, ModelRequest, RequestModel, RequestModelSource, Result
 from rocserve.core.custom_metrics import MetricChanges
-from rocserve.core.errors import ServeError, internal
+from rocserve.core.errors import ServeError
 from rocserve.core.requests import Signature
-from rocserve.workers.batch_loop import attach
+from rocserve.workers.back_channel import BackChannel
+from rocserve.workers.batch_inputs import separate
 from rocserve.workers.messages import Load, WarmUp
-from rocserve.workers.model_conversation import ModelConversation
 from rocserve.workers.model_service import model_source
 from rocserve.workers.request_executor import RequestExecutor
-from rocserve.workers.request_inputs import separate
 from rocserve.workers.warmup import warm_up_batches
+from rocserve.workers.worker_end import SharedWorkerEnd
 
 
 class RequestService:
@@ -44,16 +44,13 @@ class RequestService:
         Raises:
             ServeError or any exception: the model cannot be loaded.
         """
-        self._channel = channel
+        self._end = SharedWorkerEnd(channel)
         self._log = log
         self._model_folder = Path(load.model_folder)
-        self._arenas, descriptors = attach(channel)
-        if len(descriptors) != 1:
-            raise internal(f"expected a conversation with the channel, got {len(descriptors)} descriptors")
-        self._conversation = ModelConversation(socket.socket(fileno=descriptors[0]), log)
-        self._conversation.start()
+        self._back = BackChannel(self._end, log)
+        self._back.start()
         source = RequestModelSource(
-            model_source(load, report), load.config_json, self._conversation, load.instance_name, send_metrics
+            model_source(load, report), load.config_json, self._back, load.instance_name, send_metrics
         )
         self._model: RequestModel = importlib.import_module(load.engine).load(source)
 
@@ -76,7 +73,7 @@ class RequestService:
 
     def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], object]) -> None:
         """See ModelService."""
-        executor = RequestExecutor(self._channel, self._arenas, self._model, self._conversation, self._log)
+        executor = RequestExecutor(self._end, self._model, self._back, self._log)
 
         def stop() -> None:
             try:
@@ -102,7 +99,7 @@ class RequestService:
         responders = [_SampleResponder() for _ in batch.request_sizes]
         requests = [
             ModelRequest(inputs, batch.requested_outputs, responder)
-            for inputs, responder in zip(separate(batch.inputs, batch.request_sizes), responders, strict=True)
+            for inputs, responder in zip(separate(batch), responders, strict=True)
         ]
         answers = self._model.execute(requests)
         for answer, responder in zip(answers, responders, strict=True):

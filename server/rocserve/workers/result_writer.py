@@ -1,4 +1,4 @@
-"""The worker's side of a batch's outputs: from the engine's arrays to shared memory."""
+"""The worker's side of a batch's outputs: from the engine's arrays to the heap that the server reads."""
 
 from __future__ import annotations
 
@@ -15,22 +15,25 @@ from rocserve.core.datatypes import DataType, datatype_of
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.plain import to_json
 from rocserve.core.requests import Signature
-from rocserve.core.tensors import Buffer, Tensor, bytes_elements, encode_bytes_elements
-from rocserve.workers.memory import Arena, aligned
+from rocserve.core.tensors import Buffer, Tensor, bytes_elements, encode_bytes_elements, flat_octets, octets
+from rocserve.plane.heap import aligned
+from rocserve.workers.entries import numbers
 from rocserve.workers.messages import RequestFailure, ResultLayout, TensorHead
-from rocserve.workers.wire import REMEMBERED, pack_tail
+from rocserve.workers.worker_end import OutgoingResult, WorkerEnd, checked
 
 Array = np.ndarray[Any, Any]
 
-NO_CUTS: Mapping[str, Sequence[tuple[int, ...]]] = {}
-NO_ROOM: Mapping[str, Array] = {}
 _FAILURE_TEXTS = 64 * 1024
 """Characters that the texts of one batch's failures share."""
+_REMEMBERED = 256
+_COPIED_SOONER = 4096
+"""Bytes of an array up to which one copy more takes less time than a view of it."""
+NO_ROOM: Mapping[str, Array] = {}
 
 
 @dataclass(slots=True)
 class _Output:
-    """One output on its way to shared memory."""
+    """One output on its way to the heap."""
 
     head: TensorHead
     source: Array | Buffer
@@ -39,33 +42,74 @@ class _Output:
     """Of the requests' parts, for BYTES of several requests."""
 
 
-@dataclass(slots=True)
 class _Plan:
-    """What to do with results of known shapes."""
+    """Where the outputs of results of known shapes go in a slot."""
 
-    destinations: list[Array]
-    """On the shared memory."""
-    tail: bytes
-    room: Mapping[str, Array]
-    """The destinations by their outputs."""
+    __slots__ = ("_rooms", "count", "end", "heads", "offsets", "table", "text")
+
+    def __init__(
+        self, text: bytes, heads: Sequence[TensorHead], table: bytes, offsets: Sequence[int], end: int
+    ) -> None:
+        self.text = text
+        """Of the layout."""
+        self.heads = heads
+        self.table = table
+        self.count = len(table) // 8
+        self.offsets = offsets
+        self.end = end
+        self._rooms: dict[int, Mapping[str, Array]] = {}
+
+    def room(self, place: int, view: memoryview) -> Mapping[str, Array]:
+        """The outputs' places in a slot, as arrays. A slot that comes again has the same."""
+        room = self._rooms.get(place)
+        if room is None:
+            room = {
+                head.name: np.ndarray(head.shape, head.datatype.numpy_dtype, view, offset)
+                for head, offset in zip(self.heads, self.offsets, strict=True)
+            }
+            if len(self._rooms) >= _REMEMBERED:
+                self._rooms.clear()
+            self._rooms[place] = room
+        return room
 
 
 class ResultWriter:
-    """Writes the results of one slot's batches to its output memory, and the tails that tell of them.
+    """Writes the results of one instance's batches. What goes where is worked out once for each set of shapes."""
 
-    What goes where is worked out once for each set of shapes.
-    """
-
-    def __init__(self, arena: Arena, signature: Signature, batching: bool) -> None:
-        self._arena = arena
+    def __init__(self, end: WorkerEnd, signature: Signature, batching: bool) -> None:
+        """`batching`: whether outputs have the batch's rows."""
+        self._end = end
         self._datatypes = {spec.name: spec.datatype for spec in signature.outputs}
         self._batching = batching
         self._plans: dict[object, _Plan] = {}
-        self.room: Mapping[str, Array] = NO_ROOM
-        """Where the latest result went, for `Batch.room` of one alike."""
+        self._last: dict[tuple[int, ...], _Plan] = {}
+        """By the rows of a batch's requests, the plan of the latest result."""
+        self._reserved: tuple[_Plan, int, memoryview] | None = None
+        self.reserved: int | None = None
+        """The place where the latest result lies already."""
 
-    def write(self, batch: Batch, result: BatchResult) -> bytes:
-        """Put the outputs where the server reads them; the tail of the message for it.
+    def make_room(self, batch: Batch) -> None:
+        """Give the batch room for outputs as they were the last time."""
+        plan = self._last.get(batch.request_sizes)
+        if plan is not None:
+            self._reserved = (plan, *self._end.reserve(plan.end))
+            batch.room = plan.room(*self._reserved[1:])
+        else:
+            batch.room = NO_ROOM
+
+    def take_place(self) -> int | None:
+        """The place where the result that was written last lies already; None = it is still to be copied."""
+        place, self.reserved = self.reserved, None
+        return place
+
+    def give_up_room(self) -> None:
+        """The batch has failed, or its results are others."""
+        if self._reserved is not None:
+            self._end.give_up(self._reserved[1])
+            self._reserved = None
+
+    def write(self, batch: Batch, result: BatchResult) -> OutgoingResult:
+        """The outputs on their way to the server.
 
         Raises:
             ServeError: INTERNAL, the outputs are not what was asked for, or not of the batch's rows.
@@ -88,14 +132,28 @@ class ResultWriter:
                 key = (sum(batch.request_sizes), *arrays)
                 plan = self._plans.get(key)
                 if plan is not None:
-                    if batch.room is not plan.room:
-                        values = _out_of(batch.room, values)
-                    for destination, value in zip(plan.destinations, values, strict=True):
-                        if value is not destination:
-                            np.copyto(destination, value)  # type: ignore[arg-type]
-                    self.room = plan.room
-                    return plan.tail
-        return self._write_anew(batch, names, _out_of(batch.room, values), result.failures, key)
+                    return self._write_as_before(batch, plan, values)
+        return self._write_anew(batch, names, values, result.failures, key)
+
+    def _write_as_before(self, batch: Batch, plan: _Plan, values: Sequence[Array | Tensor]) -> OutgoingResult:
+        if self._reserved is not None and self._reserved[0] is plan:
+            _, self.reserved, view = self._reserved
+            self._reserved = None
+            view[: len(plan.table)] = plan.table
+            for destination, value in zip(plan.room(self.reserved, view).values(), values, strict=True):
+                if value is not destination:
+                    np.copyto(destination, value)  # type: ignore[arg-type]
+            contents: list[tuple[int, Buffer]] = []
+        else:
+            # What lies in the room for another plan goes to the server before that is given up.
+            contents = [(0, plan.table), *zip(plan.offsets, map(_octets, values), strict=True)]
+        self._remember(batch, plan)
+        return OutgoingResult(0, 0, self._end.layout_number(plan.text), plan.count, plan.end, contents)
+
+    def _remember(self, batch: Batch, plan: _Plan) -> None:
+        if len(self._last) >= _REMEMBERED:
+            self._last.clear()
+        self._last[batch.request_sizes] = plan
 
     def _write_anew(
         self,
@@ -104,31 +162,32 @@ class ResultWriter:
         values: Sequence[Array | Tensor],
         failures: Mapping[int, ServeError],
         key: object | None,
-    ) -> bytes:
+    ) -> OutgoingResult:
         sizes = batch.request_sizes
         entries = [self._output(name, value, sizes) for name, value in zip(names, values, strict=True)]
         if self._batching:
             _check_rows([entry for entry in entries if entry.head.name not in batch.cuts], sum(sizes))
+        bounds = [bound for entry in entries for bound in entry.bounds]
+        head = numbers(2 * len(entries) + len(bounds))
         offsets: list[int] = []
-        end = 0
+        end = head.size
         for entry in entries:
             offsets.append(aligned(end))
             end = offsets[-1] + entry.nbytes
-        self._arena.reserve(end)
-        destinations = [self._fill(entry, offset) for entry, offset in zip(entries, offsets, strict=True)]
-        numbers = [number for entry, offset in zip(entries, offsets, strict=True) for number in (offset, entry.nbytes)]
-        for entry in entries:
-            numbers.extend(entry.bounds)
-        layout = ResultLayout(tuple(entry.head for entry in entries), _told(failures))
-        tail = pack_tail(numbers, to_json(layout))
-        arrays = [destination for destination in destinations if destination is not None]
-        self.room = NO_ROOM
-        if key is not None and len(arrays) == len(entries):
-            if len(self._plans) >= REMEMBERED:
+        places = [number for entry, offset in zip(entries, offsets, strict=True) for number in (offset, entry.nbytes)]
+        table = head.pack(*places, *bounds)
+        contents: list[tuple[int, Buffer]] = [(0, table)]
+        contents += [(offset, _octets(entry.source)) for offset, entry in zip(offsets, entries, strict=True)]
+        heads = tuple(entry.head for entry in entries)
+        text = checked(to_json(ResultLayout(heads, _told(failures))))
+        if failures:
+            return OutgoingResult(count=len(table) // 8, nbytes=end, contents=contents, layout_text=text)
+        if key is not None and all(head.datatype is not DataType.BYTES for head in heads):
+            if len(self._plans) >= _REMEMBERED:
                 self._plans.clear()
-            self.room = dict(zip(names, arrays, strict=True))
-            self._plans[key] = _Plan(arrays, tail, self.room)
-        return tail
+            plan = self._plans[key] = _Plan(text, heads, table, offsets, end)
+            self._remember(batch, plan)
+        return OutgoingResult(0, 0, self._end.layout_number(text), len(table) // 8, end, contents)
 
     def _output(self, name: str, value: Array | Tensor, sizes: tuple[int, ...]) -> _Output:
         if isinstance(value, Tensor):
@@ -147,22 +206,14 @@ class ResultWriter:
         data = b"".join(parts)
         return _Output(head, data, len(data), (0, *accumulate(map(len, parts))))
 
-    def _fill(self, entry: _Output, offset: int) -> Array | None:
-        """Copy an output to its place; for an array, that place as an array."""
-        if not isinstance(entry.source, np.ndarray):
-            self._arena.write(offset, memoryview(entry.source).cast("B"))
-            return None
-        destination: Array = np.ndarray(entry.head.shape, entry.head.datatype.numpy_dtype, self._arena.mapping, offset)
-        np.copyto(destination, entry.source)
-        return destination
 
-
-def _out_of(room: Mapping[str, Array], values: Sequence[Array | Tensor]) -> Sequence[Array | Tensor]:
-    """Values that lie in the room as copies: the result as a whole goes elsewhere, and might be written over them."""
-    if not room:
-        return values
-    lying = {id(array) for array in room.values()}
-    return [value.copy() if isinstance(value, np.ndarray) and id(value) in lying else value for value in values]
+def _octets(source: Array | Buffer | Tensor) -> Buffer:
+    """The bytes of an output, one behind the other."""
+    if isinstance(source, np.ndarray):
+        if source.nbytes <= _COPIED_SOONER:
+            return source.tobytes()
+        return octets(np.ascontiguousarray(source))
+    return flat_octets(source.data if isinstance(source, Tensor) else source)
 
 
 def _tensor_output(name: str, tensor: Tensor, sizes: tuple[int, ...]) -> _Output:

@@ -16,11 +16,11 @@ from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError, internal, unavailable
 from rocserve.core.model_config import NO_LIMITS, InstanceKind, InstanceRateLimiter
 from rocserve.core.requests import Signature
+from rocserve.plane.heap import Heap
 from rocserve.settings import NO_TIME_LIMITS, TimeLimits
 from rocserve.workers.answer_watch import AnswerWatch, process_state
-from rocserve.workers.channel import Channel
-from rocserve.workers.completion import CompletionThread
-from rocserve.workers.conversation import CallStarter, Conversation
+from rocserve.workers.channel import CallStarter, Channel
+from rocserve.workers.channel_mail import ChannelMail
 from rocserve.workers.launcher import LaunchOptions, WorkerLauncher
 from rocserve.workers.load_limit import LoadLimit
 from rocserve.workers.messages import Load, Progress, WarmUp
@@ -86,7 +86,8 @@ class WorkerSupervisor:
         load: Load,
         options: LaunchOptions,
         launcher: WorkerLauncher,
-        completion: CompletionThread,
+        mail: ChannelMail,
+        inputs: Heap,
         events: SupervisorEvents,
         policy: RestartPolicy,
         log: logging.Logger,
@@ -94,13 +95,15 @@ class WorkerSupervisor:
         rate_limiter: InstanceRateLimiter = NO_LIMITS,
         limits: TimeLimits = NO_TIME_LIMITS,
     ) -> None:
-        """`start_call`: runs the calls of a model that sees each request for itself; None for the other kind."""
+        """`inputs`: the heap of the version, where requests' tensors lie.
+        `start_call`: runs the calls of a model that sees each request for itself; None for the other kind."""
         self._load = load
         self._rate_limiter = rate_limiter
         self._start_call = start_call
         self._options = options
         self._launcher = launcher
-        self._completion = completion
+        self._mail = mail
+        self._inputs = inputs
         self._events = events
         self._policy = policy
         self._limits = limits
@@ -159,15 +162,13 @@ class WorkerSupervisor:
             self._events.described(progress.properties)
 
     def _new_channel(self) -> Channel:
-        conversation = None
-        if self._start_call is not None:
-            conversation = Conversation(self._completion, self._start_call, self._log)
         return Channel(
             self._load.model_name,
-            self._completion,
+            self._mail,
+            self._inputs,
             self._channel_broken,
             self._log,
-            conversation,
+            self._start_call,
             self._load.device,
             self._rate_limiter,
         )
@@ -293,10 +294,10 @@ class WorkerSupervisor:
 
     def _end_channels(self, channels: Sequence[Channel], text: str) -> None:
         for channel in channels:
-            self._completion.call_soon(functools.partial(channel.end, unavailable(text)))
+            self._mail.plane.call_soon(functools.partial(channel.end, unavailable(text)))
 
     def _channel_broken(self, channel: Channel, reason: str) -> None:
-        """On the completion thread."""
+        """On the data plane's thread."""
         self._loop.call_soon_threadsafe(self._tell_broken, channel, reason)
 
     def _tell_broken(self, channel: Channel, reason: str) -> None:

@@ -16,11 +16,12 @@ from rocserve.config.definition import complete_definition, read_model_definitio
 from rocserve.core.errors import ServeError
 from rocserve.core.requests import Signature
 from rocserve.core.statistics import ModelStatistics
+from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol.model_config_pb2 import ModelConfig
 from rocserve.repository.engine_plan import plan_engine
+from rocserve.repository.version_loader import new_scheduler
 from rocserve.scheduling.queue import QueueLimits
-from rocserve.scheduling.selection import SchedulerParts, create_scheduler
-from rocserve.workers.completion import CompletionThread
+from rocserve.scheduling.scheduler import SchedulerParts
 
 LOG = logging.getLogger("test")
 FIELDS: dict[str, FieldDescriptor] = dict(numbers_of(ModelConfig.DESCRIPTOR))
@@ -126,11 +127,11 @@ def plan_whole(folder: Path) -> None:
         return
     complete = complete_definition(definition, Signature((), (), supports_batching=False))
     plan_engine(complete, MACHINE)
-    completion = CompletionThread(LOG)
+    plane = PlaneLoop(LOG)
     try:
-        parts = SchedulerParts(complete.config, 1, ModelStatistics(), completion, QueueLimits(), LOG)
-        scheduler = create_scheduler(parts)
+        parts = SchedulerParts(complete.config, 1, ModelStatistics(), plane, QueueLimits(), LOG)
+        scheduler = new_scheduler(parts)
         scheduler.attach(object())
         scheduler.close(lambda: None)
     finally:
-        completion.stop()
+        plane.stop()

@@ -8,7 +8,14 @@ import threading
 import pytest
 
 from rocserve.core.errors import StatusCode
-from rocserve.core.request_memory import LARGEST_DEFAULT_BYTES, Holding, MemoryFull, RequestMemory, default_limit
+from rocserve.core.request_memory import (
+    LARGEST_DEFAULT_BYTES,
+    Holding,
+    MemoryFull,
+    MemoryUse,
+    RequestMemory,
+    default_limit,
+)
 
 
 def test_the_limit_is_a_quarter_of_the_memory_up_to_a_bound() -> None:
@@ -127,3 +134,34 @@ def test_what_lies_between_steps_has_half_of_the_memory_for_answers() -> None:
     memory.release_step(step)
     memory.release_answer(answer)
     assert (memory.step_bytes, memory.answer_bytes, memory.refused_answers) == (0, 0, 2)
+
+
+def test_what_front_ends_use_leaves_less_for_others_and_counts_in_all() -> None:
+    memory, holder = RequestMemory(100), Holding()
+    memory.admit(holder, 10)
+    memory.note_front_end("first", MemoryUse(40, 30, refused_requests=2))
+    memory.note_front_end("second", MemoryUse(5, 5, refused_answers=1))
+    assert memory.used_bytes == 90
+    assert memory.use() == MemoryUse(55, 35, 2, 1)
+    with pytest.raises(MemoryFull):
+        memory.admit(holder, 11)
+    memory.note_front_end("first", MemoryUse(0, 0, refused_requests=3))
+    memory.admit(holder, 11)
+    assert memory.use() == MemoryUse(26, 5, 4, 1)
+
+
+def test_what_ended_front_ends_have_refused_stays_counted() -> None:
+    memory = RequestMemory(100)
+    memory.note_front_end("first", MemoryUse(40, 30, 2, 1))
+    memory.forget_front_end("first")
+    memory.forget_front_end("unknown")
+    memory.note_front_end("next", MemoryUse(1, 0, 1, 0))
+    assert memory.use() == MemoryUse(1, 0, 3, 1)
+    assert memory.used_bytes == 1
+
+
+def test_a_share_says_that_it_is_one() -> None:
+    memory = RequestMemory(100, shares=4)
+    assert memory.limit_bytes == 25
+    with pytest.raises(MemoryFull, match=r"--max-request-memory, shared by 4 front ends"):
+        memory.admit(Holding(), 26)

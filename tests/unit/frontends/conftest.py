@@ -1,4 +1,4 @@
-"""Real servers on loopback for the transports' tests, which all run over both transports."""
+"""Real servers on loopback for the transport's tests."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import Any
 import grpc
 import pytest
 
-from rocserve.frontends.grpc.aio import AioTransport
 from rocserve.frontends.grpc.reactor import ReactorTransport
+from rocserve.frontends.grpc.reactor_calls import ReactorCall
 from rocserve.frontends.grpc.transport import Routes, TransportOptions
+from rocserve.plane.loop import PlaneLoop
 
-KINDS = {"reactor": ReactorTransport, "aio": AioTransport}
+LOG = logging.getLogger("test.grpc")
 CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_receive_message_length", -1),
@@ -29,7 +30,7 @@ CHANNEL_OPTIONS = (
 class Served:
     """A running transport and the client channels opened to it."""
 
-    transport: ReactorTransport | AioTransport
+    transport: ReactorTransport
     port: int
     channels: list[grpc.Channel] = field(default_factory=list)
 
@@ -46,30 +47,28 @@ class Served:
 
     def calls_alive(self) -> int:
         """Call objects of the transport that still exist, in flight or not."""
-        module = type(self.transport).__module__
-        return sum(
-            type(thing).__module__ == module and type(thing).__name__ in ("_UnaryCall", "_StreamCall")
-            for thing in gc.get_objects()
-        )
+        return sum(isinstance(thing, ReactorCall) for thing in gc.get_objects())
 
 
 Serve = Callable[..., Served]
 
 
-@pytest.fixture(params=sorted(KINDS))
-def transport_kind(request: pytest.FixtureRequest) -> str:
-    kind: str = request.param
-    return kind
+@pytest.fixture
+def plane() -> Iterator[PlaneLoop]:
+    plane = PlaneLoop(LOG)
+    plane.start()
+    yield plane
+    plane.stop()
 
 
 @pytest.fixture
-def serve(transport_kind: str) -> Iterator[Serve]:
+def serve(plane: PlaneLoop) -> Iterator[Serve]:
     """`serve(routes, **options)` starts a transport on a free port of 127.0.0.1; all are stopped at the end."""
     running: list[Served] = []
 
     def start(routes: Routes, **options: Any) -> Served:
         settings = TransportOptions(**{"address": "127.0.0.1", "port": 0, **options})
-        transport = KINDS[transport_kind](settings, routes, logging.getLogger("test.grpc"))
+        transport = ReactorTransport(settings, routes, LOG, plane)
         served = Served(transport, transport.start())
         running.append(served)
         return served

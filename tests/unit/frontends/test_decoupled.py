@@ -1,4 +1,4 @@
-"""Requests with any number of responses, over both transports, against a model that the test answers by hand."""
+"""Requests with any number of responses,, against a model that the test answers by hand."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -24,6 +25,7 @@ from rocserve.core.tensors import Tensor
 from rocserve.frontends.grpc.codec import InferCodec
 from rocserve.frontends.grpc.inference import InferenceHandlers
 from rocserve.frontends.grpc.transport import StreamRoute, UnaryRoute
+from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.services.client_memory.attachment import ClientMemory
 from rocserve.services.client_memory.regions import ClientRegions
@@ -34,11 +36,29 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
+class OnPlane:
+    """A responder that is called on the data plane's thread; each call waits until it is done."""
+
+    def __init__(self, responder: Responder, plane: PlaneLoop) -> None:
+        self._responder = responder
+        self._plane = plane
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def call(*arguments: Any) -> None:
+            done = threading.Event()
+            self._plane.call_soon(partial(getattr(self._responder, name), *arguments))
+            self._plane.call_soon(done.set)
+            assert done.wait(10)
+
+        return call
+
+
 class HandModel:
     """A version whose requests the test answers."""
 
-    def __init__(self, decoupled: bool) -> None:
+    def __init__(self, decoupled: bool, plane: PlaneLoop) -> None:
         self._decoupled = decoupled
+        self._plane = plane
         self.asked: queue.Queue[tuple[InferRequest, Responder]] = queue.Queue()
 
     def infer(self, request: InferRequest, responder: Responder) -> None:
@@ -50,8 +70,8 @@ class HandModel:
                 return
         self.asked.put((request, responder))
 
-    def next(self) -> Responder:
-        return self.asked.get(timeout=10)[1]
+    def next(self) -> Any:
+        return OnPlane(self.asked.get(timeout=10)[1], self._plane)
 
 
 class Watcher:
@@ -93,16 +113,16 @@ class Stream:
 
 
 @pytest.fixture
-def models() -> dict[str, HandModel]:
-    return {"many": HandModel(True), "one": HandModel(False)}
+def models(plane: PlaneLoop) -> dict[str, HandModel]:
+    return {"many": HandModel(True, plane), "one": HandModel(False, plane)}
 
 
 @pytest.fixture
-def served(serve: Any, models: dict[str, HandModel]) -> Any:
+def served(serve: Any, plane: PlaneLoop, models: dict[str, HandModel]) -> Any:
     tables = ServingTableHolder()
     tables.table = ServingTable({name: ServedModel(name, {1: model}, model) for name, model in models.items()})  # type: ignore[dict-item, arg-type]
     memory = ClientMemory(tables, ClientRegions(), 0)
-    service = InferenceService(tables, Readiness(lambda: True), memory, no_observer(tables), PrivatePaths())
+    service = InferenceService(tables, Readiness(lambda: True), memory, no_observer(tables), PrivatePaths(), plane)
     handlers = InferenceHandlers(service, InferCodec(), RequestMemory())
     return serve({INFER: UnaryRoute(handlers.model_infer), STREAM: StreamRoute(handlers.model_stream_infer)})
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import pytest
@@ -47,22 +46,20 @@ def fail(responder: Responder) -> None:
     responder.fail(internal("no"))
 
 
-def fail_on_another_thread(responder: Responder) -> None:
-    """A worker that is quicker than the thread that asks it."""
-    thread = threading.Thread(target=fail, args=(responder,))
-    thread.start()
-    thread.join()
-
-
-@pytest.mark.parametrize(("infer", "model"), [(fail, ""), (fail_on_another_thread, "m")])
-def test_an_error_names_the_model_where_it_is_its_answer(infer: Callable[[Responder], None], model: str) -> None:
+@pytest.mark.parametrize("is_answer", [False, True])
+def test_an_error_names_the_model_where_it_is_its_answer(is_answer: bool) -> None:
     call, memory = Call(), RequestMemory()
-    stream = InferenceStream(call, Service(infer), InferCodec(), memory, lambda stream: None, None)  # type: ignore[arg-type]
+    accepted: list[Responder] = []
+    stream = InferenceStream(
+        call, Service(accepted.append if is_answer else fail), InferCodec(), memory, lambda stream: None, None
+    )  # type: ignore[arg-type]
     request = pb.ModelInferRequest(model_name="m", id="7")
     request.parameters["triton_enable_empty_final_response"].bool_param = True
     stream.on_message(request.SerializeToString())
+    for responder in accepted:
+        fail(responder)
     (answer,) = call.sent
     assert (answer.error_message, answer.infer_response.id) == ("no", "7")
-    assert answer.infer_response.model_name == model
-    assert ("triton_final_response" in answer.infer_response.parameters) is bool(model)
+    assert answer.infer_response.model_name == ("m" if is_answer else "")
+    assert ("triton_final_response" in answer.infer_response.parameters) is is_answer
     assert memory.used_bytes == 0

@@ -16,7 +16,7 @@ from rocserve.core.latencies import LatencyOptions
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
-from rocserve.frontends.http.connection import ConnectionLimits
+from rocserve.frontends.http.protocol import ConnectionLimits
 from rocserve.frontends.metrics.collection import ServerMetrics
 from rocserve.frontends.metrics.endpoint import MOST_CONNECTIONS, MetricsEndpoint
 from rocserve.frontends.metrics.exposition import MetricFamily, Sample, exposition

@@ -1,4 +1,4 @@
-"""Connections over both transports: many at once, broken ones, compression, shutdown, nothing left behind."""
+"""Connections: many at once, broken ones, compression, shutdown, nothing left behind."""
 
 from __future__ import annotations
 
@@ -389,8 +389,7 @@ def test_a_stopped_transport_leaves_no_descriptor_and_no_thread(serve: Any, even
     eventually(lambda: open_descriptors() <= descriptors + 2)
 
 
-@pytest.mark.parametrize("transport_kind", ["reactor"], indirect=True)
-def test_the_reactor_leaves_no_cycles_for_the_garbage_collector(serve: Any, eventually: Eventually) -> None:
+def test_calls_leave_no_cycles_for_the_garbage_collector(serve: Any, eventually: Eventually) -> None:
     def handle(call: UnaryCall) -> None:
         call.watch_cancellation(lambda: None)
         call.reply(call.message)

@@ -1,4 +1,4 @@
-"""How long connections live over both transports: their age, and clients that ping too often."""
+"""How long connections live: their age, and clients that ping too often."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS and mutual TLS over both transports, with certificates made for the occasion by the openssl command."""
+"""TLS and mutual TLS, with certificates made for the occasion by the openssl command."""
 
 from __future__ import annotations
 

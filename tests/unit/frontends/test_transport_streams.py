@@ -1,4 +1,4 @@
-"""Streams over both transports: order, ends, flow control."""
+"""Streams: order, ends, flow control."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bounds of calls that wait for their clients, small, over both transports."""
+"""The bounds of calls that wait for their clients, small,."""
 
 from __future__ import annotations
 

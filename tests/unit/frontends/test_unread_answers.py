@@ -1,4 +1,4 @@
-"""Answers that their clients do not read, over both transports: counted, and given up in time."""
+"""Answers that their clients do not read,: counted, and given up in time."""
 
 from __future__ import annotations
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 
 import pytest
 from support.workers import open_descriptors
 
-from rocserve.plane.heap import SMALLEST_SLOT, TRIMMED_AT_ONCE, Heap, HeapFull, HeapReader
+from rocserve.plane import anonymous_file
+from rocserve.plane.heap import SMALLEST_SLOT, TRIMMED_AT_ONCE, Heap, HeapFull, HeapReader, aligned, create_file
 
 LIMIT = 256 << 20
 
@@ -46,20 +48,20 @@ def test_tensors_never_overlap(heap: Heap) -> None:
         if live and random.random() < 0.45:
             offset = random.choice(list(live))
             data = live.pop(offset)
-            assert bytes(heap.view[offset : offset + len(data)]) == data
+            assert bytes(heap.view(offset, len(data))) == data
             heap.free(offset)
             continue
         data = random.randbytes(random.choice((0, 1, 63, 64, 65, 128, 4095, 4096, 4097, 150_528)))
         offset = heap.allocate(len(data))
         assert offset % SMALLEST_SLOT == 0
         assert offset not in live
-        heap.view[offset : offset + len(data)] = data
+        heap.view(offset, len(data))[:] = data
         live[offset] = data
         if random.random() < 0.01:
             heap.trim()
     assert len(live) > 100
     for offset, data in live.items():
-        assert bytes(heap.view[offset : offset + len(data)]) == data
+        assert bytes(heap.view(offset, len(data))) == data
 
 
 def test_all_of_a_heap_can_be_one_tensor_or_many(heap: Heap) -> None:
@@ -81,8 +83,7 @@ def test_all_of_a_heap_can_be_one_tensor_or_many(heap: Heap) -> None:
 def test_a_limit_is_rounded_up(limit: int) -> None:
     heap = Heap("test", limit)
     assert limit <= heap.limit < max(2 * limit, 2 * mmap.PAGESIZE + 1)
-    end = heap.allocate(heap.limit) + heap.limit
-    heap.view[end - 1 : end] = b"x"
+    heap.view(heap.allocate(heap.limit), heap.limit)[-1:] = b"x"
     heap.close()
 
 
@@ -94,13 +95,13 @@ def test_readers_see_what_is_written_and_cannot_write(heap: Heap) -> None:
         os.write(descriptor, b"x")
     reader = HeapReader(descriptor)
     offset = heap.allocate(100_000)
-    heap.view[offset : offset + 100_000] = b"abcde" * 20_000
+    heap.view(offset, 100_000)[:] = b"abcde" * 20_000
     assert bytes(reader.checked(offset, 100_000)) == b"abcde" * 20_000
-    seen = reader.view[offset : offset + 5]
+    seen = reader.view(offset, 5)
     assert seen.readonly
     with pytest.raises(TypeError):
         seen[0] = 0
-    heap.view[offset : offset + 5] = b"later"
+    heap.view(offset, 5)[:] = b"later"
     assert bytes(seen) == b"later"
     reader.close()
     assert bytes(seen) == b"later"
@@ -117,15 +118,15 @@ def test_what_was_not_written_is_not_read(heap: Heap) -> None:
     """Memory costs nothing until it is touched; whoever read all that a worker names would pay for it."""
     reader = HeapReader(heap.open_for_reading())
     offset = heap.allocate(LIMIT)
-    heap.view[offset : offset + (1 << 20)] = bytes(1 << 20)
+    heap.view(offset, 1 << 20)[:] = bytes(1 << 20)
     assert len(reader.checked(offset, 1 << 20)) == 1 << 20
     before = memory_of(heap)
     for nbytes in ((1 << 20) + 1, LIMIT):
-        with pytest.raises(ValueError, match=f"from byte {offset} to {offset + nbytes} was not written to its end"):
+        with pytest.raises(ValueError, match=f"a tensor of {nbytes} bytes at byte {offset} was not written to its end"):
             reader.checked(offset, nbytes)
-    size = len(reader.view)
-    for start, nbytes in ((size, 1), (size - 1, 2), (-1, 1), (0, -1), (1 << 62, 1 << 62)):
-        with pytest.raises(ValueError, match=f"lies outside a heap of {size} bytes"):
+    size = os.fstat(heap._descriptor).st_size
+    for start, nbytes in ((size, 1), (size - 1, 2), (LIMIT - 1, 2), (-1, 1), (0, -1), (1 << 62, 1 << 62)):
+        with pytest.raises(ValueError, match=f"a tensor of {nbytes} bytes at byte {start} lies outside of its heap"):
             reader.checked(start, nbytes)
     assert memory_of(heap) == before
 
@@ -134,7 +135,7 @@ def test_memory_that_nobody_needs_is_given_back(heap: Heap) -> None:
     size = 4 << 20
     offsets = [heap.allocate(size) for _ in range(40)]
     for offset in offsets:
-        heap.view[offset : offset + size] = bytes(size)
+        heap.view(offset, size)[:] = bytes(size)
     for offset in offsets:
         heap.free(offset)
     # The round in which they were in use.
@@ -155,7 +156,7 @@ def test_memory_that_nobody_needs_is_given_back(heap: Heap) -> None:
 
 def test_giving_back_one_large_tensor_takes_several_calls(heap: Heap) -> None:
     offset = heap.allocate(LIMIT)
-    heap.view[offset : offset + LIMIT] = bytes(LIMIT)
+    heap.view(offset, LIMIT)[:] = bytes(LIMIT)
     heap.free(offset)
     trim(heap)
     assert heap.trim()
@@ -171,8 +172,103 @@ def test_a_heap_leaves_nothing_behind(heap: Heap) -> None:
     before = open_descriptors()
     other = Heap("other", LIMIT)
     reader = HeapReader(other.open_for_reading())
-    view = reader.view[:1]
-    reader.close()
-    other.close()
-    del view
+    slot, written = other.place(100)
+    view = reader.view(slot.offset, 1)
+    for _ in range(2):
+        reader.close()
+        other.close()
+    # As a batch that ends late.
+    del slot
+    assert not other.trim()
+    del view, written
     assert open_descriptors() <= before
+
+
+def test_parts_are_mapped_when_they_are_used() -> None:
+    before = open_descriptors()
+    heap = Heap("parts", LIMIT)
+    reader = HeapReader(heap.open_for_reading())
+    for used, size in enumerate((64, 4096, 1 << 20), 1):
+        for _ in range(3):
+            offset = heap.allocate(size)
+            heap.view(offset, size)[:] = bytes([used]) * size
+            assert bytes(reader.view(offset, size)) == bytes([used]) * size
+        assert mappings("parts") == 2 * used
+        assert open_descriptors() == before + 2
+    heap.close()
+    reader.close()
+    assert mappings("parts") == 0
+    assert open_descriptors() <= before
+
+
+def mappings(name: str) -> int:
+    """Of anonymous files of that name."""
+    return Path("/proc/self/maps").read_text().count(f"/memfd:{name} ")
+
+
+def test_a_slot_is_given_back_when_nobody_holds_it(heap: Heap) -> None:
+    slot, view = heap.place(100)
+    view[:] = b"x" * 100
+    place = slot.offset
+    other, _ = heap.place(100)
+    assert other.offset != place
+    kept = [slot]
+    del slot
+    assert heap.place(100)[0].offset not in (place, other.offset)
+    kept.clear()
+    again, _ = heap.place(64 + 1)
+    assert again.offset == place
+
+
+def test_a_heap_that_another_process_has_made(heap: Heap) -> None:
+    """The server makes the file, so that it knows what it maps; the worker owns it."""
+    descriptor = create_file("test", LIMIT)
+    reader = HeapReader(os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY))
+    owned = Heap.of_file(descriptor)
+    assert owned.limit == heap.limit == LIMIT
+    offset = owned.allocate(200_000)
+    owned.view(offset, 200_000)[:] = b"y" * 200_000
+    assert bytes(reader.checked(offset, 200_000)) == b"y" * 200_000
+    reader.close()
+    owned.close()
+
+
+@pytest.mark.parametrize("size", [0, 4096, LIMIT, (22 << 28) + 4096])
+def test_a_file_of_another_size_is_no_heap(size: int) -> None:
+    descriptor = anonymous_file.create("test", size)
+    with pytest.raises(ValueError, match=f"a file of {size} bytes is no heap"):
+        Heap.of_file(descriptor)
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("nbytes", [1, 64 << 10, (64 << 10) + 1, 3 << 20])
+def test_data_is_copied_to_its_place(heap: Heap, nbytes: int) -> None:
+    data = Random(nbytes).randbytes(nbytes)
+    for source in (data, bytearray(data), memoryview(data)):
+        slot, view = heap.place(nbytes + 200)
+        view[:] = bytes(nbytes + 200)
+        heap.write(slot.offset + 100, view, 100, source)
+        assert bytes(view[100:-100]) == data
+        assert not any(view[:100]) and not any(view[-100:])
+
+
+@pytest.mark.parametrize("kept", [0, 4096, 123_456, 300_000])
+def test_what_is_gone_of_a_mapped_file_becomes_zeros(heap: Heap, tmp_path: Path, kept: int) -> None:
+    # More than is copied in place, so that it is the kernel that copies; touching it would end this process.
+    size = 300_000
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * size)
+    with path.open("r+b") as file:
+        mapping = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+    slot, view = heap.place(10 + size + 10)
+    view[:] = b"\1" * (size + 20)
+    os.truncate(path, kept)
+    heap.write(slot.offset + 10, view, 10, memoryview(mapping))
+    # The last page that is left is filled up with zeros.
+    assert bytes(view[10 : 10 + kept]) == b"x" * kept
+    assert not any(view[10 + kept : 10 + size])
+    assert bytes(view[:10]) == bytes(view[-10:]) == b"\1" * 10
+
+
+def test_alignment() -> None:
+    assert [aligned(offset) for offset in (0, 1, 64, 65)] == [0, 64, 64, 128]

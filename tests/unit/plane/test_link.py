@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import struct
 import threading
 import time
@@ -11,12 +12,15 @@ from multiprocessing import get_context
 from random import Random
 
 import pytest
+from support.workers import open_descriptors
 
-from rocserve.plane.anonymous_file import map_to_write
-from rocserve.plane.doorbell import Doorbell, DoorbellFiles, Ringer
-from rocserve.plane.link import ENTRY_BYTES, LinkBroken, LinkEnd, LinkFiles
+from rocserve.plane.anonymous_file import map_to_write, open_for_reading
+from rocserve.plane.doorbell import Doorbell, DoorbellFiles, Ringer, SocketRinger, SocketSleeper, drain_rings
+from rocserve.plane.link import ENTRY_BYTES, SMALLEST_RING, LinkBroken, LinkEnd, create_file
 
-ENTRIES = 128
+ENTRIES = SMALLEST_RING
+FIRST_RINGS = (ENTRIES, 2 * ENTRIES)
+SECOND_RINGS = (3 * ENTRIES,)
 
 
 def entries(first: int, count: int) -> bytes:
@@ -29,15 +33,30 @@ def numbers(taken: bytes) -> list[int]:
     return words[::4]
 
 
-@pytest.fixture
-def files() -> tuple[LinkFiles, LinkFiles]:
-    return LinkFiles.create_pair("test", ENTRIES)
+class Pair:
+    """The files of both ends; the second's words to write, as a hostile process has them."""
+
+    def __init__(self) -> None:
+        self.first, self.second = create_file("first", FIRST_RINGS), create_file("second", SECOND_RINGS)
+        self.readers = [open_for_reading(self.first), open_for_reading(self.second)]
+        self.hostile = memoryview(map_to_write(self.second)).cast("Q")
+
+    def first_end(self) -> LinkEnd:
+        return LinkEnd(self.first, FIRST_RINGS, self.readers[1], SECOND_RINGS)
+
+    def second_end(self) -> LinkEnd:
+        return LinkEnd(self.second, SECOND_RINGS, self.readers[0], FIRST_RINGS)
+
+    def close(self) -> None:
+        for descriptor in (self.first, self.second, *self.readers):
+            os.close(descriptor)
 
 
 @pytest.fixture
-def ends(files: tuple[LinkFiles, LinkFiles]) -> tuple[LinkEnd, LinkEnd]:
-    """Both in this process."""
-    return LinkEnd(files[0], None), LinkEnd(files[1], None)
+def pair() -> Iterator[Pair]:
+    pair = Pair()
+    yield pair
+    pair.close()
 
 
 @pytest.fixture
@@ -47,71 +66,98 @@ def doorbell() -> Iterator[Doorbell]:
     doorbell.close()
 
 
-def test_what_is_posted_is_taken_in_order_both_ways(ends: tuple[LinkEnd, LinkEnd]) -> None:
+def test_what_is_posted_is_taken_in_order_on_each_ring(pair: Pair) -> None:
     random = Random(3)
-    posted = [0, 0]
-    seen: tuple[list[int], list[int]] = ([], [])
-    for _ in range(2000):
-        at = random.randrange(2)
+    first, second = pair.first_end(), pair.second_end()
+    rings = [(first.writers[0], second.readers[0]), (first.writers[1], second.readers[1])]
+    rings.append((second.writers[0], first.readers[0]))
+    posted, seen = [0] * 3, [[], [], []]  # type: ignore[var-annotated]
+    for _ in range(4000):
+        at = random.randrange(3)
+        writer, reader = rings[at]
         count = random.randrange(1, 40)
-        if ends[at].room >= count * ENTRY_BYTES:
-            ends[at].post(entries(posted[at], count))
+        if writer.room >= count:
+            writer.post(entries(posted[at], count))
             posted[at] += count
         if random.random() < 0.3:
-            assert ends[1 - at].has_mail() is (posted[at] > len(seen[at]))
-            seen[at].extend(numbers(ends[1 - at].take()))
-    for at in range(2):
-        seen[at].extend(numbers(ends[1 - at].take()))
+            assert reader.has_mail() is (posted[at] > len(seen[at]))
+            seen[at].extend(numbers(reader.take()))
+    for at, (_, reader) in enumerate(rings):
+        seen[at].extend(numbers(reader.take()))
         assert seen[at] == list(range(posted[at]))
         assert posted[at] > 10 * ENTRIES
-        assert not ends[1 - at].has_mail()
-        assert ends[1 - at].take() == b""
+        assert not reader.has_mail()
+        assert reader.take() == b""
 
 
-def test_room_comes_back_when_the_other_end_has_taken(ends: tuple[LinkEnd, LinkEnd]) -> None:
-    first, second = ends
-    first.post(entries(0, ENTRIES))
-    assert first.room == 0
-    assert len(second.take()) == ENTRIES * ENTRY_BYTES
-    assert first.room == ENTRIES * ENTRY_BYTES
+def test_room_comes_back_when_the_other_end_has_taken(pair: Pair) -> None:
+    writer, reader = pair.first_end().writers[0], pair.second_end().readers[0]
+    assert writer.room == ENTRIES
+    writer.post(entries(0, ENTRIES - 1))
+    before = writer.posted
+    writer.post(entries(0, 1))
+    assert writer.room == 0
+    assert not writer.is_taken(before) and writer.is_taken(0)
+    assert len(reader.take()) == ENTRIES * ENTRY_BYTES
+    assert writer.room == ENTRIES
+    assert writer.is_taken(before) and writer.is_taken(writer.posted)
 
 
-@pytest.mark.parametrize("count", [0, 1, 64, 100, 129])
-def test_rings_fill_pages(count: int) -> None:
-    with pytest.raises(ValueError, match=f"expected a power of two of entries that fill pages, got {count}"):
-        LinkFiles.create_pair("test", count)
+@pytest.mark.parametrize("rings", [(0,), (1,), (ENTRIES // 2,), (ENTRIES + 1,), (ENTRIES, -ENTRIES), (ENTRIES,) * 5])
+def test_rings_fill_pages(rings: tuple[int, ...]) -> None:
+    before = open_descriptors()
+    with pytest.raises(ValueError, match="expected at most 4 rings of whole pages of entries, got"):
+        create_file("test", rings)
+    assert open_descriptors() == before
 
 
-@pytest.mark.parametrize("lie", [1, 31, ENTRY_BYTES * (ENTRIES + 1), (1 << 64) - ENTRY_BYTES, 1 << 63])
-def test_an_end_that_lies_is_found_out(files: tuple[LinkFiles, LinkFiles], lie: int) -> None:
+def test_rings_have_to_be_in_the_file(pair: Pair) -> None:
+    """What a process is given may not be what it expects."""
+    with pytest.raises(ValueError, match=f"rings of {4 * ENTRIES} entries in a file of"):
+        LinkEnd(pair.first, FIRST_RINGS, pair.readers[1], (4 * ENTRIES,))
+
+
+@pytest.mark.parametrize("lie", [1, 31, ENTRY_BYTES * (3 * ENTRIES + 1), (1 << 64) - ENTRY_BYTES, 1 << 63])
+def test_an_end_that_lies_is_found_out(pair: Pair, lie: int) -> None:
     """Of how much it posted and of how much it took."""
-    hostile = memoryview(map_to_write(files[1].own)).cast("Q")
-    honest = LinkEnd(files[0], None)
-    hostile[0] = lie
+    honest = pair.first_end()
+    reader, writer = honest.readers[0], honest.writers[1]
+    pair.hostile[reader._posted_at] = lie
     with pytest.raises(LinkBroken, match=f"says {lie} bytes where 0 were taken"):
-        honest.take()
-    hostile[8] = lie
+        reader.take()
+    pair.hostile[writer._taken_at] = lie
     with pytest.raises(LinkBroken, match=f"has taken {lie} of 0 bytes"):
-        honest.room  # noqa: B018
-    files[1].close()
+        writer.room  # noqa: B018
 
 
-def test_an_end_cannot_take_back_what_it_posted(files: tuple[LinkFiles, LinkFiles]) -> None:
-    hostile = memoryview(map_to_write(files[1].own)).cast("Q")
-    honest = LinkEnd(files[0], None)
-    hostile[0] = 3 * ENTRY_BYTES
-    assert len(honest.take()) == 3 * ENTRY_BYTES
-    hostile[0] = ENTRY_BYTES
+def test_an_end_cannot_take_back_what_it_posted(pair: Pair) -> None:
+    reader = pair.first_end().readers[0]
+    pair.hostile[reader._posted_at] = 3 * ENTRY_BYTES
+    assert len(reader.take()) == 3 * ENTRY_BYTES
+    pair.hostile[reader._posted_at] = ENTRY_BYTES
     with pytest.raises(LinkBroken):
-        honest.take()
-    files[1].close()
+        reader.take()
 
 
-def test_no_end_can_write_where_the_other_does(files: tuple[LinkFiles, LinkFiles]) -> None:
-    for end in files:
+def test_no_word_is_anothers(pair: Pair) -> None:
+    """Rings each way, their counts, and two threads' sleeps."""
+    first, second = pair.first_end(), pair.second_end()
+    at = [writer._posted_at for writer in first.writers] + [reader._taken_at for reader in first.readers]
+    assert len(set(at)) == 3
+    for number in (0, 1):
+        first.own_sleep_word(number)[0] = 7 + number
+        assert second.other_sleep_word(number)[0] == 7 + number
+        assert second.own_sleep_word(number)[0] == 0
+    assert not any(reader.has_mail() for reader in second.readers)
+    assert all(writer.room for writer in second.writers)
+
+
+def test_no_end_can_write_where_the_other_does(pair: Pair) -> None:
+    for descriptor in pair.readers:
         with pytest.raises(PermissionError):
-            map_to_write(end.other)
-        end.close()
+            map_to_write(descriptor)
+    with pytest.raises(TypeError):
+        pair.first_end().other_sleep_word()[0] = 1
 
 
 def test_a_bell_is_rung_once_a_sleep(doorbell: Doorbell) -> None:
@@ -137,6 +183,67 @@ def test_a_bell_is_rung_once_a_sleep(doorbell: Doorbell) -> None:
     ringer.close()
 
 
+def test_a_socket_is_rung_once_a_sleep(pair: Pair) -> None:
+    here, there = socket.socketpair()
+    first, second = pair.first_end(), pair.second_end()
+    ringer = SocketRinger(first.other_sleep_word(1), here)
+    sleeper = SocketSleeper(second.own_sleep_word(1), there)
+
+    def rung() -> int:
+        try:
+            return len(there.recv(100, socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return 0
+
+    ringer.ring()
+    assert rung() == 0, "nobody sleeps"
+
+    def has_mail() -> bool:
+        for _ in range(5):
+            ringer.ring()
+        assert rung() == 1
+        return True
+
+    for _ in range(2):
+        assert sleeper.sleep(10, has_mail)
+    here.close()
+    there.close()
+
+
+def test_sleep_on_a_socket_ends_by_time_by_a_ring_and_by_the_end_of_the_other(pair: Pair) -> None:
+    here, there = socket.socketpair()
+    ringer = SocketRinger(pair.first_end().other_sleep_word(), here)
+    sleeper = SocketSleeper(pair.second_end().own_sleep_word(), there)
+    started = time.monotonic()
+    assert sleeper.sleep(0.05, lambda: False)
+    assert 0.04 < time.monotonic() - started < 5
+    for wake, is_there in ((ringer.ring, True), (here.close, False)):
+        timer = threading.Timer(0.1, wake)
+        timer.start()
+        started = time.monotonic()
+        assert sleeper.sleep(60, lambda: False) is is_there
+        assert time.monotonic() - started < 30
+        timer.join()
+    # What was posted before the end is still to be taken.
+    assert sleeper.sleep(60, lambda: True)
+    assert not sleeper.sleep(60, lambda: False)
+    there.close()
+
+
+def test_rings_that_nobody_takes_stop_nobody(pair: Pair) -> None:
+    here, there = socket.socketpair()
+    ringer = SocketRinger(pair.first_end().other_sleep_word(), here)
+    word = pair.second_end().own_sleep_word()
+    for asleep in range(1, 200_001, 2):
+        word[0] = asleep
+        ringer.ring()
+    there.close()
+    word[0] += 2
+    ringer.ring()  # Nor does its end.
+    assert not drain_rings(here)
+    here.close()
+
+
 def test_sleep_ends_by_time_by_a_ring_and_by_another_descriptor(doorbell: Doorbell) -> None:
     started = time.monotonic()
     doorbell.sleep(0.05, lambda: False)
@@ -155,49 +262,97 @@ def test_sleep_ends_by_time_by_a_ring_and_by_another_descriptor(doorbell: Doorbe
     os.close(other)
 
 
-def _echo(link: LinkFiles, own_bell: DoorbellFiles, other_bell: DoorbellFiles) -> None:
-    """The other process: gives back what comes until it is a number of all ones."""
-    doorbell, end, random = Doorbell(own_bell), LinkEnd(link, Ringer(other_bell)), Random(1)
+def _echo(pair: Pair, connection: socket.socket) -> None:
+    """The other process: gives back what comes on the first ring until it is a number of all ones."""
+    end, random = pair.second_end(), Random(1)
+    ringer, sleeper = SocketRinger(end.other_sleep_word(), connection), SocketSleeper(end.own_sleep_word(), connection)
+    reader, writer = end.readers[0], end.writers[0]
     while True:
-        taken = end.take()
+        taken = reader.take()
         if taken:
-            end.post(taken)
-            end.ring()
+            writer.post(taken)
+            ringer.ring()
             if taken[-ENTRY_BYTES:-24] == b"\xff" * 8:
                 return
         elif random.random() < 0.5:
-            doorbell.sleep(60, end.has_mail)
+            assert sleeper.sleep(60, reader.has_mail)
 
 
-def test_nothing_is_slept_through_between_processes(doorbell: Doorbell) -> None:
+def test_nothing_is_slept_through_between_processes(pair: Pair) -> None:
     """A ring that is missed would cost a minute."""
-    mine, theirs = LinkFiles.create_pair("test", ENTRIES)
-    their_bell = DoorbellFiles.create("theirs")
-    process = get_context("fork").Process(target=_echo, args=(theirs, their_bell, doorbell.files.for_ringing()))
+    here, there = socket.socketpair()
+    process = get_context("fork").Process(target=_echo, args=(pair, there))
     process.start()
-    end, random = LinkEnd(mine, Ringer(their_bell.for_ringing())), Random(2)
+    end, random = pair.first_end(), Random(2)
+    ringer, sleeper = SocketRinger(end.other_sleep_word(), here), SocketSleeper(end.own_sleep_word(), here)
+    writer, reader = end.writers[0], end.readers[0]
     posted, seen, under_way = 0, [], 0
     ends = time.monotonic() + 50
     while posted < 100_000:
         count = min(random.choice((1, 1, 2, 30)), ENTRIES - under_way, 100_000 - posted)
         if count:
-            end.post(entries(posted, count))
-            end.ring()
+            assert writer.room >= count
+            writer.post(entries(posted, count))
+            ringer.ring()
             posted, under_way = posted + count, under_way + count
         if random.random() < 0.5 or not count:
-            doorbell.sleep(60, end.has_mail)
-        came = numbers(end.take())
+            sleeper.sleep(60, reader.has_mail)
+        came = numbers(reader.take())
         under_way -= len(came)
         seen += came
         assert time.monotonic() < ends, f"stood after {len(seen)} of {posted}"
-    end.post(struct.pack("<4Q", (1 << 64) - 1, 0, 0, 0))
-    end.ring()
-    while len(seen) < posted + 1:
-        doorbell.sleep(60, end.has_mail)
-        seen += numbers(end.take())
+    while len(seen) < posted:
+        sleeper.sleep(60, reader.has_mail)
+        seen += numbers(reader.take())
         assert time.monotonic() < ends, f"stood after {len(seen)} of {posted}"
+    writer.post(struct.pack("<4Q", (1 << 64) - 1, 0, 0, 0))
+    ringer.ring()
     process.join(30)
     assert process.exitcode == 0
-    assert seen[:-1] == list(range(posted))
-    theirs.close()
+    assert numbers(reader.take()) == [(1 << 64) - 1]
+    assert seen == list(range(posted))
+    here.close()
+    there.close()
+
+
+def _echo_by_doorbell(pair: Pair, own_bell: DoorbellFiles, other_bell: DoorbellFiles) -> None:
+    """As `_echo`, for a process with many to listen to."""
+    doorbell, ringer, end, random = Doorbell(own_bell), Ringer(other_bell), pair.second_end(), Random(1)
+    reader, writer = end.readers[0], end.writers[0]
+    while True:
+        taken = reader.take()
+        if taken:
+            writer.post(taken)
+            ringer.ring()
+            if taken[-ENTRY_BYTES:-24] == b"\xff" * 8:
+                return
+        elif random.random() < 0.5:
+            doorbell.sleep(60, reader.has_mail)
+
+
+def test_no_bell_is_slept_through_between_processes(pair: Pair, doorbell: Doorbell) -> None:
+    their_bell = DoorbellFiles.create("theirs")
+    process = get_context("fork").Process(
+        target=_echo_by_doorbell, args=(pair, their_bell, doorbell.files.for_ringing())
+    )
+    process.start()
+    end, ringer, random = pair.first_end(), Ringer(their_bell.for_ringing()), Random(2)
+    writer, reader = end.writers[0], end.readers[0]
+    posted, seen = 0, []
+    ends = time.monotonic() + 50
+    while len(seen) < 50_000:
+        count = min(random.choice((1, 1, 2, 30)), ENTRIES - (posted - len(seen)), 50_000 - posted)
+        if count:
+            writer.post(entries(posted, count))
+            ringer.ring()
+            posted += count
+        if random.random() < 0.5 or not count:
+            doorbell.sleep(60, reader.has_mail)
+        seen += numbers(reader.take())
+        assert time.monotonic() < ends, f"stood after {len(seen)} of {posted}"
+    writer.post(struct.pack("<4Q", (1 << 64) - 1, 0, 0, 0))
+    ringer.ring()
+    process.join(30)
+    assert process.exitcode == 0
+    assert seen == list(range(posted))
     their_bell.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,10 +31,19 @@ from rocserve.core.sequences import SequenceTag
 from rocserve.core.serving import Responder, ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import tensor_from_numpy
+from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.ensemble_warmup import warm_up_ensemble
 from rocserve.scheduling.ensemble.version import EnsembleVersion
 
 TENSOR = ("FP32", (2,))
+
+
+@pytest.fixture
+def plane() -> Iterator[PlaneLoop]:
+    plane = PlaneLoop(logging.getLogger("test"))
+    plane.start()
+    yield plane
+    plane.stop()
 
 
 class Member:
@@ -82,29 +93,31 @@ def sample(name: str, source: str, count: int = 1, batch_size: int = 1) -> Warmu
     return WarmupSample(name, batch_size, {"IN": WarmupInput(DataType.FP32, (2,), source)}, count)
 
 
-async def test_samples_go_through_the_members(tmp_path: Path) -> None:
+async def test_samples_go_through_the_members(tmp_path: Path, plane: PlaneLoop) -> None:
     (tmp_path / "warmup").mkdir()
     (tmp_path / "warmup" / "raw").write_bytes(np.array([3, 4], np.float32).tobytes())
     member = Member()
     version = ensemble(member, sample("zeros", "zero", count=2), sample("file", "file:raw", batch_size=2))
-    await warm_up_ensemble(version, tmp_path)
+    await warm_up_ensemble(version, tmp_path, plane)
     assert [seen.tolist() for seen in member.seen] == [[[0, 0]], [[0, 0]], [[3, 4], [3, 4]]]
     assert version.statistics.snapshot().inference_count == 0, "nobody asked for these"
 
 
-async def test_a_sample_that_fails_fails_the_load(tmp_path: Path) -> None:
+async def test_a_sample_that_fails_fails_the_load(tmp_path: Path, plane: PlaneLoop) -> None:
     version = ensemble(Member(internal("out of order")), sample("first", "random"))
     with pytest.raises(ServeError) as raised:
-        await warm_up_ensemble(version, tmp_path)
+        await warm_up_ensemble(version, tmp_path, plane)
     assert raised.value.text == "failed to run warmup sample 'first': in ensemble 'chain', out of order"
 
 
 @pytest.mark.parametrize(("datatype", "kind"), [(DataType.UINT64, int), (DataType.BYTES, str)])
-async def test_each_run_is_a_sequence_of_its_own(tmp_path: Path, datatype: DataType, kind: type) -> None:
+async def test_each_run_is_a_sequence_of_its_own(
+    tmp_path: Path, plane: PlaneLoop, datatype: DataType, kind: type
+) -> None:
     member = Member()
     identity = ControlInput("ID", (SequenceControl(ControlKind.CORRELATION_ID, datatype),))
     member.config = replace(Member.config, sequence_batching=SequenceBatching(control_inputs=(identity,)))
-    await warm_up_ensemble(ensemble(member, sample("zeros", "zero", count=2)), tmp_path)
+    await warm_up_ensemble(ensemble(member, sample("zeros", "zero", count=2)), tmp_path, plane)
     first, second = member.sequences
     assert first is not None
     assert second is not None

@@ -1,14 +1,14 @@
-"""Stand-ins for what lies around a scheduler: channels that a test answers by hand, timers, responders."""
+"""Stand-ins for what lies around a scheduler: the loop, channels that a test answers by hand, responders."""
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pytest
+from support.hand_loop import Flag, HandLoop, Turned
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
@@ -19,9 +19,10 @@ from rocserve.core.tensors import Tensor
 from rocserve.core.validation import RequestValidator
 from rocserve.scheduling.model_scheduler import ModelScheduler
 from rocserve.scheduling.queue import QueueLimits
-from rocserve.workers.batch_inputs import InputLayout
+from rocserve.scheduling.rate_limiter import RateLimiter
+from rocserve.scheduling.scheduler import SchedulerParts
 from rocserve.workers.channel import WorkerGone
-from rocserve.workers.completion import CompletionThread
+from rocserve.workers.request_layouts import BatchForm, Member
 
 
 class Outcome:
@@ -48,13 +49,13 @@ class Outcome:
 class Execution:
     """A batch that a channel was given."""
 
-    def __init__(self, layout: InputLayout, requests: Sequence[Sequence[bytes]], on_outcome: Callable) -> None:
-        self.requests = requests
-        self.request_sizes = layout.request_sizes
-        self.shape = layout.heads[0].shape
-        self.one_by_one = layout.one_by_one
+    def __init__(self, loop: HandLoop, form: BatchForm, members: Sequence[Member], on_outcome: Callable) -> None:
+        self.requests = [member.data for member in members]
+        self.request_sizes = tuple(member.form.layout.rows for member in members)
+        self.shape = (sum(self.request_sizes), *members[0].form.layout.inputs[0].shape[1:])
+        self.one_by_one = form.is_grouped
         self.engine_ns = 1000
-        self._on_outcome = on_outcome
+        self._on_outcome = loop.turning(on_outcome)
 
     def finish(self, error: ServeError | None = None, failures: Mapping[int, ServeError] | None = None) -> Outcome:
         outcome = Outcome(self, error, failures or {})
@@ -65,25 +66,27 @@ class Execution:
 class HandChannel:
     """A channel whose batches the test finishes."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: HandLoop) -> None:
         self.closed = False
         self.executions: list[Execution] = []
+        self._loop = loop
 
-    def execute(self, layout, requests, on_outcome) -> None:
+    def execute(self, form, members, on_outcome) -> None:
         if self.closed:
             raise WorkerGone("gone")
-        self.executions.append(Execution(layout, requests, on_outcome))
+        self.executions.append(Execution(self._loop, form, members, on_outcome))
 
 
 class Answer:
     """A responder that keeps what it was told."""
 
-    def __init__(self, log: list[Answer] | None = None) -> None:
+    def __init__(self, loop: HandLoop, log: list[Answer] | None = None) -> None:
         self.response: InferResponse | None = None
         self.error: ServeError | None = None
         self.leave: Callable[[], None] | None = None
-        self.done = threading.Event()
+        self.done = Flag(loop)
         self._log = log
+        self._loop = loop
 
     def send(self, response: InferResponse, final: bool = True) -> None:
         assert not self.done.is_set(), "answered twice"
@@ -104,7 +107,7 @@ class Answer:
         self._finish()
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        self.leave = callback
+        self.leave = self._loop.turning(callback)
 
     def _finish(self) -> None:
         if self._log is not None:
@@ -125,18 +128,31 @@ def config(batching: DynamicBatching | None = None, max_batch_size: int = 8, wid
 class Bench:
     """A scheduler and the means to feed it."""
 
-    def __init__(self, model: ModelConfig, timers: CompletionThread, limits: QueueLimits, channels: int) -> None:
+    def __init__(
+        self,
+        model: ModelConfig,
+        loop: HandLoop,
+        limits: QueueLimits,
+        channels: int,
+        limiter: RateLimiter | None = None,
+    ) -> None:
         self.statistics = ModelStatistics()
-        self.scheduler = ModelScheduler(model, 1, self.statistics, timers, limits, logging.getLogger("test"))
+        self.loop = loop
+        log = logging.getLogger("test")
+        parts = SchedulerParts(model, 1, self.statistics, loop, limits, log, limiter=limiter)
+        self.scheduler = Turned(loop, ModelScheduler(parts))
         self.config = model
         self.validator = RequestValidator(model)
-        self.channels = [HandChannel() for _ in range(channels)]
+        self.channels = [self.new_channel() for _ in range(channels)]
         for channel in self.channels:
             self.scheduler.attach(channel)
         self.answered: list[Answer] = []
         self._heads: dict[tuple, RequestHead] = {}
 
-    def submit(
+    def submit(self, value: float, rows: int = 1, width: int = 2, **more) -> Answer:
+        return self.loop.turning(self._submit)(value, rows, width, **more)
+
+    def _submit(
         self, value: float, rows: int = 1, width: int = 2, deadline: float | None = None, **parameters
     ) -> Answer:
         key = (rows, width, tuple(parameters.items()))
@@ -145,13 +161,17 @@ class Bench:
         )
         data = np.full((rows, width), value, np.float32).tobytes()
         request = InferRequest(head, str(value), [data], deadline)
-        answer = Answer(self.answered)
-        self.scheduler.submit(request, self.validator.validate(request), answer)
+        answer = Answer(self.loop, self.answered)
+        self.scheduler.inner.submit(request, self.validator.validate(request), answer)
         return answer
+
+    def submit_in_one_turn(self, *values: float) -> None:
+        """Single rows, before the loop's turn ends."""
+        self.loop.turning(lambda: [self._submit(value) for value in values])()
 
     def new_channel(self) -> HandChannel:
         """One that the scheduler does not know yet."""
-        return HandChannel()
+        return HandChannel(self.loop)
 
     @property
     def executions(self) -> list[Execution]:
@@ -159,35 +179,26 @@ class Bench:
 
 
 @pytest.fixture
-def timers():
-    thread = CompletionThread(logging.getLogger("test"))
-    thread.start()
-    yield thread
-    thread.stop()
+def loop() -> HandLoop:
+    return HandLoop()
 
 
 @pytest.fixture
-def make_bench(timers):
+def make_bench(loop: HandLoop):
     def make(
         batching: DynamicBatching | None = None,
         max_batch_size: int = 8,
         limits: QueueLimits | None = None,
         channels: int = 1,
         width: int = -1,
+        limiter: RateLimiter | None = None,
     ) -> Bench:
-        return Bench(config(batching, max_batch_size, width), timers, limits or QueueLimits(), channels)
+        return Bench(config(batching, max_batch_size, width), loop, limits or QueueLimits(), channels, limiter)
 
     return make
 
 
 @pytest.fixture
-def wait_for():
+def wait_for(loop: HandLoop):
     """Wait until a condition holds."""
-
-    def wait(condition: Callable[[], object], seconds: float = 5.0) -> None:
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, "it did not come to be in time"
-            time.sleep(0.002)
-
-    return wait
+    return loop.wait_for

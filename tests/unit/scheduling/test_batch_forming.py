@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from rocserve.core.model_config import DynamicBatching, QueuePolicy
@@ -76,7 +74,7 @@ def test_the_delay_over_a_batch_is_as_large_as_can_be(make_bench) -> None:
     bench.submit(0.0, 8)
     for _ in range(6):
         bench.submit(1.0)
-    time.sleep(0.05)
+    bench.loop.run(0.05)
     bench.executions[0].engine_ns = 10_000_000
     bench.executions[0].finish()
     assert bench.executions[1].request_sizes == (1,) * 6

@@ -22,13 +22,15 @@ def ask(make_bench, request):
     policy = QueuePolicy(default_timeout_microseconds=getattr(request, "param", 0))
     bench = make_bench(DynamicBatching(preserve_ordering=True, default_queue_policy=policy), max_batch_size=1)
     answers = CachedAnswers(ResponseCache(1 << 20), bench.config, 1, bench.statistics, logging.getLogger("test"))
-    version = ScheduledVersion(bench.config, b"", 1, bench.statistics, bench.scheduler, answers)
+    version = ScheduledVersion(bench.config, b"", 1, bench.statistics, bench.scheduler.inner, answers)
     answer_kind = type(bench.submit(0.0))
     bench.executions.pop().finish()
 
     def submit(value: float):
-        answer = answer_kind(bench.answered)
-        version.infer(InferRequest(HEAD, str(value), [np.full((1, 2), value, np.float32).tobytes()]), answer)
+        answer = answer_kind(bench.loop, bench.answered)
+        bench.loop.turning(version.infer)(
+            InferRequest(HEAD, str(value), [np.full((1, 2), value, np.float32).tobytes()]), answer
+        )
         return answer
 
     submit.bench = bench

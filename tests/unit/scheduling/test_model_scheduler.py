@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 import numpy as np
 import pytest
+from support.hand_loop import Flag
 
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.model_config import DynamicBatching, QueuePolicy, TimeoutAction
-from rocserve.core.serving import VersionEnding
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.workers.channel import WorkerGone
 
@@ -20,19 +19,14 @@ def value_of(answer) -> float:
     return float(np.frombuffer(answer.response.outputs[0].data, np.float32)[0])
 
 
-def wait_for(condition, seconds: float = 5.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to be in time"
-        time.sleep(0.002)
-
-
 def test_without_batching_one_request_runs_at_a_time(make_bench):
     bench = make_bench()
     answers = [bench.submit(value) for value in (1.0, 2.0, 3.0)]
     for index in range(3):
         assert len(bench.executions) == index + 1
         assert bench.executions[index].request_sizes == (1,)
+        # A quick engine would be sent the next ahead.
+        bench.executions[index].engine_ns = 10_000_000
         bench.executions[index].finish()
     assert [value_of(answer) for answer in answers] == [2.0, 4.0, 6.0]
     counted = bench.statistics.snapshot()
@@ -49,15 +43,15 @@ def test_waiting_requests_of_a_quick_model_travel_together_and_run_one_by_one(ma
         bench.executions[alone].finish()
         alone += 1
     assert alone
-    convoy = bench.executions[alone]
-    assert len(convoy.request_sizes) > 1
+    group = bench.executions[alone]
+    assert len(group.request_sizes) > 1
     before = bench.statistics.snapshot()
     failed = ServeError(StatusCode.INTERNAL, "only this one")
-    convoy.finish(failures={1: failed})
+    group.finish(failures={1: failed})
     after = bench.statistics.snapshot()
-    answered = bench.answered[-len(convoy.requests) :]
+    answered = bench.answered[-len(group.requests) :]
     assert [answer.error for answer in answered] == [None, failed] + [None] * (len(answered) - 2)
-    for answer, request in zip(answered, convoy.requests, strict=True):
+    for answer, request in zip(answered, group.requests, strict=True):
         if answer.error is None:
             assert value_of(answer) == 2 * np.frombuffer(request[0], np.float32)[0]
     # Each was an execution of its own.
@@ -87,14 +81,19 @@ def test_different_heads_do_not_travel_together(make_bench):
     assert done == 60
 
 
-def test_requests_that_come_at_once_wait_for_each_other(make_bench, timers):
+def test_requests_that_come_in_one_turn_run_together(make_bench):
     bench = make_bench(DynamicBatching())
-    timers.begin_collecting()
-    bench.submit(1.0)
-    bench.submit(2.0)
-    assert not bench.executions
-    timers.end_collecting()
-    assert bench.executions[0].request_sizes == (1, 1)
+    bench.submit_in_one_turn(1.0, 2.0)
+    assert [execution.request_sizes for execution in bench.executions] == [(1, 1)]
+
+
+def test_what_can_run_takes_no_room_from_what_comes_in_the_same_turn(make_bench):
+    bench = make_bench(limits=QueueLimits(max_requests=1))
+    bench.submit_in_one_turn(1.0, 2.0)
+    assert len(bench.executions) == 1
+    assert bench.scheduler.waiting == 1
+    with pytest.raises(ServeError, match="Exceeds maximum queue size"):
+        bench.submit_in_one_turn(3.0)
 
 
 def test_what_waits_runs_together_when_an_instance_is_free(make_bench):
@@ -146,7 +145,7 @@ def test_a_delay_that_passes_sends_what_is_there(make_bench):
     bench.submit(1.0)
     bench.submit(2.0)
     assert not bench.executions
-    wait_for(lambda: bench.executions)
+    bench.loop.wait_for(lambda: bench.executions)
     assert time.monotonic() - started >= 0.02
     assert bench.executions[0].request_sizes == (1, 1)
 
@@ -158,7 +157,7 @@ def test_instances_work_beside_each_other(make_bench):
     busy = [channel.executions[0] for channel in bench.channels]
     busy[0].finish()
     busy[1].finish()
-    wait_for(lambda: sum(len(channel.executions) for channel in bench.channels) == 3)
+    bench.loop.wait_for(lambda: sum(len(channel.executions) for channel in bench.channels) == 3)
     for channel in bench.channels:
         if len(channel.executions) == 2:
             channel.executions[1].finish()
@@ -235,7 +234,7 @@ def test_a_policy_without_override_ignores_the_request_timeout(make_bench):
     bench = make_bench(DynamicBatching(default_queue_policy=policy))
     bench.submit(0.0)
     waiting = bench.submit(1.0, timeout=1000)
-    time.sleep(0.05)
+    bench.loop.run(0.05)
     assert not waiting.done.is_set()
 
 
@@ -244,7 +243,7 @@ def test_delayed_requests_run_after_the_others(make_bench):
     bench = make_bench(DynamicBatching(default_queue_policy=policy), max_batch_size=1)
     bench.submit(0.0)
     delayed = bench.submit(1.0, timeout=1000)
-    time.sleep(0.05)
+    bench.loop.run(0.05)
     punctual = bench.submit(2.0)
     for index in range(3):
         bench.executions[index].finish()
@@ -255,7 +254,7 @@ def test_a_request_whose_client_left_is_dropped(make_bench):
     bench = make_bench()
     bench.submit(0.0)
     left = bench.submit(1.0)
-    wait_for(lambda: left.leave is not None)
+    bench.loop.wait_for(lambda: left.leave is not None)
     left.leave()
     assert left.error.code is StatusCode.CANCELLED
     bench.executions[0].finish()
@@ -327,10 +326,8 @@ def test_an_outage_answers_what_waits_and_what_comes_until_an_instance_is_back(m
 def test_a_closed_scheduler_finishes_what_it_took(make_bench):
     bench = make_bench()
     first, second = bench.submit(1.0), bench.submit(2.0)
-    drained = threading.Event()
+    drained = Flag(bench.loop)
     bench.scheduler.close(drained.set)
-    with pytest.raises(VersionEnding):
-        bench.submit(3.0)
     bench.executions[0].finish()
     assert not drained.is_set()
     bench.executions[1].finish()
@@ -338,36 +335,19 @@ def test_a_closed_scheduler_finishes_what_it_took(make_bench):
     assert [value_of(first), value_of(second)] == [2.0, 4.0]
 
 
-def test_many_threads_at_once_lose_nothing(make_bench):
-    bench = make_bench(DynamicBatching(), channels=2)
-    stop = threading.Event()
+def test_batches_that_cannot_be_handed_over_take_a_turn_each(make_bench, monkeypatch):
+    bench = make_bench(channels=0)
+    answers = [bench.submit(value) for value in (1.0, 2.0, 3.0)]
+    channel = bench.new_channel()
 
-    def serve() -> None:
-        done = [0, 0]
-        while not stop.is_set():
-            for index, channel in enumerate(bench.channels):
-                if len(channel.executions) > done[index]:
-                    channel.executions[done[index]].finish()
-                    done[index] += 1
+    def execute(layout, requests, on_outcome) -> None:
+        raise OSError("no room")
 
-    server = threading.Thread(target=serve)
-    server.start()
-    answers: list = []
-
-    def ask(base: int) -> None:
-        answers.extend((base + i, bench.submit(float(base + i))) for i in range(200))
-
-    clients = [threading.Thread(target=ask, args=(1000 * index,)) for index in range(4)]
-    for client in clients:
-        client.start()
-    for client in clients:
-        client.join()
-    for value, answer in answers:
-        assert answer.done.wait(10)
-        assert value_of(answer) == 2.0 * value
-    stop.set()
-    server.join()
-    assert bench.statistics.snapshot().success.count == 800
+    monkeypatch.setattr(channel, "execute", execute)
+    bench.scheduler.inner.attach(channel)
+    for failed in range(1, 4):
+        bench.scheduler.inner._pump()
+        assert [answer.done.is_set() for answer in answers] == [True] * failed + [False] * (3 - failed)
 
 
 def test_what_waits_behind_a_batch_that_cannot_be_handed_over_runs(make_bench, monkeypatch):
@@ -375,11 +355,11 @@ def test_what_waits_behind_a_batch_that_cannot_be_handed_over_runs(make_bench, m
     channel = bench.channels[0]
     hand_over, values = channel.execute, []
 
-    def execute(layout, requests, on_outcome) -> None:
-        values.append(float(np.frombuffer(requests[0][0], np.float32)[0]))
+    def execute(form, members, on_outcome) -> None:
+        values.append(float(np.frombuffer(members[0].data[0], np.float32)[0]))
         if values[-1] in (2.0, 3.0):
             raise OSError("no room")
-        hand_over(layout, requests, on_outcome)
+        hand_over(form, members, on_outcome)
 
     monkeypatch.setattr(channel, "execute", execute)
     running, *failing, waiting = [bench.submit(value) for value in (1.0, 2.0, 3.0, 4.0)]
@@ -388,9 +368,9 @@ def test_what_waits_behind_a_batch_that_cannot_be_handed_over_runs(make_bench, m
     for answer in failing:
         assert answer.done.wait(5)
         assert answer.error.text == "the batch could not be handed to the worker: no room"
-    wait_for(lambda: len(bench.executions) == 2)
+    bench.loop.wait_for(lambda: len(bench.executions) == 2)
     bench.executions[1].finish()
     assert value_of(waiting) == 8.0
-    drained = threading.Event()
+    drained = Flag(bench.loop)
     bench.scheduler.close(drained.set)
     assert drained.wait(5)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 import logging
-import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.workers import until
+from support.hand_loop import Flag, HandLoop, Turned
 
 from rocserve.backends.request_model import Answer, ModelResponse
 from rocserve.core.errors import ServeError, StatusCode, unavailable
@@ -19,42 +18,15 @@ from rocserve.core.latencies import FIRST_RESPONSE_HISTOGRAM, LatencyOptions
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import Tensor, tensor_from_numpy
+from rocserve.core.trace import Trace
 from rocserve.core.validation import RequestValidator
 from rocserve.scheduling.model_scheduler import ModelScheduler
 from rocserve.scheduling.queue import QueueLimits
-from rocserve.workers.channel import WorkerGone
-from rocserve.workers.conversation import ConversationEnded
+from rocserve.scheduling.scheduler import SchedulerParts
+from rocserve.workers.channel import RequestLost, WorkerGone
 
 from .conftest import Answer as Responder
 from .conftest import config
-
-
-class HandConversation:
-    """A conversation whose worker the test plays."""
-
-    def __init__(self) -> None:
-        self.open: dict[int, Callable[[Answer | None, bool], None]] = {}
-        self.cancelled: list[int] = []
-        self._last = 0
-
-    def open_request(self, on_answer: Callable[[Answer | None, bool], None]) -> int:
-        self._last += 1
-        self.open[self._last] = on_answer
-        return self._last
-
-    def close_request(self, number: int) -> None:
-        self.open.pop(number, None)
-
-    def cancel(self, number: int) -> None:
-        self.cancelled.append(number)
-
-    def say(self, number: int, answer: Answer | None, final: bool) -> None:
-        (self.open.pop if final else self.open.get)(number)(answer, final)  # type: ignore[misc, operator]
-
-    def end(self) -> None:
-        open_requests, self.open = self.open, {}
-        for on_answer in open_requests.values():
-            on_answer(ConversationEnded(StatusCode.UNAVAILABLE, "it died"), True)
 
 
 class HandOutcome:
@@ -83,19 +55,44 @@ class HandOutcome:
 class HandChannel:
     """An instance whose batches the test finishes."""
 
-    def __init__(self) -> None:
-        self.conversation = HandConversation()
+    def __init__(self, loop: HandLoop) -> None:
         self.closed = False
+        self.open: dict[int, Callable[[Answer | None, bool], None]] = {}
+        self.cancelled: list[int] = []
+        self.traces: dict[int, Trace] = {}
+        self._last = 0
+        self._loop = loop
         self.batches: list[Callable[[HandOutcome], None]] = []
         self.sizes: list[int] = []
         self.on_execute: Callable[[], None] = lambda: None
 
-    def execute(self, layout, requests, on_outcome) -> None:
+    def execute(self, form, members, on_outcome) -> None:
         self.on_execute()
         if self.closed:
             raise WorkerGone("gone")
-        self.batches.append(on_outcome)
-        self.sizes.append(len(requests))
+        self.batches.append(self._loop.turning(on_outcome))
+        self.sizes.append(len(members))
+
+    def open_request(self, on_answer: Callable[[Answer | None, bool], None]) -> int:
+        self._last += 1
+        self.open[self._last] = on_answer
+        return self._last
+
+    def close_request(self, number: int) -> None:
+        self.open.pop(number, None)
+
+    def cancel(self, number: int) -> None:
+        self.cancelled.append(number)
+
+    def say(self, number: int, answer: Answer | None, final: bool) -> None:
+        on_answer = self.open.pop(number) if final else self.open[number]
+        self._loop.turning(on_answer)(answer, final)
+
+    def end(self) -> None:
+        """Of the worker, for the requests that are open."""
+        open_requests, self.open = self.open, {}
+        for on_answer in open_requests.values():
+            on_answer(RequestLost(StatusCode.UNAVAILABLE, "it died"), True)
 
     def finish(
         self,
@@ -107,23 +104,24 @@ class HandChannel:
 
 
 class Model:
-    def __init__(self, timers, decoupled: bool = False) -> None:
+    def __init__(self, loop: HandLoop, decoupled: bool = False) -> None:
+        self.loop = loop
         settings = replace(config(max_batch_size=1), decoupled=decoupled)
         self.statistics = ModelStatistics(LatencyOptions(histograms=True).distributions(settings))
-        self.scheduler = ModelScheduler(
-            settings, 1, self.statistics, timers, QueueLimits(), logging.getLogger("test"), answers_requests=True
-        )
+        log = logging.getLogger("test")
+        parts = SchedulerParts(settings, 1, self.statistics, loop, QueueLimits(), log, answers_requests=True)
+        self.scheduler = Turned(loop, ModelScheduler(parts))
         self._validator = RequestValidator(settings)
         self._head = RequestHead("m", "", (InputHead("IN", "FP32", (1, 1)),))
 
     def channel(self) -> HandChannel:
-        channel = HandChannel()
+        channel = HandChannel(self.loop)
         self.scheduler.attach(channel)  # type: ignore[arg-type]
         return channel
 
     def submit(self) -> Told:
         request = InferRequest(self._head, "r", [np.zeros(1, np.float32).tobytes()])
-        told = Told()
+        told = Told(self.loop)
         self.scheduler.submit(request, self._validator.validate(request), told)
         return told
 
@@ -136,8 +134,8 @@ class Model:
 class Told(Responder):
     """Keeps every response."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, loop: HandLoop) -> None:
+        super().__init__(loop)
         self.values: list[float] = []
 
     def send(self, response, final: bool = True) -> None:
@@ -158,16 +156,16 @@ class Told(Responder):
 
 
 @pytest.fixture
-def model(timers) -> Model:
-    return Model(timers)
+def model(loop: HandLoop) -> Model:
+    return Model(loop)
 
 
 def value(number: float) -> ModelResponse:
     return ModelResponse([tensor_from_numpy("OUT", np.full((1, 1), number, np.float32))])
 
 
-def drained(model: Model) -> threading.Event:
-    event = threading.Event()
+def drained(model: Model) -> Flag:
+    event = Flag(model.loop)
     model.scheduler.close(event.set)
     return event
 
@@ -177,7 +175,7 @@ def test_an_answer_with_the_batch(model: Model) -> None:
     told = model.submit()
     channel.finish()
     assert told.values == [0.0]
-    assert channel.conversation.open == {}
+    assert channel.open == {}
     assert model.counts() == (1, 1, 0)
 
 
@@ -185,23 +183,23 @@ def with_its_batch(channel: HandChannel) -> None:
     channel.finish()
 
 
-def over_the_conversation(channel: HandChannel) -> None:
+def beside_its_batch(channel: HandChannel) -> None:
     channel.finish(open_requests={0})
-    channel.conversation.say(1, value(4), True)
+    channel.say(1, value(4), True)
 
 
 def before_its_batch(channel: HandChannel) -> None:
-    channel.conversation.say(1, value(4), True)
+    channel.say(1, value(4), True)
     channel.finish(open_requests={0})
 
 
 def by_the_end_of_its_worker(channel: HandChannel) -> None:
     channel.finish(open_requests={0})
-    channel.conversation.end()
+    channel.end()
 
 
-@pytest.mark.parametrize("end", [with_its_batch, over_the_conversation, before_its_batch, by_the_end_of_its_worker])
-async def test_nothing_of_a_request_is_left_for_the_garbage_collector(
+@pytest.mark.parametrize("end", [with_its_batch, beside_its_batch, before_its_batch, by_the_end_of_its_worker])
+def test_nothing_of_a_request_is_left_for_the_garbage_collector(
     model: Model, end: Callable[[HandChannel], None]
 ) -> None:
     channel = model.channel()
@@ -210,7 +208,7 @@ async def test_nothing_of_a_request_is_left_for_the_garbage_collector(
         told = weakref.ref(model.submit())
         end(channel)
         # Until then it is among those whose clients are to be asked after.
-        await until(lambda: told() is None)
+        model.loop.wait_for(lambda: told() is None)
     finally:
         gc.enable()
 
@@ -225,11 +223,11 @@ def test_a_request_stays_open_until_its_last_response(model: Model) -> None:
     event = drained(model)
     assert not event.is_set()
     assert model.counts() == (1, 1, 0)
-    channel.conversation.say(1, value(4), False)
-    channel.conversation.say(1, value(5), False)
+    channel.say(1, value(4), False)
+    channel.say(1, value(5), False)
     assert told.values == [4.0, 5.0]
     assert not told.done.is_set()
-    channel.conversation.say(1, None, True)
+    channel.say(1, None, True)
     assert told.done.is_set()
     assert event.is_set()
     assert model.counts() == (2, 2, 0)
@@ -238,7 +236,7 @@ def test_a_request_stays_open_until_its_last_response(model: Model) -> None:
 def test_the_last_response_may_come_before_the_batch(model: Model) -> None:
     channel = model.channel()
     told = model.submit()
-    channel.conversation.say(1, value(4), True)
+    channel.say(1, value(4), True)
     assert told.done.is_set()
     event = drained(model)
     assert not event.is_set()
@@ -251,7 +249,7 @@ def test_the_last_response_may_come_before_the_batch(model: Model) -> None:
 def test_a_failed_batch_fails_only_what_is_not_answered(model: Model) -> None:
     channel = model.channel()
     told = model.submit()
-    channel.conversation.say(1, value(4), True)
+    channel.say(1, value(4), True)
     channel.finish(error=unavailable("it died"))
     assert told.error is None
     other = model.submit()
@@ -260,26 +258,26 @@ def test_a_failed_batch_fails_only_what_is_not_answered(model: Model) -> None:
     assert model.counts() == (1, 1, 1)
 
 
-def test_an_error_over_the_conversation_is_a_failure(model: Model) -> None:
+def test_an_error_beside_its_batch_is_a_failure(model: Model) -> None:
     channel = model.channel()
     told = model.submit()
     channel.finish(open_requests={0})
-    channel.conversation.say(1, ServeError(StatusCode.NOT_FOUND, "no"), True)
+    channel.say(1, ServeError(StatusCode.NOT_FOUND, "no"), True)
     assert told.error is not None
     assert told.error.code is StatusCode.NOT_FOUND
     assert model.counts() == (0, 0, 1)
 
 
-def test_responses_of_a_decoupled_model_are_counted_by_their_place(timers) -> None:
-    model = Model(timers, decoupled=True)
+def test_responses_of_a_decoupled_model_are_counted_by_their_place(loop: HandLoop) -> None:
+    model = Model(loop, decoupled=True)
     channel = model.channel()
     for number in (1, 2):
         model.submit()
         channel.finish(open_requests={0})
-        channel.conversation.say(number, value(4), False)
+        channel.say(number, value(4), False)
         if number == 1:
-            channel.conversation.say(number, ServeError(StatusCode.NOT_FOUND, "no"), False)
-        channel.conversation.say(number, None, True)
+            channel.say(number, ServeError(StatusCode.NOT_FOUND, "no"), False)
+        channel.say(number, None, True)
     counted = model.statistics.snapshot()
     places = [
         (place.success.count, place.fail.count, place.empty_response.count) for place in counted.responses.values()
@@ -292,7 +290,7 @@ def test_responses_of_a_decoupled_model_are_counted_by_their_place(timers) -> No
 def test_responses_of_other_models_have_no_places(model: Model) -> None:
     channel = model.channel()
     model.submit()
-    over_the_conversation(channel)
+    beside_its_batch(channel)
     assert model.statistics.snapshot().responses == {}
 
 
@@ -300,7 +298,7 @@ def test_a_dead_worker_fails_what_is_open(model: Model) -> None:
     channel = model.channel()
     told = model.submit()
     channel.finish(open_requests={0})
-    channel.conversation.end()
+    channel.end()
     assert told.error is not None
     assert told.error.text == "it died"
     assert drained(model).is_set()
@@ -312,7 +310,7 @@ def test_what_never_ran_is_run_elsewhere(model: Model) -> None:
     def die() -> None:
         # As the worker's end may come between the opening of the request and its sending.
         channel.closed = True
-        channel.conversation.end()
+        channel.end()
 
     channel.on_execute = die
     told = model.submit()
@@ -329,27 +327,24 @@ def test_a_batch_behind_the_dead_is_run_elsewhere(model: Model) -> None:
     told = model.submit()
     channel.closed = True
     channel.finish(error=WorkerGone("gone"))
-    channel.conversation.end()
+    channel.end()
     successor = model.channel()
     successor.finish()
     assert told.values == [0.0]
 
 
-def test_clients_of_requests_that_run_long_are_watched(model: Model, timers) -> None:
+def test_clients_of_requests_that_run_long_are_watched(model: Model) -> None:
     channel = model.channel()
     told = model.submit()
-    deadline = threading.Event()
-    timers.call_at(0.0, deadline.set)
-    assert deadline.wait(10)
-    _until(lambda: told.leave is not None)
+    model.loop.wait_for(lambda: told.leave is not None)
     told.leave()
-    assert channel.conversation.cancelled == [1]
+    assert channel.cancelled == [1]
     # One that was quick is not.
     channel.finish()
     quick = model.submit()
     channel.finish()
     later = model.submit()
-    _until(lambda: later.leave is not None)
+    model.loop.wait_for(lambda: later.leave is not None)
     assert quick.leave is None
     channel.finish()
 
@@ -379,8 +374,7 @@ def test_requests_travel_together_and_end_each_for_itself(model: Model) -> None:
     while sum(told.done.is_set() for told in asked) < 5:
         size = channel.sizes[-len(channel.batches)]
         channel.finish(failures={0: unavailable("not this one")} if size > 2 else None)
-    convoy = max(channel.sizes)
-    assert convoy > 2
+    assert max(channel.sizes) > 2
     while channel.batches:
         channel.finish()
     assert all(told.done.is_set() for told in asked)
@@ -388,12 +382,3 @@ def test_requests_travel_together_and_end_each_for_itself(model: Model) -> None:
     # An execution for each.
     executions, successes, failures = model.counts()
     assert (executions - before[0], successes - before[1], failures - before[2]) == (8, 8, 1)
-
-
-def _until(condition: Callable[[], object]) -> None:
-    pause = threading.Event()
-    for _ in range(5000):
-        if condition():
-            return
-        pause.wait(0.002)
-    raise AssertionError("it did not happen in time")

@@ -45,7 +45,7 @@ class Model:
         batching: DynamicBatching | None = None,
         **limits: int,
     ) -> None:
-        self.policy = policy or NoBatching(may_convoy=False)
+        self.policy = policy or NoBatching(may_group=False)
         self.queue = RequestQueue(batching, QueueLimits(**limits))
         self.triage = Triage(self.queue, self.policy, batching is not None and batching.preserve_ordering)
         self.now_ns = SECOND

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 import pytest
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import DynamicBatching, InstanceRateLimiter, RateLimiterResource
-from rocserve.core.statistics import ModelStatistics
-from rocserve.scheduling.model_scheduler import ModelScheduler
-from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.rate_limiter import LimitedInstance, RateLimiter, needs_of
 from rocserve.settings import RateLimitResource
 
@@ -161,17 +157,14 @@ def test_who_asked_and_has_nothing_to_run_any_more_stands_in_nobodys_way(limited
 
 
 @pytest.fixture
-def pair(make_bench, timers):
+def pair(make_bench, loop):
     """Two models whose instances hold the one R that there is."""
-    limiter = RateLimiter((), timers.call_soon)
+    limiter = RateLimiter((), loop.call_soon)
     needs = limits(R=1)
     limiter.register([needs_of(needs, None)])
 
     def limited_bench(**more):
-        bench = make_bench(DynamicBatching(), channels=0, **more)
-        log = logging.getLogger("test")
-        bench.statistics = ModelStatistics()
-        bench.scheduler = ModelScheduler(bench.config, 1, bench.statistics, timers, QueueLimits(), log, limiter=limiter)
+        bench = make_bench(DynamicBatching(), channels=0, limiter=limiter, **more)
         channel = bench.new_channel()
         channel.rate_limiter, channel.device = needs, None
         bench.channels.append(channel)

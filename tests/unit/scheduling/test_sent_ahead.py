@@ -47,7 +47,7 @@ def test_its_timeout_is_kept_though_the_engine_is_stuck(bench) -> None:
 
 def test_the_one_in_the_engine_is_left_to_its_end(bench) -> None:
     running = bench.submit(1.0, 8, timeout=20_000)
-    time.sleep(0.1)
+    bench.loop.run(0.1)
     assert not running.done.is_set()
     bench.executions[0].finish()
     assert value_of(running) == 2.0
@@ -57,7 +57,7 @@ def test_one_that_has_begun_since_is_left_to_its_end(bench) -> None:
     bench.submit(1.0, 8)
     begun = bench.submit(2.0, 8, timeout=100_000)
     bench.executions[0].finish()
-    time.sleep(0.2)
+    bench.loop.run(0.2)
     assert not begun.done.is_set()
     bench.executions[1].finish()
     assert value_of(begun) == 4.0
@@ -79,7 +79,7 @@ def test_its_client_may_leave(bench) -> None:
     end = time.monotonic() + 5
     while left.leave is None:
         assert time.monotonic() < end
-        time.sleep(0.002)
+        bench.loop.run(0.002)
     left.leave()
     assert left.done.wait(5)
     assert left.error.code is StatusCode.CANCELLED
@@ -119,7 +119,7 @@ def test_what_was_dropped_does_not_come_back_from_a_dead_worker(bench) -> None:
     assert not successor.executions
 
 
-def test_convoys_keep_deadlines_of_those_that_have_not_begun(make_bench) -> None:
+def test_grouped_requests_keep_deadlines_of_those_that_have_not_begun(make_bench) -> None:
     bench = make_bench(width=2)
     for _ in range(40):
         bench.submit(0.0)

@@ -1,4 +1,4 @@
-"""Real workers for the tests: a zygote, a completion thread, groups of the engines in `engines`."""
+"""Real workers for the tests: a zygote, the data plane's loop, groups of the engines in `engines`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from support.request_models import RequestModels
 from support.workers import LOG, Workshop
 
-from rocserve.workers.completion import CompletionThread
+from rocserve.plane.loop import PlaneLoop
 from rocserve.workers.launcher import WorkerLauncher
 
 
@@ -32,8 +32,8 @@ def own_children() -> Callable[[], list[psutil.Process]]:
 
 
 @pytest.fixture
-def completion() -> Iterator[CompletionThread]:
-    thread = CompletionThread(LOG)
+def plane() -> Iterator[PlaneLoop]:
+    thread = PlaneLoop(LOG)
     thread.start()
     yield thread
     thread.stop()
@@ -48,16 +48,14 @@ async def launcher() -> AsyncIterator[WorkerLauncher]:
 
 
 @pytest.fixture
-async def workshop(completion: CompletionThread, launcher: WorkerLauncher, tmp_path: Path) -> AsyncIterator[Workshop]:
-    workshop = Workshop(completion, launcher, tmp_path)
+async def workshop(plane: PlaneLoop, launcher: WorkerLauncher, tmp_path: Path) -> AsyncIterator[Workshop]:
+    workshop = Workshop(plane, launcher, tmp_path)
     yield workshop
     await workshop.close()
 
 
 @pytest.fixture
-async def models(
-    completion: CompletionThread, launcher: WorkerLauncher, tmp_path: Path
-) -> AsyncIterator[RequestModels]:
-    models = RequestModels(completion, launcher, tmp_path)
+async def models(plane: PlaneLoop, launcher: WorkerLauncher, tmp_path: Path) -> AsyncIterator[RequestModels]:
+    models = RequestModels(plane, launcher, tmp_path)
     yield models
     await models.close()

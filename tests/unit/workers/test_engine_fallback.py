@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.machine import ToldMachine
-from support.workers import until
+from support.workers import mail_of, until
 
 from rocserve.backends.base import BackendSpec, EngineChoice, EngineSpec, Machine
 from rocserve.backends.registry import BackendRegistry
@@ -20,11 +20,11 @@ from rocserve.core.latencies import LatencyOptions
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.serving import ServingTableHolder
+from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.fallbacks import Fallback, FallbackCounter
 from rocserve.repository.version_loader import LoadedModelVersion, WorkerVersionLoader
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.settings import EngineSettings
-from rocserve.workers.completion import CompletionThread
 from rocserve.workers.launcher import WorkerLauncher
 
 pytestmark = pytest.mark.long
@@ -78,11 +78,11 @@ class Loads:
 
 
 @pytest.fixture
-async def loads(completion: CompletionThread, launcher: WorkerLauncher, tmp_path: Path) -> AsyncIterator[Loads]:
+async def loads(plane: PlaneLoop, launcher: WorkerLauncher, tmp_path: Path) -> AsyncIterator[Loads]:
     fallbacks = FallbackCounter()
     loader = WorkerVersionLoader(
         launcher,
-        completion,
+        mail_of(plane),
         ServingTableHolder(),
         QueueLimits(),
         False,

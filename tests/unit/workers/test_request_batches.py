@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import struct
+import threading
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
+from support.workers import LOG, mail_of, on_plane
 
-from rocserve.backends.request_model import ModelResponse
+from rocserve.backends.base import Batch
+from rocserve.backends.request_model import Answer, ModelResponse
+from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
-from rocserve.core.plain import to_json
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.sequences import SequenceTag
-from rocserve.core.tensors import Tensor, encode_bytes_elements, tensor_from_numpy
-from rocserve.core.validation import RequestPlan
-from rocserve.workers.memory import Arena, ArenaFile
-from rocserve.workers.messages import RequestDetails, RequestResult, RequestResults, TensorHead
-from rocserve.workers.request_details import DetailsReader, DetailsWriter
-from rocserve.workers.request_inputs import separate
-from rocserve.workers.request_outputs import RequestOutputLayouts
-from rocserve.workers.request_results import RequestResultWriter
-from rocserve.workers.wire import pack_tail
+from rocserve.core.tensors import Tensor, tensor_from_numpy
+from rocserve.plane.heap import Heap
+from rocserve.plane.loop import PlaneLoop
+from rocserve.workers.batch_inputs import details_of, request_inputs, separate
+from rocserve.workers.channel import Channel
+from rocserve.workers.messages import TensorHead
+from rocserve.workers.request_details import NO_DETAILS, client_parameters, read_details, write_details
+from rocserve.workers.request_layouts import BatchForm, Member, RequestForm, RequestLayout
+from rocserve.workers.responses import ResponseWriter
+from rocserve.workers.results import BatchOutcome
+from rocserve.workers.worker_end import WorkerEnd
 
 
-def test_each_request_gets_its_rows() -> None:
+def batch_of(inputs: dict[str, Tensor], sizes: tuple[int, ...]) -> Batch:
+    return Batch(inputs, ("OUT",), sizes)
+
+
+def test_each_request_of_a_sample_gets_its_rows() -> None:
     numbers = np.arange(12, dtype=np.int16).reshape(6, 2)
     words = np.array([[b"a"], [b""], [b"ccc"], [b"d"], [b"ee"], [b"f"]], dtype=object)
     inputs = {"N": tensor_from_numpy("N", numbers), "W": tensor_from_numpy("W", words)}
-    requests = separate(inputs, (1, 3, 2))
+    requests = separate(batch_of(inputs, (1, 3, 2)))
     assert [request["N"].numpy().tolist() for request in requests] == [
         numbers[:1].tolist(),
         numbers[1:4].tolist(),
@@ -43,55 +53,105 @@ def test_each_request_gets_its_rows() -> None:
 
 
 def test_a_request_alone_keeps_its_shape() -> None:
-    (request,) = separate({"N": tensor_from_numpy("N", np.zeros((4, 5), np.float64))}, (1,))
+    (request,) = separate(batch_of({"N": tensor_from_numpy("N", np.zeros((4, 5), np.float64))}, (1,)))
     assert request["N"].shape == (4, 5)
 
 
-def test_damaged_strings_are_refused() -> None:
-    words = tensor_from_numpy("W", np.array([[b"a"], [b"b"]], dtype=object))
-    damaged = Tensor("W", words.datatype, (2, 1), bytes(words.data)[:-1])
-    with pytest.raises(ServeError, match="incomplete string data"):
-        separate({"W": damaged}, (1, 1))
-
-
 def test_details_travel() -> None:
-    head = RequestHead("m", "", (InputHead("X", "INT8", (1,)),), parameters={"mine": "x"})
-    plan = RequestPlan(1, (), (), ("A",), {}, 3, 4)
-    writer = DetailsWriter()
+    head = RequestHead("m", "", (InputHead("X", "INT8", (1,)),), parameters={"mine": "x", "priority": 1})
     written = [
-        writer.write(2**40, InferRequest(head, "id \N{SNOWMAN}", []), plan),
-        writer.write(8, InferRequest(head, "", [], sequence=SequenceTag(2**64 - 1, ends=True)), plan),
-        writer.write(9, InferRequest(head, "r", [], sequence=SequenceTag("thread \N{SNOWMAN}", starts=True)), plan),
+        write_details(InferRequest(head, "id \N{SNOWMAN}", [])),
+        write_details(InferRequest(head, "", [], sequence=SequenceTag(2**64 - 1, ends=True))),
+        write_details(InferRequest(head, "r", [], sequence=SequenceTag("thread \N{SNOWMAN}", starts=True))),
     ]
-    details = RequestDetails(("A",), 3, 4, {"mine": "x"})
-    assert list(DetailsReader().read(b"".join(written))) == [
-        (2**40, "id \N{SNOWMAN}", 0, 0, details),
-        (8, "", 2**64 - 1, 2, details),
-        (9, "r", "thread \N{SNOWMAN}", 1, details),
+    assert [read_details(data) for data in written] == [
+        ("id \N{SNOWMAN}", 0, 0, ""),
+        ("", 2**64 - 1, 2, ""),
+        ("r", "thread \N{SNOWMAN}", 1, ""),
     ]
+    assert write_details(InferRequest(head, "", [])) == b""
+    assert read_details(b"") == NO_DETAILS
+    assert client_parameters(head) == {"mine": "x"}
 
 
 @pytest.mark.parametrize("end", [3, 15, 18, -1])
 def test_damaged_details_are_refused(end: int) -> None:
-    head, plan = RequestHead("m", "", ()), RequestPlan(1, (), (), ("A",), {}, 0, 0)
-    written = DetailsWriter().write(1, InferRequest(head, "identity", []), plan)
-    with pytest.raises(ValueError, match="the details of a request"):
-        list(DetailsReader().read(written[:end]))
+    written = write_details(InferRequest(RequestHead("m", "", ()), "identity", []))
+    with pytest.raises(ValueError, match=r"the (names in the )?details of a request"):
+        read_details(written[:end])
 
 
-def test_an_id_that_is_longer_than_its_element_is_refused() -> None:
-    element = struct.pack("<QQBII", 1, 0, 0, 30, 0) + b"identity"
-    with pytest.raises(ValueError, match="its names at 59"):
-        list(DetailsReader().read(encode_bytes_elements([element])))
+def test_an_id_that_is_longer_than_its_details_is_refused() -> None:
+    with pytest.raises(ValueError, match="end at byte 47 of 25"):
+        read_details(struct.pack("<QBII", 0, 0, 30, 0) + b"identity")
 
 
-def test_results_travel_through_shared_memory() -> None:
-    worker = Arena(ArenaFile.create("test", 1), 0)
-    writer, layouts = RequestResultWriter(worker), RequestOutputLayouts()
+class Both:
+    """A channel, and the worker's end of it."""
+
+    def __init__(self, plane: PlaneLoop) -> None:
+        self.plane = plane
+        self.channel = Channel(
+            "m", mail_of(plane), Heap("test", 1 << 24), lambda channel, reason: None, LOG, lambda call, opened: None
+        )
+        self.end = WorkerEnd(self.channel.take_peer())
+        self.channel.open()
+        self.batches = self.end.batches()
+        self.writer = ResponseWriter(self.end)
+        self.outcomes: list[BatchOutcome] = []
+        self.arrived = threading.Semaphore(0)
+
+    def send(self, members: Sequence[Member]) -> None:
+        on_plane(self.plane, lambda: self.channel.execute(BatchForm(), members, self._on_outcome))
+
+    def _on_outcome(self, outcome: BatchOutcome) -> None:
+        self.outcomes.append(outcome)
+        self.arrived.release()
+
+    def answered(self, answers: Sequence[Answer | None]) -> BatchOutcome:
+        """What the server reads of these answers to a batch."""
+        tensor = tensor_from_numpy("N", np.zeros(1, np.int32))
+        form = RequestForm(RequestLayout((TensorHead("N", DataType.INT32, (1,)),), ("N",), 1))
+        self.send([Member(form, [memoryview(tensor.data).cast("B")]) for _ in answers])
+        batch = next(self.batches)
+        results = [self.writer.result(answer) for answer in answers]
+        self.end.finish(batch, (batch.taken_ns, batch.taken_ns), results, each=True)
+        assert self.arrived.acquire(timeout=5)
+        return self.outcomes[-1]
+
+
+@pytest.fixture
+def both(plane: PlaneLoop) -> Iterator[Both]:
+    both = Both(plane)
+    yield both
+    on_plane(plane, lambda: both.channel.end(invalid_argument("over")))
+
+
+def test_inputs_and_details_of_requests_side_by_side(both: Both) -> None:
+    heads = (TensorHead("N", DataType.INT64, (2,)), TensorHead("M", DataType.INT8, (3,)))
+    words = (*heads, TensorHead("W", DataType.BYTES, (2,)))
+    head = RequestHead("m", "", ())
+    members, expected = [], []
+    for number, form in enumerate(RequestForm(RequestLayout(one, ("A",), 1)) for one in (heads, words)):
+        text = tensor_from_numpy("W", np.array([b"x" * 1000, b""], dtype=object))
+        data = [np.full(2, number, np.int64).tobytes(), b"abc", bytes(text.data)][: 2 + number]
+        details = write_details(InferRequest(head, f"id{number}", []))
+        members.append(Member(form, [memoryview(one) for one in data], number, details))
+        expected.append((data, f"id{number}"))
+    both.send(members)
+    batch = next(both.batches)
+    heap = both.end.inputs
+    for request, (data, name) in zip(batch.requests, expected, strict=True):
+        assert [bytes(part) for part in request_inputs(request, heap)] == data
+        assert read_details(details_of(request, heap)).request_id == name
+    assert [request.number for request in batch.requests] == [0, 1]
+
+
+def test_results_travel_through_shared_memory(both: Both) -> None:
     for length in (2, 50_000, 2):
         values = np.arange(length, dtype=np.float32)
         words = tensor_from_numpy("W", np.array([b"x" * length], dtype=object))
-        tail = writer.write(
+        outcome = both.answered(
             [
                 ModelResponse([tensor_from_numpy("N", values), words], {"k": 1}),
                 None,
@@ -100,35 +160,41 @@ def test_results_travel_through_shared_memory() -> None:
                 ModelResponse([tensor_from_numpy("N", values * 2)]),
             ]
         )
-        layout = layouts.of(tail, (1,) * 5)
-        assert layout.open_requests == {1}
-        assert {index: error.text for index, error in layout.failures.items()} == {2: "no"}
-        assert layout.parameters == {0: {"k": 1}}
-        assert [len(slices) for slices in layout.slices] == [2, 0, 0, 0, 1]
-        name, datatype, shape, begin, end = layout.slices[4][0]
-        assert np.array_equal(Tensor(name, datatype, shape, worker.view[begin:end]).numpy(), values * 2)
-        name, datatype, shape, begin, end = layout.slices[0][1]
-        assert Tensor(name, datatype, shape, worker.view[begin:end]).numpy().tolist() == [b"x" * length]
-    worker.close()
-
-
-def test_an_output_that_is_not_what_its_shape_says_fails_its_request() -> None:
-    arena = Arena(ArenaFile.create("test", 1), 0)
-    tensor = tensor_from_numpy("N", np.zeros(3, np.int32))
-    bad = ModelResponse([Tensor("N", tensor.datatype, (4,), tensor.data)])
-    layout = RequestOutputLayouts().of(RequestResultWriter(arena).write([bad, ModelResponse([tensor])]), (1, 1))
-    assert layout.failures[0].code is StatusCode.INTERNAL
-    assert layout.failures[0].text == "output 'N' of shape [4] needs 16 bytes, got 12"
-    assert len(layout.slices[1]) == 1
-    arena.close()
+        assert [outcome.is_open(index) for index in range(5)] == [False, True, False, False, False]
+        assert {index: error.text for index, error in outcome.failures.items()} == {2: "no"}
+        assert [dict(outcome.parameters_of(index)) for index in range(5)] == [{"k": 1}, {}, {}, {}, {}]
+        outputs = [outcome.outputs_of(index) for index in range(5)]
+        assert [len(tensors) for tensors in outputs] == [2, 0, 0, 0, 1]
+        assert np.array_equal(outputs[4][0].numpy(), values * 2)
+        assert outputs[0][1].numpy().tolist() == [b"x" * length]
+        on_plane(both.plane, outcome.release)
 
 
 @pytest.mark.parametrize(
-    ("numbers", "shape", "count"),
-    [((), (1,), 1), ((0,), (1,), 1), ((0, 5), (1,), 1), ((0, 4), (-1,), 1), ((0, 4), (1,), 2)],
+    ("bad", "text"),
+    [
+        (
+            ModelResponse([Tensor("N", DataType.INT32, (4,), bytes(12))]),
+            "output 'N' of shape [4] needs 16 bytes, got 12",
+        ),
+        (
+            ModelResponse([], {"k": "x" * (1 << 20)}),
+            "what stands beside the tensors (names, shapes, parameters) takes 1048626 bytes, at most 1048576 can be"
+            " sent",
+        ),
+    ],
 )
-def test_nonsense_from_a_worker_is_refused(numbers: tuple[int, ...], shape: tuple[int, ...], count: int) -> None:
-    tensor = tensor_from_numpy("N", np.zeros(1, np.int32))
-    results = RequestResults((RequestResult((TensorHead("N", tensor.datatype, shape),)),))
-    with pytest.raises(ValueError):
-        RequestOutputLayouts().of(pack_tail(numbers, to_json(results)), (1,) * count)
+def test_a_response_that_cannot_be_sent_fails_its_request(both: Both, bad: ModelResponse, text: str) -> None:
+    outcome = both.answered([bad, ModelResponse([tensor_from_numpy("N", np.zeros(3, np.int32))])])
+    assert (outcome.failures[0].code, outcome.failures[0].text) == (StatusCode.INTERNAL, text)
+    assert len(outcome.outputs_of(1)) == 1
+
+
+def test_damaged_strings_of_a_sample_are_refused() -> None:
+    """What an engine is given here comes from a file."""
+    words = tensor_from_numpy("W", np.array([[b"a"], [b"b"]], dtype=object))
+    damaged = Tensor("W", words.datatype, (2, 1), bytes(words.data)[:-1])
+    first, second = separate(batch_of({"W": damaged}, (1, 1)))
+    assert first["W"].numpy().tolist() == [[b"a"]]
+    with pytest.raises(ServeError, match="incomplete string data"):
+        second["W"].numpy()

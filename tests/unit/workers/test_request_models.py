@@ -196,6 +196,20 @@ async def test_a_dead_worker_fails_its_open_requests(models: RequestModels) -> N
     await again.done()
 
 
+@pytest.mark.parametrize("more", ["", DECOUPLED])
+async def test_a_request_that_a_dead_worker_had_not_taken_runs_in_the_next(models: RequestModels, more: str) -> None:
+    version = await models.load("m", more=more)
+    assert (await models.ask("m", [[1]]).done()).out == [[1.0]]
+    (pid,) = version._group.pids
+    os.kill(pid, signal.SIGSTOP)
+    asked = [models.ask("m", [[value]]) for value in range(5)]
+    await asyncio.sleep(0.05)
+    os.kill(pid, signal.SIGKILL)
+    for value, answers in enumerate(asked):
+        await answers.done()
+        assert (answers.errors, answers.out) == ([], [[float(value)]])
+
+
 async def test_unloading_waits_for_open_requests(models: RequestModels) -> None:
     await models.load("m", "waits", DECOUPLED)
     answers = models.ask("m")

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import gc
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from support.request_models import DECOUPLED, RequestModels
 from support.workers import until
 
+from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.version_loader import LoadedModelVersion
 from rocserve.scheduling.model_scheduler import ModelScheduler
+from rocserve.scheduling.scheduler import Scheduler
 from rocserve.scheduling.sequence.scheduler import SequenceScheduler
 from rocserve.workers.channel import Channel
-from rocserve.workers.conversation import Conversation
 from rocserve.workers.group import WorkerGroup
 
 pytestmark = pytest.mark.long
 
-PARTS = (LoadedModelVersion, ModelScheduler, SequenceScheduler, Channel, Conversation, WorkerGroup)
+PARTS = (LoadedModelVersion, ModelScheduler, SequenceScheduler, Channel, WorkerGroup)
 CONFIGS = {
     "plain": "",
     "batches": "dynamic_batching { max_queue_delay_microseconds: 1000 }",
@@ -26,6 +31,33 @@ CONFIGS = {
     "sequences": "sequence_batching { }",
     "oldest": "sequence_batching { oldest { max_candidate_sequences: 4 } }",
 }
+
+
+@pytest.mark.parametrize("more", CONFIGS.values(), ids=CONFIGS)
+async def test_schedulers_are_called_on_the_data_planes_thread_alone(
+    models: RequestModels, plane: PlaneLoop, monkeypatch: pytest.MonkeyPatch, more: str
+) -> None:
+    called: dict[str, set[int]] = {}
+
+    def watched(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            called.setdefault(name, set()).add(threading.get_ident())
+            return method(*arguments, **named)
+
+        return call
+
+    for kind in (Scheduler, ModelScheduler, SequenceScheduler):
+        for name, method in list(vars(kind).items()):
+            if inspect.isfunction(method) and name != "__init__":
+                monkeypatch.setattr(kind, name, watched(name, method))
+    await models.load("m", more=more)
+    sequence = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
+    assert (await models.ask("m", parameters=sequence).done()).out == [[1.0]]
+    await models.unload("m")
+    # Who unloads is told before the scheduler lets go of what knows it.
+    await until(lambda: "_let_go" in called)
+    assert called.keys() >= {"attach", "submit", "_finish", "close"}
+    assert set().union(*called.values()) == {plane.thread}
 
 
 def parts() -> set[str]:
@@ -42,7 +74,7 @@ async def test_unloaded_versions_do_not_wait_for_the_garbage_collector(models: R
         sequence = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
         answers = await models.ask("m", parameters=sequence).done()
         assert answers.out == [[1.0]]
-        assert parts() >= {"Channel", "Conversation", "LoadedModelVersion", "WorkerGroup"}
+        assert parts() >= {"Channel", "LoadedModelVersion", "WorkerGroup"}
         await models.unload("m")
         await until(lambda: not parts())
     finally:

@@ -3,6 +3,7 @@ admin calls may come from (--admin-address)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from urllib.parse import unquote
 
 from google.protobuf.message import Message
@@ -13,9 +14,25 @@ from rocserve.protocol.faults import parse_message
 from rocserve.services.admin_calls import FORWARDING_HEADERS, AdminCalls, Peer
 from rocserve.services.restrictions import Restriction
 
+_INFERENCE = "/inference.GRPCInferenceService/"
+_HEALTH = "/grpc.health.v1.Health/"
+_HEALTH_METHODS = frozenset({"Check", "Watch"})
 
-def guarded(route: Route, restriction: Restriction) -> Route:
-    """The route, behind a look at the call's metadata."""
+
+def full_name(method: str) -> str:
+    """As the transport has it, of a method of either service."""
+    return f"{_HEALTH if method in _HEALTH_METHODS else _INFERENCE}{method}"
+
+
+def guarded_routes(routes: Mapping[str, Route], restrictions: Mapping[str, Restriction]) -> Mapping[str, Route]:
+    """By full names, those that are restricted behind a look at the call's metadata. What anybody may call is left as
+    it is, so that it costs nothing."""
+    return {full_name(name): _guarded(route, restrictions.get(name)) for name, route in routes.items()}
+
+
+def _guarded(route: Route, restriction: Restriction | None) -> Route:
+    if restriction is None:
+        return route
     if isinstance(route, UnaryRoute):
         return _guarded_unary(route, restriction)
     return _guarded_stream(route, restriction)

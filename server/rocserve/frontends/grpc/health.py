@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 from rocserve.core.errors import StatusCode, not_found
@@ -15,7 +14,8 @@ SERVER_SERVICES = ("", "inference.GRPCInferenceService", "grpc.health.v1.Health"
 
 
 class HealthHandlers:
-    """The service "" is the server; any other name that is not one of our services is a model's."""
+    """The service "" is the server; any other name that is not one of our services is a model's. On the data plane's
+    thread."""
 
     def __init__(self, tables: ServingTableHolder, is_ready: Callable[[], bool]) -> None:
         self._tables = tables
@@ -45,7 +45,7 @@ class HealthHandlers:
         return pb.HealthCheckResponse.SERVING if serving else pb.HealthCheckResponse.NOT_SERVING
 
     def publish(self) -> None:
-        """Tell the watchers what changed. Called from the event loop."""
+        """Tell the watchers what changed."""
         for watch in list(self._watches):
             watch.look()
 
@@ -69,8 +69,6 @@ class HealthWatch:
         self._on_end = on_end
         self._service: str | None = None
         self._last: int | None = None
-        # Looks come from the transport's thread and from the event loop.
-        self._lock = threading.Lock()
 
     def on_message(self, message: bytes) -> None:
         self._service = parse_message(message, pb.HealthCheckRequest).service
@@ -87,11 +85,10 @@ class HealthWatch:
     def look(self) -> None:
         if self._service is None:
             return
-        with self._lock:
-            status = self._status(self._service)
-            if status != self._last:
-                self._last = status
-                self._call.send(pb.HealthCheckResponse(status=status).SerializeToString())
+        status = self._status(self._service)
+        if status != self._last:
+            self._last = status
+            self._call.send(pb.HealthCheckResponse(status=status).SerializeToString())
 
     def finish(self, code: StatusCode, text: str) -> None:
         self._call.finish(code, text)

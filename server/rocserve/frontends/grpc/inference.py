@@ -2,49 +2,69 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Protocol
 
 from rocserve.core.errors import ServeError, StatusCode, unimplemented
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.frontends.grpc.codec import InferCodec
-from rocserve.frontends.grpc.guards import address_of
+from rocserve.frontends.grpc.guards import address_of, guarded_routes
 from rocserve.frontends.grpc.request_codec import id_of_refused
-from rocserve.frontends.grpc.transport import StreamCall, UnaryCall
-from rocserve.scheduling.ordering import AnswerOrder, Turn
+from rocserve.frontends.grpc.transport import Route, StreamCall, StreamRoute, UnaryCall, UnaryRoute
+from rocserve.scheduling.response_sequencer import ResponseSequencer, Ticket
 from rocserve.services.forwarded_headers import HeaderForwarding
-from rocserve.services.inference import InferenceService, exiting
-from rocserve.services.observation import RequestOrigin
+from rocserve.services.inference import exiting
+from rocserve.services.observation import ClientResponder, RequestOrigin
+from rocserve.services.restrictions import Restriction
+
+
+class Inference(Protocol):
+    """What takes the requests: the server's own service, or a front end's way to it."""
+
+    paths: PrivatePaths
+
+    def infer(self, request: InferRequest, client: ClientResponder) -> None: ...
+
+    def refuse(self, error: ServeError, find_id: Callable[[], str]) -> None: ...
 
 
 class InferenceHandlers:
-    """The two RPCs over one codec."""
+    """The two RPCs over one codec. On the data plane's thread."""
 
     def __init__(
         self,
-        service: InferenceService,
+        service: Inference,
         codec: InferCodec,
         memory: RequestMemory,
         forwarding: HeaderForwarding | None = None,
     ) -> None:
         self._service = service
-        self._codec = codec
-        self._memory = memory
+        self.codec = codec
+        self.memory = memory
+        self.paths = service.paths
         self._forwarding = forwarding
         self._streams: set[InferenceStream] = set()
         self._exiting = False
 
+    def routes(self, restrictions: Mapping[str, Restriction]) -> Mapping[str, Route]:
+        """By full names."""
+        routes: dict[str, Route] = {
+            "ModelInfer": UnaryRoute(self.model_infer),
+            "ModelStreamInfer": StreamRoute(self.model_stream_infer),
+        }
+        return guarded_routes(routes, restrictions)
+
     def model_infer(self, call: UnaryCall) -> None:
-        responder = _UnaryResponder(call, self._codec, self._memory, self._service.paths)
+        responder = _UnaryResponder(call, self)
         try:
-            self._memory.admit(responder, len(call.message))
-            request = self._codec.decode_request(call.message)
+            self.memory.admit(responder, len(call.message))
+            request = self.codec.decode_request(call.message)
             if request.head.is_typed:
-                self._memory.admit(responder, _nbytes(request))
+                self.memory.admit(responder, _nbytes(request))
             if self._forwarding is not None:
                 request.head = self._forwarding.forward(request.head, call.metadata)
             request.deadline = call.deadline
@@ -53,33 +73,29 @@ class InferenceHandlers:
             responder.fail(error)
             self._service.refuse(error, partial(id_of_refused, call.message))
         except BaseException:
-            self._memory.release(responder)
+            self.memory.release(responder)
             raise
 
     def model_stream_infer(self, call: StreamCall) -> InferenceStream:
-        stream = InferenceStream(
-            call, self._service, self._codec, self._memory, self._streams.discard, self._forwarding
-        )
+        stream = InferenceStream(call, self._service, self.codec, self.memory, self._streams.discard, self._forwarding)
         self._streams.add(stream)
         if self._exiting:
             stream.end_when_idle()
         return stream
 
     def begin_exit(self) -> None:
-        """Refuse new requests; streams end once their requests are answered. Called from any thread."""
+        """Refuse new requests; streams end once their requests are answered."""
         self._exiting = True
         for stream in list(self._streams):
             stream.end_when_idle()
 
 
 class _UnaryResponder:
-    __slots__ = ("_call", "_codec", "_memory", "_paths", "held_bytes")
+    __slots__ = ("_call", "_handlers", "held_bytes")
 
-    def __init__(self, call: UnaryCall, codec: InferCodec, memory: RequestMemory, paths: PrivatePaths) -> None:
+    def __init__(self, call: UnaryCall, handlers: InferenceHandlers) -> None:
         self._call = call
-        self._codec = codec
-        self._memory = memory
-        self._paths = paths
+        self._handlers = handlers
         self.held_bytes = 0
 
     def origin(self) -> RequestOrigin:
@@ -90,20 +106,20 @@ class _UnaryResponder:
 
     def send(self, response: InferResponse, final: bool = True) -> None:
         try:
-            message = self._codec.encode_response(response)
+            message = self._handlers.codec.encode_response(response)
         except ServeError as error:
             self.fail(error)
             return
-        self._memory.release(self)
+        self._handlers.memory.release(self)
         self._call.reply(message)
 
     def end(self) -> None:
-        self._memory.release(self)
+        self._handlers.memory.release(self)
         self._call.fail(StatusCode.INTERNAL, "the model ended the request without a response")
 
     def fail(self, error: ServeError, final: bool = True) -> None:
-        self._memory.release(self)
-        self._call.fail(error.code, self._paths.hide(error.text))
+        self._handlers.memory.release(self)
+        self._call.fail(error.code, self._handlers.paths.hide(error.text))
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         self._call.watch_cancellation(callback)
@@ -119,7 +135,7 @@ class InferenceStream:
     def __init__(
         self,
         call: StreamCall,
-        service: InferenceService,
+        service: Inference,
         codec: InferCodec,
         memory: RequestMemory,
         on_end: Callable[[InferenceStream], None],
@@ -132,8 +148,7 @@ class InferenceStream:
         self._service = service
         self._on_end = on_end
         self._forwarding = forwarding
-        self._order = AnswerOrder()
-        self._lock = threading.Lock()
+        self._sequencer = ResponseSequencer()
         self._unanswered = 0
         self._half_closed = False
         self._exiting = False
@@ -144,9 +159,8 @@ class InferenceStream:
     # From the transport
 
     def on_message(self, message: bytes) -> None:
-        with self._lock:
-            self._unanswered += 1
-        responder = _StreamResponder(self, self._order.take_turn())
+        self._unanswered += 1
+        responder = _StreamResponder(self, self._sequencer.ticket())
         try:
             self.memory.admit(responder, len(message))
             request = self.codec.decode_request(message)
@@ -172,10 +186,9 @@ class InferenceStream:
         self._end_if_done()
 
     def on_cancel(self) -> None:
-        with self._lock:
-            self._cancelled = self._ended = True
-            watchers = list(self._watchers)
-            self._watchers.clear()
+        self._cancelled = self._ended = True
+        watchers = list(self._watchers)
+        self._watchers.clear()
         for watcher in watchers:
             watcher.cancelled()
         self._on_end(self)
@@ -190,21 +203,18 @@ class InferenceStream:
         """The last response to a request, or None: it ends without another."""
         if message is not None:
             self.call.send(message)
-        with self._lock:
-            self._unanswered -= 1
+        self._unanswered -= 1
         self.call.request_next()
         self._end_if_done()
 
     def watch(self, responder: _StreamResponder) -> None:
-        with self._lock:
-            if not self._cancelled:
-                self._watchers.add(responder)
-                return
-        responder.cancelled()
+        if self._cancelled:
+            responder.cancelled()
+        else:
+            self._watchers.add(responder)
 
     def unwatch(self, responder: _StreamResponder) -> None:
-        with self._lock:
-            self._watchers.discard(responder)
+        self._watchers.discard(responder)
 
     # The end
 
@@ -213,10 +223,9 @@ class InferenceStream:
         self._end_if_done()
 
     def _end_if_done(self) -> None:
-        with self._lock:
-            if self._ended or self._unanswered or not (self._half_closed or self._exiting):
-                return
-            self._ended = True
+        if self._ended or self._unanswered or not (self._half_closed or self._exiting):
+            return
+        self._ended = True
         if self._half_closed:
             self.call.finish(StatusCode.OK, "")
         else:
@@ -228,26 +237,33 @@ class InferenceStream:
 class _StreamResponder:
     """Answers one request of a stream."""
 
-    __slots__ = ("_callback", "_own_thread", "_stream", "_turn", "_turn_left", "held_bytes", "is_accepted", "request")
+    __slots__ = (
+        "_callback",
+        "_stream",
+        "_ticket",
+        "_ticket_ended",
+        "held_bytes",
+        "is_accepted",
+        "request",
+    )
 
-    def __init__(self, stream: InferenceStream, turn: Turn) -> None:
+    def __init__(self, stream: InferenceStream, ticket: Ticket) -> None:
         self._stream = stream
-        self._turn = turn
-        self._turn_left = False
+        self._ticket = ticket
+        self._ticket_ended = False
         self._callback: Callable[[], None] | None = None
         self.held_bytes = 0
         self.request: InferRequest | None = None
         self.is_accepted = False
         """An error before is the request's own, one after is an answer of the model."""
-        self._own_thread = threading.get_ident()
 
     def origin(self) -> RequestOrigin:
         return _origin(self._stream.call)
 
     def expect_many(self) -> None:
         """Its responses come when they come, and nobody waits for them."""
-        self._turn_left = True
-        self._turn.leave()
+        self._ticket_ended = True
+        self._ticket.end()
 
     def send(self, response: InferResponse, final: bool = True) -> None:
         try:
@@ -271,8 +287,7 @@ class _StreamResponder:
         text = self._stream.paths.hide(error.text)
         if request is None:
             message = self._stream.codec.encode_stream_error(text)
-        elif self.is_accepted or threading.get_ident() != self._own_thread:
-            # A model that is quick fails on another thread before this one knows that the request was taken.
+        elif self.is_accepted and not error.is_refusal:
             message = self._stream.codec.encode_stream_error(text, request.id, request.head.model_name, final)
         else:
             message = self._stream.codec.encode_stream_error(text, request.id)
@@ -295,10 +310,10 @@ class _StreamResponder:
         self._stream.memory.release(self)
         # It knows the request in the queue, which knows this.
         self._callback = None
-        if self._turn_left:
+        if self._ticket_ended:
             self._stream.send_last(message)
         else:
-            self._turn.give(lambda: self._stream.send_last(message))
+            self._ticket.send(lambda: self._stream.send_last(message))
 
 
 def _nbytes(request: InferRequest) -> int:

@@ -1,10 +1,10 @@
-"""The default transport: grpcio's completion queue, driven by one thread.
+"""The gRPC transport: grpcio's completion queue, polled by the data plane's loop.
 
 grpcio's own Python servers (grpc/_server.py, grpc.aio) are written on this queue and spend most of a small call's time
 above it, in thread pools or tasks. All that touches the private module is in this file and in
 `reactor_calls`.
 
-The tag of every operation is a function that takes its event; the thread does nothing but call it.
+The tag of every operation is a function that takes its event; the transport does nothing but call it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from grpc._cython import cygrpc
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import RequestMemory
 from rocserve.frontends.grpc.credentials import server_credentials
-from rocserve.frontends.grpc.dense_traffic import Companion, DenseTraffic
+from rocserve.frontends.grpc.polling import Polling, QueuePolling, WaitingThread, find_epoll
 from rocserve.frontends.grpc.reactor_calls import (
     Event,
     ReactorCall,
@@ -46,38 +47,37 @@ from rocserve.frontends.grpc.transport import (
 from rocserve.frontends.grpc.unfinished import CHECK_SECONDS, WaitingCalls
 from rocserve.frontends.grpc.unfinished_bytes import UnfinishedBytes
 from rocserve.observability.failures import RequestFailures
+from rocserve.plane.loop import PlaneLoop
 
-OUTSTANDING_REQUESTS = 64
-"""How many calls the core may hand over at once."""
-MOST_UNREQUESTED = OUTSTANDING_REQUESTS // 2
-"""Calls that have come and that the core has not been asked for others in place of. A client decides when a call's
-message comes, and whether it does: that must not keep others from being handed over."""
+MOST_EVENTS = 48
+"""Of a turn: some 1 ms, after which the workers' answers have their turn."""
+OUTSTANDING_REQUESTS = MOST_EVENTS + 16
+"""How many calls the core may hand over before it is asked for others, which is done once a turn."""
 
 LAST_EVENTS_SECONDS = 0.05
-"""How long the thread listens on after the server has shut down."""
+"""How long events are handled after the server has shut down."""
 
 
 class ReactorTransport:
-    """A gRPC server on one completion queue and one thread. See `Transport`."""
+    """A gRPC server for a set of routes, on one completion queue.
+
+    A source of the data plane's loop: handlers are called on its thread, and so is all that is done with gRPC's core.
+    """
 
     def __init__(
         self,
         options: TransportOptions,
         routes: Routes,
         log: logging.Logger,
-        companion: Companion | None = None,
+        plane: PlaneLoop,
         memory: RequestMemory | None = None,
     ) -> None:
-        """
-        Args:
-            companion: the thread whose work this one does as well while traffic is dense.
-            memory: what unfinished messages and answers that clients do not read count against; None = the latter
-                alone, against one of its own.
-        """
+        """`memory`: what unfinished messages and answers that clients do not read count against; None = the latter
+        alone, against one of its own."""
         self.options = options
+        self.plane = plane
         self.memory = memory or RequestMemory()
         self._counts_unfinished = memory is not None
-        self._companion = companion
         self.log = log
         self.failures = RequestFailures(log)
         self.live: set[ReactorCall] = set()
@@ -85,24 +85,24 @@ class ReactorTransport:
         self.waiting: WaitingCalls = WaitingCalls(options.waiting, time.monotonic(), log)
         self._unrequested = 0
         self.closed = False
-        self.watch_lock = threading.Lock()
         self._unary = {name.encode(): route for name, route in routes.items() if isinstance(route, UnaryRoute)}
         self._stream = {name.encode(): route for name, route in routes.items() if isinstance(route, StreamRoute)}
         self._server: Any = None
         self._queue: Any = None
+        self._polling: Polling
         self._stopping = False
-        # The wall-clock time at which the thread looks at something else than events.
-        self._check_at = 0.0
-        self._is_shut_down = False
         # While the server shuts down: since when all calls have been answered.
         self._idle_since: float | None = None
-        # Guards the server's end: cancelling the calls of a destroyed server would crash the process.
-        self._end_lock = threading.Lock()
         self._ended = threading.Event()
-        # A thread of its own because waiting on the queue blocks in C.
-        self._thread = threading.Thread(target=self._run, name="grpc-reactor", daemon=True)
+        self._on_ended: Callable[[], None] = self._ended.set
 
     def start(self) -> int:
+        """Bind and serve; the port that was bound. From any thread.
+
+        Raises:
+            OSError: the address cannot be bound (in use, not permitted, unknown), or a certificate cannot be read or
+                used.
+        """
         files = certificate_files(self.options)
         credentials = None if files is None else server_credentials(files, self.log)
         self._queue = cygrpc.CompletionQueue()
@@ -124,83 +124,100 @@ class ReactorTransport:
                 self.memory, partial(received_bytes, port), time.monotonic(), self.log
             )
         self._server.start()
+        epoll = find_epoll(port)
+        if epoll is not None:
+            self._polling = QueuePolling(self._queue, epoll)
+        else:
+            self.log.info(
+                "gRPC works its sockets on threads of its own, which costs time;"
+                " GRPC_EXPERIMENTS=-event_engine_listener has the data plane's thread do it"
+            )
+            self._polling = WaitingThread(self._queue, self.plane.wake)
+        self.wake_descriptor: int | None = self._polling.wake_descriptor
+        self.longest_sleep_seconds = self._polling.longest_sleep_seconds
         self._unrequested = OUTSTANDING_REQUESTS
-        self.request_calls()
-        self._thread.start()
+        self.plane.call_soon(self._begin)
         return port
 
     def stop(self, grace_seconds: float) -> None:
-        with self._end_lock:
-            if not self._thread.is_alive():
-                return
-            if not self._stopping:
-                self._stopping = True
-                self._server.shutdown(self._queue, self._on_shut_down)
+        """Refuse new calls, wait for those in flight, cancel what is left after the grace time, close.
+
+        Blocks until all is closed: call it from any thread but the loop's (from asyncio, `to_thread`).
+        """
+        if self._server is None or self._ended.is_set():
+            return
+        self.plane.call_soon(self._begin_stop)
         if not self._ended.wait(grace_seconds):
-            with self._end_lock:
-                if not self._ended.is_set():
-                    self._server.cancel_all_calls()
-        self._thread.join()
+            self.plane.call_soon(self._cancel_all)
+            self._ended.wait()
+
+    def stop_soon(self, grace_seconds: float, on_ended: Callable[[], None]) -> None:
+        """As `stop`, on the loop's thread and without waiting."""
+        self._on_ended = on_ended
+        self._begin_stop()
+        self.plane.call_at(time.monotonic() + grace_seconds, self._cancel_all)
+
+    @property
+    def looks(self) -> int:
+        """See Source."""
+        return self._polling.looks
+
+    def has_mail(self) -> bool:
+        """See Source."""
+        return self._polling.has_mail()
+
+    def poll(self) -> bool:
+        """See Source."""
+        # The calls that have come are on their way to their workers already.
+        if self._unrequested:
+            self._request_calls()
+        next_event = self._polling.next
+        for handled in range(MOST_EVENTS):
+            try:
+                event = next_event()
+            except Exception as error:
+                # The event is lost; it may have been a call's arrival, so ask for one more.
+                self.failures.report("an event of the gRPC completion queue could not be read", error)
+                self._unrequested += 1
+                continue
+            tag = event.tag
+            if tag is None:
+                return handled > 0
+            try:
+                tag(event)
+            except Exception as error:
+                self.failures.report("an event of the gRPC completion queue could not be handled", error)
+        return True
 
     def give_up_unread(self) -> None:
+        """Cancel the calls whose clients have not taken an answer within its time."""
         now = time.monotonic()
         for call, since in list(self.sending.items()):
             if since + self.options.write_seconds(call.unsent_bytes) < now:
                 call.give_up()
 
-    def _run(self) -> None:
-        dense = DenseTraffic(self._companion, self._next_event, self._handle) if self._companion else None
-        while True:
-            event = self._next_event(self._check_at)
-            if event is not None:
-                self._handle(event)
-                if dense is not None and dense.count():
-                    dense.run(self._is_over)
-            # An event keeps its call alive; it must not while the thread waits for the next.
-            del event
-            if self._is_over():
-                break
-        with self._end_lock:
-            self.closed = True
-            self.live.clear()
-            self._server.destroy()
-            self._ended.set()
-
-    def _next_event(self, deadline: float | None) -> Event | None:
-        """The next event, or None once `deadline` (time.time() seconds) has passed without one."""
-        while True:
-            try:
-                event = self._queue.poll(deadline)
-            except Exception as error:
-                # The event is lost; it may have been a call's arrival, so ask for one more.
-                self.failures.report("an event of the gRPC completion queue could not be read", error)
-                self._unrequested += 1
-                self.request_calls()
-                continue
-            return event if event.tag is not None else None
-
-    def _handle(self, event: Event) -> None:
-        try:
-            event.tag(event)
-        except Exception as error:
-            self.failures.report("an event of the gRPC completion queue could not be handled", error)
-
-    def _is_over(self) -> bool:
-        """Whether the server has shut down; makes the check that is due otherwise."""
-        if time.time() < self._check_at:
-            return False
-        if not self._is_shut_down:
-            self._check()
-        return self._is_shut_down
+    def _begin(self) -> None:
+        self.plane.add_source(self)
+        self._check()
 
     def _check(self) -> None:
-        self._check_at = time.time() + CHECK_SECONDS
-        try:
-            self.waiting.check(time.monotonic())
-            if self._stopping:
-                self._hasten_end()
-        except Exception as error:
-            self.failures.report("calls that wait for their clients could not be checked", error)
+        if self._ended.is_set():
+            return
+        self.plane.call_at(time.monotonic() + CHECK_SECONDS, self._check)
+        self.give_up_unread()
+        self.waiting.check(time.monotonic())
+        if self._stopping:
+            self._hasten_end()
+
+    def _begin_stop(self) -> None:
+        if not self._stopping:
+            self._stopping = True
+            self._server.shutdown(self._queue, self._on_shut_down)
+
+    def _cancel_all(self) -> None:
+        # Those of a destroyed server would crash the process.
+        if not self._ended.is_set():
+            self._server.cancel_all_calls()
 
     def _hasten_end(self) -> None:
         # The requests would be refused when they are whole.
@@ -215,11 +232,20 @@ class ReactorTransport:
 
     def _on_shut_down(self, event: Event) -> None:
         # The ends of cancelled calls may still be on their way, and watchers and streams shall hear of them.
-        self._is_shut_down = True
-        self._check_at = time.time() + LAST_EVENTS_SECONDS
+        self.plane.call_at(time.monotonic() + LAST_EVENTS_SECONDS, self._end)
 
-    def request_calls(self) -> None:
-        """See CallOwner."""
+    def _end(self) -> None:
+        self.closed = True
+        self.live.clear()
+        # gRPC's core closes its epoll with the last server.
+        self.plane.remove_source(self)
+        self._polling.stop()
+        self._server.destroy()
+        self._ended.set()
+        self._on_ended()
+
+    def _request_calls(self) -> None:
+        """Ask the core for others in place of those that have come."""
         while self._unrequested and not self._stopping:
             self._unrequested -= 1
             try:
@@ -233,8 +259,6 @@ class ReactorTransport:
         if not event.success:
             return
         self._unrequested += 1
-        if self._unrequested >= MOST_UNREQUESTED:
-            self.request_calls()
         name = event.call_details.method
         waiting = self.waiting
         count = len(waiting.since)

@@ -1,14 +1,15 @@
-"""Calls on the reactor's completion queue: unary ones and streams.
+"""Calls on the transport's completion queue: unary ones and streams.
 
-The tag of every operation is a function that takes its event; see `reactor`.
+The tag of every operation is a function that takes its event; see `reactor`. What is asked of a call on another thread
+than the loop's is done on that.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any, Protocol
 
 from grpc._cython import cygrpc
@@ -28,9 +29,10 @@ from rocserve.frontends.grpc.transport import (
 )
 from rocserve.frontends.grpc.unfinished import WaitingCalls
 from rocserve.observability.failures import RequestFailures
+from rocserve.plane.loop import PlaneLoop
 
-NO_DEADLINE_SECONDS = 1e9
-"""The core's "never" is a date far ahead; nobody waits 30 years."""
+_NEVER_SECONDS = 1e10
+"""The core's "never" is a date far ahead, and so is the year 2286."""
 
 Event = Any
 _SendInitialMetadata = cygrpc.SendInitialMetadataOperation
@@ -38,6 +40,10 @@ _SendMessage = cygrpc.SendMessageOperation
 _SendStatus = cygrpc.SendStatusFromServerOperation
 ReceiveMessage = cygrpc.ReceiveMessageOperation
 _ReceiveClose = cygrpc.ReceiveCloseOnServerOperation
+
+# An operation that is always the same keeps nothing of a call, and may be in several batches at once.
+_NO_METADATA = _SendInitialMetadata((), 0)
+_OK = _SendStatus((), 0, b"", 0)
 
 # Marks a call whose client is known to be gone.
 _GONE: list[Callable[[], None]] = []
@@ -52,17 +58,13 @@ class CallOwner(Protocol):
     failures: RequestFailures
     waiting: WaitingCalls
     live: set[ReactorCall]
-    """Calls in flight. Removing a call from it is what makes an answer the first and only one: set operations on
-    objects that hash by identity are atomic."""
+    """Calls in flight. Removing a call from it is what makes an answer the first and only one."""
     sending: dict[ReactorUnaryCall | ReactorStreamCall, float]
     """Calls with an answer that their clients have not taken yet, and since when (time.monotonic()) it is for them to
     do so."""
     closed: bool
     """The queue takes no more operations."""
-    watch_lock: threading.Lock
-
-    def request_calls(self) -> None:
-        """Ask the core for others in place of those that have come."""
+    plane: PlaneLoop
 
 
 def _ignore(event: Event) -> None:
@@ -74,14 +76,14 @@ def _status(code: StatusCode, text: str, trailing_metadata: Metadata) -> Any:
 
 
 def refuse(event: Event, code: StatusCode, text: str) -> None:
-    event.call.start_server_batch((_SendInitialMetadata((), 0), _status(code, text, ())), _ignore)
+    event.call.start_server_batch((_NO_METADATA, _status(code, text, ())), _ignore)
 
 
 class ReactorCall:
     """What unary calls and streams share.
 
-    The core counts the references to a call, and this is one: it may be cancelled at any time and by any thread, also
-    when the server has been destroyed.
+    The core counts the references to a call, and this is one: it may be cancelled at any time, also when the server has
+    been destroyed.
     """
 
     __slots__ = ("_call", "_event", "_transport")
@@ -106,8 +108,8 @@ class ReactorCall:
     @property
     def deadline(self) -> float | None:
         # The core keeps it on a monotonic clock and converts it to the wall clock of this moment.
-        remaining: float = self._event.call_details.deadline - time.time()
-        return None if remaining > NO_DEADLINE_SECONDS else time.monotonic() + remaining
+        date: float = self._event.call_details.deadline
+        return None if date > _NEVER_SECONDS else time.monotonic() + date - time.time()
 
     def give_up(self) -> None:
         """The client does not take the answer."""
@@ -148,18 +150,22 @@ class ReactorUnaryCall(ReactorCall):
         except Exception as error:
             told = self._transport.failures.error_of(self.method, error)
             self.fail(told.code, told.text)
-        # Only now: the request is on its way to its worker already.
-        self._transport.request_calls()
 
     def end(self, error: ServeError) -> None:
         """See WaitingCall."""
         self.fail(error.code, error.text)
 
     def reply(self, message: bytes, trailing_metadata: Metadata = ()) -> None:
+        plane = self._transport.plane
+        if get_ident() != plane.thread:
+            if not isinstance(message, bytes):
+                raise TypeError(f"a message must be bytes, got {type(message).__name__}")
+            plane.call_soon(lambda: self.reply(message, trailing_metadata))
+            return
         operations = (
-            _SendInitialMetadata((), 0),
+            _NO_METADATA,
             _SendMessage(message, 0),
-            _SendStatus(tuple(trailing_metadata), 0, b"", 0),
+            _SendStatus(tuple(trailing_metadata), 0, b"", 0) if trailing_metadata else _OK,
         )
         memory = self._transport.memory
         try:
@@ -176,7 +182,11 @@ class ReactorUnaryCall(ReactorCall):
                 self._on_sent(None)
 
     def fail(self, code: StatusCode, text: str, trailing_metadata: Metadata = ()) -> None:
-        self._end((_SendInitialMetadata((), 0), _status(code, text, trailing_metadata)), _ignore)
+        plane = self._transport.plane
+        if get_ident() != plane.thread:
+            plane.call_soon(lambda: self.fail(code, text, trailing_metadata))
+            return
+        self._end((_NO_METADATA, _status(code, text, trailing_metadata)), _ignore)
 
     @property
     def unsent_bytes(self) -> int:
@@ -205,27 +215,28 @@ class ReactorUnaryCall(ReactorCall):
         return True
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        with self._transport.watch_lock:
-            watchers = self._watchers
-            if watchers is None:
-                self._watchers = [callback]
-            elif watchers is not _GONE:
-                watchers.append(callback)
-                return
+        plane = self._transport.plane
+        if get_ident() != plane.thread:
+            plane.call_soon(lambda: self.watch_cancellation(callback))
+            return
+        watchers = self._watchers
         if watchers is _GONE:
             callback()
-        elif not self._transport.closed:
-            self._call.start_server_batch((_ReceiveClose(0),), self._on_close)
+        elif watchers is not None:
+            watchers.append(callback)
+        else:
+            self._watchers = [callback]
+            if not self._transport.closed:
+                self._call.start_server_batch((_ReceiveClose(0),), self._on_close)
 
     def _on_close(self, event: Event) -> None:
-        with self._transport.watch_lock:
-            try:
-                self._transport.live.remove(self)
-            except KeyError:
-                # Answered: this is the usual end of a call. The watchers know the request, which knows this call.
-                self._watchers = []
-                return
-            watchers, self._watchers = self._watchers or (), _GONE
+        try:
+            self._transport.live.remove(self)
+        except KeyError:
+            # Answered: this is the usual end of a call. The watchers know the request, which knows this call.
+            self._watchers = []
+            return
+        watchers, self._watchers = self._watchers or (), _GONE
         for callback in watchers:
             try:
                 callback()
@@ -238,7 +249,6 @@ class ReactorStreamCall(ReactorCall):
         "_finished",
         "_flow",
         "_input_open",
-        "_lock",
         "_metadata_sent",
         "_reading",
         "_receiver",
@@ -250,7 +260,6 @@ class ReactorStreamCall(ReactorCall):
 
     def __init__(self, transport: CallOwner, event: Event) -> None:
         super().__init__(transport, event)
-        self._lock = threading.Lock()
         self._receiver: StreamReceiver | None = None
         self._flow = StreamFlow(transport.options, transport.memory)
         self._sending = False
@@ -279,36 +288,36 @@ class ReactorStreamCall(ReactorCall):
     # Receiving
 
     def request_next(self) -> None:
-        with self._lock:
-            self._flow.answered()
-            if self._flow.is_idle and not self._finished:
-                self._transport.waiting.begin(self)
+        plane = self._transport.plane
+        if get_ident() != plane.thread:
+            plane.call_soon(self.request_next)
+            return
+        self._flow.answered()
+        if self._flow.is_idle and not self._finished:
+            self._transport.waiting.begin(self)
         self._read()
 
     def _read(self) -> None:
         """Ask for the next message, if there is room for it and it has not been asked for yet."""
-        with self._lock:
-            if self._reading or self._finished or not self._input_open or self._transport.closed:
-                return
-            if not self._flow.may_read():
-                return
+        if self._reading or self._finished or not self._input_open or self._transport.closed:
+            return
+        if self._flow.may_read():
             self._reading = True
-        self._call.start_server_batch((ReceiveMessage(0),), self._on_message)
+            self._call.start_server_batch((ReceiveMessage(0),), self._on_message)
 
     def _on_message(self, event: Event) -> None:
         message = event.batch_operations[0].message()
         receiver = self._receiver
-        with self._lock:
-            self._reading = False
-            if message is None:
-                self._input_open = False
-            else:
-                self._flow.received()
-                self._transport.waiting.remove(self)
-                if self._transport.waiting.counts_bytes:
-                    self._transport.waiting.came_whole(self, None, len(message))
-            if self._finished or receiver is None:
-                return
+        self._reading = False
+        if message is None:
+            self._input_open = False
+        else:
+            self._flow.received()
+            self._transport.waiting.remove(self)
+            if self._transport.waiting.counts_bytes:
+                self._transport.waiting.came_whole(self, None, len(message))
+        if self._finished or receiver is None:
+            return
         try:
             if message is None:
                 receiver.on_half_close()
@@ -319,16 +328,15 @@ class ReactorStreamCall(ReactorCall):
         self._read()
 
     def _on_close(self, event: Event) -> None:
-        with self._lock:
-            self._transport.live.discard(self)
-            self._transport.sending.pop(self, None)
-            self._transport.waiting.close_stream(self)
-            ended, self._finished = self._finished, True
-            # What is being sent may yet be told of as sent, and nothing is to follow it.
-            self._status = None
-            self._flow.drop()
-            # Receiver and call know each other; this lets both go without the garbage collector.
-            receiver, self._receiver = self._receiver, None
+        self._transport.live.discard(self)
+        self._transport.sending.pop(self, None)
+        self._transport.waiting.close_stream(self)
+        ended, self._finished = self._finished, True
+        # What is being sent may yet be told of as sent, and nothing is to follow it.
+        self._status = None
+        self._flow.drop()
+        # Receiver and call know each other; this lets both go without the garbage collector.
+        receiver, self._receiver = self._receiver, None
         if ended or receiver is None:
             return
         try:
@@ -341,46 +349,50 @@ class ReactorStreamCall(ReactorCall):
     def send(self, message: bytes) -> None:
         if not isinstance(message, bytes):
             raise TypeError(f"a message must be bytes, got {type(message).__name__}")
-        with self._lock:
-            if self._finished or self._transport.closed:
+        plane = self._transport.plane
+        if get_ident() != plane.thread:
+            plane.call_soon(lambda: self.send(message))
+            return
+        if self._finished or self._transport.closed:
+            return
+        try:
+            if self._sending:
+                self._flow.queue(message)
                 return
-            try:
-                if self._sending:
-                    self._flow.queue(message)
-                    return
-                self._flow.begin(message)
-                self._sending = True
-                self._start_sending(message, None)
-                return
-            except ServeError as error:
-                refusal = error
-        # The client takes nothing, so a status in its turn would not reach it either.
-        self._call.cancel(int(refusal.code), status_text(refusal.text))
+            self._flow.begin(message)
+        except ServeError as refusal:
+            # The client takes nothing, so a status in its turn would not reach it either.
+            self._call.cancel(int(refusal.code), status_text(refusal.text))
+            return
+        self._sending = True
+        self._start_sending(message, None)
 
     def finish(self, code: StatusCode, text: str, trailing_metadata: Metadata = ()) -> None:
+        plane = self._transport.plane
+        if get_ident() != plane.thread:
+            plane.call_soon(lambda: self.finish(code, text, trailing_metadata))
+            return
         status = _status(code, text, trailing_metadata)
-        with self._lock:
-            if self._finished:
-                return
-            self._finished = True
-            self._transport.waiting.close_stream(self)
-            self._status = status
-            if not self._sending:
-                self._sending = True
-                self._start_sending(None, status)
+        if self._finished:
+            return
+        self._finished = True
+        self._transport.waiting.close_stream(self)
+        self._status = status
+        if not self._sending:
+            self._sending = True
+            self._start_sending(None, status)
 
     def end(self, error: ServeError) -> None:
         """See WaitingCall. What waits to be sent is dropped: the client may not read."""
         self._call.cancel(int(error.code), status_text(error.text))
 
     def _start_sending(self, message: bytes | None, status: Any) -> None:
-        """Under the lock."""
         if self._transport.closed:
             return
         operations: list[Any] = []
         if not self._metadata_sent:
             self._metadata_sent = True
-            operations.append(_SendInitialMetadata((), 0))
+            operations.append(_NO_METADATA)
         if message is not None:
             operations.append(_SendMessage(message, 0))
         if status is not None:
@@ -400,17 +412,16 @@ class ReactorStreamCall(ReactorCall):
             self._call.cancel(int(StatusCode.INTERNAL), "the answer could not be sent")
 
     def _on_sent(self, event: Event) -> None:
-        with self._lock:
-            self._transport.sending.pop(self, None)
-            if not event.success:
-                self._flow.drop()
-                return
-            self._flow.sent()
-            message = self._flow.next()
-            if message is not None:
-                self._start_sending(message, self._status if self._flow.is_empty() else None)
-            elif self._status is not None:
-                self._start_sending(None, self._status)
-            else:
-                self._sending = False
+        self._transport.sending.pop(self, None)
+        if not event.success:
+            self._flow.drop()
+            return
+        self._flow.sent()
+        message = self._flow.next()
+        if message is not None:
+            self._start_sending(message, self._status if self._flow.is_empty() else None)
+        elif self._status is not None:
+            self._start_sending(None, self._status)
+        else:
+            self._sending = False
         self._read()

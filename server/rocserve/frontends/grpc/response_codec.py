@@ -32,6 +32,8 @@ class _EncodedHead:
     """The fields before the id: name and version."""
     outputs: bytes
     """The fields behind the parameters: the outputs' names, datatypes and shapes."""
+    alone: bytes
+    """Both, where nothing stands between them."""
     raw: tuple[tuple[int, bytes], ...]
     """How many bytes each output should have, and what stands before them."""
 
@@ -59,9 +61,10 @@ class ResponseEncoder:
     def encode_stream_response(self, response: InferResponse, final: bool) -> bytes:
         """A serialised ModelStreamInferResponse, which says whether it is the request's last; raises as
         `encode_response` does."""
-        parts: list[Buffer] = [b""]
-        size = self._collect(response, parts, self._finality[final])
-        parts[0] = length_prefix(ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER, size)
+        parts: list[Buffer] = []
+        self._collect(response, parts, self._finality[final])
+        size = sum(map(_nbytes, parts))
+        parts.insert(0, length_prefix(ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER, size))
         return b"".join(parts)
 
     def encode_stream_error(
@@ -80,40 +83,29 @@ class ResponseEncoder:
             message.infer_response.parameters[_FINAL_RESPONSE].bool_param = final
         return message.SerializeToString()
 
-    def _collect(self, response: InferResponse, parts: list[Buffer], further_parameter: bytes = b"") -> int:
-        """Append the pieces of a serialised ModelInferResponse; how many bytes they are."""
+    def _collect(self, response: InferResponse, parts: list[Buffer], further_parameter: bytes = b"") -> None:
+        """Append the pieces of a serialised ModelInferResponse."""
         outputs = response.outputs
         key: list[str | DataType | tuple[int, ...]] = [response.model_name, response.model_version]
         for tensor in outputs:
             key += (tensor.name, tensor.datatype, tensor.shape)
-        head = self._heads.get(tuple(key))
-        if head is None:
-            head = self._build_head(response, tuple(key))
-        parts.append(head.model)
-        size = len(head.model) + len(head.outputs)
-        if response.id:
-            encoded = response.id.encode(errors="replace")
-            length = len(encoded)
-            encoded = (_ID_PREFIXES[length] if length < 128 else length_prefix(_ID, length)) + encoded
-            parts.append(encoded)
-            size += len(encoded)
-        if response.parameters:
-            encoded = _parameters(response.parameters)
-            parts.append(encoded)
-            size += len(encoded)
-        if further_parameter:
-            parts.append(further_parameter)
-            size += len(further_parameter)
-        parts.append(head.outputs)
-        for tensor, (expected, prefix) in zip(outputs, head.raw, strict=True):
+        known = tuple(key)
+        head = self._heads.get(known) or self._build_head(response, known)
+        if response.id or response.parameters or further_parameter:
+            parts += (
+                head.model,
+                _id(response.id) if response.id else b"",
+                _parameters(response.parameters) if response.parameters else b"",
+                further_parameter,
+                head.outputs,
+            )
+        else:
+            parts.append(head.alone)
+        # The head is that of just these outputs.
+        for tensor, (expected, prefix) in zip(outputs, head.raw):  # noqa: B905
             data = tensor.data
-            length = data.nbytes if type(data) is memoryview else len(data)
-            if length != expected:
-                prefix = length_prefix(_RAW, length)
-            parts.append(prefix)
+            parts.append(prefix if len(data) == expected else length_prefix(_RAW, _nbytes(data)))
             parts.append(data)
-            size += len(prefix) + length
-        return size
 
     def _build_head(self, response: InferResponse, key: _Key) -> _EncodedHead:
         model = ModelInferResponse(model_name=response.model_name, model_version=response.model_version)
@@ -121,9 +113,11 @@ class ResponseEncoder:
         for tensor in response.outputs:
             outputs.outputs.add(name=tensor.name, datatype=tensor.datatype.value, shape=tensor.shape)
         lengths = [_expected_length(tensor) for tensor in response.outputs]
+        model_fields, output_fields = model.SerializeToString(), outputs.SerializeToString()
         head = _EncodedHead(
-            model.SerializeToString(),
-            outputs.SerializeToString(),
+            model_fields,
+            output_fields,
+            model_fields + output_fields,
             tuple((length, length_prefix(_RAW, length)) for length in lengths),
         )
         if len(self._heads) >= REMEMBERED_HEADS:
@@ -135,6 +129,16 @@ class ResponseEncoder:
 def _expected_length(tensor: Tensor) -> int:
     """Right for all datatypes but BYTES, whose length is looked at each time."""
     return tensor.element_count * tensor.datatype.itemsize
+
+
+def _nbytes(data: Buffer) -> int:
+    return data.nbytes if type(data) is memoryview else len(data)
+
+
+def _id(text: str) -> bytes:
+    encoded = text.encode(errors="replace")
+    length = len(encoded)
+    return (_ID_PREFIXES[length] if length < len(_ID_PREFIXES) else length_prefix(_ID, length)) + encoded
 
 
 def _parameters(values: Parameters) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +18,16 @@ from typing import Protocol
 from rocserve.core.errors import StatusCode
 from rocserve.frontends.certificates import CertificateFiles
 from rocserve.frontends.grpc.unfinished import WaitingLimits
+from rocserve.settings import GrpcSettings
 
 Metadata = Sequence[tuple[str, str | bytes]]
 """Keys that end in "-bin" carry bytes, all others text."""
 
 ChannelArguments = tuple[tuple[str, int], ...]
+
+_GRPC_SHARE = 2
+"""gRPC's connections are one part in so many of the files that a process may open. Its core counts nothing but them, so
+that the rest has to do for models, however many, and for HTTP."""
 
 COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
 
@@ -129,28 +135,6 @@ Routes = Mapping[str, Route]
 """By the method's full name, "/package.Service/Method"."""
 
 
-class Transport(Protocol):
-    """A gRPC server for a set of routes."""
-
-    def start(self) -> int:
-        """Bind and serve; the port that was bound.
-
-        Raises:
-            OSError: the address cannot be bound (in use, not permitted, unknown), or a certificate cannot be read or
-                used.
-        """
-
-    def give_up_unread(self) -> None:
-        """Cancel the calls whose clients have not taken an answer within its time. Any thread; to be called every now
-        and then."""
-
-    def stop(self, grace_seconds: float) -> None:
-        """Refuse new calls, wait for those in flight, cancel what is left after the grace time, close.
-
-        Blocks until all is closed: call it from any thread but the transport's own (from asyncio, `to_thread`).
-        """
-
-
 @dataclass(frozen=True, slots=True)
 class TransportOptions:
     """Durations are milliseconds, as in tritonserver's flags, whose names these are."""
@@ -223,6 +207,41 @@ class TransportOptions:
         return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
 
 
+def transport_options(grpc: GrpcSettings, write_timeout_seconds: float) -> TransportOptions:
+    limit = file_limit()
+    return TransportOptions(
+        address=grpc.address,
+        port=grpc.port,
+        reuse_port=grpc.reuse_port,
+        use_ssl=grpc.use_ssl,
+        use_ssl_mutual=grpc.use_ssl_mutual,
+        server_cert=grpc.server_cert,
+        server_key=grpc.server_key,
+        root_cert=grpc.root_cert,
+        max_receive_message_bytes=grpc.max_message_bytes,
+        max_send_message_bytes=grpc.max_message_bytes,
+        response_compression_level=grpc.response_compression_level,
+        keepalive_time_ms=grpc.keepalive_time_ms,
+        keepalive_timeout_ms=grpc.keepalive_timeout_ms,
+        keepalive_permit_without_calls=grpc.keepalive_permit_without_calls,
+        http2_max_pings_without_data=grpc.http2_max_pings_without_data,
+        http2_min_recv_ping_interval_without_data_ms=grpc.http2_min_recv_ping_interval_without_data_ms,
+        http2_max_ping_strikes=grpc.http2_max_ping_strikes,
+        max_connection_age_ms=grpc.max_connection_age_ms,
+        max_connection_age_grace_ms=grpc.max_connection_age_grace_ms,
+        max_connection_idle_ms=grpc.max_connection_idle_ms,
+        write_timeout_ms=int(write_timeout_seconds * 1000),
+        max_connections=None if limit is None else limit // _GRPC_SHARE,
+        waiting=WaitingLimits(message_seconds=grpc.message_timeout_seconds),
+    )
+
+
+def file_limit() -> int | None:
+    """How many files this process may have open; None = any number."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
 def certificate_files(options: TransportOptions) -> CertificateFiles | None:
     """The certificates that the options name; None = no TLS."""
     if not options.secure or options.server_cert is None or options.server_key is None:
@@ -246,7 +265,7 @@ def channel_arguments(options: TransportOptions) -> ChannelArguments:
         "grpc.http2.min_ping_interval_without_data_ms": options.http2_min_recv_ping_interval_without_data_ms,
         "grpc.http2.max_ping_strikes": options.http2_max_ping_strikes,
         "grpc.server_handshake_timeout_ms": options.handshake_timeout_ms,
-        # Calls that wait for the reactor to ask for them. The core's own limit of 1,000 would refuse a burst at random.
+        # Calls that wait for being asked for. The core's own limit of 1,000 would refuse a burst at random.
         "grpc.server.max_pending_requests": most_calls,
         "grpc.server.max_pending_requests_hard_limit": 2 * most_calls,
     }
@@ -272,6 +291,8 @@ def binding_error(options: TransportOptions) -> OSError:
         )[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if options.reuse_port:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             probe.bind(place)
             probe.listen()
     except OSError as error:

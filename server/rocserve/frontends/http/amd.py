@@ -6,11 +6,9 @@ from typing import Any
 
 from rocserve.core.errors import invalid_argument
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.http.errors import JSON, PLAIN, HttpError
-from rocserve.frontends.http.json_text import parse_json
-from rocserve.frontends.http.json_values import MISSING, checked_text, find, members, text, unsigned
-from rocserve.frontends.http.management import GET, POST, ManagementRoute
-from rocserve.frontends.http.places import Place
+from rocserve.frontends.http.errors import PLAIN, HttpError
+from rocserve.frontends.http.json_text import MISSING, checked_text, find, members, parse_json, text, unsigned
+from rocserve.frontends.http.management import GET, POST, ManagementRoute, Place, by_url, nothing
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol.parameters import write_parameters
 
@@ -21,18 +19,10 @@ def _model_load(place: Place, body: Buffer) -> pb.ModelLoadRequest:
     return message
 
 
-def _model_unload(place: Place, body: Buffer) -> pb.ModelUnloadRequest:
-    return pb.ModelUnloadRequest(name=place.model, version=place.version)
-
-
 def _worker_load(place: Place, body: Buffer) -> pb.WorkerLoadRequest:
     message = pb.WorkerLoadRequest(name=place.model)
     write_parameters(_parameters(body), message.parameters)
     return message
-
-
-def _worker_unload(place: Place, body: Buffer) -> pb.WorkerUnloadRequest:
-    return pb.WorkerUnloadRequest(name=place.model)
 
 
 def _has_hardware(place: Place, body: Buffer) -> pb.HasHardwareRequest:
@@ -68,17 +58,13 @@ def _found(response: pb.HasHardwareResponse) -> None:
         raise HttpError(404, "there is not so much of that hardware")
 
 
-def _nothing(response: Any) -> None:
-    return None
-
-
-MODELS = ManagementRoute("ModelList", GET, lambda place, body: pb.ModelListRequest(), _models)
+MODELS = by_url("ModelList", GET, _models)
 HARDWARE = ManagementRoute("HasHardware", POST, _has_hardware, _found)
 WORKERS = {
     "load": ManagementRoute("WorkerLoad", POST, _worker_load, _endpoint, PLAIN),
-    "unload": ManagementRoute("WorkerUnload", POST, _worker_unload, _nothing, JSON),
+    "unload": by_url("WorkerUnload", POST, nothing, name="model"),
 }
 VERSIONS = {
-    "load": ManagementRoute("ModelLoad", POST, _model_load, _nothing),
-    "unload": ManagementRoute("ModelUnload", POST, _model_unload, _nothing),
+    "load": ManagementRoute("ModelLoad", POST, _model_load, nothing),
+    "unload": by_url("ModelUnload", POST, nothing, name="model", version="version"),
 }

@@ -3,14 +3,77 @@
 from __future__ import annotations
 
 import asyncio
-
-from aiohttp import web
+import zlib
 
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.http.encodings import IDENTITY, decompressed
 from rocserve.frontends.http.errors import HttpError
+from rocserve.frontends.http.protocol import Request
+
+IDENTITY = "identity"
+_COMPRESSED = ("gzip", "deflate")
+_EITHER_FORMAT = zlib.MAX_WBITS | 32
+"""zlib sees by itself which of the two it is."""
+_GZIP = zlib.MAX_WBITS | 16
+
+
+def request_encoding(header: str | None) -> str:
+    """How a request's body is encoded.
+
+    Raises:
+        HttpError: 501, in a way that is not served.
+    """
+    if not header or header == IDENTITY:
+        return IDENTITY
+    if header in _COMPRESSED:
+        return header
+    raise HttpError(501, "Unsupported compression type", headers={"Accept-Encoding": "gzip, deflate"})
+
+
+def response_encoding(accepted: str | None) -> str:
+    """The encoding that an Accept-Encoding header weighs most, the first of equals."""
+    if not accepted:
+        return IDENTITY
+    best, most = IDENTITY, 0.0
+    for entry in accepted.split(","):
+        name, _, weight_text = entry.strip(" ").partition(";q=")
+        try:
+            weight = float(weight_text) if weight_text else 1.0
+        except ValueError:
+            continue
+        if weight > most and (name == IDENTITY or name in _COMPRESSED):
+            best, most = name, weight
+    return best
+
+
+def decompressed(data: Buffer, limit: int) -> bytes:
+    """The body in plain form. What is broken off is taken as far as it goes.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT when there is nothing, it is damaged or neither gzip nor deflate, or it is more
+            than `limit` bytes.
+    """
+    if not data:
+        raise invalid_argument("nothing to be decompressed")
+    stream = zlib.decompressobj(_EITHER_FORMAT)
+    try:
+        plain = stream.decompress(data, limit + 1)
+    except zlib.error as error:
+        raise invalid_argument(f"the request's body is not valid gzip or deflate data: {error}") from None
+    if len(plain) > limit:
+        raise invalid_argument(
+            f"Decompressed data size exceeds the maximum allowed value of {limit} bytes. Use --http-max-input-size to"
+            " increase the limit."
+        )
+    return plain
+
+
+def compressed(parts: list[Buffer], encoding: str) -> bytes:
+    """The parts as one compressed body."""
+    stream = zlib.compressobj(wbits=_GZIP if encoding == "gzip" else zlib.MAX_WBITS)
+    return b"".join([*(stream.compress(part) for part in parts), stream.flush()])
+
 
 LARGEST_BODY = (1 << 31) - 1
 """Bytes; as gRPC's largest message."""
@@ -32,7 +95,7 @@ class BodyReader:
         self._memory = memory
         self._body_seconds = body_seconds
 
-    async def json_body(self, request: web.BaseRequest, holding: Holding) -> Buffer:
+    async def json_body(self, request: Request, holding: Holding) -> Buffer:
         """A body that is JSON as a whole.
 
         Raises:
@@ -41,14 +104,14 @@ class BodyReader:
         """
         return await self._read(request, self.max_input_size, holding)
 
-    async def tensor_body(self, request: web.BaseRequest, encoding: str, is_json: bool, holding: Holding) -> Buffer:
+    async def tensor_body(self, request: Request, encoding: str, is_json: bool, holding: Holding) -> Buffer:
         """The body of an inference request, in plain form; raises as `json_body` does.
 
         Args:
             is_json: no tensor's bytes stand behind the JSON, so that the whole is bound as JSON is.
         """
         if encoding == IDENTITY:
-            return await self._read(request, self.max_input_size if is_json else LARGEST_BODY, holding)
+            return await self._read(request, self._limit(is_json), holding)
         body = await self._read(request, self.max_input_size, holding)
         if len(body) < _LONG_TO_DECOMPRESS:
             plain = decompressed(body, self.max_input_size)
@@ -56,6 +119,10 @@ class BodyReader:
             plain = await asyncio.to_thread(decompressed, body, self.max_input_size)
         self._memory.admit(holding, len(plain))
         return plain
+
+    def whole_tensor_body(self, request: Request, is_json: bool, holding: Holding) -> Buffer:
+        """Of a request that is whole, and not compressed; raises as `json_body` does."""
+        return self._whole(request, self._limit(is_json), holding)
 
     def check_size(self, body_length: int, json_length: int) -> None:
         """What stands behind the JSON is not bound here; a body without JSON is.
@@ -72,52 +139,52 @@ class BodyReader:
                 " bytes. Use --http-max-input-size to increase the limit."
             )
 
-    async def _read(self, request: web.BaseRequest, limit: int, holding: Holding) -> Buffer:
-        length = request.content_length
-        if length is not None and length > limit:
-            raise _too_large(length, limit)
-        content = request.content
-        if content.is_eof():
-            whole = content.read_nowait()
-            if len(whole) > limit:
-                raise _too_large(len(whole), limit)
-            self._memory.admit(holding, len(whole))
-            return whole
-        if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
-            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        body = bytearray()
+    async def _read(self, request: Request, limit: int, holding: Holding) -> Buffer:
+        if request.is_whole:
+            return self._whole(request, limit, holding)
+        promised = request.headers.get("content-length")
+        if promised is not None and int(promised) > limit:
+            raise _too_large(int(promised), limit)
+        request.invite()
         part = Holding()
         try:
-            await self._collect(request, limit, part, body)
+            await self._collect(request, limit, part)
         except TimeoutError:
+            come = len(request.data)
             raise HttpError(
                 408,
-                f"the request's body did not come in time: {len(body)} bytes within {self._granted(len(body)):.0f} s;"
-                f" there are {self._body_seconds:g} s for a body, and one more for each 64 KiB that have come",
+                f"the request's body did not come in time: {come} bytes within {self._granted(come):.0f} s; there are"
+                f" {self._body_seconds:g} s for a body, and one more for each 64 KiB that have come",
             ) from None
-        except web.RequestPayloadError as error:
-            raise HttpError(400, f"the request's body cannot be read: {error}") from None
         finally:
             self._memory.release_part(part)
+        return self._whole(request, limit, holding)
+
+    def _whole(self, request: Request, limit: int, holding: Holding) -> Buffer:
+        body = request.data
+        if len(body) > limit:
+            raise _too_large(len(body), limit)
         self._memory.admit(holding, len(body))
         return body
 
-    async def _collect(self, request: web.BaseRequest, limit: int, holding: Holding, body: bytearray) -> None:
-        """Puts the body together as it comes. It takes no more memory than has come, whatever length was promised.
+    async def _collect(self, request: Request, limit: int, holding: Holding) -> None:
+        """Waits for the whole body. It takes no more memory than has come, whatever length was promised.
 
         Raises:
             TimeoutError: it comes too slowly.
         """
         began = asyncio.get_running_loop().time()
-        while True:
-            async with asyncio.timeout_at(began + self._granted(len(body))):
-                part = await request.content.readany()
-            if not part:
-                return
-            if len(body) + len(part) > limit:
-                raise _too_large(len(body) + len(part), limit)
-            self._memory.admit_part(holding, len(part))
-            body += part
+        while not request.is_whole:
+            async with asyncio.timeout_at(began + self._granted(len(request.data))):
+                await request.more()
+            if request.fault is not None:
+                raise HttpError(400, f"the request's body cannot be read: {request.fault}")
+            if len(request.data) > limit:
+                raise _too_large(len(request.data), limit)
+            self._memory.admit_part(holding, len(request.data) - holding.held_bytes)
+
+    def _limit(self, is_json: bool) -> int:
+        return self.max_input_size if is_json else LARGEST_BODY
 
     def _granted(self, nbytes: int) -> float:
         """Seconds for a body of which so much has come."""

@@ -27,7 +27,7 @@ class RequestDeadlines:
         """
         seconds = [self._timeout_seconds] if self._timeout_seconds else []
         for name in (OWN_HEADER, ENVOY_HEADER):
-            text = headers.get(name)
+            text = headers.get(name.lower())
             if text is not None:
                 seconds.append(_milliseconds(name, text) / 1000)
         return time.monotonic() + min(seconds) if seconds else None

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from aiohttp import web
-
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import MemoryFull
 from rocserve.frontends.http.json_text import json_bytes
+from rocserve.frontends.http.protocol import Response
 
 JSON = "application/json"
 PLAIN = "text/plain"
@@ -41,7 +40,7 @@ class HttpError(Exception):
     """An error that only HTTP knows; without a text it has no body."""
 
     def __init__(
-        self, status: int, text: str, content_type: str = PLAIN, headers: Mapping[str, str] | None = None
+        self, status: int, text: str, content_type: str = PLAIN, headers: Mapping[str, str] = MappingProxyType({})
     ) -> None:
         super().__init__(text)
         self.status = status
@@ -54,20 +53,15 @@ def error_body(text: str) -> bytes:
     return json_bytes({"error": text})
 
 
-def error_response(error: ServeError | HttpError, content_type: str = JSON) -> web.Response:
+def error_response(error: ServeError | HttpError, content_type: str = JSON) -> Response:
     """The answer that tells an error.
 
     Args:
         content_type: of a ServeError; an HttpError has its own.
     """
     if isinstance(error, HttpError):
-        return web.Response(
-            status=error.status,
-            body=error_body(error.text) if error.text else b"",
-            content_type=error.content_type,
-            headers=error.headers,
-        )
-    return web.Response(status=status_of(error), body=error_body(error.text), content_type=content_type)
+        return Response(error.status, error_body(error.text) if error.text else b"", error.content_type, error.headers)
+    return Response(status_of(error), error_body(error.text), content_type)
 
 
 def not_allowed(content_type: str = PLAIN) -> HttpError:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from rocserve.core.errors import ServeError, invalid_argument
-from rocserve.core.model_config import InputConfig, ModelConfig
+from rocserve.core.errors import ServeError, internal, invalid_argument
+from rocserve.core.model_config import InputConfig
+from rocserve.core.private_paths import PrivatePaths
+from rocserve.core.request_memory import Holding
 from rocserve.core.requests import NO_PARAMETERS, InferRequest, InferResponse, InputHead, ParameterValue, RequestHead
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.http.infer_request import read_id
-from rocserve.frontends.http.json_text import json_bytes, parse_json
-from rocserve.frontends.http.json_values import json_object, members
-from rocserve.frontends.http.request_parameters import plain_parameter
+from rocserve.frontends.http.errors import JSON, error_body, error_response, not_allowed, status_of
+from rocserve.frontends.http.infer_request import check_entries, id_of_refused, plain_parameter, read_id
+from rocserve.frontends.http.inference import HandlerParts, origin_of
+from rocserve.frontends.http.json_text import json_bytes, json_object, members, parse_json
+from rocserve.frontends.http.large_bodies import LARGE_JSON
+from rocserve.frontends.http.management import Place
+from rocserve.frontends.http.protocol import Request, Response
+from rocserve.frontends.http.responders import AnswerStream, Asked, Outcome
 from rocserve.frontends.http.tensor_json import json_elements, raw_contents
+from rocserve.scheduling.refusals import deadline_exceeded
 
 NESTED = "parameters"
 """The member whose members are taken as if they stood beside it."""
@@ -24,23 +33,28 @@ NOT_ONE_RESPONSE = (
 )
 
 
-class GenerateRequest:
+def parse_generate(
+    model_name: str, model_version: str, max_batch_size: int, inputs: tuple[InputConfig, ...], body: Buffer
+) -> InferRequest:
+    """The request that a body means for a model with these inputs.
+
+    Raises:
+        ServeError: with Triton's codes and words.
+    """
+    return _GenerateBody(max_batch_size, inputs).read(model_name, model_version, body)
+
+
+class _GenerateBody:
     """What one body says: members named as inputs are tensors, all others parameters."""
 
-    def __init__(self, config: ModelConfig, model_version: str) -> None:
-        self._config = config
-        self._model_version = model_version
-        self._entries = {entry.name: entry for entry in config.inputs}
+    def __init__(self, max_batch_size: int, inputs: tuple[InputConfig, ...]) -> None:
+        self._batches = max_batch_size > 0
+        self._entries = {entry.name: entry for entry in inputs}
         self._inputs: list[InputHead] = []
         self._data: list[Buffer] = []
         self._parameters: dict[str, ParameterValue] = {}
 
-    def read(self, body: Buffer) -> InferRequest:
-        """The request that the body means.
-
-        Raises:
-            ServeError: with Triton's codes and words.
-        """
+    def read(self, model_name: str, model_version: str, body: Buffer) -> InferRequest:
         value = parse_json(body)
         request_id = read_id(value)
         for name, entry in members(value).items():
@@ -48,8 +62,9 @@ class GenerateRequest:
                 self._take_nested(entry)
             else:
                 self._take(name, entry)
+        check_entries(len(self._inputs) + len(self._parameters))
         parameters = self._parameters or NO_PARAMETERS
-        head = RequestHead(self._config.name, self._model_version, tuple(self._inputs), (), parameters)
+        head = RequestHead(model_name, model_version, tuple(self._inputs), (), parameters)
         return InferRequest(head, request_id, self._data)
 
     def _take_nested(self, value: Any) -> None:
@@ -76,7 +91,7 @@ class GenerateRequest:
 
     def _shape(self, entry: InputConfig, count: int) -> tuple[int, ...]:
         """The elements fill the input's fixed dimensions; the rest of them is its last variable one."""
-        shape = [-1, *entry.dims] if self._config.max_batch_size > 0 else list(entry.dims)
+        shape = [-1, *entry.dims] if self._batches else list(entry.dims)
         for size in shape:
             if size != -1:
                 if size == 0 or count % size:
@@ -120,3 +135,99 @@ def _plain(elements: list[Any]) -> Any:
 
 def _does_not_fit(input_name: str) -> ServeError:
     return invalid_argument(f"The schema can not convert input '{input_name}' to tensor with proper shape")
+
+
+_EVENTS = "text/event-stream; charset=utf-8"
+
+
+class GenerateHandler:
+    """On the event loop."""
+
+    def __init__(self, parts: HandlerParts) -> None:
+        self._parts = parts
+
+    async def answer(self, request: Request, place: Place, streams: bool) -> Response | None:
+        """The answer to one request; a stream has been sent.
+
+        Raises:
+            ServeError: the request is refused.
+            HttpError: what only HTTP knows is wrong.
+        """
+        if request.method != "POST":
+            raise not_allowed(JSON)
+        began_ns = time.monotonic_ns()
+        deadline = self._parts.deadlines.of(request.headers)
+        version = self._parts.tables.table.find(place.model, place.version)
+        body: Buffer = b""
+        holding = Holding()
+        try:
+            if request.headers.get("content-encoding", "identity") not in ("", "identity"):
+                raise invalid_argument("Unsupported content-encoding, only 'identity' is supported.")
+            body = await self._parts.bodies.json_body(request, holding)
+            config = version.config
+            parse = partial(parse_generate, config.name, place.version, config.max_batch_size, tuple(config.inputs))
+            is_large = len(body) > LARGE_JSON
+            generate_request = await self._parts.large.parse(parse, body) if is_large else parse(body)
+            generate_request.deadline = deadline
+        except BaseException as error:
+            self._parts.memory.release(holding)
+            if isinstance(error, ServeError):
+                self._parts.service.refuse(error, partial(id_of_refused, b"" if len(body) > LARGE_JSON else body))
+            raise
+        responder = AnswerStream(
+            Asked(origin_of(request, began_ns), self._parts.memory, holding, self._parts.calls, deadline)
+        )
+        is_complete = False
+        try:
+            responder.hand_over(self._parts.service, generate_request)
+            first = await responder.next()
+            if responder.is_refused and isinstance(first, ServeError):
+                response: Response | None = error_response(self._parts.service.paths.without(first))
+            elif streams:
+                response = None
+                await _send_events(request, first, responder, self._parts.service.paths)
+            else:
+                response = await _only_response(first, responder, self._parts.service.paths)
+            is_complete = True
+            return response
+        finally:
+            if not is_complete:
+                responder.cancel()
+            responder.close()
+
+
+async def _only_response(first: Outcome | None, responder: AnswerStream, paths: PrivatePaths) -> Response:
+    count = 0
+    outcome = first
+    while outcome is not None:
+        count += 1
+        outcome = await responder.next()
+    if responder.is_overdue:
+        return error_response(deadline_exceeded())
+    if count != 1 or first is None:
+        return error_response(internal(NOT_ONE_RESPONSE))
+    status, body = _told(first, paths)
+    return Response(status, body, JSON)
+
+
+async def _send_events(request: Request, first: Outcome | None, responder: AnswerStream, paths: PrivatePaths) -> None:
+    """The first one decides about the status; what fails later is an event of the stream."""
+    status, body = (200, b"") if first is None else _told(first, paths)
+    request.begin_stream(status, _EVENTS, {"Cache-Control": "no-cache"})
+    outcome = first
+    while outcome is not None:
+        await request.send(event(body))
+        outcome = await responder.next()
+        if outcome is not None:
+            _, body = _told(outcome, paths)
+    request.end_stream()
+
+
+def _told(outcome: Outcome, paths: PrivatePaths) -> tuple[int, bytes]:
+    """Status and body of one response or error."""
+    if not isinstance(outcome, ServeError):
+        try:
+            return 200, generate_body(outcome)
+        except ServeError as error:
+            outcome = error
+    return status_of(outcome), error_body(paths.hide(outcome.text))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,23 +12,176 @@ from rocserve.core.requests import (
     NO_PARAMETERS,
     InferRequest,
     InputHead,
+    Parameters,
     ParameterValue,
     RequestedOutput,
     RequestHead,
 )
+from rocserve.core.sequences import SEQUENCE_END, SEQUENCE_ID, SEQUENCE_START, SequenceId, SequenceTag
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.http.answer_form import AnswerForm
-from rocserve.frontends.http.json_text import parse_json
-from rocserve.frontends.http.json_values import MISSING, array, boolean, find, member, text, unsigned
-from rocserve.frontends.http.request_heads import RequestHeads
-from rocserve.frontends.http.request_parameters import RequestParameters
+from rocserve.frontends.http.infer_response import AnswerForm
+from rocserve.frontends.http.json_text import (
+    MISSING,
+    UNSIGNED_LIMIT,
+    array,
+    boolean,
+    checked_text,
+    find,
+    member,
+    members,
+    parse_json,
+    text,
+    unsigned,
+)
 from rocserve.frontends.http.tensor_json import raw_contents
+
+_RESERVED_PREFIX = "triton_"
+_UNSIGNED = frozenset({"priority", "timeout"})
+
+
+def plain_parameter(name: str, value: Any) -> ParameterValue:
+    """A parameter that is only handed on.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT when it is neither a number nor a text nor a boolean.
+    """
+    kind = type(value)
+    if kind is int:
+        fits: bool = -(1 << 63) <= value < 1 << 63
+        return int(value) if fits else float(value)
+    if kind is str:
+        return checked_text(value)
+    if kind is bool or kind is float:
+        plain: ParameterValue = value
+        return plain
+    raise invalid_argument(f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'.")
+
+
+class RequestParameters:
+    """What the parameters of an inference request say."""
+
+    __slots__ = ("binary_output", "others", "sequence")
+
+    def __init__(self, value: Any) -> None:
+        """`value`: the JSON of `parameters`.
+
+        Raises:
+            ServeError: INTERNAL for one of the wrong type, INVALID_ARGUMENT for a reserved name.
+        """
+        self.binary_output = False
+        """Whether outputs that the request does not name come in binary form."""
+        self.sequence: SequenceTag | None = None
+        self.others: dict[str, ParameterValue] = {}
+        identity: SequenceId = 0
+        flags = {SEQUENCE_START: False, SEQUENCE_END: False}
+        tells_of_a_sequence = False
+        for name, entry in members(value, "failed to get request params.").items():
+            if name == SEQUENCE_ID:
+                identity, tells_of_a_sequence = _sequence_id(entry), True
+            elif name in flags:
+                flags[name], tells_of_a_sequence = boolean(entry, f"Unable to parse '{name}'"), True
+            elif name in _UNSIGNED:
+                self.others[name] = unsigned(entry, f"Unable to parse '{name}'")
+            elif name == "binary_data_output":
+                self.binary_output = boolean(entry, f"Unable to parse '{name}'")
+            elif name.startswith(_RESERVED_PREFIX):
+                raise invalid_argument(
+                    "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
+                )
+            else:
+                self.others[name] = plain_parameter(name, entry)
+        if tells_of_a_sequence:
+            self.sequence = SequenceTag(identity, flags[SEQUENCE_START], flags[SEQUENCE_END])
+
+
+def _sequence_id(value: Any) -> SequenceId:
+    if type(value) is int and 0 <= value < UNSIGNED_LIMIT:
+        return value
+    return text(value, f"Unable to parse '{SEQUENCE_ID}'")
+
+
+REMEMBERED_HEADS = 1024
+MOST_ENTRIES = 64
+"""Tensors, dimensions and parameters."""
+LONGEST_TEXT = 1024
+"""All three bound the memory that clients can make it take."""
+
+_Key = tuple[object, ...]
+
+
+class RequestHeads:
+    """Called on the event loop."""
+
+    def __init__(self) -> None:
+        self._heads: dict[_Key, RequestHead] = {}
+
+    def head(
+        self,
+        model_name: str,
+        model_version: str,
+        inputs: Sequence[InputHead],
+        outputs: Sequence[RequestedOutput],
+        parameters: Parameters,
+    ) -> RequestHead:
+        key: _Key = (
+            model_name,
+            model_version,
+            tuple((entry.name, entry.datatype, entry.shape, _key(entry.parameters)) for entry in inputs),
+            tuple((entry.name, _key(entry.parameters)) for entry in outputs),
+            _key(parameters),
+        )
+        head = self._heads.get(key)
+        if head is None:
+            head = RequestHead(model_name, model_version, tuple(inputs), tuple(outputs), parameters)
+            if _is_small(head):
+                if len(self._heads) >= REMEMBERED_HEADS:
+                    self._heads.clear()
+                self._heads[key] = head
+        return head
+
+
+def _key(parameters: Parameters) -> _Key:
+    # 1, 1.0 and True are equal to each other.
+    return tuple((name, type(value), value) for name, value in parameters.items()) if parameters else ()
+
+
+def _is_small(head: RequestHead) -> bool:
+    told = [
+        head.parameters,
+        *(entry.parameters for entry in head.inputs),
+        *(entry.parameters for entry in head.outputs),
+    ]
+    sizes = [len(head.inputs), len(head.outputs), *map(len, told), *(len(entry.shape) for entry in head.inputs)]
+    if sum(sizes) > MOST_ENTRIES:
+        return False
+    names = [head.model_name, head.model_version]
+    names += [entry.name for entry in head.inputs] + [entry.name for entry in head.outputs]
+    names += [text for parameters in told for pair in parameters.items() for text in pair if isinstance(text, str)]
+    return all(len(text) <= LONGEST_TEXT for text in names)
+
 
 REMEMBERED_TEXTS = 1024
 LONGEST_REMEMBERED_TEXT = 4096
 """Bytes. Both bound the memory that clients can make the reader take."""
 
+MOST_ENTRIES_OF_A_REQUEST = 16384
+"""Inputs, outputs, dimensions and parameters: what is done for each of them keeps others waiting."""
+
 _SHARED_MEMORY_NUMBERS = ("shared_memory_offset", "shared_memory_byte_size")
+
+
+@dataclass(slots=True, eq=False)
+class InferText:
+    """What the JSON of a request says."""
+
+    id: str
+    inputs: list[InputHead]
+    outputs: list[RequestedOutput]
+    parameters: Parameters
+    sequence: SequenceTag | None
+    form: AnswerForm
+    data: list[Buffer | slice]
+    """Of the inputs: what the JSON holds, or where they lie behind it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,9 +190,8 @@ class _RememberedText:
 
     head: RequestHead
     form: AnswerForm
-    parts: tuple[slice, ...]
-    """Where the inputs lie in the body."""
-    body_length: int
+    parts: list[slice]
+    binary_length: int
 
 
 class InferRequestReader:
@@ -61,43 +214,56 @@ class InferRequestReader:
             ServeError: with Triton's codes and words.
         """
         view = memoryview(body)
+        binary = view[header_length:]
         if header_length > LONGEST_REMEMBERED_TEXT:
-            return self._parse(view, header_length, model_name, model_version)
+            text = parse_infer_text(model_name, len(binary), view[:header_length])
+            return self.request(text, binary, model_name, model_version), text.form
         key = (model_name, model_version, bytes(view[:header_length]))
         known = self._texts.get(key)
         # A body of another length does not fit its JSON, and is refused.
-        if known is not None and known.body_length == len(view):
-            return InferRequest(known.head, "", [view[part] for part in known.parts]), known.form
-        request, form = self._parse(view, header_length, model_name, model_version)
-        if not request.id and request.sequence is None and all(isinstance(data, memoryview) for data in request.data):
-            self._remember(key, request, form, header_length)
-        return request, form
+        if known is not None and known.binary_length == len(binary):
+            return InferRequest(known.head, "", [binary[part] for part in known.parts]), known.form
+        text = parse_infer_text(model_name, len(binary), key[2])
+        request = self.request(text, binary, model_name, model_version)
+        parts = [part for part in text.data if isinstance(part, slice)]
+        if not text.id and text.sequence is None and len(parts) == len(text.data):
+            if len(self._texts) >= REMEMBERED_TEXTS:
+                self._texts.clear()
+            self._texts[key] = _RememberedText(request.head, text.form, parts, len(binary))
+        return request, text.form
 
-    def _remember(self, key: tuple[str, str, bytes], request: InferRequest, form: AnswerForm, start: int) -> None:
-        parts: list[slice] = []
-        for data in request.data:
-            parts.append(slice(start, start + len(data)))
-            start += len(data)
-        if len(self._texts) >= REMEMBERED_TEXTS:
-            self._texts.clear()
-        self._texts[key] = _RememberedText(request.head, form, tuple(parts), start)
+    def request(self, text: InferText, binary: memoryview, model_name: str, model_version: str) -> InferRequest:
+        """Of a text and the tensors behind it."""
+        head = self._heads.head(model_name, model_version, text.inputs, text.outputs, text.parameters)
+        data = [binary[part] if isinstance(part, slice) else part for part in text.data]
+        return InferRequest(head, text.id, data, sequence=text.sequence)
 
-    def _parse(
-        self, view: memoryview, header_length: int, model_name: str, model_version: str
-    ) -> tuple[InferRequest, AnswerForm]:
-        head = parse_json(view[:header_length])
-        request_id = read_id(head)
-        entry = find(head, "parameters")
-        parameters = None if entry is MISSING else RequestParameters(entry)
-        inputs, data = _read_inputs(head, view[header_length:], model_name)
-        outputs, form = _read_outputs(head, parameters is not None and parameters.binary_output)
-        others = parameters.others if parameters is not None else NO_PARAMETERS
-        request = InferRequest(
-            self._heads.head(model_name, model_version, inputs, outputs, others or NO_PARAMETERS), request_id, data
+
+def parse_infer_text(model_name: str, binary_length: int, json: Buffer) -> InferText:
+    """What the JSON says; `binary_length`: bytes of tensors stand behind it.
+
+    Raises:
+        ServeError: with Triton's codes and words.
+    """
+    head = parse_json(json)
+    request_id = read_id(head)
+    entry = find(head, "parameters")
+    parameters = None if entry is MISSING else RequestParameters(entry)
+    inputs, data = _read_inputs(head, binary_length, model_name)
+    outputs, form = _read_outputs(head, parameters is not None and parameters.binary_output)
+    others = parameters.others if parameters is not None else NO_PARAMETERS
+    check_entries(len(inputs) + len(outputs) + len(others) + sum(len(given.shape) for given in inputs))
+    sequence = None if parameters is None else parameters.sequence
+    return InferText(request_id, inputs, outputs, others or NO_PARAMETERS, sequence, form, data)
+
+
+def check_entries(count: int) -> None:
+    """Raises: ServeError, INVALID_ARGUMENT: there are too many inputs, outputs, dimensions and parameters."""
+    if count > MOST_ENTRIES_OF_A_REQUEST:
+        raise invalid_argument(
+            f"a request's JSON may have {MOST_ENTRIES_OF_A_REQUEST} inputs, outputs, dimensions and parameters"
+            f" together, got {count}"
         )
-        if parameters is not None:
-            request.sequence = parameters.sequence
-        return request, form
 
 
 def id_of_refused(json: Buffer) -> str:
@@ -113,9 +279,9 @@ def read_id(head: Any) -> str:
     return "" if value is MISSING else text(value, "Unable to parse 'id'")
 
 
-def _read_inputs(head: Any, binary: memoryview, model_name: str) -> tuple[list[InputHead], list[Buffer]]:
+def _read_inputs(head: Any, binary_length: int, model_name: str) -> tuple[list[InputHead], list[Buffer | slice]]:
     inputs: list[InputHead] = []
-    data: list[Buffer] = []
+    data: list[Buffer | slice] = []
     position = 0
     for entry in array(member(head, "inputs", "Unable to parse 'inputs'"), "Unable to parse 'inputs'"):
         parameters = find(entry, "parameters")
@@ -125,12 +291,12 @@ def _read_inputs(head: Any, binary: memoryview, model_name: str) -> tuple[list[I
         told: dict[str, ParameterValue] = {}
         if size is not MISSING:
             end = position + unsigned(size, "Unable to parse 'binary_data_size'")
-            if end > len(binary):
+            if end > binary_length:
                 raise invalid_argument(
-                    f"unexpected size for input '{name}', expecting {end - len(binary)} additional bytes for model"
+                    f"unexpected size for input '{name}', expecting {end - binary_length} additional bytes for model"
                     f" '{model_name}'"
                 )
-            data.append(binary[position:end])
+            data.append(slice(position, end))
             position = end
         elif region is not MISSING:
             told = _shared_memory(parameters)
@@ -138,7 +304,7 @@ def _read_inputs(head: Any, binary: memoryview, model_name: str) -> tuple[list[I
         else:
             data.append(_json_data(entry, datatype, shape, name))
         inputs.append(InputHead(name, datatype, shape, told or NO_PARAMETERS))
-    if position != len(binary):
+    if position != binary_length:
         raise invalid_argument(f"unexpected additional input data for model '{model_name}'")
     return inputs, data
 

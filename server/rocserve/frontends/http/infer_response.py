@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.requests import InferResponse
 from rocserve.core.tensors import Buffer, Tensor
-from rocserve.frontends.http.answer_form import AnswerForm
 from rocserve.frontends.http.json_text import json_bytes
-from rocserve.frontends.http.tensor_json import element_slices
+from rocserve.frontends.http.tensor_json import SLICE, element_slices, json_elements
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """Binary data stands behind the JSON, all else in it."""
+
+    binary: Mapping[str, bool] = field(default_factory=dict)
+    """By the outputs that the request names."""
+    otherwise_binary: bool = False
+    """Outputs that it does not name."""
+    shared: Set[str] = frozenset()
+    """Outputs that lie in the client's shared memory, so that only their heads are told."""
+
+    def is_binary(self, output_name: str) -> bool:
+        return self.binary.get(output_name, self.otherwise_binary)
+
+
+BINARY_ONLY = AnswerForm(otherwise_binary=True)
+
 
 REMEMBERED_TEXTS = 1024
 MANY_ELEMENTS = 10_000
@@ -71,25 +90,33 @@ def infer_body(response: InferResponse, form: AnswerForm) -> InferBody:
     Raises:
         ServeError: INVALID_ARGUMENT for an output that has no JSON, INTERNAL for one that does not fit its shape.
     """
-    outputs: list[bytes] = []
-    tensors: list[Buffer] = []
-    for tensor in response.outputs:
-        told: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype.value, "shape": tensor.shape}
-        if tensor.name in form.shared:
-            outputs.append(json_bytes(told))  # The client finds it where it asked for it.
-        elif form.is_binary(tensor.name):
-            told["parameters"] = {"binary_data_size": len(tensor.data)}
-            outputs.append(json_bytes(told))
-            if len(tensor.data):
-                tensors.append(tensor.data)
-        else:
-            # The object ends with its elements.
-            outputs.append(b'%b,"data":[%b]}' % (json_bytes(told)[:-1], _elements(tensor)))
     head: dict[str, Any] = {"id": response.id} if response.id else {}
     head |= {"model_name": response.model_name, "model_version": response.model_version}
     if response.parameters:
         head["parameters"] = dict(response.parameters)
-    return InferBody(b'%b,"outputs":[%b]}' % (json_bytes(head)[:-1], b",".join(outputs)), tensors)
+    outputs: list[dict[str, Any]] = []
+    large: dict[int, Tensor] = {}
+    tensors: list[Buffer] = []
+    for tensor in response.outputs:
+        told: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype.value, "shape": tensor.shape}
+        if tensor.name in form.shared:
+            pass  # The client finds it where it asked for it.
+        elif form.is_binary(tensor.name):
+            told["parameters"] = {"binary_data_size": len(tensor.data)}
+            if len(tensor.data):
+                tensors.append(tensor.data)
+        elif tensor.element_count > SLICE:
+            large[len(outputs)] = tensor
+        else:
+            told["data"] = json_elements(tensor)
+        outputs.append(told)
+    if not large:
+        return InferBody(json_bytes(head | {"outputs": outputs}), tensors)
+    texts = [json_bytes(told) for told in outputs]
+    for index, tensor in large.items():
+        # The object ends with its elements.
+        texts[index] = b'%b,"data":[%b]}' % (texts[index][:-1], _elements(tensor))
+    return InferBody(b'%b,"outputs":[%b]}' % (json_bytes(head)[:-1], b",".join(texts)), tensors)
 
 
 def takes_long(response: InferResponse, form: AnswerForm) -> bool:

@@ -14,12 +14,84 @@ from typing import Any
 from rocserve.core.errors import internal, invalid_argument
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.errors import JSON, PLAIN, HttpError
-from rocserve.frontends.http.json_text import parse_json
-from rocserve.frontends.http.json_values import MISSING, boolean, find, member, members, text, unsigned
-from rocserve.frontends.http.places import Place
-from rocserve.frontends.http.setting_values import log_settings, told_log_settings, told_trace_settings, trace_settings
+from rocserve.frontends.http.json_text import MISSING, array, boolean, find, member, members, parse_json, text, unsigned
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol.json_form import plain_values
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """All in plain form, not percent-encoded; empty what the URL does not have."""
+
+    model: str = ""
+    version: str = ""
+    region: str = ""
+    repository: str = ""
+
+
+_TRACE_TEXTS = ("trace_rate", "trace_count", "log_frequency")
+_LOG_FLAGS = ("log_info", "log_warning", "log_error")
+_TRACE_ORDER = ("trace_level", "trace_rate", "trace_count", "log_frequency", "trace_file", "trace_mode")
+_LOG_ORDER = ("log_file", "log_info", "log_warning", "log_error", "log_verbose_level", "log_format")
+
+
+def trace_settings(place: Place, body: Buffer) -> pb.TraceSettingRequest:
+    """A setting that is null is cleared, which gRPC says by none of its values; unknown ones are passed over."""
+    message = pb.TraceSettingRequest(model_name=place.model)
+    value = parse_json(body)
+    given = value if isinstance(value, dict) else {}
+    for name in ("trace_file", "trace_level", *_TRACE_TEXTS):
+        if name not in given:
+            continue
+        entry = given[name]
+        # Reading a missing key of a map of messages makes the entry.
+        values = message.settings[name].value
+        if name == "trace_file":
+            values.append(entry if isinstance(entry, str) else "")
+        elif entry is not None:
+            values.extend([text(level) for level in array(entry)] if name == "trace_level" else [text(entry)])
+    return message
+
+
+def told_trace_settings(response: pb.TraceSettingResponse) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    for name in _ordered(_TRACE_ORDER, response.settings):
+        values = list(response.settings[name].value)
+        told[name] = values if name == "trace_level" else "".join(values[:1])
+    return told
+
+
+def log_settings(place: Place, body: Buffer) -> pb.LogSettingsRequest:
+    """Settings that are null stay as they are; unknown ones are passed over."""
+    message = pb.LogSettingsRequest()
+    value = parse_json(body)
+    given = value if isinstance(value, dict) else {}
+    for name in _LOG_ORDER:
+        entry = given.get(name)
+        if entry is None:
+            continue
+        setting = message.settings[name]
+        if name in _LOG_FLAGS:
+            setting.bool_param = boolean(entry)
+        elif name == "log_verbose_level":
+            setting.uint32_param = unsigned(entry) & 0xFFFF_FFFF
+        else:
+            setting.string_param = text(entry)
+    return message
+
+
+def told_log_settings(response: pb.LogSettingsResponse) -> dict[str, Any]:
+    settings = response.settings
+    names = _ordered(_LOG_ORDER, settings)
+    return {
+        name: getattr(settings[name], settings[name].WhichOneof("parameter_choice") or "string_param") for name in names
+    }
+
+
+def _ordered(first: tuple[str, ...], found: Any) -> list[str]:
+    """The names that are there, those in `first` in that order."""
+    return [name for name in first if name in found] + sorted(name for name in found if name not in first)
+
 
 GET = frozenset({"GET"})
 GET_OR_HEAD = frozenset({"GET", "HEAD"})
@@ -44,8 +116,8 @@ class ManagementRoute:
     content_type: str = JSON
 
 
-def _nothing(response: Any) -> None:
-    return None
+def nothing(response: Any) -> None:
+    """Is told."""
 
 
 def _live(response: pb.ServerLiveResponse) -> None:
@@ -63,10 +135,6 @@ def _model_ready(response: pb.ModelReadyResponse) -> None:
 def _check(holds: bool, text: str = "") -> None:
     if not holds:
         raise HttpError(400, text)
-
-
-def _server_metadata(response: pb.ServerMetadataResponse) -> Any:
-    return plain_values(response)
 
 
 def _model_metadata(response: pb.ModelMetadataResponse) -> Any:
@@ -160,85 +228,42 @@ def _decoded(name: str, value: str) -> bytes:
         raise invalid_argument(f"the value of '{name}' is not valid base64: {error}") from None
 
 
-def _trace_request(place: Place, body: Buffer) -> pb.TraceSettingRequest:
-    return trace_settings(place.model, parse_json(body))
+def by_url(
+    method: str, verbs: frozenset[str], answer: Callable[[Any], Any], content_type: str = JSON, **fields: str
+) -> ManagementRoute:
+    """A method whose request says what the URL does; `fields`: the request's, by their names in `Place`."""
+    request = getattr(pb, f"{method}Request")
+
+    def of(place: Place, body: Buffer) -> Any:
+        return request(**{field: getattr(place, name) for field, name in fields.items()})
+
+    return ManagementRoute(method, verbs, of, answer, content_type)
 
 
-def _log_request(place: Place, body: Buffer) -> pb.LogSettingsRequest:
-    return log_settings(parse_json(body))
-
-
-LIVE = ManagementRoute("ServerLive", GET_OR_HEAD, lambda place, body: pb.ServerLiveRequest(), _live, PLAIN)
-READY = ManagementRoute("ServerReady", GET_OR_HEAD, lambda place, body: pb.ServerReadyRequest(), _ready, PLAIN)
-SERVER_METADATA = ManagementRoute(
-    "ServerMetadata", GET, lambda place, body: pb.ServerMetadataRequest(), _server_metadata
-)
-MODEL_READY = ManagementRoute(
-    "ModelReady",
-    GET_OR_HEAD,
-    lambda place, body: pb.ModelReadyRequest(name=place.model, version=place.version),
-    _model_ready,
-    PLAIN,
-)
-MODEL_METADATA = ManagementRoute(
-    "ModelMetadata",
-    GET,
-    lambda place, body: pb.ModelMetadataRequest(name=place.model, version=place.version),
-    _model_metadata,
-)
-MODEL_CONFIG = ManagementRoute(
-    "ModelConfig",
-    GET,
-    lambda place, body: pb.ModelConfigRequest(name=place.model, version=place.version),
-    _model_config,
-)
-MODEL_STATISTICS = ManagementRoute(
-    "ModelStatistics",
-    GET,
-    lambda place, body: pb.ModelStatisticsRequest(name=place.model, version=place.version),
-    plain_values,
-)
+_VERSION = {"name": "model", "version": "version"}
+LIVE = by_url("ServerLive", GET_OR_HEAD, _live, PLAIN)
+READY = by_url("ServerReady", GET_OR_HEAD, _ready, PLAIN)
+SERVER_METADATA = by_url("ServerMetadata", GET, plain_values)
+MODEL_READY = by_url("ModelReady", GET_OR_HEAD, _model_ready, PLAIN, **_VERSION)
+MODEL_METADATA = by_url("ModelMetadata", GET, _model_metadata, **_VERSION)
+MODEL_CONFIG = by_url("ModelConfig", GET, _model_config, **_VERSION)
+MODEL_STATISTICS = by_url("ModelStatistics", GET, plain_values, **_VERSION)
 INDEX = ManagementRoute("RepositoryIndex", POST, _index_request, _index)
-LOAD = ManagementRoute("RepositoryModelLoad", POST, _load_request, _nothing)
-UNLOAD = ManagementRoute("RepositoryModelUnload", POST, _unload_request, _nothing)
+LOAD = ManagementRoute("RepositoryModelLoad", POST, _load_request, nothing)
+UNLOAD = ManagementRoute("RepositoryModelUnload", POST, _unload_request, nothing)
 SHARED_MEMORY = {
-    ("system", "status"): ManagementRoute(
-        "SystemSharedMemoryStatus",
-        GET,
-        lambda place, body: pb.SystemSharedMemoryStatusRequest(name=place.region),
-        _regions,
-    ),
-    ("system", "register"): ManagementRoute("SystemSharedMemoryRegister", POST, _system_register_request, _nothing),
-    ("system", "unregister"): ManagementRoute(
-        "SystemSharedMemoryUnregister",
-        POST,
-        lambda place, body: pb.SystemSharedMemoryUnregisterRequest(name=place.region),
-        _nothing,
-    ),
-    ("cuda", "status"): ManagementRoute(
-        "CudaSharedMemoryStatus",
-        GET,
-        lambda place, body: pb.CudaSharedMemoryStatusRequest(name=place.region),
-        _regions,
-    ),
-    ("cuda", "register"): ManagementRoute("CudaSharedMemoryRegister", POST, _cuda_register_request, _nothing),
-    ("cuda", "unregister"): ManagementRoute(
-        "CudaSharedMemoryUnregister",
-        POST,
-        lambda place, body: pb.CudaSharedMemoryUnregisterRequest(name=place.region),
-        _nothing,
-    ),
+    ("system", "status"): by_url("SystemSharedMemoryStatus", GET, _regions, name="region"),
+    ("system", "register"): ManagementRoute("SystemSharedMemoryRegister", POST, _system_register_request, nothing),
+    ("system", "unregister"): by_url("SystemSharedMemoryUnregister", POST, nothing, name="region"),
+    ("cuda", "status"): by_url("CudaSharedMemoryStatus", GET, _regions, name="region"),
+    ("cuda", "register"): ManagementRoute("CudaSharedMemoryRegister", POST, _cuda_register_request, nothing),
+    ("cuda", "unregister"): by_url("CudaSharedMemoryUnregister", POST, nothing, name="region"),
 }
 TRACE = {
-    "GET": ManagementRoute(
-        "TraceSetting",
-        GET_OR_POST,
-        lambda place, body: pb.TraceSettingRequest(model_name=place.model),
-        told_trace_settings,
-    ),
-    "POST": ManagementRoute("TraceSetting", GET_OR_POST, _trace_request, told_trace_settings),
+    "GET": by_url("TraceSetting", GET_OR_POST, told_trace_settings, model_name="model"),
+    "POST": ManagementRoute("TraceSetting", GET_OR_POST, trace_settings, told_trace_settings),
 }
 LOGGING = {
-    "GET": ManagementRoute("LogSettings", GET_OR_POST, lambda place, body: pb.LogSettingsRequest(), told_log_settings),
-    "POST": ManagementRoute("LogSettings", GET_OR_POST, _log_request, told_log_settings),
+    "GET": by_url("LogSettings", GET_OR_POST, told_log_settings),
+    "POST": ManagementRoute("LogSettings", GET_OR_POST, log_settings, told_log_settings),
 }

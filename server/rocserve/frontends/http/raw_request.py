@@ -10,7 +10,7 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import NO_PARAMETERS, InferRequest, InputHead
 from rocserve.core.tensors import Buffer, encode_bytes_elements
-from rocserve.frontends.http.request_heads import RequestHeads
+from rocserve.frontends.http.infer_request import RequestHeads
 
 _UNKNOWN_ID = request_prefix([""])
 

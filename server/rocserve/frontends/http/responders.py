@@ -1,25 +1,51 @@
-"""From whatever thread has a request's answer to the task of the event loop that waits for it."""
+"""From the event loop to the data plane's thread, which runs a request, and back to whoever waits for its answer."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from rocserve.core.errors import ServeError, StatusCode, internal, unimplemented
 from rocserve.core.request_memory import Holding, RequestMemory
-from rocserve.core.requests import InferResponse
+from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.frontends.http.infer_response import detached
 from rocserve.scheduling.refusals import deadline_exceeded
-from rocserve.services.observation import RequestOrigin
+from rocserve.services.inference import InferenceService
+from rocserve.services.observation import ClientResponder, RequestOrigin
 
 NOT_FOR_DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 BACKLOG_LIMIT_BYTES = 256 << 20
 """Of responses that a client does not fetch."""
 
 Outcome = InferResponse | ServeError
+
+
+class LoopCalls:
+    """Calls back on the event loop for other threads: however many calls wait, the loop is woken once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._calls: deque[Callable[[], None]] = deque()
+        self._is_woken = False
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """From any thread."""
+        self._calls.append(call)
+        if not self._is_woken:
+            self._is_woken = True
+            self._loop.call_soon_threadsafe(self._run)
+
+    def _run(self) -> None:
+        # First: whoever comes after the last look at the calls wakes the loop again.
+        self._is_woken = False
+        for _ in range(len(self._calls)):
+            try:
+                self._calls.popleft()()
+            except Exception as error:
+                self._loop.call_exception_handler({"message": "an answer met a fault", "exception": error})
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,53 +56,67 @@ class Asked:
     memory: RequestMemory
     holding: Holding
     """Of the request; given back when it has been answered."""
+    calls: LoopCalls
     deadline: float | None = None
     """time.monotonic() seconds, which are the loop's too, after which the client is told that it has passed, whatever
     becomes of the request."""
 
 
-class HttpResponder:
+class HttpResponder(ClientResponder):
     """What the responders below have in common: where the request comes from, whether its client is still there, and
     what memory the request and its answers hold. Made on the loop."""
 
     def __init__(self, asked: Asked) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._calls = asked.calls
         self._deadline = asked.deadline
         self._memory = asked.memory
         self._request_holding = asked.holding
         self._answer_holding = Holding()
-        self._callbacks: deque[Callable[[], None]] = deque()
+        self._service: InferenceService | None = None
+        """Once the request has been handed over."""
+        self._callbacks: list[Callable[[], None]] = []
         self._is_gone = False
-        self._is_handed_over = False
-        self._own_thread = threading.get_ident()
-        self.origin = asked.origin
+        self._is_scheduled = False
+        self._origin = asked.origin
         self.is_refused = False
         """Whether it failed before it was scheduled."""
 
-    def handed_over(self) -> None:
-        """What fails from now on was scheduled."""
-        self._is_handed_over = True
+    def hand_over(self, service: InferenceService, request: InferRequest) -> None:
+        """On the loop: have the request scheduled, on the data plane's thread."""
+        self._service = service
+        service.plane.call_soon(partial(self._schedule, service, request))
+
+    def _schedule(self, service: InferenceService, request: InferRequest) -> None:
+        try:
+            service.infer(request, self)
+        except Exception as error:
+            self.fail(internal(service.paths.hide(f"{type(error).__name__}: {error}")))
+            raise
+        self._is_scheduled = True
+
+    def origin(self) -> RequestOrigin:
+        return self._origin()
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         self._callbacks.append(callback)
         if self._is_gone:
-            self.cancel()
+            self._tell_gone()
 
     def cancel(self) -> None:
-        """Nobody waits for the answer any more."""
+        """On the loop: nobody waits for the answer any more."""
         self._is_gone = True
-        while True:
-            try:
-                # Atomic: of two threads that are here one gets it.
-                callback = self._callbacks.popleft()
-            except IndexError:
-                return
+        if self._service is not None:
+            self._service.plane.call_soon(self._tell_gone)
+
+    def _tell_gone(self) -> None:
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
             callback()
 
     def close(self) -> None:
         """On the loop: what answers there are have been sent, or nobody reads them."""
         self._memory.release_answer(self._answer_holding)
-        if not self._is_handed_over:
+        if self._service is None:
             self._memory.release(self._request_holding)
 
     def _forget(self) -> None:
@@ -86,36 +126,27 @@ class HttpResponder:
         self._memory.release(self._request_holding)
 
     def _note_failure(self) -> None:
-        # A model that is quick fails on another thread before the loop's knows that the request was handed over.
-        if not self._is_handed_over and threading.get_ident() == self._own_thread:
+        if not self._is_scheduled:
             self.is_refused = True
 
 
 class SingleAnswer(HttpResponder):
-    """The responder of a request that has one response."""
+    """The responder of a request that has one response, which is handed to a callback on the loop."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: Asked, answer: Callable[[SingleAnswer, Outcome], None]) -> None:
+        """`answer`: gets the response, on memory of its own, or the error; not called when the client has gone."""
         super().__init__(asked)
-        self._future: asyncio.Future[Outcome] = self._loop.create_future()
-
-    async def outcome(self) -> Outcome:
-        """The response, on memory of its own, or the error."""
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                return await self._future
-        except TimeoutError:
-            self.cancel()
-            return deadline_exceeded()
-        except asyncio.CancelledError:
-            self.cancel()
-            raise
+        self._answer: Callable[[SingleAnswer, Outcome], None] | None = answer
+        self._timer = (
+            None if asked.deadline is None else asyncio.get_running_loop().call_at(asked.deadline, self._expire)
+        )
 
     def expect_many(self) -> None:
         raise unimplemented(NOT_FOR_DECOUPLED)
 
     def send(self, response: InferResponse, final: bool = True) -> None:
         self._forget()
-        self._loop.call_soon_threadsafe(self._set, detached(response))
+        self._calls.call_soon(partial(self._set, detached(response)))
 
     def end(self) -> None:
         self.fail(internal("expected a single response, got 0"))
@@ -123,16 +154,34 @@ class SingleAnswer(HttpResponder):
     def fail(self, error: ServeError, final: bool = True) -> None:
         self._note_failure()
         self._forget()
-        self._loop.call_soon_threadsafe(self._set, error)
+        self._calls.call_soon(partial(self._set, error))
+
+    def leave(self) -> None:
+        """The client has gone."""
+        self.cancel()
+        self.close()
+
+    def close(self) -> None:
+        self._answer = None
+        if self._timer is not None:
+            self._timer.cancel()
+        super().close()
+
+    def _expire(self) -> None:
+        self.cancel()
+        self._set(deadline_exceeded())
 
     def _set(self, outcome: Outcome) -> None:
-        if self._future.done():
-            return  # The client has gone.
+        answer, self._answer = self._answer, None
+        if answer is None:
+            return  # The client has gone, or been told that its deadline has passed.
+        if self._timer is not None:
+            self._timer.cancel()
         try:
             self.hold(_size(outcome))
         except ServeError as error:
             outcome = error
-        self._future.set_result(outcome)
+        answer(self, outcome)
 
     def hold(self, nbytes: int) -> None:
         """On the loop: the answer takes so much now, in the form that it has.
@@ -182,17 +231,17 @@ class AnswerStream(HttpResponder):
     def send(self, response: InferResponse, final: bool = True) -> None:
         if final:
             self._forget()
-        self._loop.call_soon_threadsafe(self._put, detached(response), final)
+        self._calls.call_soon(partial(self._put, detached(response), final))
 
     def end(self) -> None:
         self._forget()
-        self._loop.call_soon_threadsafe(self._put, None, True)
+        self._calls.call_soon(partial(self._put, None, True))
 
     def fail(self, error: ServeError, final: bool = True) -> None:
         self._note_failure()
         if final:
             self._forget()
-        self._loop.call_soon_threadsafe(self._put, error, final)
+        self._calls.call_soon(partial(self._put, error, final))
 
     def _put(self, outcome: Outcome | None, final: bool) -> None:
         if self._is_closed:

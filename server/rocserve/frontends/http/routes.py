@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote
 
+from rocserve.core.tensors import Buffer
 from rocserve.frontends.http import amd, management
-from rocserve.frontends.http.management import ManagementRoute
-from rocserve.frontends.http.places import Place
+from rocserve.frontends.http.management import ManagementRoute, Place
 
 _MODEL = re.compile(r"/v2/models/([^/]+)(?:/versions/([0-9]+))?(?:/(.+))?")
 _REPOSITORY = re.compile(r"/v2/repository(?:/([^/]+))?/(index|models/([^/]+)/(load|unload))")
@@ -104,3 +104,15 @@ def _of_a_repository(found: re.Match[str]) -> Destination:
 
 def _trace(verb: str) -> ManagementRoute:
     return management.TRACE["POST" if verb == "POST" else "GET"]
+
+
+def parse_message(verb: str, path: str, body: Buffer) -> bytes:
+    """The message, serialised, that a body means at the URL of a management call.
+
+    Raises:
+        ServeError: it means none.
+    """
+    destination = find_destination(verb, path)
+    assert destination is not None and isinstance(destination.to, ManagementRoute)
+    message: bytes = destination.to.request(destination.place, body).SerializeToString()
+    return message

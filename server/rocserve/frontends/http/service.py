@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Mapping
-
-from aiohttp import web
+from collections.abc import Coroutine, Mapping
+from functools import partial
+from typing import Any
 
 from rocserve.core.errors import ServeError
 from rocserve.core.request_memory import Holding, RequestMemory
@@ -15,12 +15,14 @@ from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.http.body import BodyReader
 from rocserve.frontends.http.deadlines import RequestDeadlines
 from rocserve.frontends.http.errors import PLAIN, HttpError, error_response, not_allowed, not_found
-from rocserve.frontends.http.generating import GenerateHandler
+from rocserve.frontends.http.generate import GenerateHandler
 from rocserve.frontends.http.inference import HandlerParts, InferHandler
 from rocserve.frontends.http.json_text import json_bytes
-from rocserve.frontends.http.management import ManagementRoute
-from rocserve.frontends.http.places import Place
-from rocserve.frontends.http.routes import Inference, find_destination
+from rocserve.frontends.http.large_bodies import LARGE_JSON, LargeBodies
+from rocserve.frontends.http.management import ManagementRoute, Place
+from rocserve.frontends.http.protocol import Request, Response
+from rocserve.frontends.http.responders import LoopCalls
+from rocserve.frontends.http.routes import Inference, find_destination, parse_message
 from rocserve.observability.failures import RequestFailures
 from rocserve.services.admin_calls import ADMIN_METHODS, FORWARDING_HEADERS, AdminCalls, Peer, describe_access
 from rocserve.services.forwarded_headers import header_forwarding
@@ -33,7 +35,7 @@ _REMEMBERED_PATHS = 1024
 
 
 class HttpService:
-    """Answers requests, on the event loop."""
+    """Answers requests, on the event loop that it is made on."""
 
     def __init__(
         self,
@@ -50,10 +52,14 @@ class HttpService:
         self._failures = RequestFailures(log)
         self._restrictions = restrictions(settings.restricted, log)
         self._admin = AdminCalls(admin_addresses, ADMIN_METHODS if settings.use_ssl_mutual else self._restrictions)
+        self._large = LargeBodies()
+        calls = LoopCalls(asyncio.get_running_loop())
         self._bodies = BodyReader(settings.max_input_size, memory)
         forwarding = header_forwarding(settings.header_forward_pattern)
         deadlines = RequestDeadlines(settings.request_timeout_seconds)
-        parts = HandlerParts(inference, tables, self._bodies, memory, deadlines)
+        parts = HandlerParts(
+            inference, tables, self._bodies, memory, deadlines, self._large, calls, self._run, self._failure
+        )
         self._infer = InferHandler(parts, forwarding)
         self._generate = GenerateHandler(parts)
         self._find_destination = functools.lru_cache(_REMEMBERED_PATHS)(find_destination)
@@ -63,42 +69,60 @@ class HttpService:
         """Who may call what, for the log."""
         return describe_access(self._restrictions, self._admin)
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """The answer to a request; a stream has been sent when this returns."""
+    def handle(self, request: Request) -> None:
+        """Answers a request, at once or later."""
         try:
-            return await self._answer(request)
-        except (ServeError, HttpError) as error:
-            return error_response(error)
+            self._answer(request)
+        except Exception as error:
+            request.respond(self._failure(request, error))
+
+    def _failure(self, request: Request, error: Exception) -> Response:
+        if not isinstance(error, ServeError | HttpError):
+            error = self._failures.error_of(f"{request.method} {request.path}", error)
+        return error_response(error)
+
+    def _run(self, request: Request, answering: Coroutine[Any, Any, Response | None]) -> None:
+        request.run(self._guarded(request, answering))
+
+    async def _guarded(self, request: Request, answering: Coroutine[Any, Any, Response | None]) -> Response | None:
+        try:
+            return await answering
         except ConnectionError:
             raise  # The client has gone in the middle of its answer.
         except Exception as error:
-            return error_response(self._failures.error_of(f"{request.method} {request.rel_url.raw_path}", error))
+            return self._failure(request, error)
 
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        destination = self._find_destination(request.method, request.rel_url.raw_path)
+    def _answer(self, request: Request) -> None:
+        destination = self._find_destination(request.method, request.path)
         if destination is None:
             raise not_found()
         to, place = destination.to, destination.place
         if isinstance(to, ManagementRoute):
             self._admit(request, to.method)
-            return await self._manage(request, to, place)
+            self._run(request, self._manage(request, to, place))
+            return
         self._admit(request, "ModelInfer")
         if to is Inference.INFER:
-            return await self._infer.answer(request, place)
-        return await self._generate.answer(request, place, streams=to is Inference.GENERATE_STREAM)
+            self._infer.answer(request, place)
+        else:
+            self._run(request, self._generate.answer(request, place, streams=to is Inference.GENERATE_STREAM))
 
-    def _admit(self, request: web.BaseRequest, method: str) -> None:
+    def _admit(self, request: Request, method: str) -> None:
         restriction: Restriction | None = self._restrictions.get(method)
-        if restriction is not None and not restriction.admits(request.headers.get(restriction.header)):
+        if restriction is not None and not restriction.admits(request.headers.get(restriction.header.lower())):
             raise HttpError(403, f"This API is restricted, expecting header '{restriction.header}'", PLAIN)
 
-    async def _manage(self, request: web.BaseRequest, route: ManagementRoute, place: Place) -> web.Response:
+    async def _manage(self, request: Request, route: ManagementRoute, place: Place) -> Response:
         if request.method not in route.verbs:
             raise not_allowed(route.content_type)
         holding = Holding()
         try:
             body = await self._bodies.json_body(request, holding) if request.method == "POST" else b""
-            message = route.request(place, body)
+            if len(body) > LARGE_JSON:
+                parse = partial(parse_message, request.method, request.path)
+                message = self._methods[route.method].request.FromString(await self._large.parse(parse, body))
+            else:
+                message = route.request(place, body)
             self._admin.check(route.method, _peer(request), lambda: message)
             response = await self._call(self._methods[route.method], message, holding)
             told = route.answer(response)
@@ -108,7 +132,7 @@ class HttpService:
             if holding not in self._tasks.values():
                 self._memory.release(holding)
         text = b"" if told is None else told if isinstance(told, bytes) else json_bytes(told)
-        return web.Response(body=text, content_type=route.content_type)
+        return Response(200, text, route.content_type)
 
     async def _call(self, method: Method, message: object, holding: Holding) -> object:
         if not isinstance(method, SlowMethod):
@@ -126,5 +150,5 @@ class HttpService:
             task.exception()
 
 
-def _peer(request: web.BaseRequest) -> Peer:
-    return Peer(request.remote or "", any(name.lower() in FORWARDING_HEADERS for name in request.headers))
+def _peer(request: Request) -> Peer:
+    return Peer(request.remote, any(name in FORWARDING_HEADERS for name in request.headers))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
-from aiohttp import web
-
-from rocserve.frontends.http.connection import ConnectionLimits
-from rocserve.frontends.http.listener import HttpListener, binding_refusal
+from rocserve.frontends.http.listener import HttpListener
+from rocserve.frontends.http.protocol import ConnectionLimits, Request, Response
 from rocserve.frontends.metrics.exposition import CONTENT_TYPE
 
 _PATH = "/metrics"
@@ -34,7 +33,7 @@ class MetricsEndpoint:
         self._port = port
         self._write_metrics = write_metrics
         self._log = log
-        self._listener = HttpListener(self._answer, log, limits, tls)
+        self._listener = HttpListener(lambda request: request.run(self._answer(request)), log, limits, tls)
 
     async def start(self) -> int:
         """Listen; returns the port.
@@ -42,21 +41,16 @@ class MetricsEndpoint:
         Raises:
             OSError: it cannot be listened on; the error's text says where and what to do.
         """
-        try:
-            return await self._listener.start(self._address, self._port)
-        except OSError as error:
-            raise binding_refusal("metrics", self._address, self._port, error, "metrics") from None
+        return await self._listener.start("metrics", "metrics", self._address, self._port)
 
     async def stop(self) -> None:
         await self._listener.stop()
 
-    async def _answer(self, request: web.BaseRequest) -> web.Response:
-        if request.rel_url.raw_path.rstrip("/") != _PATH:
+    async def _answer(self, request: Request) -> Response:
+        if request.path.rstrip("/") != _PATH:
             return _text(404, f"there is only {_PATH}\n")
         if request.method not in ("GET", "HEAD"):
-            response = _text(405, "only GET and HEAD\n")
-            response.headers["Allow"] = "GET, HEAD"
-            return response
+            return _text(405, "only GET and HEAD\n", {"Allow": "GET, HEAD"})
         try:
             return _text(200, await asyncio.to_thread(self._write_metrics))
         except Exception:
@@ -64,5 +58,5 @@ class MetricsEndpoint:
             return _text(500, "the server's log says why\n")
 
 
-def _text(status: int, text: str) -> web.Response:
-    return web.Response(status=status, body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
+def _text(status: int, text: str, headers: Mapping[str, str] = MappingProxyType({})) -> Response:
+    return Response(status, text.encode(), CONTENT_TYPE, headers)

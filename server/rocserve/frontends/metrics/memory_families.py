@@ -9,11 +9,12 @@ from rocserve.frontends.metrics.exposition import MetricFamily, Sample
 
 
 def memory_families(memory: RequestMemory) -> Iterable[MetricFamily]:
+    use = memory.use()
     yield MetricFamily(
         "rocserve_request_memory_bytes",
         "gauge",
         "Bytes of requests that come in, wait and run, and of answers that are not yet read",
-        (Sample({"kind": "request"}, memory.request_bytes), Sample({"kind": "answer"}, memory.answer_bytes)),
+        (Sample({"kind": "request"}, use.request_bytes), Sample({"kind": "answer"}, use.answer_bytes)),
     )
     yield MetricFamily(
         "rocserve_request_memory_limit_bytes",
@@ -25,5 +26,5 @@ def memory_families(memory: RequestMemory) -> Iterable[MetricFamily]:
         "rocserve_request_memory_refusals_total",
         "counter",
         "Requests and answers that there was no memory for",
-        (Sample({"kind": "request"}, memory.refused_requests), Sample({"kind": "answer"}, memory.refused_answers)),
+        (Sample({"kind": "request"}, use.refused_requests), Sample({"kind": "answer"}, use.refused_answers)),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +43,8 @@ class Moment:
 
 
 class TraceGroup:
-    """A request of a client and those that came of it. It is handed on when all of them have ended."""
+    """A request of a client and those that came of it, all on the data plane's thread. It is handed on when all have
+    ended."""
 
     def __init__(
         self,
@@ -74,7 +74,6 @@ class TraceGroup:
         """What the front end did; other models know nothing of it."""
         self._numbers = numbers
         self._on_done = on_done
-        self._lock = threading.Lock()
         self._open = 0
         self._done = False
 
@@ -84,24 +83,20 @@ class TraceGroup:
         return sum(record.nbytes for record in self.records)
 
     def begin(self, model_name: str, model_version: str, request_id: str, parent_id: int, now_ns: int) -> TraceRecord:
-        with self._lock:
-            self._open += 1
-            record = TraceRecord(self, next(self._numbers), model_name, model_version, request_id, parent_id)
-            self.records.append(record)
+        self._open += 1
+        record = TraceRecord(self, next(self._numbers), model_name, model_version, request_id, parent_id)
+        self.records.append(record)
         record.note(REQUEST_START, now_ns)
         return record
 
     def keep_open(self) -> None:
-        with self._lock:
-            self._open += 1
+        self._open += 1
 
     def end_one(self) -> None:
-        with self._lock:
-            self._open -= 1
-            if self._open or self._done:
-                return
+        self._open -= 1
+        if not self._open and not self._done:
             self._done = True
-        self._on_done(self)
+            self._on_done(self)
 
 
 class TraceRecord:

@@ -10,7 +10,6 @@ each, on the tensors of that iteration, and the ensemble answers once for each, 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from rocserve.core.classification import classify
 from rocserve.core.dispatch import dispatch
-from rocserve.core.errors import ServeError, StatusCode, internal, unimplemented
-from rocserve.core.model_config import EnsembleStep, ModelConfig
+from rocserve.core.errors import ServeError, StatusCode, internal
+from rocserve.core.model_config import ModelConfig
 from rocserve.core.phases import PhaseTotals
 from rocserve.core.request_memory import Holding, MemoryFull
 from rocserve.core.request_prefix import request_prefix
@@ -38,7 +37,7 @@ from rocserve.core.traced_dispatch import dispatch_traced
 from rocserve.core.validation import RequestPlan
 from rocserve.scheduling.ensemble.graph import EnsemblePlan
 from rocserve.scheduling.ensemble.inflight import InflightLimit
-from rocserve.scheduling.ensemble.outbox import Outbox
+from rocserve.scheduling.ensemble.step import StepRequest
 from rocserve.scheduling.refusals import cancelled
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ _Place = tuple[str, int]
 
 
 class EnsembleRun:
-    """Its lock guards the tensors and counts; steps are answered on several threads."""
+    """Holds the tensors of one request between its steps, and the answers until it is their turn."""
 
     def __init__(
         self, ensemble: EnsembleVersion, request: InferRequest, plan: RequestPlan, responder: Responder, started_ns: int
@@ -76,7 +75,6 @@ class EnsembleRun:
         self._responder = responder
         self._started_ns = self._begun_ns = started_ns
         self._graph: EnsemblePlan = ensemble.graph.plan(plan.outputs)
-        self._lock = threading.Lock()
         self._held: dict[_Place, _Held] = {}
         self._readers_left: dict[_Place, int] = {}
         self._iterations: dict[int, int] = {}
@@ -86,9 +84,16 @@ class EnsembleRun:
         self._phases = PhaseTotals()
         self._steps_running = 0
         self._ended = False
-        self._outbox = Outbox(responder)
-        self._cancelled = False
+        """Nothing more comes of the steps."""
+        self._answers: dict[int, InferResponse] = {}
+        """By iteration: those that wait for earlier ones."""
+        self._answer_count = 0
+        """Of those that have gone."""
+        self._error: ServeError | None = None
+        self._is_sending = False
         self._is_done = False
+        """The last word has gone."""
+        self._cancelled = False
         self._on_cancel: list[Callable[[], None]] | None = None
 
     def start(self) -> None:
@@ -155,31 +160,28 @@ class EnsembleRun:
         self._advance(0, {}, is_step_over=True)
 
     def step_failed(self, error: ServeError) -> None:
-        with self._lock:
-            if self._ended:
-                return
-            self._ended = True
-        self._outbox.fail(ServeError(error.code, f"in ensemble '{self._config.name}', {error.text}"), self)
+        if self._ended:
+            return
+        self._ended = True
+        self._error = ServeError(error.code, f"in ensemble '{self._config.name}', {error.text}")
+        self._answers.clear()
+        self._send_answers()
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         """Several steps may ask; whoever waits for the ensemble is asked once."""
-        with self._lock:
-            if self._is_done:
-                return
-            cancelled, first = self._cancelled, self._on_cancel is None
-            if self._on_cancel is None:
-                self._on_cancel = []
-            self._on_cancel.append(callback)
-        if cancelled:
+        if self._is_done:
+            return
+        if self._cancelled:
             callback()
-        elif first:
+        elif self._on_cancel is not None:
+            self._on_cancel.append(callback)
+        else:
+            self._on_cancel = [callback]
             self._responder.watch_cancellation(self._cancel)
 
     def _cancel(self) -> None:
-        with self._lock:
-            self._cancelled = True
-            callbacks = list(self._on_cancel or ())
-        for callback in callbacks:
+        self._cancelled = True
+        for callback in list(self._on_cancel or ()):
             callback()
 
     # The way of the tensors
@@ -188,48 +190,46 @@ class EnsembleRun:
         """That of the step's own tensors, or a new one for each answer of a decoupled member."""
         if not request.is_decoupled:
             return request.iteration
-        with self._lock:
-            count = self._iterations.get(request.index, 0)
-            self._iterations[request.index] = count + 1
+        count = self._iterations.get(request.index, 0)
+        self._iterations[request.index] = count + 1
         return count
 
     def _hold(self, iteration: int, nbytes: int, over: StepRequest | None) -> None:
         """So many bytes more, in the place of what a request had that is over. Raises: MemoryFull."""
+        if self._ended:
+            return
         memory = self._ensemble.memory
-        with self._lock:
-            if self._ended:
-                return
-            holding = self._holdings.setdefault(iteration, Holding())
-            if over is not None and over.last_read_bytes:
-                if over.iteration == iteration:
-                    # In one step: nobody may take the room between, for then none of many would come to its end.
-                    nbytes -= over.last_read_bytes
-                elif (read := self._holdings.get(over.iteration)) is not None:
-                    memory.release_step(read, over.last_read_bytes)
-            memory.admit_step(holding, nbytes)
+        holding = self._holdings.setdefault(iteration, Holding())
+        if over is not None and over.last_read_bytes:
+            if over.iteration == iteration:
+                # In one step: nobody may take the room between, for then none of many would come to its end.
+                nbytes -= over.last_read_bytes
+            elif (read := self._holdings.get(over.iteration)) is not None:
+                memory.release_step(read, over.last_read_bytes)
+        memory.admit_step(holding, nbytes)
 
     def _advance(self, iteration: int, made: Mapping[str, _Held], is_step_over: bool) -> None:
         """Take new tensors in, start the steps that waited for nothing else, answer what is complete."""
+        if self._ended:
+            return
         try:
-            with self._lock:
-                if self._ended:
-                    return
-                self._take_in(iteration, made)
-                requests = self._runnable(iteration, made)
-                self._steps_running += len(requests) - is_step_over
-                answer = self._answer(iteration, made)
-                self._ended = not self._steps_running or isinstance(answer, ServeError)
-                # Within the lock, so that the answers come in before the end does.
-                self._outbox.add(iteration, answer, self._ended)
+            self._take_in(iteration, made)
+            requests = self._runnable(iteration, made)
+            self._steps_running += len(requests) - is_step_over
+            answer = self._answer(iteration, made)
         except ServeError as error:
             self.step_failed(error)
             return
-        self._outbox.flush(self)
+        self._ended = not self._steps_running or isinstance(answer, ServeError)
+        if isinstance(answer, ServeError):
+            self._error = answer
+        elif answer is not None:
+            self._answers[iteration] = answer
+        self._send_answers()
         for request in requests:
             self._start(request)
 
     def _take_in(self, iteration: int, made: Mapping[str, _Held]) -> None:
-        """Under the lock."""
         for name, held in made.items():
             readers = self._graph.reader_counts.get(name, 0)
             if readers:
@@ -237,13 +237,13 @@ class EnsembleRun:
                 self._readers_left[name, iteration] = readers
 
     def _runnable(self, iteration: int, made: Mapping[str, _Held]) -> list[StepRequest]:
-        """Under the lock: the requests to the members whose last missing tensor is among the new ones."""
+        """The requests to the members whose last missing tensor is among the new ones."""
         steps = dict.fromkeys(index for name in made for index in self._graph.readers.get(name, ()))
         ready = [index for index in steps if all((name, iteration) in self._held for name in self._graph.reads[index])]
         return [self._step_request(index, iteration) for index in ready]
 
     def _step_request(self, index: int, iteration: int) -> StepRequest:
-        """Under the lock: the request to the step's member; the tensors that it read last are let go."""
+        """The request to the step's member; the tensors that it read last are let go."""
         step = self._config.ensemble_steps[index]
         version = "" if step.model_version < 0 else str(step.model_version)
         member = self._ensemble.tables.table.find(step.member, version).config
@@ -269,6 +269,7 @@ class EnsembleRun:
             self._request.in_turn,
             phases=self._phases,
             sequence=sequence,
+            slot=self._request.slot,
         )
         return StepRequest(self, index, step, iteration, request, last_read_bytes)
 
@@ -293,7 +294,7 @@ class EnsembleRun:
     # The answer
 
     def _answer(self, iteration: int, made: Mapping[str, _Held]) -> InferResponse | ServeError | None:
-        """Under the lock: the answer of an iteration if its last tensor is among the new ones."""
+        """The answer of an iteration if its last tensor is among the new ones."""
         wanted = self._plan.outputs
         if made.keys().isdisjoint(wanted) or not all((name, iteration) in self._held for name in wanted):
             return None
@@ -326,33 +327,54 @@ class EnsembleRun:
         count = self._plan.classifications.get(name, 0)
         return classify(whole, count, self._ensemble.labels_of(config), batching) if count else whole
 
-    def silence(self) -> ServeError | None:
-        """See OutboxOwner: nothing more runs and nothing has been answered, which is fine where the ensemble is
-        decoupled."""
-        if self._config.decoupled:
-            return None
-        return ServeError(
-            StatusCode.INVALID_ARGUMENT,
-            f"in ensemble '{self._config.name}', {request_prefix([self._request.id])}unexpected deadlock, at least one"
-            " output is not set while no more ensemble steps can be made",
-        )
+    def _send_answers(self) -> None:
+        """Send those whose turn it is, in the order of the iterations, and then the end."""
+        if self._is_sending:
+            return
+        self._is_sending = True
+        while not self._is_done and (self._ended or self._answer_count in self._answers):
+            response = self._answers.pop(self._answer_count, None)
+            if response is None:
+                self._send_end()
+                break
+            iteration, self._answer_count = self._answer_count, self._answer_count + 1
+            is_last = self._ended and not self._answers
+            if is_last:
+                self._end(failed=False)
+            else:
+                self._release_iteration(iteration)
+            self._responder.send(response, is_last)
+        self._is_sending = False
 
-    def sending(self, iteration: int) -> None:
-        """See OutboxOwner: from here on its bytes are those of an answer that is sent."""
-        with self._lock:
-            holding = self._holdings.pop(iteration, None)
+    def _send_end(self) -> None:
+        """Nothing more runs, and all that may be answered has been."""
+        error = self._error
+        if error is None and not self._answer_count and not self._config.decoupled:
+            error = ServeError(
+                StatusCode.INVALID_ARGUMENT,
+                f"in ensemble '{self._config.name}', {request_prefix([self._request.id])}unexpected deadlock, at least"
+                " one output is not set while no more ensemble steps can be made",
+            )
+        self._end(failed=error is not None)
+        if error is None:
+            self._responder.end()
+        else:
+            self._responder.fail(error)
+
+    def _release_iteration(self, iteration: int) -> None:
+        """From here on its bytes are those of an answer that is sent."""
+        holding = self._holdings.pop(iteration, None)
         if holding is not None:
             self._ensemble.memory.release_step(holding)
 
-    def end(self, failed: bool) -> None:
-        """See OutboxOwner: before the last word, so that who has it and asks for the statistics finds it there."""
+    def _end(self, failed: bool) -> None:
+        """Before the last word, so that who has it and asks for the statistics finds it there."""
         now = time.monotonic_ns()
         for iteration in list(self._holdings):
-            self.sending(iteration)
-        with self._lock:
-            # They know the steps' requests, which know this.
-            self._is_done = True
-            self._on_cancel = None
+            self._release_iteration(iteration)
+        self._is_done = True
+        # They know the steps' requests, which know this.
+        self._on_cancel = None
         if failed:
             self._ensemble.statistics.record_failure(self._started_ns, now)
         else:
@@ -362,70 +384,6 @@ class EnsembleRun:
         if self._request.phases is not None:
             self._request.phases.add_all(self._phases)
         self._ensemble.run_ended()
-
-
-class StepRequest:
-    """One request to a member, and what leads its answers back into the run."""
-
-    __slots__ = ("_run", "index", "is_decoupled", "iteration", "last_read_bytes", "request", "step")
-
-    def __init__(
-        self,
-        run: EnsembleRun,
-        index: int,
-        step: EnsembleStep,
-        iteration: int,
-        request: InferRequest,
-        last_read_bytes: int,
-    ) -> None:
-        self._run = run
-        self.index = index
-        self.step = step
-        self.iteration = iteration
-        self.request = request
-        self.last_read_bytes = last_read_bytes
-        """Noted for the tensors that it alone has now: nobody needs them once it is answered."""
-        self.is_decoupled = False
-
-    def begin(self) -> None:
-        """Its turn has come, under the limit of its step."""
-        if self._run.is_over:
-            self._leave()
-            return
-        self._run.dispatch(self)
-
-    def expect_many(self) -> None:
-        if not self._run.may_be_decoupled:
-            raise unimplemented(
-                f"model '{self.step.model_name}' is decoupled, and was not when the ensemble was loaded; try again"
-            )
-        self.is_decoupled = True
-
-    def send(self, response: InferResponse, final: bool = True) -> None:
-        if final:
-            self._leave()
-        self._run.step_sent(self, response, final)
-
-    def end(self) -> None:
-        self._leave()
-        if self.is_decoupled:
-            self._run.step_ended()
-        else:
-            self._run.step_failed(internal(f"model '{self.step.model_name}' sent no response"))
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        if final:
-            self._leave()
-        self._run.step_failed(error)
-
-    def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        self._run.watch_cancellation(callback)
-
-    def _leave(self) -> None:
-        """The next one may have its turn."""
-        limits = self._run.limits
-        if limits:
-            limits[self.index].end()
 
 
 def _told(sequence: SequenceTag) -> dict[str, bool | int | float | str]:

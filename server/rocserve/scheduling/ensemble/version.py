@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 
@@ -10,7 +9,7 @@ from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig, OutputConfig
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest
-from rocserve.core.serving import Responder, ServingTableHolder, VersionEnding
+from rocserve.core.serving import Responder, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.trace import QUEUE_START
 from rocserve.core.validation import RequestValidator
@@ -52,7 +51,6 @@ class EnsembleVersion:
         self.limits = [InflightLimit(limit) for _ in config.ensemble_steps] if limit else []
         """By step; empty: there is no limit."""
         self._validator = RequestValidator(config)
-        self._lock = threading.Lock()
         self._drain = Drain()
 
     def infer(self, request: InferRequest, responder: Responder) -> None:
@@ -65,10 +63,7 @@ class EnsembleVersion:
         except ServeError as error:
             responder.fail(error)
             return
-        with self._lock:
-            if self._drain.closed:
-                raise VersionEnding
-            self._drain.running += 1
+        self._drain.running += 1
         if request.trace is not None:
             request.trace.note(QUEUE_START, started_ns)
         # What a sequence is answered depends on what came before.
@@ -81,22 +76,15 @@ class EnsembleVersion:
         EnsembleRun(self, request, plan, responder, started_ns).start()
 
     def close(self, drained: Callable[[], None]) -> None:
-        """Take no more requests; call back, once and from any thread, when all that were taken are answered."""
-        with self._lock:
-            self._drain.close(drained)
-        self._report_drained()
+        """Take no more requests; call back, once, when all that were taken are answered. Nobody finds the version any
+        more when this is called."""
+        self._drain.close(drained)
+        self._drain.report()
 
     def run_ended(self) -> None:
-        with self._lock:
-            self._drain.running -= 1
-        if self._drain.awaited:
-            self._report_drained()
-
-    def _report_drained(self) -> None:
-        with self._lock:
-            drained = self._drain.finished()
-        if drained is not None:
-            drained()
+        """A request has been answered."""
+        self._drain.running -= 1
+        self._drain.report()
 
     def labels_of(self, output: OutputConfig) -> tuple[str, ...]:
         """The labels of an output: the ensemble's own, or those of the member's output that it comes from."""

@@ -14,7 +14,7 @@ from rocserve.core.validation import InputPlan, RequestPlan
 
 
 class Admission:
-    """Callable from any thread."""
+    """One model's."""
 
     def __init__(self, config: ModelConfig, correlation_id: InputPlan | None) -> None:
         """`correlation_id`: the input that tells the model the sequence's id, where it has one."""

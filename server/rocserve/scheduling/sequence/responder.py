@@ -8,7 +8,7 @@ from rocserve.core.errors import ServeError
 from rocserve.core.forwarding import ForwardingResponder
 from rocserve.core.requests import InferResponse
 from rocserve.core.serving import Responder
-from rocserve.scheduling.sequence.places import SequenceRequest
+from rocserve.scheduling.sequence.slots import SequenceRequest
 from rocserve.scheduling.sequence.states import StateKeeper
 
 

@@ -1,416 +1,347 @@
-"""The scheduler of a model version whose requests belong to sequences."""
+"""The scheduler of models whose requests belong to sequences."""
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from rocserve.core.errors import ServeError
-from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest
-from rocserve.core.sequences import SequenceId
-from rocserve.core.serving import Responder, VersionEnding
-from rocserve.core.statistics import ModelStatistics
+from rocserve.core.sequences import SequenceId, SequenceTag
+from rocserve.core.serving import Responder
 from rocserve.core.validation import RequestPlan, RequestValidator
-from rocserve.scheduling.alarm import Alarm
 from rocserve.scheduling.batch import FormedBatch
-from rocserve.scheduling.batch_ways import batch_ways
-from rocserve.scheduling.client_watch import ClientWatch
 from rocserve.scheduling.compute_times import ComputeTimes
-from rocserve.scheduling.deadlines import Deadlines
-from rocserve.scheduling.drain import Drain
 from rocserve.scheduling.entry import QueuedRequest
-from rocserve.scheduling.limited_instances import instance_pool
-from rocserve.scheduling.queue import QueueLimits
-from rocserve.scheduling.rate_limiter import RateLimiter
-from rocserve.scheduling.refusals import not_handed_over, refuse
+from rocserve.scheduling.queue import QueueFull
+from rocserve.scheduling.refusals import cancelled, deadline_exceeded
+from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
+from rocserve.scheduling.scheduler import Scheduler, SchedulerParts, Work
 from rocserve.scheduling.sequence.admission import Admission
-from rocserve.scheduling.sequence.book import SequenceBook
 from rocserve.scheduling.sequence.controls import ControlTensors
-from rocserve.scheduling.sequence.dressing import Dressing
-from rocserve.scheduling.sequence.homes import SequenceHomes
-from rocserve.scheduling.sequence.idle import IdleWatch
-from rocserve.scheduling.sequence.instances import SequenceInstances, once_more
-from rocserve.scheduling.sequence.places import SequenceInstance, SequenceRequest, Slot
+from rocserve.scheduling.sequence.inputs import NOBODY, SequenceInputs
 from rocserve.scheduling.sequence.responder import SequenceResponder
+from rocserve.scheduling.sequence.slots import SequenceInstance, SequenceRequest, Slot
 from rocserve.scheduling.sequence.states import StateKeeper
 from rocserve.scheduling.sequence.strategies import strategy_of
-from rocserve.scheduling.timers import Timers
-from rocserve.scheduling.weak_calls import weakly
-from rocserve.workers.batch_outcome import BatchOutcome
+from rocserve.scheduling.sequence.table import SequenceTable
+from rocserve.scheduling.timers import Alarm
 from rocserve.workers.channel import Channel, WorkerGone
+from rocserve.workers.results import BatchOutcome
 
 _WORKER_ENDED = "the worker has ended"
+_DEFAULT_IDLE_MICROSECONDS = 1_000_000
+"""Triton's."""
 
 
-class SequenceScheduler:
-    """Implements scheduler.Scheduler. One lock guards the sequences and the instances, and is never held over I/O."""
+class SequenceScheduler(Scheduler):
+    """See Scheduler; each sequence has a slot of an instance, and the model's strategy makes batches of the slots."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        version: int,
-        statistics: ModelStatistics,
-        timers: Timers,
-        limits: QueueLimits,
-        log: logging.Logger,
-        homes: SequenceHomes,
-        initial_states: Mapping[str, bytes],
-        answers_requests: bool = False,
-        limiter: RateLimiter | None = None,
-    ) -> None:
-        """
-        Args:
-            homes: the versions of the model; sequences may go on in those that this one replaces.
-            initial_states: by input name, the content of those states that begin with a file.
-            answers_requests: the model sees each request for itself, and requests may outlive their batch.
-            limiter: says which instances may run; None = each as it is free.
-        """
+    def __init__(self, parts: SchedulerParts) -> None:
+        super().__init__(parts, sends_ahead=False)
+        config = parts.config
         batching = config.sequence_batching
         assert batching is not None, "a model without sequences"
-        self._config = config
-        self.version = version
-        self._statistics = statistics
-        self._timers = timers
-        self._log = log
-        self._homes = homes
+        self._router = parts.router
         self._validator = RequestValidator(config)
         controls = ControlTensors(batching, config.max_batch_size > 0)
         self._admission = Admission(config, controls.correlation_id)
-        self._keeper = StateKeeper(config, initial_states)
+        self._keeper = StateKeeper(config, parts.initial_states)
         self._times = ComputeTimes()
-        self._book = SequenceBook(config.name, limits, self._times, max(config.max_batch_size, 1))
-        dressing = Dressing(controls, self._keeper, config.max_batch_size > 0)
-        oldest = batching.oldest
-        self._instances = SequenceInstances(
-            instance_pool(limiter, weakly(self._granted), sends_ahead=False),
-            self._book,
-            strategy_of(config, batching, self._book, dressing),
-            keeps_order=oldest is not None and oldest.preserve_ordering,
+        self._table = SequenceTable(
+            config.name, parts.limits, self._times, max(config.max_batch_size, 1), self._refused
         )
+        inputs = SequenceInputs(controls, self._keeper, config.max_batch_size > 0)
+        self._strategy = strategy_of(config, batching, self._table, inputs)
+        self._instances: dict[Channel, SequenceInstance] = {}
+        self._instance_count = 0
+        """Of all that there ever were."""
+        self._keeps_order = batching.oldest is not None and batching.oldest.preserve_ordering
         self._iterative = batching.iterative
         self._waits_for_answers = bool(batching.states) or batching.iterative
         """The next request of a sequence cannot run before the answer to the one before is there."""
-        ways = batch_ways(
-            config, version, statistics, timers, answers_requests, weakly(self._batch_ended), weakly(self._client_left)
-        )
-        self._layouts, self._answerer = ways.layouts, ways.answerer
-        self._lock = threading.Lock()
-        self._is_open = False
-        self._drain = Drain()
-        self._outage: ServeError | None = None
-        self._deadlines = Deadlines(timers, weakly(self._expire))
-        self._clients = ClientWatch(timers, self._lock, self._instances.waiting, weakly(self._client_left))
-        self._delay = Alarm(timers, weakly(self._delay_passed))
-        self._idle = IdleWatch(batching, self._book, timers, weakly(self._reap))
+        self._idle = Alarm(parts.plane)
+        self._idle_seconds = (batching.max_sequence_idle_microseconds or _DEFAULT_IDLE_MICROSECONDS) / 1e6
 
     # Requests
 
-    @property
-    def waiting(self) -> int:
-        """See Scheduler."""
-        with self._lock:
-            return sum(1 for _ in self._instances.waiting)
-
     def submit(self, request: InferRequest, plan: RequestPlan, responder: Responder) -> None:
-        """See Scheduler."""
+        """See Scheduler. What goes on with a sequence of another version is handed to that one."""
         tag = self._admission.tag(request, plan)
+        is_known = tag.id in self._table
+        if not is_known and not tag.starts:
+            owner = self._router.find(tag.id, request.head.model_version, self)
+            if owner is None:
+                raise self._table.loss(tag.id) or self._admission.unknown(tag.id)
+            owner.adopt(request, responder)
+            return
+        self._check_outage()
         now_ns = time.monotonic_ns()
         entry = SequenceRequest(request, plan, responder, now_ns, nbytes=sum(map(len, request.data)), tag=tag)
-        entry.expires_at = request.deadline
         if self._waits_for_answers:
             entry.responder = entry.answers = SequenceResponder(responder, entry, self._keeper, self._ended)
         if self._iterative:
             entry.on_again = self._again
-        if not self._place(entry):
-            home = self._homes.find(tag.id, request.head.model_version, self)
-            if home is None:
-                raise self._book.loss(tag.id) or self._admission.unknown(tag.id)
-            home.adopt(request, responder)
+        self._place(entry, now_ns / 1e9)
+        if is_known and tag.starts:
+            self._log.warning("%s", self._admission.conflict(tag.id, request.id))
+        self._mark()
+
+    def _place(self, entry: SequenceRequest, now: float) -> None:
+        try:
+            slot = self._table.place(entry, now)
+        except QueueFull:
+            if not self._is_marked:
+                raise
+            # What has come in this turn and can run leaves its slot first.
+            self._pump()
+            slot = self._table.place(entry, now)
+        entry.expires_at = entry.request.deadline
+        timeout = entry.plan.timeout_microseconds
+        if slot is None and timeout:
+            limit = now + timeout / 1e6
+            entry.expires_at = limit if entry.expires_at is None else min(limit, entry.expires_at)
+        if entry.expires_at is not None:
+            self._expiring.append(entry)
+        if slot is not None:
+            self._feed_slot(slot, now)
+        self._watch_idle()
 
     def adopt(self, request: InferRequest, responder: Responder) -> None:
-        """See homes.SequenceHome."""
+        """See router.SequenceOwner."""
         plan = self._validator.validate(request)
         if self._config.decoupled:
             responder.expect_many()
         self.submit(request, plan, responder)
 
     def knows(self, sequence: SequenceId) -> bool:
-        """See homes.SequenceHome."""
-        with self._lock:
-            return sequence in self._book
+        """See router.SequenceOwner."""
+        return sequence in self._table
 
-    def _place(self, entry: SequenceRequest) -> bool:
-        """Take a request in; False: its sequence is not known here, and does not start with it.
+    @property
+    def waiting(self) -> int:
+        """See Scheduler."""
+        # A copy, made in one step: the data plane goes on meanwhile.
+        return self._table.count + sum(len(instance.candidates or ()) for instance in tuple(self._table.instances))
 
-        Raises: as `submit`.
-        """
-        tag, now = entry.tag, entry.queue_start_ns / 1e9
-        with self._lock:
-            is_known = tag.id in self._book
-            if self._drain.closed and (tag.starts or not is_known):
-                raise VersionEnding
-            if not is_known and not tag.starts:
-                return False
-            if self._outage is not None:
-                raise ServeError(self._outage.code, self._outage.text)
-            slot = self._book.place(entry, now)
-            self._note_wait(entry, slot, now)
-            work = None
-            collecting = self._timers.collecting
-            if slot is not None:
-                self._instances.feed_slot(slot, now)
-                if not collecting:
-                    work = self._next_work(slot.instance)
-            self._idle.start()
-        if is_known and tag.starts:
-            self._log.warning("%s", self._admission.conflict(tag.id, entry.request.id))
-        self._carry_on(work)
-        if collecting:
-            self._timers.when_collected(self._pump)
-        return True
+    def _waiting_requests(self) -> Iterator[QueuedRequest]:
+        yield from self._table.waiting()
+        for instance in self._table.instances:
+            yield from instance.candidates or ()
 
-    def _note_wait(self, entry: SequenceRequest, slot: Slot | None, now: float) -> None:
-        """Under the lock."""
-        timeout = entry.plan.timeout_microseconds
-        if slot is None and timeout:
-            limit = now + timeout / 1e6
-            entry.expires_at = limit if entry.expires_at is None else min(limit, entry.expires_at)
-        if entry.expires_at is not None and self._deadlines.add(entry):
-            self._deadlines.keep_only(self._instances.waiting)
-        self._clients.start()
+    def _has_queued(self) -> bool:
+        return self._table.count > 0 or any(instance.candidates for instance in self._table.instances)
+
+    def _is_empty(self) -> bool:
+        return self._table.is_empty and super()._is_empty()
 
     # Instances
 
     def attach(self, channel: Channel) -> None:
-        """See Scheduler."""
-        with self._lock:
-            self._outage = None
-            self._instances.attach(channel, time.monotonic())
-            self._idle.start()
-            is_first, self._is_open = not self._is_open, True
-        if is_first:
-            self._homes.opened(self)
-        self._pump()
+        """See Scheduler. It comes with free slots."""
+        super().attach(channel)
+        if not self._instance_count:
+            self._router.opened(self)
+        instance = SequenceInstance(channel, self._instance_count, self._strategy.slot_count)
+        self._instance_count += 1
+        if self._keeps_order:
+            instance.sequencer = ResponseSequencer()
+        self._strategy.prepare(instance)
+        self._instances[channel] = instance
+        now = time.monotonic()
+        self._table.add_instance(instance, now)
+        self._feed(instance, now)
+        self._watch_idle()
 
     def detach(self, channel: Channel) -> None:
         """See Scheduler. Its sequences are lost: what the model knew of them, the worker knew."""
-        with self._lock:
-            self._instances.lose(channel, _WORKER_ENDED)
-        self._carry_on(None)
-        self._report_drained()
+        self._lose_instance(channel, _WORKER_ENDED)
+        self._mark()
 
-    def stop_sending_ahead(self) -> None:
-        """Nothing is ever sent ahead: the next request of a sequence waits for the one before."""
+    def _lose_instance(self, channel: Channel, reason: str) -> None:
+        """May be called twice."""
+        self._pool.detach(channel)
+        instance = self._instances.pop(channel, None)
+        if instance is None:
+            return
+        self._table.remove_instance(instance, reason)
+        for entry in instance.candidates.clear() if instance.candidates is not None else ():
+            if isinstance(entry, SequenceRequest):
+                self._refused.append((entry, self._table.loss_of(entry.tag.id, reason)))
 
     def fail_queue(self, outage: ServeError) -> None:
         """See Scheduler."""
-        with self._lock:
-            self._outage = outage
-            self._book.clear_backlog(outage)
-        self._carry_on(None)
-        self._report_drained()
+        self._outage = outage
+        self._table.clear_backlog(outage)
+        self._mark()
 
-    def _granted(self) -> None:
-        """An instance that had to wait for its turn may run."""
-        self._pump()
-        with self._lock:
-            self._instances.pool.return_unused()
+    # Slots
 
-    # The end
+    def _feed(self, instance: SequenceInstance, now: float) -> None:
+        for slot in instance.slots:
+            self._feed_slot(slot, now)
 
-    def close(self, drained: Callable[[], None]) -> None:
-        """See Scheduler. Sequences that are under way go on, as long as requests of them can still come."""
-        has_successor = self._homes.closing(self)
-        with self._lock:
-            self._drain.close(drained)
-            if not has_successor:
-                self._instances.end_all(time.monotonic())
-        self._pump()
-        self._report_drained()
+    def _feed_slot(self, slot: Slot, now: float) -> None:
+        """Something has changed about it. Where its sequence is over it is free at once for whoever comes next."""
+        if not slot.busy and not slot.instance.gone:
+            self._table.settle(slot, now)
+            self._strategy.feed(slot, now)
 
-    def _report_drained(self) -> None:
-        with self._lock:
-            is_empty = self._book.is_empty and not self._instances.waiting
-            drained = self._drain.finished() if is_empty else None
-        if drained is not None:
-            self._homes.closed(self)
-            drained()
+    def _done(self, entry: QueuedRequest) -> None:
+        """A request has run: its sequence's next may."""
+        if isinstance(entry, SequenceRequest) and entry.slot is not None:
+            # Once only: the slot may soon be busy with another.
+            slot, entry.slot = entry.slot, None
+            slot.busy = False
+            self._feed_slot(slot, time.monotonic())
 
     # Work
 
-    def _next_work(self, instance: SequenceInstance) -> FormedBatch | None:
-        """Under the lock: the next batch of an instance, where it is free and has one."""
-        batch = self._instances.next_batch(instance, time.monotonic_ns(), self._delay.set)
-        self._drain.running += batch is not None
+    def _next_work(self, now_ns: int) -> Work | None:
+        for instance in self._table.instances:
+            batch = self._next_batch(instance, now_ns)
+            if batch is not None:
+                return instance.channel, batch
+        return None
+
+    def _next_batch(self, instance: SequenceInstance, now_ns: int) -> FormedBatch | None:
+        """What an instance is to run now, if it is free."""
+        channel = instance.channel
+        if instance.answering or not self._pool.is_idle(channel):
+            return None
+        if self._table.deadline_count or (instance.candidates is not None and instance.candidates.deadline_count):
+            self._drop_hopeless(instance, now_ns / 1e9)
+        ready_at = self._strategy.ready_at(instance, now_ns)
+        if ready_at is None:
+            return None
+        if ready_at > now_ns:
+            self._delay.set(ready_at / 1e9, self._delay_passed)
+            return None
+        if not self._pool.claim(channel):
+            return None
+        entries: list[QueuedRequest] = list(self._strategy.form(instance, now_ns))
+        batch = FormedBatch(entries, now_ns)
+        for entry in entries:
+            if entry.responder is NOBODY:
+                batch.drop(entry)
+                batch.absent_rows += 1
+            elif instance.sequencer is not None and not isinstance(entry.responder, OrderedResponder):
+                entry.responder = OrderedResponder(entry.responder, instance.sequencer.ticket())
+        self._pool.begin(channel, batch)
         return batch
 
-    def _pump(self) -> None:
-        """Start all that can run now."""
-        with self._lock:
-            works = [(instance, self._next_work(instance)) for instance in self._instances]
-        for instance, work in works:
-            if work is not None:
-                self._run(instance, work)
-        self._carry_on(None)
+    def _drop_hopeless(self, instance: SequenceInstance, now: float) -> None:
+        """What has lost its time since it came up is not to run."""
+        candidates = instance.candidates
+        for entry in list(candidates or ()):
+            if candidates is not None and isinstance(entry, SequenceRequest) and self._table.is_hopeless(entry, now):
+                candidates.remove(entry)
+                self._refused.append((entry, deadline_exceeded()))
+                self._done(entry)
+        self._feed(instance, now)
 
-    def _carry_on(self, work: FormedBatch | None) -> None:
-        """Without the lock: run a batch, and answer what is not to run."""
-        if work is not None:
-            slot = next(entry.slot for entry in work.undropped if isinstance(entry, SequenceRequest))
-            assert slot is not None
-            self._run(slot.instance, work)
-        if self._book.refused:
-            with self._lock:
-                refused, self._book.refused = self._book.refused, []
-            for entry, error in refused:
-                self._refuse(entry, error)
-            self._report_drained()
-
-    def _run(self, instance: SequenceInstance, batch: FormedBatch) -> None:
-        channel = instance.channel
+    def _finish(self, channel: Channel, batch: FormedBatch, outcome: BatchOutcome) -> None:
+        """See Scheduler. Where the next request needs the answer, no batch is formed until all is answered."""
+        instance = self._instances.get(channel) if self._waits_for_answers else None
+        if instance is None:
+            super()._finish(channel, batch, outcome)
+            return
+        instance.answering = True
         try:
-            layout, requests = self._layouts.of(batch, channel)
-            channel.execute(layout, requests, lambda outcome: self._finish(instance, batch, outcome))
-        except WorkerGone as gone:
-            self._layouts.forget(batch)
-            self._fail(instance, batch, gone.text)
-        except Exception as error:
-            failure = not_handed_over(batch, error, self._config.name, self._log)
-            self._layouts.forget(batch)
-            with self._lock:
-                self._drain.running -= 1
-                self._instances.pool.end(channel, batch, 0)
-                for entry in batch.undropped:
-                    self._instances.done(entry, time.monotonic())
-            for entry in batch.undropped:
-                self._refuse(entry, failure)
-            self._report_drained()
-            # Not in here: the next batch may fail as well, and so on for all that wait.
-            self._timers.call_soon(self._pump)
+            super()._finish(channel, batch, outcome)
+        finally:
+            instance.answering = False
+            self._mark()
 
-    def _fail(self, instance: SequenceInstance, batch: FormedBatch, reason: str) -> None:
-        """The worker is gone and nothing of the batch ran: nor will anything else of its sequences."""
-        with self._lock:
-            self._drain.running -= 1
-            self._instances.lose(instance.channel, reason)
+    def _returned(self, channel: Channel, batch: FormedBatch, outcome: BatchOutcome | None) -> None:
+        if outcome is not None and outcome.error is None:
+            self._times.observe(batch, outcome)
+        if outcome is None or not self._waits_for_answers:
+            for entry in batch.undropped:
+                self._done(entry)
+
+    def _take_back(self, channel: Channel, batch: FormedBatch, gone: WorkerGone) -> None:
+        """See Scheduler. Nor will anything else of its sequences run."""
+        self._lose_instance(channel, gone.text)
         for entry in batch.undropped:
             if isinstance(entry, SequenceRequest):
-                self._refuse(entry, self._book.loss_of(entry.tag.id, reason))
-        self._carry_on(None)
-        self._report_drained()
-
-    def _finish(self, instance: SequenceInstance, batch: FormedBatch, outcome: BatchOutcome) -> None:
-        """On the completion thread. Without states the next batch is started before this one's answers are written."""
-        if isinstance(outcome.error, WorkerGone):
-            outcome.release()
-            self._layouts.forget(batch)
-            self._fail(instance, batch, outcome.error.text)
-            return
-        work = None
-        with self._lock:
-            self._instances.pool.end(instance.channel, batch, outcome.output_start_ns - outcome.input_end_ns)
-            if outcome.error is None:
-                self._times.observe(batch, outcome)
-            if self._waits_for_answers:
-                instance.answering = True
-            else:
-                for entry in batch.undropped:
-                    self._instances.done(entry, time.monotonic())
-                work = self._next_work(instance)
-        if work is not None:
-            self._run(instance, work)
-        is_answered = True
-        try:
-            is_answered = self._answerer.answer(batch, outcome)
-        finally:
-            outcome.release()
-            if self._waits_for_answers:
-                with self._lock:
-                    instance.answering = False
-                    work = self._next_work(instance)
-                if work is not None:
-                    self._run(instance, work)
-            self._carry_on(None)
-            if is_answered:
-                self._batch_ended()
+                self._refused.append((entry, self._table.loss_of(entry.tag.id, gone.text)))
 
     def _ended(self, entry: SequenceRequest) -> None:
         """A request of a model whose answers are waited for has its last; called before that is sent."""
-        slot = entry.slot
-        if slot is None:
+        if entry.slot is None:
             return
-        with self._lock:
-            if self._iterative:
-                self._book.end(slot, entry.tag.id)
-            self._instances.done(entry, time.monotonic())
-            work = self._next_work(slot.instance)
-        self._carry_on(work)
+        if self._iterative:
+            self._table.end(entry.slot, entry.tag.id)
+        self._done(entry)
+        self._mark()
 
     def _again(self, entry: QueuedRequest) -> None:
         """The model wants a request once more, as it was but for the flags."""
         assert isinstance(entry, SequenceRequest)
         slot, answers = entry.slot, entry.answers
-        assert slot is not None and answers is not None, "it has run"
-        again = once_more(entry, time.monotonic_ns())
+        assert slot is not None and answers is not None and entry.bare is not None, "it has run"
+        entry.slot, slot.busy = None, False
+        entry.request.data, plan = entry.bare
+        now_ns = time.monotonic_ns()
+        again = replace(entry, plan=plan, bare=None, slot=None, queue_start_ns=now_ns, tag=SequenceTag(entry.tag.id))
         answers.request = again
-        with self._lock:
-            is_taken = self._instances.run_again(entry, again, time.monotonic())
-            self._clients.start()
-            work = self._next_work(slot.instance)
-        if not is_taken:
-            self._refuse(again, self._book.loss(again.tag.id) or self._admission.unknown(again.tag.id))
-        self._carry_on(work)
+        if not self._table.take_again(again, slot, now_ns / 1e9):
+            error = self._table.loss(again.tag.id) or self._admission.unknown(again.tag.id)
+            self._refused.append((again, error))
+        self._feed_slot(slot, now_ns / 1e9)
+        self._mark()
 
-    def _batch_ended(self) -> None:
-        """All requests of a batch have been answered."""
-        with self._lock:
-            self._drain.running -= 1
-        if self._drain.awaited:
-            self._report_drained()
+    # The end
 
-    def _refuse(self, entry: QueuedRequest, error: ServeError) -> None:
-        refuse(entry, error, self._statistics)
+    def close(self, drained: Callable[[], None]) -> None:
+        """See Scheduler. Sequences that are under way go on, as long as requests of them can still come."""
+        if not self._router.closing(self):
+            self._table.end_all()
+            now = time.monotonic()
+            for instance in self._table.instances:
+                self._feed(instance, now)
+        super().close(drained)
 
-    # Time
+    def _let_go(self) -> None:
+        super()._let_go()
+        self._idle.cancel()
+        self._router.closed(self)
 
-    def _client_left(self, entry: QueuedRequest) -> None:
-        """Its sequence ends with it, unless it runs already."""
-        if not isinstance(entry, SequenceRequest):
+    # Time, and clients that leave
+
+    def _may_expire(self, entry: QueuedRequest) -> bool:
+        return entry.waiting or (isinstance(entry, SequenceRequest) and entry.bare is None)
+
+    def _leave(self, entry: QueuedRequest) -> None:
+        """See Scheduler. Its sequence ends with it."""
+        if not isinstance(entry, SequenceRequest) or self._table.cancel(entry, time.monotonic()):
             return
-        with self._lock:
-            self._instances.leave(entry, time.monotonic())
-        self._pump()
+        candidates = entry.slot.instance.candidates if entry.slot is not None else None
+        if candidates is not None and candidates.remove(entry):
+            self._refused.append((entry, cancelled()))
+            self._done(entry)
 
-    def _expire(self) -> None:
-        """On the timers' thread."""
-        now = time.monotonic()
-        left: list[SequenceRequest] = []
-        with self._lock:
-            for entry in self._deadlines.pop_due(now):
-                if not isinstance(entry, SequenceRequest):
-                    continue
-                deadline = entry.request.deadline
-                if deadline is not None and deadline <= now:
-                    left.append(entry)
-                else:
-                    self._book.expire(entry)
-        for entry in left:
-            self._client_left(entry)
-        self._carry_on(None)
+    def _time_out(self, entry: QueuedRequest, now: float) -> None:
+        assert isinstance(entry, SequenceRequest)
+        deadline = entry.request.deadline
+        if deadline is not None and deadline <= now:
+            self._leave(entry)
+        else:
+            self._table.expire(entry)
 
-    def _delay_passed(self) -> None:
-        with self._lock:
-            self._delay.rung()
-        self._pump()
+    def _watch_idle(self) -> None:
+        """There may be a sequence that nobody uses."""
+        if not self._idle.is_set:
+            look_at = self._table.reap(time.monotonic(), self._idle_seconds)
+            if look_at is not None:
+                self._idle.set(look_at, self._reap)
 
     def _reap(self) -> None:
-        with self._lock:
-            self._idle.look()
-            now = time.monotonic()
-            for instance in self._instances:
-                self._instances.feed(instance, now)
-        self._pump()
-        self._report_drained()
+        self._idle.fired()
+        self._watch_idle()
+        now = time.monotonic()
+        for instance in self._table.instances:
+            self._feed(instance, now)
+        self._mark()

@@ -7,15 +7,15 @@ from typing import Protocol
 from rocserve.core.model_config import DynamicBatching, ModelConfig, SequenceBatching
 from rocserve.scheduling.batch_policy import BatchPolicy, DynamicBatcher, NoBatching
 from rocserve.scheduling.queue import QueueLimits, RequestQueue
-from rocserve.scheduling.sequence.book import SequenceBook
-from rocserve.scheduling.sequence.dressing import Dressing
-from rocserve.scheduling.sequence.places import SequenceInstance, SequenceRequest, Slot
+from rocserve.scheduling.sequence.inputs import SequenceInputs
+from rocserve.scheduling.sequence.slots import SequenceInstance, SequenceRequest, Slot
+from rocserve.scheduling.sequence.table import SequenceTable
 
 _DEFAULT_CANDIDATES = 1
 
 
 class Strategy(Protocol):
-    """Not thread-safe: the scheduler that owns it calls it under its lock."""
+    """One model's."""
 
     slot_count: int
     """Of each instance."""
@@ -33,23 +33,27 @@ class Strategy(Protocol):
         """The batch, once it is ready, with the controls and states; a responder NOBODY marks what is no request."""
 
 
-def strategy_of(config: ModelConfig, batching: SequenceBatching, book: SequenceBook, dressing: Dressing) -> Strategy:
+def strategy_of(
+    config: ModelConfig, batching: SequenceBatching, table: SequenceTable, inputs: SequenceInputs
+) -> Strategy:
     """What a model's configuration asks for."""
     if batching.oldest is not None:
-        return OldestStrategy(config, batching, book, dressing)
-    return DirectStrategy(config, batching, book, dressing)
+        return OldestStrategy(config, batching, table, inputs)
+    return DirectStrategy(config, batching, table, inputs)
 
 
 class DirectStrategy:
     """Each sequence keeps its row of the batch: the rows between of those that have nothing to run are no requests."""
 
-    def __init__(self, config: ModelConfig, batching: SequenceBatching, book: SequenceBook, dressing: Dressing) -> None:
+    def __init__(
+        self, config: ModelConfig, batching: SequenceBatching, table: SequenceTable, inputs: SequenceInputs
+    ) -> None:
         self.slot_count = max(config.max_batch_size, 1)
         direct = batching.direct
         self._delay_ns = direct.max_queue_delay_microseconds * 1000 if direct is not None else 0
         self._utilization = direct.minimum_slot_utilization if direct is not None else 0.0
-        self._book = book
-        self._dressing = dressing
+        self._table = table
+        self._inputs = inputs
 
     def prepare(self, instance: SequenceInstance) -> None:
         """See Strategy."""
@@ -71,17 +75,17 @@ class DirectStrategy:
         """See Strategy. The request that has waited longest says what the others must be like."""
         waiting = self._waiting(instance)
         for slot in waiting:
-            self._dressing.begin(slot.queue[0], slot)
+            self._inputs.begin(slot.queue[0], slot)
         oldest = min(waiting, key=lambda slot: slot.queue[0].queue_start_ns)
-        batch_key = self._dressing.plan(oldest.queue[0]).batch_key
+        batch_key = self._inputs.plan(oldest.queue[0]).batch_key
         rows: dict[int, SequenceRequest] = {}
         for slot in waiting:
-            if self._dressing.plan(slot.queue[0]).batch_key == batch_key:
+            if self._inputs.plan(slot.queue[0]).batch_key == batch_key:
                 slot.busy = True
-                request = rows[slot.index] = self._book.take(slot, now_ns / 1e9)
-                self._dressing.dress(request)
+                request = rows[slot.index] = self._table.take(slot, now_ns / 1e9)
+                self._inputs.add_to(request)
         model = rows[oldest.index]
-        return [rows.get(index) or self._dressing.absent(model) for index in range(max(rows) + 1)]
+        return [rows.get(index) or self._inputs.absent(model) for index in range(max(rows) + 1)]
 
     def _waiting(self, instance: SequenceInstance) -> list[Slot]:
         return [slot for slot in instance.slots if slot.queue and not slot.busy]
@@ -90,19 +94,21 @@ class DirectStrategy:
 class OldestStrategy:
     """Each slot hands one request at a time to its instance's dynamic batcher."""
 
-    def __init__(self, config: ModelConfig, batching: SequenceBatching, book: SequenceBook, dressing: Dressing) -> None:
+    def __init__(
+        self, config: ModelConfig, batching: SequenceBatching, table: SequenceTable, inputs: SequenceInputs
+    ) -> None:
         oldest = batching.oldest
         assert oldest is not None, "the other strategy"
         self.slot_count = oldest.max_candidate_sequences or max(config.max_batch_size, _DEFAULT_CANDIDATES)
-        self._policy: BatchPolicy = NoBatching(may_convoy=False)
+        self._policy: BatchPolicy = NoBatching(may_group=False)
         if config.max_batch_size > 0:
             self._policy = DynamicBatcher(
                 config.max_batch_size,
                 oldest.preferred_batch_sizes or (config.max_batch_size,),
                 oldest.max_queue_delay_microseconds * 1000,
             )
-        self._book = book
-        self._dressing = dressing
+        self._table = table
+        self._inputs = inputs
 
     def prepare(self, instance: SequenceInstance) -> None:
         """See Strategy."""
@@ -114,9 +120,9 @@ class OldestStrategy:
         if not slot.queue:
             return
         slot.busy = True
-        self._dressing.begin(slot.queue[0], slot)
-        request = self._book.take(slot, now)
-        self._dressing.dress(request)
+        self._inputs.begin(slot.queue[0], slot)
+        request = self._table.take(slot, now)
+        self._inputs.add_to(request)
         assert slot.instance.candidates is not None
         slot.instance.candidates.push(request)
 

@@ -26,7 +26,7 @@ _READ_AT_ONCE = 64 * 1024
 
 
 class ClientMemory:
-    """Callable from any thread."""
+    """On the data plane's thread."""
 
     def __init__(self, tables: ServingTableHolder, regions: ClientRegions, most_bytes: int) -> None:
         """`most_bytes`: of one request's inputs. A file may be said to be longer than all memory."""

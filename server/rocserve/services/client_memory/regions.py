@@ -26,7 +26,7 @@ class RegionPart:
 
 
 class ClientRegions:
-    """Safe on any thread. Texts and codes are Triton's.
+    """Safe on any thread: HTTP's clients register theirs on the event loop. Texts and codes are Triton's.
 
     A region that a request is to write to stays until that has been done, also when it is unregistered meanwhile: its
     name is taken until then, and requests may still use it.

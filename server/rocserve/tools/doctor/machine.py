@@ -12,6 +12,7 @@ from rocserve.backends.free_memory import free_gpu_memory, free_host_memory
 from rocserve.backends.gpus import visible_gpus
 from rocserve.backends.host import Host
 from rocserve.backends.parameters import usable_cpus
+from rocserve.settings import default_front_ends
 from rocserve.tools.doctor.findings import Finding, State
 from rocserve.tools.printing import size
 
@@ -23,7 +24,10 @@ _PREFIXES = ("MIGRAPHX_", "MIOPEN_", "ROCSERVE_")
 
 def examine_machine(host: Host) -> Iterator[Finding]:
     yield _fact("Python", f"{platform.python_version()} ({sys.executable})")
-    yield _fact("system", f"{platform.platform()}, {usable_cpus()} CPUs may be used")
+    cpus = usable_cpus()
+    yield _fact("system", f"{platform.platform()}, {cpus} CPUs may be used")
+    served = f"{count} processes of their own" if (count := default_front_ends(cpus)) else "the server's own process"
+    yield _fact("gRPC", f"served by {served}, unless --front-ends says otherwise")
     memory = free_host_memory(host)
     if memory is not None:
         yield _fact("memory", f"{size(memory.free_bytes)} of {size(memory.total_bytes)} free ({memory.place})")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import re
 from collections.abc import Iterator
 
 from rocserve.backends.installed import is_installed
@@ -39,14 +40,24 @@ def examine_software() -> Iterator[Finding]:
 
 
 def _grpc() -> Finding:
-    from rocserve.frontends.grpc.select import untested_version
-
     version = importlib.metadata.version("grpcio")
-    fault = untested_version(version)
-    if not fault:
-        return Finding(_SECTION, "grpcio", State.FACT, f"{version}, with which the fast transport is tested")
-    advice = "gRPC is served by grpc.aio, which is slower; install a grpcio of the tested range"
-    return Finding(_SECTION, "grpcio", State.FACT, fault, advice)
+    requirement = next(line for line in importlib.metadata.requires("rocserve") or () if line.startswith("grpcio"))
+    if is_in_range(version, requirement):
+        return Finding(_SECTION, "grpcio", State.FACT, f"{version}, with which the transport is tested")
+    advice = f"the transport relies on grpcio's internals; install one with which it is tested: {requirement}"
+    return Finding(_SECTION, "grpcio", State.BROKEN, f"{version} is outside the tested range", advice)
+
+
+def is_in_range(version: str, requirement: str) -> bool:
+    """Whether a version is one of a requirement such as "grpcio<1.90,>=1.62"."""
+    numbers = _numbers(version)
+    at_least, below = (_numbers(re.findall(sign + r"([\d.]+)", requirement)[0]) for sign in (">=", "<"))
+    return at_least <= numbers < below
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The first two."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 
 def _onnxruntime(version: str) -> Finding:

@@ -15,6 +15,7 @@ from support.migraphx_compiling import MLP, Bench
 
 from rocserve.backends.migraphx.compile_semaphore import CompileSemaphore
 from rocserve.backends.migraphx.compiler import ProgramCompiler
+from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 
 HOLDER = """
 import sys, time
@@ -117,13 +118,18 @@ def test_without_a_folder_of_ones_own_nobody_waits(tmp_path: Path, spoil: Callab
         pass
 
 
-def test_a_compiler_waits_for_its_slot_and_says_so(tmp_path: Path, migraphx_root: Path) -> None:
-    bench = Bench(migraphx_root, tmp_path)
-    semaphore = CompileSemaphore(tmp_path / "semaphore", 1)
+def one_at_a_time(root: Path, folder: Path) -> tuple[Bench, CompileSemaphore, ProgramCompiler, ProgramRecipe]:
+    """A compiler whose semaphore has one slot, and what it is to compile."""
+    bench = Bench(root, folder)
+    semaphore = CompileSemaphore(folder / "semaphore", 1)
     compiler = ProgramCompiler(
         bench.runner, bench.cache, model_name="x", model_folder=bench.folder, semaphore=semaphore
     )
-    recipe = bench.recipe(networks.mlp(), 2, MLP)
+    return bench, semaphore, compiler, bench.recipe(networks.mlp(), 2, MLP)
+
+
+def test_a_compiler_waits_for_its_slot_and_says_so(tmp_path: Path, migraphx_root: Path) -> None:
+    bench, semaphore, compiler, recipe = one_at_a_time(migraphx_root, tmp_path)
     waits = threading.Event()
     messages: list[str] = []
 
@@ -144,12 +150,7 @@ def test_a_compiler_waits_for_its_slot_and_says_so(tmp_path: Path, migraphx_root
 
 
 def test_who_waits_for_a_slot_keeps_nobody_from_compiling_the_same_program(tmp_path: Path, migraphx_root: Path) -> None:
-    bench = Bench(migraphx_root, tmp_path)
-    semaphore = CompileSemaphore(tmp_path / "semaphore", 1)
-    compiler = ProgramCompiler(
-        bench.runner, bench.cache, model_name="x", model_folder=bench.folder, semaphore=semaphore
-    )
-    recipe = bench.recipe(networks.mlp(), 2, MLP)
+    _, semaphore, compiler, recipe = one_at_a_time(migraphx_root, tmp_path)
     waits = threading.Event()
     beside = threading.Thread(
         target=compiler.program,

@@ -6,13 +6,13 @@ import asyncio
 import logging
 
 import pytest
-from aiohttp import web
 
 from rocserve.core.errors import ServeError
 from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.frontends.http.body import BodyReader
 from rocserve.frontends.http.errors import HttpError
 from rocserve.frontends.http.listener import HttpListener
+from rocserve.frontends.http.protocol import Request, Response
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
 
@@ -30,14 +30,14 @@ HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
 async def test_no_more_is_taken_than_may_be(sent: bytes, told: bytes, pause: float) -> None:
     bodies = BodyReader(10, RequestMemory())
 
-    async def answer(request: web.BaseRequest) -> web.Response:
+    async def answer(request: Request) -> Response:
         try:
-            return web.Response(body=bytes(await bodies.json_body(request, Holding())))
+            return Response(200, bytes(await bodies.json_body(request, Holding())), "text/plain")
         except ServeError as error:
-            return web.Response(body=error.text.encode())
+            return Response(200, error.text.encode(), "text/plain")
 
-    listener = HttpListener(answer, logging.getLogger("test"))
-    port = await listener.start("127.0.0.1", 0)
+    listener = HttpListener(lambda request: request.run(answer(request)), logging.getLogger("test"))
+    port = await listener.start("HTTP", "http", "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head, _, body = sent.partition(b"\r\n\r\n")
     if pause:
@@ -55,14 +55,14 @@ async def test_no_more_is_taken_than_may_be(sent: bytes, told: bytes, pause: flo
 async def test_a_body_that_comes_byte_by_byte_is_given_up() -> None:
     bodies = BodyReader(1 << 20, RequestMemory(), body_seconds=0.5)
 
-    async def answer(request: web.BaseRequest) -> web.Response:
+    async def answer(request: Request) -> Response:
         try:
-            return web.Response(body=bytes(await bodies.json_body(request, Holding())))
+            return Response(200, bytes(await bodies.json_body(request, Holding())), "text/plain")
         except HttpError as error:
-            return web.Response(status=error.status, body=error.text.encode())
+            return Response(error.status, error.text.encode(), "text/plain")
 
-    listener = HttpListener(answer, logging.getLogger("test"))
-    port = await listener.start("127.0.0.1", 0)
+    listener = HttpListener(lambda request: request.run(answer(request)), logging.getLogger("test"))
+    port = await listener.start("HTTP", "http", "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(HEAD + b"Content-Length: 100000\r\n\r\n")
 

@@ -8,7 +8,7 @@ import zlib
 import pytest
 
 from rocserve.core.errors import ServeError
-from rocserve.frontends.http.encodings import compressed, decompressed, request_encoding, response_encoding
+from rocserve.frontends.http.body import compressed, decompressed, request_encoding, response_encoding
 from rocserve.frontends.http.errors import HttpError
 
 

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from aiohttp import web
 from support.certificates import make_authority
 
 from rocserve.frontends.certificates import CertificateFiles, RenewedContext
-from rocserve.frontends.http.connection import ConnectionLimits
-from rocserve.frontends.http.listener import HttpListener, binding_refusal
+from rocserve.frontends.http.listener import HttpListener
+from rocserve.frontends.http.protocol import ConnectionLimits, Request, Response
 
 LOG = logging.getLogger("test")
+ANSWER = Response(200, b"answer", "text/plain")
 REQUEST = b"GET /%b HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -34,14 +34,23 @@ class Gate:
         self.open = asyncio.Event()
         self.cancelled = asyncio.Event()
 
-    async def answer(self, request: web.BaseRequest) -> web.Response:
-        if request.rel_url.raw_path == "/wait":
-            try:
-                await self.open.wait()
-            except asyncio.CancelledError:
-                self.cancelled.set()
-                raise
-        return web.Response(body=b"answer")
+    def answer(self, request: Request) -> None:
+        if request.path == "/wait":
+            request.run(self._wait())
+        else:
+            request.respond(ANSWER)
+
+    async def _wait(self) -> Response:
+        try:
+            await self.open.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return ANSWER
+
+
+async def listen(listener: HttpListener) -> int:
+    return await listener.start("HTTP", "http", "127.0.0.1", 0)
 
 
 async def ask(port: int, path: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -53,7 +62,7 @@ async def ask(port: int, path: bytes) -> tuple[asyncio.StreamReader, asyncio.Str
 async def test_the_end_waits_for_open_requests() -> None:
     gate = Gate()
     listener = HttpListener(gate.answer, LOG)
-    port = await listener.start("127.0.0.1", 0)
+    port = await listen(listener)
     reader, writer = await ask(port, b"wait")
     idle_reader, idle_writer = await ask(port, b"at-once")
     assert (await idle_reader.readuntil(b"answer")).startswith(b"HTTP/1.1 200 OK\r\n")
@@ -77,7 +86,7 @@ async def test_the_end_waits_for_open_requests() -> None:
 async def test_the_end_waits_no_longer_than_it_may() -> None:
     gate = Gate()
     listener = HttpListener(gate.answer, LOG)
-    port = await listener.start("127.0.0.1", 0)
+    port = await listen(listener)
     reader, writer = await ask(port, b"wait")
     await asyncio.sleep(0.1)
     await listener.stop(0.05)
@@ -89,7 +98,7 @@ async def test_the_end_waits_no_longer_than_it_may() -> None:
 async def test_a_client_that_goes_away_cancels_its_request() -> None:
     gate = Gate()
     listener = HttpListener(gate.answer, LOG)
-    port = await listener.start("127.0.0.1", 0)
+    port = await listen(listener)
     _, writer = await ask(port, b"wait")
     await asyncio.sleep(0.1)
     writer.close()
@@ -101,19 +110,16 @@ async def test_a_client_that_goes_away_cancels_its_request() -> None:
 async def test_a_client_that_is_gone_when_its_answer_begins_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     refused = asyncio.Event()
 
-    async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        assert request.transport is not None
-        request.transport.close()
-        response = web.StreamResponse()
+    async def answer(request: Request) -> None:
+        request._connection.close()
         try:
-            await response.prepare(request)
+            request.begin_stream(200, "text/plain")
         except ConnectionError:
             refused.set()
             raise
-        return response
 
-    listener = HttpListener(answer, LOG)
-    reader, writer = await ask(await listener.start("127.0.0.1", 0), b"")
+    listener = HttpListener(lambda request: request.run(answer(request)), LOG)
+    reader, writer = await ask(await listen(listener), b"")
     assert await reader.read() == b""
     assert refused.is_set()
     writer.close()
@@ -137,7 +143,7 @@ async def is_closed(reader: asyncio.StreamReader, seconds: float = 10.0) -> bool
 async def test_one_connection_too_many_closes_the_one_that_has_waited_longest_for_its_client() -> None:
     gate = Gate()
     listener = HttpListener(gate.answer, LOG, ConnectionLimits(most=3))
-    port = await listener.start("127.0.0.1", 0)
+    port = await listen(listener)
     busy, busy_writer = await ask(port, b"wait")
     idle, idle_writer = await ask(port, b"x")
     await idle.readuntil(b"answer")
@@ -159,11 +165,13 @@ async def test_one_connection_too_many_closes_the_one_that_has_waited_longest_fo
 
 
 async def test_where_all_have_requests_in_hand_the_oldest_half_body_is_closed() -> None:
-    async def answer(request: web.BaseRequest) -> web.Response:
-        return web.Response(body=b"answer to %b" % await request.read())
+    async def answer(request: Request) -> Response:
+        while not request.is_whole:
+            await request.more()
+        return Response(200, b"answer to %b" % request.data, "text/plain")
 
-    listener = HttpListener(answer, LOG, ConnectionLimits(most=3))
-    port = await listener.start("127.0.0.1", 0)
+    listener = HttpListener(lambda request: request.run(answer(request)), LOG, ConnectionLimits(most=3))
+    port = await listen(listener)
     halves = []
     for _ in range(3):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -191,7 +199,7 @@ async def test_where_all_have_requests_in_hand_the_oldest_half_body_is_closed() 
 async def test_where_all_have_requests_in_hand_the_new_connection_is_closed() -> None:
     gate = Gate()
     listener = HttpListener(gate.answer, LOG, ConnectionLimits(most=1))
-    port = await listener.start("127.0.0.1", 0)
+    port = await listen(listener)
     busy, busy_writer = await ask(port, b"wait")
     await asyncio.sleep(0.1)
     other, other_writer = await asyncio.open_connection("127.0.0.1", port)
@@ -207,7 +215,7 @@ async def test_where_all_have_requests_in_hand_the_new_connection_is_closed() ->
 @pytest.mark.parametrize("first", [b"", b"GET /x HTTP/1.1\r\nHost", REQUEST % b"x" + b"GET /x"], ids=repr)
 async def test_a_head_that_does_not_come_ends_the_connection(first: bytes) -> None:
     listener = HttpListener(Gate().answer, LOG, ConnectionLimits(head_seconds=0.3))
-    port = await listener.start("127.0.0.1", 0)
+    port = await listen(listener)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(first)
     for _ in range(4):
@@ -229,7 +237,7 @@ def tls(tmp_path: Path) -> RenewedContext:
 
 async def test_a_handshake_that_does_not_come_ends_the_connection(tls: RenewedContext) -> None:
     listener = HttpListener(Gate().answer, LOG, ConnectionLimits(head_seconds=0.3), tls)
-    port = await listener.start("127.0.0.1", 0)
+    port = await listen(listener)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     assert await is_closed(reader)
     writer.close()
@@ -248,7 +256,7 @@ async def ask_with_tls(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamW
 async def test_a_handshake_counts_as_a_connection_and_goes_before_those_that_had_a_request(tls: RenewedContext) -> None:
     """Of 8 connections two idle after a request, and one too many after another begins its handshake."""
     listener = HttpListener(Gate().answer, LOG, ConnectionLimits(most=8), tls)
-    port = await listener.start("127.0.0.1", 0)
+    port = await listen(listener)
     idle = [await ask_with_tls(port) for _ in range(2)]
     silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
     ended = await asyncio.gather(*(is_closed(reader, 1.0) for reader, _ in silent))
@@ -264,7 +272,7 @@ async def test_a_handshake_counts_as_a_connection_and_goes_before_those_that_had
 
 async def test_the_end_closes_handshakes(tls: RenewedContext) -> None:
     listener = HttpListener(Gate().answer, LOG, None, tls)
-    port = await listener.start("127.0.0.1", 0)
+    port = await listen(listener)
     silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
     await asyncio.sleep(0.1)
     await listener.stop(0)
@@ -276,7 +284,7 @@ async def test_the_end_closes_handshakes(tls: RenewedContext) -> None:
 @pytest.mark.long
 async def test_connections_without_a_request_stay_for_a_while_and_are_closed_then() -> None:
     listener = HttpListener(Gate().answer, LOG, ConnectionLimits(head_seconds=0.3, idle_seconds=2.5))
-    port = await listener.start("127.0.0.1", 0)
+    port = await listen(listener)
     reader, writer = await ask(port, b"x")
     await reader.readuntil(b"answer")
     await asyncio.sleep(1.5)
@@ -293,21 +301,20 @@ async def test_connections_without_a_request_stay_for_a_while_and_are_closed_the
 async def test_an_answer_that_is_not_read_is_given_up(streams: bool) -> None:
     ended: list[str] = []
 
-    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+    async def answer(request: Request) -> Response:
         if not streams:
             ended.append("made")
-            return web.Response(body=bytes(1 << 20))
-        response = web.StreamResponse()
-        await response.prepare(request)
+            return Response(200, bytes(1 << 20), "text/plain")
+        request.begin_stream(200, "text/plain")
         try:
             while True:
-                await response.write(bytes(1 << 20))
+                await request.send(bytes(1 << 20))
         except (asyncio.CancelledError, ConnectionError):
             ended.append("given up")
             raise
 
-    listener = HttpListener(answer, LOG, ConnectionLimits(write_seconds=0.5))
-    port = await listener.start("127.0.0.1", 0)
+    listener = HttpListener(lambda request: request.run(answer(request)), LOG, ConnectionLimits(write_seconds=0.5))
+    port = await listen(listener)
     # Its small limit makes the client leave what comes in the socket.
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 10)
     writer.write(REQUEST % b"x" * 64)
@@ -319,32 +326,28 @@ async def test_an_answer_that_is_not_read_is_given_up(streams: bool) -> None:
     await listener.stop(0)
 
 
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        (
-            errno.EADDRINUSE,
-            "cannot serve HTTP at 1.2.3.4:80: Address already in use; name another with --http-port, or switch HTTP off"
-            " with --allow-http=false",
-        ),
-        (
-            errno.EADDRNOTAVAIL,
-            "cannot serve HTTP at 1.2.3.4:80: Cannot assign requested address; name an address of this machine with"
-            " --http-address",
-        ),
-    ],
-)
-def test_ports_that_cannot_be_had(number: int, text: str) -> None:
+async def test_ports_that_cannot_be_had() -> None:
+    listener = HttpListener(Gate().answer, LOG)
+    port = await listen(listener)
+    text = (
+        f"cannot serve HTTP at 127.0.0.1:{port}: Address already in use; name another with --http-port, or switch HTTP"
+        " off with --allow-http=false"
+    )
     with pytest.raises(OSError, match=re.escape(text)) as caught:
-        raise binding_refusal("HTTP", "1.2.3.4", 80, OSError(number, "?"), "http")
-    assert caught.value.errno == number
+        await HttpListener(Gate().answer, LOG).start("HTTP", "http", "127.0.0.1", port)
+    assert caught.value.errno == errno.EADDRINUSE
+    with pytest.raises(
+        OSError, match=r"cannot serve HTTP at 192.0.2.1:0: .*; name an address of this machine with --h"
+    ):
+        await HttpListener(Gate().answer, LOG).start("HTTP", "http", "192.0.2.1", 0)
+    await listener.stop(0)
 
 
 async def test_the_last_descriptors_are_kept_for_the_server(caplog: pytest.LogCaptureFixture) -> None:
     probe = os.open("/dev/null", os.O_RDONLY)
     os.close(probe)
     listener = HttpListener(Gate().answer, LOG, ConnectionLimits(most_descriptors=probe + 8))
-    port = await listener.start("127.0.0.1", 0)
+    port = await listen(listener)
     connections, answers = [], []
     for _ in range(8):
         reader, writer = await ask(port, b"at-once")
@@ -383,7 +386,7 @@ async def test_connections_that_say_nothing_never_take_the_descriptors_that_are_
     process = psutil.Process()
     most = process.num_fds() + 60
     listener = HttpListener(Gate().answer, LOG, ConnectionLimits(most_descriptors=most))
-    port = await listener.start("127.0.0.1", 0)
+    port = await listen(listener)
     words = [sys.executable, "-c", CLIENTS, str(port), "0" if at_once else "0.002"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as clients:  # noqa: ASYNC220
         assert clients.stdin is not None and clients.stdout is not None

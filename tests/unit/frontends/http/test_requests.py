@@ -15,12 +15,10 @@ from rocserve.core.model_config import InputConfig, ModelConfig
 from rocserve.core.requests import InferResponse
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensors import Tensor
-from rocserve.frontends.http.answer_form import BINARY_ONLY, AnswerForm
-from rocserve.frontends.http.generate import GenerateRequest, generate_body
-from rocserve.frontends.http.infer_request import REMEMBERED_TEXTS, InferRequestReader
-from rocserve.frontends.http.infer_response import InferBodyWriter, infer_body
+from rocserve.frontends.http.generate import generate_body, parse_generate
+from rocserve.frontends.http.infer_request import MOST_ENTRIES, REMEMBERED_TEXTS, InferRequestReader, RequestHeads
+from rocserve.frontends.http.infer_response import BINARY_ONLY, AnswerForm, InferBodyWriter, infer_body
 from rocserve.frontends.http.raw_request import raw_request
-from rocserve.frontends.http.request_heads import MOST_ENTRIES, RequestHeads
 
 INPUT = {"name": "X", "shape": [2], "datatype": "INT8"}
 
@@ -291,7 +289,7 @@ def test_remembered_json_is_that_of_a_first_answer(form: AnswerForm, parameters:
 
 
 def generate(body: Any, config: ModelConfig = CONFIG) -> Any:
-    return GenerateRequest(config, "").read(json.dumps(body).encode())
+    return parse_generate(config.name, "", config.max_batch_size, tuple(config.inputs), json.dumps(body).encode())
 
 
 def test_generate_requests() -> None:

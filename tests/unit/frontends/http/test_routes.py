@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocserve.frontends.http.management import ManagementRoute
-from rocserve.frontends.http.places import Place
+from rocserve.frontends.http.management import ManagementRoute, Place
 from rocserve.frontends.http.routes import Inference, find_destination
 
 

@@ -8,11 +8,10 @@ import logging
 from types import SimpleNamespace
 from typing import Any
 
-from aiohttp import web
-
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.http.listener import HttpListener
+from rocserve.frontends.http.protocol import Request
 from rocserve.frontends.http.service import HttpService
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.services.methods import SlowMethod
@@ -35,14 +34,12 @@ async def test_a_load_goes_on_without_its_client_and_counts_as_long() -> None:
     service = HttpService(inference, methods, ServingTableHolder(), HttpSettings(), memory, LOG, None)
     left = asyncio.Event()
 
-    async def handle(request: web.BaseRequest) -> web.StreamResponse:
-        try:
-            return await service.handle(request)
-        finally:
-            left.set()
+    def handle(request: Request) -> None:
+        service.handle(request)
+        request.on_gone = left.set
 
     listener = HttpListener(handle, LOG)
-    port = await listener.start("127.0.0.1", 0)
+    port = await listener.start("HTTP", "http", "127.0.0.1", 0)
     body = json.dumps({"parameters": {"config": "x" * 10_000}}).encode()
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"POST /v2/repository/models/m/load HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from support.hand_loop import Flag, HandLoop, Turned
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
@@ -31,11 +31,11 @@ from rocserve.core.tensors import Tensor
 from rocserve.core.validation import RequestValidator
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.rate_limiter import RateLimiter
-from rocserve.scheduling.sequence.homes import SequenceHomes
+from rocserve.scheduling.scheduler import SchedulerParts
+from rocserve.scheduling.sequence.router import SequenceRouter
 from rocserve.scheduling.sequence.scheduler import SequenceScheduler
-from rocserve.workers.batch_inputs import InputLayout
 from rocserve.workers.channel import WorkerGone
-from rocserve.workers.completion import CompletionThread
+from rocserve.workers.request_layouts import BatchForm, Member
 
 CONTROLS = (
     ControlInput("START", (SequenceControl(ControlKind.START, DataType.INT32),)),
@@ -85,12 +85,12 @@ class Outcome:
 class Execution:
     """A batch that a channel was given."""
 
-    def __init__(self, layout: InputLayout, requests: Sequence[Sequence[bytes]], on_outcome: Callable) -> None:
-        self._on_outcome = on_outcome
-        names = [head.name for head in layout.heads]
+    def __init__(self, loop: HandLoop, form: BatchForm, members: Sequence[Member], on_outcome: Callable) -> None:
+        self._on_outcome = loop.turning(on_outcome)
         self.rows: list[Row] = []
-        for request in requests:
-            given = dict(zip(names, request, strict=True))
+        for member in members:
+            names = [head.name for head in member.form.layout.inputs]
+            given = dict(zip(names, member.data, strict=True))
             state = np.frombuffer(given["STATE_IN"], np.int32).tolist() if "STATE_IN" in given else None
             numbers = [
                 int.from_bytes(given[name], "little") for name in ("IN", "START", "END", "READY", "ID") if name in given
@@ -109,16 +109,17 @@ class Execution:
 class HandChannel:
     """A channel whose batches the test finishes."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: HandLoop) -> None:
+        self._loop = loop
         self.closed = False
         self.device = None
         self.rate_limiter: InstanceRateLimiter | None = None
         self.executions: list[Execution] = []
 
-    def execute(self, layout, requests, on_outcome) -> None:
+    def execute(self, form, members, on_outcome) -> None:
         if self.closed:
             raise WorkerGone("gone")
-        self.executions.append(Execution(layout, requests, on_outcome))
+        self.executions.append(Execution(self._loop, form, members, on_outcome))
 
     @property
     def last(self) -> Execution:
@@ -128,12 +129,13 @@ class HandChannel:
 class Answer:
     """A responder that keeps what it was told."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: HandLoop) -> None:
+        self._loop = loop
         self.value: int | None = None
         self.names: list[str] = []
         self.error: ServeError | None = None
         self.leave: Callable[[], None] | None = None
-        self.done = threading.Event()
+        self.done = Flag(loop)
 
     def send(self, response: InferResponse, final: bool = True) -> None:
         assert not self.done.is_set(), "answered twice"
@@ -153,7 +155,7 @@ class Answer:
         self.done.set()
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        self.leave = callback
+        self.leave = self._loop.turning(callback)
 
     @property
     def text(self) -> str:
@@ -178,36 +180,41 @@ class Bench:
 
     def __init__(
         self,
-        timers: CompletionThread,
+        loop: HandLoop,
         batching: SequenceBatching,
         channels: int = 1,
         limits: QueueLimits | None = None,
-        homes: SequenceHomes | None = None,
+        router: SequenceRouter | None = None,
         initial: Mapping[str, bytes] | None = None,
         limiter: RateLimiter | None = None,
         limits_of_channels: InstanceRateLimiter | None = None,
     ) -> None:
         model = config(batching)
         self.statistics = ModelStatistics()
-        self.scheduler = SequenceScheduler(
+        self.loop = loop
+        parts = SchedulerParts(
             model,
             1,
             self.statistics,
-            timers,
+            loop,
             limits or QueueLimits(),
             logging.getLogger("test"),
-            homes or SequenceHomes(),
-            initial or {},
             limiter=limiter,
+            router=router or SequenceRouter(),
+            initial_states=initial or {},
         )
+        self.scheduler = Turned(loop, SequenceScheduler(parts))
         self.validator = RequestValidator(model)
         self.head = RequestHead("m", "", (InputHead("IN", "INT32", (1, 1)),))
-        self.channels = [HandChannel() for _ in range(channels)]
+        self.channels = [HandChannel(loop) for _ in range(channels)]
         for channel in self.channels:
             channel.rate_limiter = limits_of_channels
             self.scheduler.attach(channel)
 
-    def ask(
+    def ask(self, sequence: int | str, value: int = 0, **more) -> Answer:
+        return self.loop.turning(self.ask_in_turn)(sequence, value, **more)
+
+    def ask_in_turn(
         self,
         sequence: int | str,
         value: int = 0,
@@ -221,8 +228,8 @@ class Bench:
             head = RequestHead("m", "", head.inputs, (), {"timeout": timeout})
         tag = SequenceTag(sequence, start, end)
         request = InferRequest(head, "r", [np.int32(value).tobytes()], deadline, sequence=tag)
-        answer = Answer()
-        self.scheduler.submit(request, self.validator.validate(request), answer)
+        answer = Answer(self.loop)
+        self.scheduler.inner.submit(request, self.validator.validate(request), answer)
         return answer
 
     @property
@@ -236,19 +243,11 @@ class Bench:
 
 
 @pytest.fixture
-def timers():
-    thread = CompletionThread(logging.getLogger("test"))
-    thread.start()
-    yield thread
-    thread.stop()
-
-
-@pytest.fixture
-def make_bench(timers):
+def make_bench(loop: HandLoop):
     def make(**settings) -> Bench:
-        own = ("channels", "limits", "homes", "initial", "limiter", "limits_of_channels")
+        own = ("channels", "limits", "router", "initial", "limiter", "limits_of_channels")
         of_bench = {name: settings.pop(name) for name in own if name in settings}
         batching = {"max_sequence_idle_microseconds": 10_000_000, "control_inputs": CONTROLS, **settings}
-        return Bench(timers, SequenceBatching(**batching), **of_bench)
+        return Bench(loop, SequenceBatching(**batching), **of_bench)
 
     return make

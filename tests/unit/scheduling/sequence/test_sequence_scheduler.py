@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-import threading
 import time
 import weakref
 
 import numpy as np
 import pytest
+from support.hand_loop import Flag
 
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.model_config import (
@@ -21,21 +21,13 @@ from rocserve.core.model_config import (
 )
 from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import SequenceTag
-from rocserve.core.serving import VersionEnding
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.rate_limiter import RateLimiter, needs_of
-from rocserve.scheduling.sequence.homes import SequenceHomes
+from rocserve.scheduling.sequence.router import SequenceRouter
 
 from .conftest import STATE, Answer, Row
 
 OLDEST = OldestStrategy(max_candidate_sequences=4)
-
-
-def wait_until(condition) -> None:
-    end = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < end, "it did not come to be in time"
-        time.sleep(0.002)
 
 
 def test_a_sequence_keeps_its_row(make_bench):
@@ -113,7 +105,7 @@ def test_a_batch_waits_no_longer_than_its_delay(make_bench):
     bench = make_bench(direct=DirectStrategy(20_000, 1.0))
     bench.ask(1, 7, start=True)
     assert not bench.channel.executions
-    wait_until(lambda: bench.channel.executions)
+    bench.loop.wait_for(lambda: bench.channel.executions)
     assert [row.value for row in bench.rows] == [7]
 
 
@@ -235,7 +227,7 @@ def test_a_client_that_leaves_ends_its_sequence(make_bench, strategy):
     bench = make_bench(**strategy)
     running = bench.ask(1, 1, start=True)
     second, third = bench.ask(1, 2), bench.ask(1, 3)
-    wait_until(lambda: second.leave is not None)
+    bench.loop.wait_for(lambda: second.leave is not None)
     second.leave()
     bench.channel.last.finish()
     assert running.value == 1
@@ -250,7 +242,7 @@ def test_a_client_that_leaves_the_backlog_takes_its_sequence_along(make_bench):
     bench = make_bench(oldest=OldestStrategy(max_candidate_sequences=1))
     bench.ask(1, start=True)
     waiting = [bench.ask(2, start=True), bench.ask(2)]
-    wait_until(lambda: waiting[1].leave is not None)
+    bench.loop.wait_for(lambda: waiting[1].leave is not None)
     waiting[1].leave()
     assert [answer.error.code for answer in waiting] == [StatusCode.CANCELLED] * 2
     assert bench.scheduler.waiting == 0
@@ -296,7 +288,7 @@ def test_the_newest_sequence_gets_the_slot_while_the_oldest_has_waited_for_too_l
     for sequence in (6, 7, 8):
         bench.ask(sequence, start=True, end=True, deadline=time.monotonic() + 10)
     # As if they had waited for long.
-    for request in bench.scheduler._book.waiting():
+    for request in bench.scheduler._table.waiting():
         request.queue_start_ns -= 100_000_000_000
     while len(order) < 7:
         bench.channel.last.finish()
@@ -312,16 +304,33 @@ def test_a_backlog_expires_as_a_whole(make_bench):
     assert answers[0].error.code is StatusCode.UNAVAILABLE
 
 
+def test_a_slot_that_becomes_free_in_the_turn_of_a_request_ends_its_waiting(make_bench):
+    bench = make_bench(oldest=OldestStrategy(max_candidate_sequences=1))
+    bench.ask(1, start=True)
+    answers: list[Answer] = []
+
+    def ask_and_finish() -> None:
+        answers.append(bench.ask_in_turn(2, 5, start=True, timeout=20_000))
+        bench.ask_in_turn(1, end=True)
+        bench.channel.last.finish()
+
+    bench.loop.turning(ask_and_finish)()
+    bench.loop.run(0.05)
+    bench.channel.last.finish()
+    bench.channel.last.finish()
+    assert answers[0].value == 5
+
+
 def test_an_idle_sequence_ends_but_not_one_that_runs(make_bench):
     bench = make_bench(max_sequence_idle_microseconds=30_000, oldest=OldestStrategy(max_candidate_sequences=1))
     running = bench.ask(1, 1, start=True)
     waiting = bench.ask(2, 2, start=True)
-    time.sleep(0.1)
+    bench.loop.run(0.1)
     assert not waiting.done.is_set()
     assert len(bench.channel.executions) == 1
     bench.channel.last.finish()
     assert running.value == 1
-    wait_until(lambda: len(bench.channel.executions) == 2)
+    bench.loop.wait_for(lambda: len(bench.channel.executions) == 2)
     assert bench.rows[0].sequence == 2
     with pytest.raises(ServeError, match="for sequence 1 to model 'm' must specify the START flag"):
         bench.ask(1)
@@ -355,7 +364,7 @@ def test_a_worker_that_ends_unnoticed_loses_its_sequences(make_bench):
     bench = make_bench()
     bench.channel.closed = True
     assert "has been lost with the worker that ran it" in bench.ask(1, start=True).text
-    replacement = type(bench.channel)()
+    replacement = type(bench.channel)(bench.loop)
     bench.scheduler.attach(replacement)
     bench.ask(1, 4, start=True)
     assert replacement.last.rows == [Row(4, 1, 0, 1, 1)]
@@ -377,12 +386,8 @@ def test_without_a_worker_sequences_wait_until_that_is_hopeless(make_bench):
 def test_a_version_without_a_successor_ends_its_sequences(make_bench):
     bench = make_bench()
     running, queued = bench.ask(1, 1, start=True), bench.ask(1, 2)
-    drained = threading.Event()
+    drained = Flag(bench.loop)
     bench.scheduler.close(drained.set)
-    with pytest.raises(VersionEnding):
-        bench.ask(2, start=True)
-    with pytest.raises(VersionEnding):
-        bench.ask(1)
     bench.channel.last.finish()
     assert not drained.is_set()
     bench.channel.last.finish()
@@ -391,14 +396,12 @@ def test_a_version_without_a_successor_ends_its_sequences(make_bench):
 
 
 def test_a_replaced_version_goes_on_with_its_sequences(make_bench):
-    homes = SequenceHomes()
-    old, new = make_bench(homes=homes), make_bench(homes=homes)
+    router = SequenceRouter()
+    old, new = make_bench(router=router), make_bench(router=router)
     old.ask(1, 1, start=True)
     old.channel.last.finish()
-    drained = threading.Event()
+    drained = Flag(old.loop)
     old.scheduler.close(drained.set)
-    with pytest.raises(VersionEnding):
-        old.ask(2, start=True)
     # Requests come to the new version, which leads those of old sequences back.
     new.ask(2, 2, start=True)
     assert new.rows == [Row(2, 1, 0, 1, 2)]
@@ -413,8 +416,8 @@ def test_a_replaced_version_goes_on_with_its_sequences(make_bench):
 
 
 def test_a_version_that_is_about_to_be_replaced_has_its_sequences(make_bench):
-    homes = SequenceHomes()
-    old, new = make_bench(homes=homes), make_bench(homes=homes)
+    router = SequenceRouter()
+    old, new = make_bench(router=router), make_bench(router=router)
     old.ask(1, 1, start=True)
     old.channel.last.finish()
     # The new version is offered already, and the old one is still to be told.
@@ -424,16 +427,16 @@ def test_a_version_that_is_about_to_be_replaced_has_its_sequences(make_bench):
         new.ask(2)
 
 
-def test_instances_run_when_the_rate_limiter_says_so(make_bench, timers):
+def test_instances_run_when_the_rate_limiter_says_so(make_bench, loop):
     limits = InstanceRateLimiter((RateLimiterResource("r", 1),))
-    limiter = RateLimiter([], timers.call_soon)
+    limiter = RateLimiter([], loop.call_soon)
     limiter.register([needs_of(limits, None)] * 2)
     bench = make_bench(channels=2, limiter=limiter, limits_of_channels=limits)
     answers = [bench.ask(sequence, sequence, start=True) for sequence in (1, 2)]
     first, second = bench.channels
     assert (len(first.executions), len(second.executions)) == (1, 0)
     first.last.finish()
-    wait_until(lambda: second.executions)
+    bench.loop.wait_for(lambda: second.executions)
     second.last.finish()
     assert [answer.value for answer in answers] == [1, 2]
 
@@ -442,16 +445,16 @@ def test_what_waits_behind_batches_that_cannot_be_handed_over_runs(make_bench, m
     bench = make_bench()
     hand_over, count = bench.channel.execute, 2000
 
-    def execute(layout, requests, on_outcome) -> None:
-        if 0 < int.from_bytes(requests[0][0], "little") < count:
+    def execute(form, members, on_outcome) -> None:
+        if 0 < int.from_bytes(members[0].data[0], "little") < count:
             raise OSError("no room")
-        hand_over(layout, requests, on_outcome)
+        hand_over(form, members, on_outcome)
 
     monkeypatch.setattr(bench.channel, "execute", execute)
     answers = [bench.ask(1, number, start=not number) for number in range(count + 1)]
     bench.channel.last.finish()
     assert answers[1].text == answers[-2].text == "the batch could not be handed to the worker: no room"
-    wait_until(lambda: len(bench.channel.executions) == 2)
+    bench.loop.wait_for(lambda: len(bench.channel.executions) == 2)
     assert bench.rows[0].value == count
 
 
@@ -468,7 +471,7 @@ def test_answered_requests_leave_nothing_behind(make_bench, states):
     try:
         data = Data(np.int32(7).tobytes())
         request = InferRequest(bench.head, "r", [data], sequence=SequenceTag(1, starts=True))
-        bench.scheduler.submit(request, bench.validator.validate(request), answer := Answer())
+        bench.scheduler.submit(request, bench.validator.validate(request), answer := Answer(bench.loop))
         bench.channel.last.finish()
         assert answer.value == 7
         bench.channel.executions.clear()
@@ -489,6 +492,6 @@ def test_the_slot_of_an_iterative_sequence_is_free_when_its_last_answer_is_sent(
             bench.ask(2, 7, start=True)
 
     request = InferRequest(bench.head, "r", [np.int32(5).tobytes()], sequence=SequenceTag(1, starts=True))
-    bench.scheduler.submit(request, bench.validator.validate(request), Impatient())
+    bench.scheduler.submit(request, bench.validator.validate(request), Impatient(bench.loop))
     bench.channel.last.finish()
     assert [row.value for row in bench.rows] == [7]

@@ -1,0 +1,200 @@
+"""How the data plane's loop hears of gRPC's events: it looks at the completion queue, or a thread waits in that.
+
+With GRPC_EXPERIMENTS=-event_engine_listener gRPC's core reads and writes its sockets on the thread that polls the
+queue, and what it waits for itself is an epoll. That of the server is the one that watches the listening socket. The
+loop sleeps on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+Event = Any
+
+POLLS_ITSELF = "-event_engine_listener"
+"""In GRPC_EXPERIMENTS before grpc is imported."""
+MOST_AT_ONCE = 100
+"""Ready sockets that gRPC's core fetches from its epoll at once (MAX_EPOLL_EVENTS). It handles one a look, so that only
+after as many looks without an event there is none."""
+_COUNTING_SECONDS = 0.1
+"""How old the number of connections may be."""
+_COUNTED_BYTES = 16 << 10
+"""Of the kernel's list of what an epoll watches: more than so many connections take."""
+_LONGEST_SLEEP_SECONDS = 0.05
+"""gRPC's core has timers of its own, which only a look at the queue serves."""
+_PATIENCE_SECONDS = 0.5
+"""After which the thread that waits looks whether it is still wanted."""
+_CHECK_SECONDS = 1.0
+"""How long the check tries. Processes that share the port get one another's connections, as chance will have it."""
+_SHOWN_SECONDS = 0.005
+"""What a connection on loopback takes to show, and more."""
+_UNTOUCHED_SECONDS = 0.01
+"""For which it has to show: threads of gRPC's own would have taken it by then."""
+
+
+class _Nothing:
+    """In an event's place."""
+
+    tag = None
+
+
+_NOTHING = _Nothing()
+
+
+class Polling(Protocol):
+    """Where events come from."""
+
+    wake_descriptor: int | None
+    longest_sleep_seconds: float
+
+    @property
+    def looks(self) -> int:
+        """So many in a row without an event mean that there is none."""
+
+    @property
+    def next(self) -> Callable[[], Event]:
+        """Takes the next event; its tag is None when there is none. Raises: whatever the queue does; that event is
+        lost."""
+
+    def has_mail(self) -> bool:
+        """Whether there may be an event."""
+
+    def stop(self) -> None:
+        """The server has been destroyed."""
+
+
+class QueuePolling:
+    """Looks at the queue."""
+
+    longest_sleep_seconds = _LONGEST_SLEEP_SECONDS
+
+    def __init__(self, queue: Any, descriptor: int) -> None:
+        """`descriptor`: of gRPC's epoll."""
+        self.wake_descriptor: int | None = descriptor
+        # Without a function between: it is called some four times a request.
+        self.next: Callable[[], Event] = partial(queue.poll, 0.0)
+        self._watched = os.open(f"/proc/self/fdinfo/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        self._counted_at = 0.0
+        self._looks = MOST_AT_ONCE
+
+    @property
+    def looks(self) -> int:
+        """As many as the core may have fetched connections that were ready, and one."""
+        now = time.monotonic()
+        if now - self._counted_at > _COUNTING_SECONDS:
+            self._counted_at = now
+            watched = os.pread(self._watched, _COUNTED_BYTES, 0).count(b"tfd:")
+            self._looks = min(watched, MOST_AT_ONCE) + 1
+        return self._looks
+
+    def has_mail(self) -> bool:
+        # The looks have told, and the descriptor does from then on.
+        return False
+
+    def stop(self) -> None:
+        os.close(self._watched)
+
+
+class WaitingThread:
+    """Waits in the queue, and hands the events over to the loop.
+
+    A thread of its own where gRPC's core works its sockets on threads of its own, as it does unless it is told
+    otherwise: waiting for their events blocks in C.
+    """
+
+    wake_descriptor: int | None = None
+    longest_sleep_seconds = float("inf")
+    looks = 1
+
+    def __init__(self, queue: Any, wake: Callable[[], None]) -> None:
+        """`wake`: the loop."""
+        self._queue = queue
+        self._wake = wake
+        self._events: deque[Event | Exception] = deque()
+        self._stopping = False
+        threading.Thread(target=self._run, name="grpc-events", daemon=True).start()
+
+    def next(self) -> Event:
+        if not self._events:
+            return _NOTHING
+        event = self._events.popleft()
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+    def has_mail(self) -> bool:
+        return bool(self._events)
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                event = self._queue.poll(time.time() + _PATIENCE_SECONDS)
+            except Exception as error:
+                event = error
+            else:
+                if event.tag is None:
+                    continue
+            self._events.append(event)
+            self._wake()
+            # An event keeps its call alive; it must not while the thread waits for the next.
+            del event
+
+
+def find_epoll(port: int) -> int | None:
+    """The epoll with which gRPC's core waits for connections to the port when the queue is polled; None = it does so on
+    threads of its own."""
+    if POLLS_ITSELF not in os.environ.get("GRPC_EXPERIMENTS", "").split(","):
+        return None
+    for epoll, watched in _epolls():
+        for descriptor in watched:
+            listening = _listening_address(descriptor, port)
+            if listening is not None:
+                return epoll if _tells(epoll, *listening) else None
+    return None
+
+
+def _epolls() -> Iterator[tuple[int, list[int]]]:
+    """Those of this process, and what each watches."""
+    for entry in Path("/proc/self/fd").iterdir():
+        # Descriptors come and go meanwhile.
+        with contextlib.suppress(OSError):
+            if "eventpoll" in str(entry.readlink()):
+                lines = Path("/proc/self/fdinfo", entry.name).read_text().splitlines()
+                yield int(entry.name), [int(line.split()[1]) for line in lines if line.startswith("tfd:")]
+
+
+def _listening_address(descriptor: int, port: int) -> tuple[socket.AddressFamily, Any] | None:
+    """Where the socket listens, if it does so on the port."""
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as found:
+            listens = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            address = found.getsockname()
+            return (found.family, address) if listens and address[1] == port else None
+    except OSError:
+        return None
+
+
+def _tells(epoll: int, family: socket.AddressFamily, address: Any) -> bool:
+    """Whether a connection to the address makes the epoll readable until somebody polls the queue."""
+    end = time.monotonic() + _CHECK_SECONDS
+    while time.monotonic() < end:
+        # The address that listens for all others connects to this machine.
+        with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as client:
+            client.connect_ex(address)
+            if select.select([epoll], [], [], _SHOWN_SECONDS)[0]:
+                time.sleep(_UNTOUCHED_SECONDS)
+                return bool(select.select([epoll], [], [], 0)[0])
+    return False

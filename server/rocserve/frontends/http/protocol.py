@@ -1,0 +1,528 @@
+"""Speaks HTTP/1.1 with a client: httptools parses what comes, answers go out in the order of their requests.
+
+A request begins when its head is there, one at a time in a connection; its body may still be coming. Whoever handles it
+answers at once, later on the loop, or from a task that ends with the client's connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any
+
+import httptools
+
+from rocserve.core.tensors import Buffer
+
+LARGEST_HEAD_LINE = 8190
+"""Bytes of a URL, and of a header's name and value."""
+MOST_HEADERS = 128
+_LARGEST_HEAD = 128 << 10
+"""Bytes that come of a head after its first ones."""
+_READ_AHEAD = 1 << 20
+"""Bytes of a body that are taken before anybody asks for them; then its sender has to wait."""
+_BEGUN_AT_ONCE = 16
+"""Requests of one connection that are begun before others have their turn."""
+_WRITTEN_AT_ONCE = 256 << 10
+"""Bytes of a large answer: what a client does not read is then copied to no more than this in the connection."""
+_NO_HEADERS: Mapping[str, str] = {}
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    head_seconds: float = 10.0
+    """What a client has for the head of a request from its first byte on; of its first one from the connection on. TLS
+    has as long before it. What is left of a body when its request has been answered has as long too."""
+    idle_seconds: float = 75.0
+    """How long a connection may stay without a request: a little longer than proxies keep theirs, a minute mostly, so
+    that it is they who close."""
+    write_seconds: float = 60.0
+    """How long a client may not read what waits for it in the connection, which is little of a large answer."""
+    most: int | None = None
+    """Connections at a time; for one more, one that waits for its client is closed. None = any number."""
+    most_descriptors: int | None = None
+    """When a connection's descriptor is above, there is one too many: the server needs some for itself, for workers
+    say."""
+
+
+@dataclass(slots=True)
+class Response:
+    """An answer that is there as a whole."""
+
+    status: int
+    body: bytes
+    content_type: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request of a client. All calls are made on the loop."""
+
+    _connection: Connection
+    method: str = ""
+    target: bytes = b""
+    header_pairs: list[tuple[bytes, bytes]] = field(default_factory=list)
+    """As they came."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """By their names in lower case; of those that came twice the first."""
+    is_old: bool = False
+    """HTTP/1.0, which has no chunks."""
+    keeps_alive: bool = False
+    data: bytes | bytearray = b""
+    """What has come of the body."""
+    is_whole: bool = False
+    fault: str | None = None
+    """Why the rest of the body cannot be read."""
+    has_answer: bool = False
+    """It has been sent, to its end."""
+    on_gone: Callable[[], None] | None = None
+    """Called when the client goes before its answer has been sent."""
+    _taken: int = 0
+    _waiter: asyncio.Future[None] | None = None
+    _task: asyncio.Task[None] | None = None
+    _chunked: bool = False
+
+    @property
+    def path(self) -> str:
+        """As it was sent, percent-encoded, without the query."""
+        return self.target.partition(b"?")[0].decode("utf-8", "surrogateescape")
+
+    @property
+    def remote(self) -> str:
+        """The client's address, empty where it has gone."""
+        return self._connection.remote
+
+    async def more(self) -> None:
+        """Wait until more of the body has come than at the last call, or all of it, or there is a fault."""
+        while self._taken == len(self.data) and not self.is_whole and self.fault is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            self._connection.read_on()
+            await self._waiter
+        self._taken = len(self.data)
+
+    @property
+    def unread_bytes(self) -> int:
+        return len(self.data) - self._taken
+
+    def wake(self) -> None:
+        """More of it has come."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def invite(self) -> None:
+        """A client that asks first may send its body."""
+        if self.headers.get("expect", "").lower() == "100-continue":
+            self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def run(self, answering: Coroutine[Any, Any, Response | None]) -> None:
+        """Have a task answer, which is cancelled when the client goes; None = it has been sent. A ConnectionError of it
+        ends the connection, and it raises nothing else."""
+        self._task = asyncio.get_running_loop().create_task(self._run(answering))
+        self._connection.common.tasks.add(self._task)
+        self._task.add_done_callback(self._connection.common.tasks.discard)
+
+    async def _run(self, answering: Coroutine[Any, Any, Response | None]) -> None:
+        try:
+            response = await answering
+        except ConnectionError:
+            self._connection.abort()
+        except Exception:
+            self._connection.common.log.exception("a request could not be answered")
+            self._connection.abort()
+        else:
+            if response is not None:
+                self.respond(response)
+
+    def respond(self, response: Response) -> None:
+        body = response.body
+        head = self._head(response.status, response.content_type, response.headers, len(body))
+        self._connection.write(head if self.method == "HEAD" else head + body)
+        self._end()
+
+    async def respond_in_parts(
+        self, parts: Sequence[Buffer], content_type: str, headers: Mapping[str, str] = _NO_HEADERS
+    ) -> None:
+        """A large answer, which is sent as it is read.
+
+        Raises:
+            ConnectionError: the client has gone.
+        """
+        self._connection.check_open()
+        self._connection.write(self._head(200, content_type, headers, sum(map(len, parts))))
+        for part in parts:
+            view = memoryview(part)
+            for start in range(0, len(view), _WRITTEN_AT_ONCE):
+                self._connection.write(view[start : start + _WRITTEN_AT_ONCE])
+                await self._connection.drain()
+        self._end()
+
+    def begin_stream(self, status: int, content_type: str, headers: Mapping[str, str] = _NO_HEADERS) -> None:
+        """Of an answer whose length is not known; raises as `respond_in_parts` does."""
+        self._connection.check_open()
+        if self.is_old:
+            self.keeps_alive = False
+        else:
+            self._chunked = True
+            headers = {**headers, "Transfer-Encoding": "chunked"}
+        self._connection.write(self._head(status, content_type, headers, None))
+
+    async def send(self, part: bytes) -> None:
+        self._connection.check_open()
+        self._connection.write(b"%x\r\n%b\r\n" % (len(part), part) if self._chunked else part)
+        await self._connection.drain()
+
+    def end_stream(self) -> None:
+        if self._chunked:
+            self._connection.write(b"0\r\n\r\n")
+        self._end()
+
+    def _head(self, status: int, content_type: str, headers: Mapping[str, str], length: int | None) -> bytes:
+        if self._connection.common.is_ending or self.fault is not None:
+            self.keeps_alive = False
+        version = "1.0" if self.is_old else "1.1"
+        more = "".join([f"{name}: {value}\r\n" for name, value in headers.items()]) if headers else ""
+        if length is not None:
+            more += f"Content-Length: {length}\r\n"
+        if not self.keeps_alive:
+            more += "Connection: close\r\n"
+        elif self.is_old:
+            more += "Connection: keep-alive\r\n"
+        return (
+            f"HTTP/{version} {status} {_PHRASES[status]}\r\nContent-Type: {content_type}\r\n{more}"
+            f"Date: {self._connection.common.date()}\r\nServer: rocserve\r\n\r\n"
+        ).encode("utf-8", "surrogateescape")
+
+    def _end(self) -> None:
+        self.has_answer = True
+        self.on_gone = None  # It knows the request: such a ring would keep the client's data until the next collection.
+        self._connection.end_request(self)
+
+    def leave(self) -> None:
+        """The client has gone."""
+        if self._task is not None:
+            self._task.cancel()
+        on_gone, self.on_gone = self.on_gone, None
+        if on_gone is not None:
+            on_gone()
+
+
+class Connections:
+    """All of one listener, and what they have in common."""
+
+    def __init__(self, handle: Callable[[Request], None], log: logging.Logger) -> None:
+        self.handle = handle
+        self.log = log
+        self.open: set[Connection] = set()
+        """Those that are closing too, until they are closed."""
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.is_ending = False
+        """An answer is the last of its connection."""
+        self.on_made: Callable[[Connection], None] = lambda connection: None
+        self.idle = asyncio.Event()
+        """No request is in hand."""
+        self.none_open = asyncio.Event()
+        self.idle.set()
+        self.none_open.set()
+        self._in_hand = 0
+        self._date = ""
+        self._date_second = 0
+
+    def count(self, requests: int) -> None:
+        self._in_hand += requests
+        if not self._in_hand:
+            self.idle.set()
+        elif self._in_hand == requests:
+            self.idle.clear()
+
+    def date(self) -> str:
+        second = int(time.time())
+        if second != self._date_second:
+            self._date_second, self._date = second, formatdate(second, usegmt=True)
+        return self._date
+
+
+class _Refused(Exception):
+    """The client asks too much of a request's head."""
+
+
+class Connection(asyncio.Protocol):
+    """One connection of a client: since when it waits for its client, and for what. All calls are made on the loop."""
+
+    def __init__(self, common: Connections, loop: asyncio.AbstractEventLoop) -> None:
+        self.common = common
+        self.remote = ""
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpRequestParser(self)
+        self._arriving: Request | None = None
+        """Whose head or body is being parsed."""
+        self._waiting: deque[Request] = deque()
+        """Requests behind the one in hand; their heads are there."""
+        self._in_hand: Request | None = None
+        self._fault: str | None = None
+        """Why nothing more is parsed, which the client is told behind the answers before it."""
+        self._is_last = False
+        """Nothing more is parsed: the client or the server wants no further request in this connection."""
+        self._is_in_head = False
+        self._head_bytes = 0
+        self._is_beginning = False
+        self._idle_since: float | None = None
+        self._head_since: float | None = None
+        self._unread_since: float | None = None
+        self._begun_at = 0.0
+        self._drained: asyncio.Future[None] | None = None
+
+    # What the transport calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        peer = transport.get_extra_info("peername")
+        self.remote = str(peer[0]) if isinstance(peer, tuple) else ""
+        self._idle_since = self._head_since = self._loop.time()
+        self.common.open.add(self)
+        self.common.none_open.clear()
+        self.common.on_made(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.common.open.discard(self)
+        if not self.common.open:
+            self.common.none_open.set()
+        self._is_last = True
+        self._waiting.clear()
+        if self._in_hand is not None:
+            self.common.count(-1)
+            self._in_hand.leave()
+            self._in_hand = None
+        del self._parser  # It knows this: the two would stay until the next collection.
+
+    def pause_writing(self) -> None:
+        self._unread_since = self._loop.time()
+
+    def resume_writing(self) -> None:
+        self._unread_since = None
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        self._begin_requests()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_last and self._arriving is None:
+            return  # Read so that the client gets its answer, rather than a reset.
+        was_in_head = self._is_in_head
+        if self._head_since is None and self._idle_since is not None:
+            self._head_since = self._loop.time()
+        try:
+            self._parser.feed_data(data)
+            if self._is_in_head and was_in_head:
+                self._head_bytes += len(data)
+                if self._head_bytes > _LARGEST_HEAD:
+                    raise httptools.HttpParserError(f"a request's head is more than {_LARGEST_HEAD} bytes")
+        except httptools.HttpParserUpgrade:
+            self._is_last = True  # It is answered in HTTP/1.1. What comes behind it would be in another protocol.
+        except httptools.HttpParserError as error:
+            self._refuse(str(error.__context__ if isinstance(error.__context__, _Refused) else error))
+        if self._arriving is not None:
+            self._arriving.wake()
+        self._begin_requests()
+        if self._waiting or (self._arriving is not None and self._arriving.unread_bytes > _READ_AHEAD):
+            self._pause_reading()
+
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        self._arriving = Request(self)
+        self._is_in_head = True
+        self._head_bytes = 0
+
+    def on_url(self, part: bytes) -> None:
+        assert self._arriving is not None
+        self._arriving.target += part
+        if len(self._arriving.target) > LARGEST_HEAD_LINE:
+            raise _Refused(f"a request's URL is more than {LARGEST_HEAD_LINE} bytes")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        request = self._arriving
+        if request is None or not self._is_in_head:
+            return  # A trailer says nothing.
+        if len(request.header_pairs) >= MOST_HEADERS or max(len(name), len(value)) > LARGEST_HEAD_LINE:
+            raise _Refused(f"a request has at most {MOST_HEADERS} headers of {LARGEST_HEAD_LINE} bytes")
+        request.header_pairs.append((name, value))
+        request.headers.setdefault(name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape"))
+
+    def on_headers_complete(self) -> None:
+        request = self._arriving
+        assert request is not None
+        self._is_in_head = False
+        request.method = self._parser.get_method().decode()
+        request.is_old = self._parser.get_http_version() == "1.0"
+        request.keeps_alive = self._parser.should_keep_alive() and not self._parser.should_upgrade()
+        self._waiting.append(request)
+
+    def on_body(self, part: bytes) -> None:
+        request = self._arriving
+        if request is None or request.has_answer:
+            return
+        if not request.data:
+            request.data = part
+            return
+        if isinstance(request.data, bytes):
+            request.data = bytearray(request.data)
+        request.data += part
+
+    def on_message_complete(self) -> None:
+        request, self._arriving = self._arriving, None
+        assert request is not None
+        request.is_whole = True
+        if not request.keeps_alive:
+            self._is_last = True
+        if request.has_answer:
+            self._wait_for_request()
+        request.wake()
+
+    def _refuse(self, fault: str) -> None:
+        if self._is_last and self._arriving is None:
+            return
+        self._is_last = True
+        request, self._arriving = self._arriving, None
+        if request is None or self._is_in_head:
+            self._fault = fault
+        elif request.has_answer:
+            self.close()
+        else:
+            request.fault = fault  # Its answer tells so.
+            request.wake()
+
+    # What requests and the listener call.
+
+    def _begin_requests(self) -> None:
+        if self._is_beginning:
+            return
+        self._is_beginning = True
+        for _ in range(_BEGUN_AT_ONCE):
+            # Answers to a client that asks on and on without reading would pile up.
+            if self._in_hand is not None or self._unread_since is not None or self.is_closing or not self._waiting:
+                break
+            request = self._in_hand = self._waiting.popleft()
+            self._idle_since = self._head_since = None
+            self._begun_at = self._loop.time()
+            self.common.count(1)
+            self.common.handle(request)
+        else:
+            self._loop.call_soon(self._begin_requests)
+        self._is_beginning = False
+        if self._fault is not None and self._in_hand is None and not self._waiting:
+            refused = Request(self)
+            refused.is_whole, self._in_hand = True, refused
+            text, self._fault = self._fault, None
+            self.common.count(1)
+            refused.respond(Response(400, f"400 Bad Request: {text}\n".encode(), "text/plain; charset=utf-8"))
+
+    def end_request(self, request: Request) -> None:
+        if self._in_hand is not request:
+            return  # The connection has ended before.
+        self._in_hand = None
+        self.common.count(-1)
+        if not request.keeps_alive:
+            self._is_last = True
+            self._waiting.clear()
+            self._close(request)
+            return
+        self._wait_for_request()
+        if not request.is_whole:
+            # The rest of its body comes first, and is dropped.
+            request.data = b""
+            self._head_since = self._idle_since
+        self.read_on()
+        self._begin_requests()
+
+    def _wait_for_request(self) -> None:
+        self._idle_since = self._loop.time()
+        self._head_since = self._idle_since if self._is_in_head else None
+
+    def _close(self, request: Request) -> None:
+        """Once all is sent. Closed with something unread, the client would be told of a reset instead of its answer."""
+        assert self._transport is not None
+        if (request.is_whole and request.method) or not self._transport.can_write_eof():
+            self._transport.close()
+        else:
+            self._arriving = None
+            self._idle_since = self._head_since = self._loop.time()
+            self._transport.write_eof()
+            self.read_on()
+
+    def read_on(self) -> None:
+        if self._transport is not None and not self._waiting and not self.is_closing:
+            self._transport.resume_reading()
+
+    def _pause_reading(self) -> None:
+        if self._transport is not None and not self.is_closing:
+            self._transport.pause_reading()
+
+    def write(self, data: Buffer) -> None:
+        if self._transport is not None and not self.is_closing:
+            self._transport.write(data)
+
+    def check_open(self) -> None:
+        if self.is_closing:
+            raise ConnectionResetError("the client has gone")
+
+    async def drain(self) -> None:
+        """Wait until the client has read most of what has been written.
+
+        Raises:
+            ConnectionError: it has gone.
+        """
+        if self._unread_since is not None:
+            self._drained = self._loop.create_future()
+            await self._drained
+        self.check_open()
+
+    @property
+    def descriptor(self) -> int:
+        """-1 where it has been closed."""
+        connection = None if self._transport is None else self._transport.get_extra_info("socket")
+        return -1 if connection is None else int(connection.fileno())
+
+    @property
+    def is_closing(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    @property
+    def is_in_hand(self) -> bool:
+        return self._in_hand is not None
+
+    @property
+    def waits_since(self) -> float | None:
+        """Since when (the loop's time) it waits for its client to read or to ask; None = a request is in hand, or it
+        has been closed."""
+        if self.is_closing:
+            return None
+        return self._idle_since if self._unread_since is None else self._unread_since
+
+    @property
+    def body_since(self) -> float | None:
+        """Since when it waits for the whole body of the request in hand; None = it does not, or it has been closed."""
+        return None if self.is_closing or self._in_hand is None or self._in_hand.is_whole else self._begun_at
+
+    def is_overdue(self, limits: ConnectionLimits, now: float) -> bool:
+        return (
+            (self._unread_since is not None and now - self._unread_since > limits.write_seconds)
+            or (self._head_since is not None and now - self._head_since > limits.head_seconds)
+            or (self._idle_since is not None and now - self._idle_since > limits.idle_seconds)
+        )
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()

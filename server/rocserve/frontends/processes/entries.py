@@ -1,0 +1,103 @@
+"""What a front and the server tell each other: entries of 32 bytes, in the rings of a link.
+
+An entry is kind, flags (u8 each), count (u16), number (u32), and three numbers (u64 each) that depend on the kind.
+Tensors and texts lie in slots of the heap of whoever sends them; (place) is a slot's offset. A token names a request
+until its last answer.
+
+From the front, on the ring REQUESTS:
+
+- HEAD: number; a = place, b = bytes of a RequestHead in JSON. It stands for that number from here on.
+- REQUEST: number = its token; a = the number of its head, and in the upper half how many bytes its slot has; b = place
+  of the sizes (u64 each) of its inputs, of its details and of its origin, and of these behind them; c = its deadline in
+  time.monotonic_ns(), 0 = it has none. flags IN_TURN: it is one of a stream. SINGLE: it can have one answer only.
+- LEFT: number = the token of a request whose client has gone.
+- REFUSED: count = a status code; a = place of two texts, the error's and the id that the request was to have; b, c =
+  their bytes. No request could be made of what had come; its client has been told.
+
+From the server, on the ring ANSWERS:
+
+- ANSWER_HEAD: number; a = place, b = bytes of an AnswerHead in JSON.
+- ANSWER: number = a token; a = the number of its head; b = place of the sizes (u64 each) of its outputs, and of these
+  behind them, each at a multiple of 64; c = bytes of the slot. flags FINAL; NONE: there is no further answer; ERROR:
+  count = a status code, b = place, c = bytes of its text; REFUSAL with it: no model has had the request.
+- MANY: number = a token: any number of answers will come.
+- WATCH: number = a token: tell when its client goes.
+- ORIGINS: flags FINAL: from now on requests are to tell where they come from; without: no more.
+- EXIT: the server has begun to end.
+
+On either side's ring RETURNS: count = how many of a, b and c are places in the other's heap that nobody reads any more.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass, field
+
+from rocserve.core.requests import NO_PARAMETERS, InputHead, Parameters, RequestedOutput, RequestHead
+from rocserve.workers.messages import TensorHead
+
+ENTRY = struct.Struct("<BBHIQQQ")
+"""Kind, flags, count, number, a, b, c."""
+
+REQUESTS = ANSWERS = 0
+RETURNS = 1
+RINGS = (4096, 1024)
+"""Entries of either side's."""
+HEAP_BYTES = 1 << 32
+"""Of slots of one size, in the heap of either side."""
+
+HEAD, REQUEST, LEFT, REFUSED = range(1, 5)
+ANSWER_HEAD, ANSWER, MANY, WATCH, ORIGINS, EXIT = range(16, 22)
+RETURN = 32
+
+IN_TURN, SINGLE = 1, 2
+FINAL, NONE, ERROR, REFUSAL = 1, 2, 4, 8
+
+REMEMBERED_HEADS = 1024
+"""Of a kind: whoever tells of heads refers to the last so many, and the other end keeps twice as many. Numbers are not
+used again."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """All of an answer but its id and its data; equal for many."""
+
+    model_name: str
+    model_version: str
+    outputs: tuple[TensorHead, ...]
+    parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
+    in_shared_memory: tuple[str, ...] = ()
+    is_typed: bool = False
+
+
+def write_head(head: RequestHead) -> bytes:
+    inputs = [(each.name, each.datatype, each.shape, dict(each.parameters)) for each in head.inputs]
+    outputs = [(each.name, dict(each.parameters)) for each in head.outputs]
+    told = (head.model_name, head.model_version, inputs, outputs, dict(head.parameters), head.is_typed)
+    return json.dumps(told).encode()
+
+
+def read_head(text: bytes) -> RequestHead:
+    name, version, inputs, outputs, parameters, is_typed = json.loads(text)
+    return RequestHead(
+        name,
+        version,
+        tuple(InputHead(name, datatype, tuple(shape), given) for name, datatype, shape, given in inputs),
+        tuple(RequestedOutput(name, given) for name, given in outputs),
+        parameters,
+        is_typed,
+    )
+
+
+def sizes_table(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}Q")
+
+
+def return_entries(places: list[int]) -> bytes:
+    """RETURN for so many places."""
+    entries: list[bytes] = []
+    for start in range(0, len(places), 3):
+        three = places[start : start + 3]
+        entries.append(ENTRY.pack(RETURN, 0, len(three), 0, *three, *(0,) * (3 - len(three))))
+    return b"".join(entries)

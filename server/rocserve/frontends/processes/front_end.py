@@ -1,0 +1,269 @@
+"""A front's end of its link: hands requests to the server, and answers to those who wait for them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import socket
+from collections.abc import Callable
+
+from rocserve.core.errors import ServeError
+from rocserve.core.plain import from_json
+from rocserve.core.private_paths import PrivatePaths
+from rocserve.core.requests import InferRequest, InferResponse, RequestHead
+from rocserve.core.tensors import Tensor
+from rocserve.frontends.processes.entries import (
+    ANSWER,
+    ANSWER_HEAD,
+    ANSWERS,
+    ENTRY,
+    ERROR,
+    EXIT,
+    FINAL,
+    HEAD,
+    IN_TURN,
+    LEFT,
+    MANY,
+    NONE,
+    ORIGINS,
+    REFUSAL,
+    REFUSED,
+    REMEMBERED_HEADS,
+    REQUEST,
+    RINGS,
+    SINGLE,
+    WATCH,
+    AnswerHead,
+    sizes_table,
+    write_head,
+)
+from rocserve.frontends.processes.link_end import FrontLinkEnd
+from rocserve.frontends.processes.server_end import ATTACH
+from rocserve.plane import anonymous_file
+from rocserve.plane.doorbell import SocketRinger, drain_rings
+from rocserve.plane.heap import COPIED_IN_PLACE, Heap, HeapFull, HeapReader, aligned
+from rocserve.plane.link import LinkEnd
+from rocserve.plane.loop import PlaneLoop
+from rocserve.services.observation import ClientResponder
+from rocserve.workers.request_details import write_details
+from rocserve.workers.wire import status_code
+
+_DESCRIPTORS = 5
+
+
+class RemoteInference:
+    """What a front's handlers ask of an InferenceService; a source of the front's loop. On the loop's thread."""
+
+    wake_descriptor: int | None = None
+    longest_sleep_seconds = math.inf
+    looks = 1
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        plane: PlaneLoop,
+        paths: PrivatePaths,
+        log: logging.Logger,
+        on_gone: Callable[[], None],
+        on_exit: Callable[[], None],
+    ) -> None:
+        """Waits for what the server shares; then to be added to the loop's sources.
+
+        Args:
+            paths: takes those of the server out of errors.
+            on_gone: the server has ended.
+            on_exit: the server has begun to end.
+        """
+        data, descriptors, _, _ = socket.recv_fds(connection, len(ATTACH), _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        if data != ATTACH or len(descriptors) != _DESCRIPTORS:
+            raise EOFError("the server is gone")
+        own, servers, requests, answers, server_sleeps = descriptors
+        self.paths = paths
+        self.plane = plane
+        self._connection = connection
+        self._log = log
+        self._on_gone = on_gone
+        self._on_exit = on_exit
+        self._heap = Heap.of_file(requests)
+        self._answers_heap = HeapReader(answers)
+        ends = LinkEnd(own, RINGS, servers, RINGS)
+        os.close(own)
+        os.close(servers)
+        self._inbox = ends.readers[ANSWERS]
+        self._end = FrontLinkEnd(ends, self._heap, plane)
+        word = anonymous_file.map_to_read(server_sleeps).cast("Q")[:1]
+        os.close(server_sleeps)
+        self._end.ring = SocketRinger(word, connection).ring
+        sleeps = anonymous_file.open_for_reading(plane.doorbell.files.sleeps)
+        socket.send_fds(connection, [ATTACH], [sleeps])
+        os.close(sleeps)
+        self._heads: dict[RequestHead, int] = {}
+        self._told_heads = 0
+        self._answer_heads: dict[int, AnswerHead] = {}
+        self._open: dict[int, tuple[ClientResponder, str]] = {}
+        """By token: who waits, and the request's id."""
+        self._tokens: list[int] = []
+        """Those that are free."""
+        self._next_token = 0
+        self._tells_origins = False
+        plane.register(connection.fileno(), self._on_readable)
+
+    def infer(self, request: InferRequest, client: ClientResponder) -> None:
+        """Hand a request to the server; every error goes to the responder."""
+        head = request.head
+        number = self._heads.get(head)
+        try:
+            if number is None:
+                number = self._tell_head(head)
+            place, nbytes = self._write(request, client)
+        except HeapFull as error:
+            client.fail(error)
+            return
+        token = self._tokens.pop() if self._tokens else self._new_token()
+        self._open[token] = (client, request.id)
+        flags = IN_TURN if request.in_turn else SINGLE
+        deadline_ns = int(request.deadline * 1e9) if request.deadline is not None else 0
+        self._end.post(ENTRY.pack(REQUEST, flags, 0, token, number | nbytes << 32, place, max(deadline_ns, 0)))
+
+    def refuse(self, error: ServeError, find_id: Callable[[], str]) -> None:
+        """No request could be made of what has come; its client has been told."""
+        if self._tells_origins:
+            told, wanted = error.text.encode(errors="replace"), find_id().encode(errors="replace")
+            place = self._end.text_place(told + wanted)
+            self._end.post(ENTRY.pack(REFUSED, 0, int(error.code), 0, place, len(told), len(wanted)))
+
+    def _new_token(self) -> int:
+        self._next_token += 1
+        return self._next_token
+
+    def _tell_head(self, head: RequestHead) -> int:
+        if len(self._heads) >= REMEMBERED_HEADS:
+            del self._heads[next(iter(self._heads))]
+        text = write_head(head)
+        place = self._end.text_place(text)
+        number = self._heads[head] = self._told_heads = self._told_heads + 1
+        self._end.post(ENTRY.pack(HEAD, 0, 0, number, place, len(text), 0))
+        return number
+
+    def _write(self, request: InferRequest, client: ClientResponder) -> tuple[int, int]:
+        """The place and the size of a request's slot. Raises: HeapFull."""
+        data = request.data
+        details = write_details(request)
+        origin = _origin_text(client) if self._tells_origins else b""
+        table = sizes_table(len(data) + 2)
+        offsets: list[int] = []
+        end = table.size
+        for part in data:
+            offsets.append(aligned(end))
+            end = offsets[-1] + len(part)
+        slot, view = self._heap.place(end + len(details) + len(origin))
+        table.pack_into(view, 0, *map(len, data), len(details), len(origin))
+        for offset, part in zip(offsets, data, strict=True):
+            size = len(part)
+            if size <= COPIED_IN_PLACE:
+                view[offset : offset + size] = part
+            else:
+                self._heap.write(slot.offset + offset, view, offset, part)
+        if details or origin:
+            view[end:] = details + origin
+        self._end.keep(slot)
+        return slot.offset, len(view)
+
+    # What comes
+
+    def _on_readable(self) -> None:
+        if not drain_rings(self._connection):
+            self.poll()
+            self.plane.unregister(self._connection.fileno())
+            self._on_gone()
+
+    def has_mail(self) -> bool:
+        """See Source."""
+        return self._inbox.has_mail() or self._end.has_returns
+
+    def poll(self) -> bool:
+        """See Source."""
+        entries = self._inbox.take()
+        if not entries:
+            if self._end.has_returns:
+                self._end.flush()
+            return False
+        self._end.take_returns()
+        for kind, flags, count, number, a, b, c in ENTRY.iter_unpack(entries):
+            try:
+                self._handle(kind, flags, count, number, a, b, c)
+            except Exception:
+                self._log.exception("an answer of the server could not be handled")
+        return True
+
+    def _handle(self, kind: int, flags: int, count: int, number: int, a: int, b: int, c: int) -> None:
+        if kind == ANSWER:
+            self._answer(flags, count, number, a, b, c)
+        elif kind == ANSWER_HEAD:
+            if len(self._answer_heads) >= 2 * REMEMBERED_HEADS:
+                del self._answer_heads[next(iter(self._answer_heads))]
+            self._answer_heads[number] = from_json(AnswerHead, bytes(self._answers_heap.view(a, b)))
+            self._end.give_back(a)
+        elif kind == WATCH:
+            waiting = self._open.get(number)
+            if waiting is not None:
+                client = waiting[0]
+                client.watch_cancellation(lambda: self._left(number, client))
+        elif kind == MANY:
+            waiting = self._open.get(number)
+            if waiting is not None:
+                waiting[0].expect_many()
+        elif kind == ORIGINS:
+            self._tells_origins = bool(flags & FINAL)
+        elif kind == EXIT:
+            self._on_exit()
+
+    def _answer(self, flags: int, code: int, token: int, head_number: int, place: int, nbytes: int) -> None:
+        final = bool(flags & FINAL)
+        client, request_id = self._open[token]
+        if final:
+            del self._open[token]
+            self._tokens.append(token)
+        if flags & NONE:
+            client.end()
+            return
+        view = self._answers_heap.view(place, nbytes)
+        try:
+            if flags & ERROR:
+                error = ServeError(status_code(code), bytes(view).decode())
+                error.is_refusal = bool(flags & REFUSAL)
+                client.fail(error, final)
+                return
+            head = self._answer_heads[head_number]
+            table = sizes_table(len(head.outputs))
+            outputs: list[Tensor] = []
+            position = table.size
+            for output, size in zip(head.outputs, table.unpack_from(view), strict=True):
+                position = aligned(position)
+                data = view[position : position + size]
+                outputs.append(Tensor(output.name, output.datatype, output.shape, data))
+                position += size
+            response = InferResponse(
+                head.model_name,
+                head.model_version,
+                request_id,
+                outputs,
+                head.parameters,
+                head.in_shared_memory,
+                head.is_typed,
+            )
+            client.send(response, final)
+        finally:
+            self._end.give_back(place)
+
+    def _left(self, token: int, client: ClientResponder) -> None:
+        waiting = self._open.get(token)
+        if waiting is not None and waiting[0] is client:
+            self._end.post(ENTRY.pack(LEFT, 0, 0, token, 0, 0, 0))
+
+
+def _origin_text(client: ClientResponder) -> bytes:
+    origin = client.origin()
+    return json.dumps((origin.protocol, origin.received_ns, dict(origin.headers), origin.address)).encode()

@@ -1,0 +1,91 @@
+"""What both ends of a front's link do: post entries, also when a ring is full, and give back what has been read."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from rocserve.frontends.processes.entries import ANSWERS, ENTRY, RETURNS, return_entries
+from rocserve.plane.heap import Heap, Slot
+from rocserve.plane.link import LinkEnd
+from rocserve.plane.loop import PlaneLoop
+from rocserve.plane.trimming import HeapTrimmer
+
+_RETRY_SECONDS = 0.001
+"""After a ring was full."""
+
+
+class FrontLinkEnd:
+    """One end's posting. On the plane's thread."""
+
+    def __init__(self, link: LinkEnd, heap: Heap, plane: PlaneLoop) -> None:
+        """`heap`: its own."""
+        self._messages, self._returns = link.writers[ANSWERS], link.writers[RETURNS]
+        self._returned = link.readers[RETURNS]
+        self._heap = heap
+        self._plane = plane
+        self._posts: deque[bytes] = deque()
+        self._to_return: list[int] = []
+        self._trimmer = HeapTrimmer(plane)
+        self._slots: dict[int, Slot] = {}
+        """Of its own heap, by place: what the other end may still read."""
+        self.ring: Callable[[], None] = _nobody
+
+    def post(self, entry: bytes) -> None:
+        """At the end of this turn, behind all that was posted before."""
+        if not self._posts:
+            self._plane.at_end_of_turn(self.flush)
+        self._posts.append(entry)
+
+    def keep(self, slot: Slot) -> None:
+        """Until the other end has returned it."""
+        self._slots[slot.offset] = slot
+        self._trimmer.trim_later(self._heap, self.take_returns)
+
+    def text_place(self, text: bytes) -> int:
+        slot, view = self._heap.place(len(text))
+        view[:] = text
+        self._slots[slot.offset] = slot
+        return slot.offset
+
+    def give_back(self, place: int) -> None:
+        """A place in the other's heap that nobody reads any more. From any thread."""
+        self._to_return.append(place)
+
+    @property
+    def has_returns(self) -> bool:
+        """Whether the other end is to be told of places; it is with what is posted next, or by `flush`."""
+        return bool(self._to_return)
+
+    def flush(self) -> None:
+        posts, messages = self._posts, self._messages
+        count = min(len(posts), messages.room)
+        if count:
+            messages.post(b"".join([posts.popleft() for _ in range(count)]))
+        to_return = self._to_return
+        entries = min(self._returns.room, -(-len(to_return) // 3)) if to_return else 0
+        if entries:
+            self._returns.post(return_entries(to_return[: 3 * entries]))
+            del to_return[: 3 * entries]
+        if count:
+            # Places that come back are nothing to be woken for.
+            self.ring()
+        if posts:
+            self._plane.call_at(time.monotonic() + _RETRY_SECONDS, self.flush)
+
+    def drop(self) -> None:
+        """Nobody takes it any more."""
+        self._posts.clear()
+        self._slots.clear()
+        self._trimmer.forget(self._heap)
+
+    def take_returns(self) -> None:
+        slots = self._slots
+        for _, _, count, _, *places in ENTRY.iter_unpack(self._returned.take()):
+            for place in places[:count]:
+                slots.pop(place, None)
+
+
+def _nobody() -> None:
+    """Where the other end cannot be rung yet: it looks by itself before it first sleeps."""

@@ -1,0 +1,199 @@
+"""One process that serves gRPC, as the server sees it: its sockets, its link, what it says and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rocserve import workers
+from rocserve.core.request_memory import MemoryUse, RequestMemory
+from rocserve.frontends.grpc.transport import Route
+from rocserve.frontends.processes.control_socket import (
+    NOBODYS,
+    AsyncioWatch,
+    ControlSocket,
+    Listening,
+    MemoryReport,
+    NotListening,
+    Stop,
+)
+from rocserve.frontends.processes.forwarding import ForwardedCalls
+from rocserve.frontends.processes.server_end import FrontLink
+from rocserve.plane.loop import PlaneLoop
+from rocserve.services.inference import InferenceService
+from rocserve.workers.worker_output import WorkerOutput
+
+_BOOTSTRAP = Path(workers.__file__).with_name("bootstrap.py")
+"""Not `python -m`: that would look for modules in the folder that the server happens to run in."""
+_REAP_SECONDS = 0.01
+"""Between two looks whether a process that has closed its sockets has ended."""
+_CLOSED_SECONDS = 0.5
+"""How long it may live on without them."""
+
+
+class FrontEndProcess:
+    """On the asyncio loop."""
+
+    def __init__(
+        self,
+        number: int,
+        inference: InferenceService,
+        plane: PlaneLoop,
+        memory: RequestMemory,
+        log: logging.Logger,
+        on_ended: Callable[[FrontEndProcess, str], None],
+    ) -> None:
+        """`on_ended`: called once, with how it has ended."""
+        self.number = number
+        self._inference = inference
+        self._plane = plane
+        self._memory = memory
+        self._log = log
+        self._on_ended = on_ended
+        self._loop = asyncio.get_running_loop()
+        self._started_at = time.monotonic()
+        self._closed_at: float | None = None
+        self.listening: asyncio.Future[None] = self._loop.create_future()
+        """Its exception, an OSError or a RuntimeError, says why it does not."""
+        self.listening.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self._process: subprocess.Popen[bytes]
+        self._link: FrontLink
+        self._control: ControlSocket
+        self._calls: ForwardedCalls
+        self._output: WorkerOutput
+
+    def start(
+        self,
+        routes: Mapping[str, Route],
+        most_body_bytes: int,
+        lifeline: int,
+        numbers: Sequence[int],
+        command: Sequence[str],
+    ) -> None:
+        """
+        Args:
+            routes: of the calls that it forwards; called on the loop.
+            lifeline: the reading end of a pipe; when its writing end is gone, the process ends.
+            numbers, command: what it is to be told, see main.py.
+
+        Raises:
+            OSError: it cannot be started; nothing is left of it.
+        """
+        with ExitStack() as peers, ExitStack() as own:
+            pairs = [socket.socketpair() for _ in range(2)]
+            for mine, peer in pairs:
+                own.callback(mine.close)
+                peers.callback(peer.close)
+            (control, peer_control), (link, peer_link) = pairs
+            reader, writer = os.pipe2(os.O_CLOEXEC)
+            peers.callback(os.close, writer)
+            own.callback(os.close, reader)
+            self._link = FrontLink(link, self._plane, self._inference, self._on_link_gone, self._log)
+            passed = (lifeline, peer_control.fileno(), peer_link.fileno())
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    str(_BOOTSTRAP),
+                    "rocserve.frontends.processes.main",
+                    *map(str, (*passed, *numbers)),
+                    *command,
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=writer,
+                stderr=writer,
+                pass_fds=passed,
+            )
+            own.pop_all()
+        self._output = WorkerOutput(reader, f"front end {self.number}: ", self._log)
+        self._calls = ForwardedCalls(routes, self._log)
+        self._control = ControlSocket(
+            control, AsyncioWatch(control), most_body_bytes, self._on_message, self._on_closed
+        )
+        self._calls.begin(self._control)
+        self._plane.call_soon(self._link.open)
+
+    @property
+    def age(self) -> float:
+        """Seconds."""
+        return time.monotonic() - self._started_at
+
+    def tell_wants(self, origins: bool) -> None:
+        """Whether its requests are to say where they come from."""
+        self._plane.call_soon(lambda: self._link.want_origins(origins))
+
+    def begin_exit(self) -> None:
+        self._plane.call_soon(self._link.begin_exit)
+
+    def stop(self, grace_seconds: float) -> None:
+        self._control.send(NOBODYS, Stop(grace_seconds))
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def _on_message(self, call: int, head: Any, body: bytes) -> None:
+        """Raises: ValueError: it is nothing that a front end says."""
+        if call != NOBODYS:
+            self._calls.on_message(call, head, body)
+        elif isinstance(head, MemoryReport):
+            use = MemoryUse(head.request_bytes, head.answer_bytes, head.refused_requests, head.refused_answers)
+            self._memory.note_front_end(self, use)
+        elif isinstance(head, Listening) and not self.listening.done():
+            self.listening.set_result(None)
+        elif isinstance(head, NotListening) and not self.listening.done():
+            known = OSError(head.error_number, head.text) if head.error_number else RuntimeError(head.text)
+            self.listening.set_exception(known)
+        else:
+            raise ValueError(f"a {type(head).__name__}")
+
+    def _on_link_gone(self, reason: str) -> None:
+        self._loop.call_soon_threadsafe(self._on_closed, reason)
+
+    def _on_closed(self, reason: str) -> None:
+        if self._closed_at is None:
+            self._closed_at = time.monotonic()
+            self._log.debug("front end %d: %s", self.number, reason)
+            self._reap()
+
+    def _reap(self) -> None:
+        status = self._process.poll()
+        if status is None:
+            assert self._closed_at is not None
+            if time.monotonic() - self._closed_at > _CLOSED_SECONDS:
+                self.kill()
+            self._loop.call_later(_REAP_SECONDS, self._reap)
+            return
+        self._plane.call_soon(self._link.close)
+        # It knows this object, and its memory is to go with it.
+        del self._link
+        self._control.close()
+        self._calls.cancel_all()
+        self._memory.forget_front_end(self)
+        self._output.close()
+        how = _ending(status)
+        reason = self.listening.exception() if self.listening.done() else None
+        if last := (reason.args[-1] if reason is not None else self._output.last_line):
+            how += f": {last}"
+        if not self.listening.done():
+            self.listening.set_exception(RuntimeError(f"a front end of gRPC has ended before it listened ({how})"))
+        self.ended.set_result(None)
+        self._on_ended(self, how)
+
+
+def _ending(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"

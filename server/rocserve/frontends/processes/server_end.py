@@ -1,0 +1,386 @@
+"""The server's end of a front's link: takes requests in, and leads their answers back."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import socket
+import time
+from collections.abc import Callable
+
+from rocserve.core.errors import ServeError, StatusCode, unimplemented
+from rocserve.core.plain import to_json
+from rocserve.core.requests import InferRequest, InferResponse, RequestHead
+from rocserve.core.sequences import SequenceTag
+from rocserve.core.tensors import Buffer
+from rocserve.frontends.processes.entries import (
+    ANSWER,
+    ANSWER_HEAD,
+    ENTRY,
+    ERROR,
+    EXIT,
+    FINAL,
+    HEAD,
+    HEAP_BYTES,
+    IN_TURN,
+    LEFT,
+    MANY,
+    NONE,
+    ORIGINS,
+    REFUSAL,
+    REFUSED,
+    REMEMBERED_HEADS,
+    REQUEST,
+    REQUESTS,
+    RINGS,
+    SINGLE,
+    WATCH,
+    AnswerHead,
+    read_head,
+    sizes_table,
+)
+from rocserve.frontends.processes.link_end import FrontLinkEnd
+from rocserve.plane import anonymous_file, heap, link
+from rocserve.plane.doorbell import SocketRinger, drain_rings
+from rocserve.plane.heap import COPIED_IN_PLACE, Heap, HeapFull, HeapReader, aligned
+from rocserve.plane.link import LinkEnd
+from rocserve.plane.loop import PlaneLoop
+from rocserve.services.inference import InferenceService
+from rocserve.services.observation import RequestOrigin
+from rocserve.workers.call_texts import heads_of
+from rocserve.workers.request_details import read_details
+
+ATTACH = b"F"
+_FOR_THE_FRONT = 5
+"""Descriptors: its file of the link and the server's, its heap and the server's, and the page where the server says
+that it sleeps."""
+
+
+class FrontLink:
+    """One front's; a source of the plane's loop. On the plane's thread, but for what says otherwise."""
+
+    wake_descriptor: int | None = None
+    longest_sleep_seconds = math.inf
+    looks = 1
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        plane: PlaneLoop,
+        service: InferenceService,
+        on_gone: Callable[[str], None],
+        log: logging.Logger,
+    ) -> None:
+        """Makes what both ends share and puts the front's part on the socket. From any thread.
+
+        `on_gone`: called once when the front's end is closed, or talks nonsense.
+        """
+        self._connection = connection
+        self._plane = plane
+        self._service = service
+        self._on_gone = on_gone
+        self._log = log
+        own, fronts = (link.create_file("rocserve:front", RINGS) for _ in range(2))
+        requests = heap.create_file("rocserve:requests", HEAP_BYTES)
+        self._heap = Heap("rocserve:answers", HEAP_BYTES)
+        reading = anonymous_file.open_for_reading
+        files = [
+            fronts,
+            reading(own),
+            requests,
+            self._heap.open_for_reading(),
+            reading(plane.doorbell.files.sleeps),
+        ]
+        assert len(files) == _FOR_THE_FRONT
+        socket.send_fds(connection, [ATTACH], files)
+        self._requests_heap = HeapReader(reading(requests))
+        reader = reading(fronts)
+        ends = LinkEnd(own, RINGS, reader, RINGS)
+        for descriptor in (*files, own, reader):
+            os.close(descriptor)
+        self._inbox = ends.readers[REQUESTS]
+        self._end = FrontLinkEnd(ends, self._heap, plane)
+        self._heads: dict[int, RequestHead] = {}
+        self._answer_heads: dict[object, int] = {}
+        self._told_heads = 0
+        self._open: dict[int, RemoteResponder] = {}
+        self._is_open = True
+        self._is_attached = False
+
+    def open(self) -> None:
+        """Begin to listen. From any thread."""
+        self._plane.register(self._connection.fileno(), self._on_readable)
+        self._plane.add_source(self)
+
+    def _on_readable(self) -> None:
+        if not self._is_attached:
+            # The front's first word: where it says that it sleeps.
+            data, descriptors, _, _ = socket.recv_fds(
+                self._connection, len(ATTACH), 1, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+            )
+            if data and descriptors:
+                word = anonymous_file.map_to_read(descriptors[0]).cast("Q")[:1]
+                os.close(descriptors[0])
+                self._end.ring = SocketRinger(word, self._connection).ring
+                self._is_attached = True
+                self._end.ring()
+                return
+            self._gone("it closed its link")
+        elif not drain_rings(self._connection):
+            self.poll()
+            self._gone("it closed its link")
+
+    def has_mail(self) -> bool:
+        """See Source."""
+        return self._inbox.has_mail() or self._end.has_returns
+
+    def poll(self) -> bool:
+        """See Source."""
+        if not self._is_open:
+            return False
+        if not self._inbox.has_mail():
+            if self._end.has_returns:
+                self._end.flush()
+            return False
+        try:
+            self._end.take_returns()
+            for entry in ENTRY.iter_unpack(self._inbox.take()):
+                self._handle(*entry)
+        except Exception as error:
+            self._log.exception("a front's message could not be handled")
+            self._gone(f"it sent what cannot be read: {error}")
+        return True
+
+    def _handle(self, kind: int, flags: int, count: int, number: int, a: int, b: int, c: int) -> None:
+        if kind == REQUEST:
+            self._begin(flags, number, a & 0xFFFFFFFF, b, a >> 32, c)
+        elif kind == HEAD:
+            if len(self._heads) >= 2 * REMEMBERED_HEADS:
+                del self._heads[next(iter(self._heads))]
+            self._heads[number] = read_head(bytes(self._requests_heap.view(a, b)))
+            self._end.give_back(a)
+        elif kind == LEFT:
+            responder = self._open.get(number)
+            if responder is not None:
+                responder.left()
+        elif kind == REFUSED:
+            texts = bytes(self._requests_heap.view(a, b + c))
+            self._end.give_back(a)
+            error = ServeError(StatusCode(count), texts[:b].decode(errors="replace"))
+            self._service.refuse(error, texts[b:].decode)
+        else:
+            raise ValueError(f"a message of kind {kind}")
+
+    def _begin(self, flags: int, token: int, head_number: int, place: int, nbytes: int, deadline_ns: int) -> None:
+        head = self._heads[head_number]
+        view = self._requests_heap.view(place, nbytes)
+        table = sizes_table(len(head.inputs) + 2)
+        *sizes, details_bytes, origin_bytes = table.unpack_from(view)
+        data: list[Buffer] = []
+        position = table.size
+        for size in sizes:
+            position = aligned(position)
+            data.append(view[position : position + size])
+            position += size
+        request_id, sequence = "", None
+        if details_bytes:
+            details = read_details(bytes(view[position : position + details_bytes]))
+            request_id = details.request_id
+            if details.correlation_id or details.flags:
+                sequence = SequenceTag(details.correlation_id, bool(details.flags & 1), bool(details.flags & 2))
+            position += details_bytes
+        origin = bytes(view[position : position + origin_bytes]) if origin_bytes else b""
+        responder = self._open[token] = RemoteResponder(self, token, bool(flags & SINGLE), origin)
+        request = InferRequest(
+            head,
+            request_id,
+            data,
+            deadline_ns / 1e9 if deadline_ns else None,
+            bool(flags & IN_TURN),
+            sequence=sequence,
+            slot=RequestSlot(self._end, place),
+        )
+        self._service.infer(request, responder)
+        responder.is_accepted = True
+
+    # Answers. Those that come when the front has ended go nowhere.
+
+    def answer(self, token: int, response: InferResponse, final: bool) -> None:
+        """Raises: HeapFull."""
+        if not self._is_open:
+            return
+        key = (
+            response.model_name,
+            response.model_version,
+            tuple([(tensor.name, tensor.datatype, tensor.shape) for tensor in response.outputs]),
+            tuple(response.in_shared_memory),
+            response.is_typed,
+        )
+        number = self._answer_heads.get(key) if not response.parameters else None
+        if number is None:
+            number = self._tell_head(key, response)
+        contents = [tensor.data for tensor in response.outputs]
+        table = sizes_table(len(contents))
+        offsets: list[int] = []
+        end = table.size
+        for content in contents:
+            offsets.append(aligned(end))
+            end = offsets[-1] + len(content)
+        slot, view = self._heap.place(end)
+        table.pack_into(view, 0, *map(len, contents))
+        for offset, content in zip(offsets, contents, strict=True):
+            size = len(content)
+            if size <= COPIED_IN_PLACE:
+                view[offset : offset + size] = content
+            else:
+                self._heap.write(slot.offset + offset, view, offset, content)
+        self._end.keep(slot)
+        self._end.post(ENTRY.pack(ANSWER, FINAL if final else 0, 0, token, number, slot.offset, end))
+        if final:
+            self._open.pop(token, None)
+
+    def _tell_head(self, key: tuple[object, ...], response: InferResponse) -> int:
+        number = self._told_heads = self._told_heads + 1
+        if not response.parameters:
+            if len(self._answer_heads) >= REMEMBERED_HEADS:
+                del self._answer_heads[next(iter(self._answer_heads))]
+            self._answer_heads[key] = number
+        outputs = heads_of(response.outputs)
+        text = to_json(
+            AnswerHead(
+                response.model_name,
+                response.model_version,
+                outputs,
+                response.parameters,
+                tuple(response.in_shared_memory),
+                response.is_typed,
+            )
+        )
+        self._end.post(ENTRY.pack(ANSWER_HEAD, 0, 0, number, self._end.text_place(text), len(text), 0))
+        return number
+
+    def fail(self, token: int, error: ServeError, final: bool, refused: bool = False) -> None:
+        if not self._is_open:
+            return
+        text = error.text.encode(errors="replace")
+        place = self._end.text_place(text)
+        flags = ERROR | (FINAL if final else 0) | (REFUSAL if refused else 0)
+        self._end.post(ENTRY.pack(ANSWER, flags, int(error.code), token, 0, place, len(text)))
+        if final:
+            self._open.pop(token, None)
+
+    def end(self, token: int) -> None:
+        self.tell(ANSWER, token, NONE | FINAL)
+        self._open.pop(token, None)
+
+    def tell(self, kind: int, token: int = 0, flags: int = 0) -> None:
+        if self._is_open:
+            self._end.post(ENTRY.pack(kind, flags, 0, token, 0, 0, 0))
+
+    def want_origins(self, wanted: bool) -> None:
+        """Whether requests are to tell where they come from."""
+        self.tell(ORIGINS, flags=FINAL if wanted else 0)
+
+    def begin_exit(self) -> None:
+        self.tell(EXIT)
+
+    # The end
+
+    def _gone(self, reason: str) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._plane.unregister(self._connection.fileno())
+            self._plane.remove_source(self)
+            self._on_gone(reason)
+
+    def close(self) -> None:
+        """The front has ended: nobody waits for its requests any more."""
+        if self._is_open:
+            self._is_open = False
+            self._plane.unregister(self._connection.fileno())
+            self._plane.remove_source(self)
+        responders, self._open = self._open, {}
+        for responder in responders.values():
+            responder.left()
+        self._end.drop()
+        self._connection.close()
+        self._requests_heap.close()
+        self._heap.close()
+
+
+class RequestSlot:
+    """A request's memory in a front's heap, which gets it back when nobody holds this any more."""
+
+    __slots__ = ("_end", "_place")
+
+    def __init__(self, end: FrontLinkEnd, place: int) -> None:
+        self._end = end
+        self._place = place
+
+    def __del__(self) -> None:
+        self._end.give_back(self._place)
+
+
+class RemoteResponder:
+    """Implements observation.ClientResponder for a request of a front."""
+
+    __slots__ = ("_callbacks", "_has_left", "_is_single", "_link", "_origin", "_token", "held_bytes", "is_accepted")
+
+    def __init__(self, link: FrontLink, token: int, is_single: bool, origin: bytes) -> None:
+        self._link = link
+        self._token = token
+        self._is_single = is_single
+        self._origin = origin
+        self._callbacks: list[Callable[[], None]] | None = None
+        self._has_left = False
+        self.held_bytes = 0
+        self.is_accepted = False
+        """An error before is the request's own, one after is an answer of the model."""
+
+    def origin(self) -> RequestOrigin:
+        """See ClientResponder. A request that came before the server asked for origins has none."""
+        if not self._origin:
+            now_ns = time.monotonic_ns()
+            return RequestOrigin("GRPC", (now_ns, now_ns), {}, "")
+        protocol, received_ns, headers, address = json.loads(self._origin)
+        return RequestOrigin(protocol, tuple(received_ns), headers, address)
+
+    def expect_many(self) -> None:
+        """See Responder."""
+        if self._is_single:
+            raise unimplemented("ModelInfer RPC doesn't support models with decoupled transaction policy")
+        self._link.tell(MANY, self._token)
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        """See Responder."""
+        try:
+            self._link.answer(self._token, response, final)
+        except HeapFull as error:
+            self._link.fail(self._token, error, final)
+
+    def end(self) -> None:
+        """See Responder."""
+        self._link.end(self._token)
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        """See Responder."""
+        self._link.fail(self._token, error, final, not self.is_accepted)
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        """See Responder."""
+        if self._has_left:
+            callback()
+            return
+        if self._callbacks is None:
+            self._callbacks = []
+            self._link.tell(WATCH, self._token)
+        self._callbacks.append(callback)
+
+    def left(self) -> None:
+        """Its client has gone."""
+        self._has_left = True
+        callbacks, self._callbacks = self._callbacks or (), None
+        for callback in callbacks:
+            callback()

@@ -1,0 +1,237 @@
+"""Loop runs the data plane: one thread that takes what has come, calls back, and sleeps when nothing comes.
+
+A turn polls the sources (gRPC's completion queue, links), reads the descriptors that have something, runs what other
+threads have handed over and the timers that are due, and then whatever waits for the turn's end. After some turns
+without anything it sleeps, in an epoll that holds its doorbell, all descriptors, and those that the sources name.
+
+Why a thread: requests and answers must not wait behind the control plane's work on the asyncio loop, and a turn costs a
+fraction of one there. Why one: two that hand the interpreter's lock to each other cost more than they bring.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from rocserve.observability.failures import RequestFailures
+from rocserve.plane.doorbell import Doorbell, DoorbellFiles, Ringer
+from rocserve.plane.timers import NEVER, TimerDescriptor, TimerHandle, TimerQueue
+
+__all__ = ["PlaneLoop", "Source", "TimerHandle"]
+
+Callback = Callable[[], None]
+
+_CPUS_TO_SPARE = 4
+"""On two a loop that looks 60 times takes more from workers and clients than it gains."""
+
+
+def default_spin(cpus: int) -> int:
+    """Turns without anything before the loop sleeps, by the CPUs that it may use: falling asleep and being woken takes
+    longer than many a worker's answer, but a CPU that looks must not be one that a worker needs."""
+    if cpus == 1:
+        return 0
+    return 15 if cpus < _CPUS_TO_SPARE else 100
+
+
+def default_looks(cpus: int) -> int:
+    """That a worker looks for its next batch before it sleeps, likewise: some 50 us."""
+    return 0 if cpus < _CPUS_TO_SPARE else 500
+
+
+_TURNS_BETWEEN_READS = 32
+"""While there is much to do elsewhere. What workers have to say lies in their links: their sockets only wake the loop,
+and tell when they have ended."""
+
+
+class Source(Protocol):
+    """What the loop polls. All is called on the loop's thread."""
+
+    wake_descriptor: int | None
+    """Readable when there may be something; the loop does not sleep on while it is."""
+    longest_sleep_seconds: float
+    """After which it wants to be polled, whatever the descriptor says; infinity = it need not."""
+
+    @property
+    def looks(self) -> int:
+        """So many polls in a row that found nothing mean that there is nothing."""
+
+    def poll(self) -> bool:
+        """Handle what is there, some at a time; whether there was anything."""
+
+    def has_mail(self) -> bool:
+        """A last look before the loop sleeps: whether something may be there."""
+
+
+class PlaneLoop:
+    """The data plane's thread. What a callback raises is logged, and stops nothing else."""
+
+    def __init__(self, log: logging.Logger, spin: int = 0) -> None:
+        """`spin`: turns without anything before it sleeps."""
+        self.doorbell = Doorbell(DoorbellFiles.create("rocserve:doorbell"))
+        """Rung by whoever writes into a link of this process."""
+        self._failures = RequestFailures(log)
+        self._spin = spin
+        self._own_ringer = Ringer(self.doorbell.files.for_ringing())
+        self._sources: tuple[Source, ...] = ()
+        self._readers: dict[int, Callback] = {}
+        self._readers_epoll = select.epoll()
+        self._soon: deque[Callback] = deque()
+        self._ends: dict[Callback, None] = {}
+        self._timers = TimerQueue()
+        self._timer = TimerDescriptor()
+        self.doorbell.also_wake_for(self._readers_epoll.fileno())
+        self.doorbell.also_wake_for(self._timer.descriptor)
+        self._stopping = False
+        self.thread: int | None = None
+        """The thread's identity (threading.get_ident), once it has begun."""
+        self._thread = threading.Thread(target=self.run, name="data-plane", daemon=True)
+
+    # From any thread
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after the calls that are due, and wait for it. Not from the thread itself."""
+        if self._thread.is_alive():
+            self.call_soon(self._stop)
+            self._thread.join()
+        self._readers_epoll.close()
+        self._timer.close()
+        self._own_ringer.close()
+        self.doorbell.close()
+
+    def call_soon(self, callback: Callback) -> None:
+        """Call back on the thread, in this turn or the next."""
+        self._soon.append(callback)
+        self._own_ringer.ring()
+
+    def wake(self) -> None:
+        """A source has something."""
+        self._own_ringer.ring()
+
+    def register(self, descriptor: int, on_readable: Callback) -> None:
+        """Call `on_readable` whenever the descriptor has something to read (level-triggered)."""
+        self._readers[descriptor] = on_readable
+        self._readers_epoll.register(descriptor, select.EPOLLIN)
+
+    def unregister(self, descriptor: int) -> None:
+        """Before the descriptor is closed. One last call may still be on its way."""
+        if self._readers.pop(descriptor, None) is not None:
+            self._readers_epoll.unregister(descriptor)
+
+    def call_at(self, when: float, callback: Callback) -> TimerHandle:
+        """Call back once at `when` (time.monotonic() seconds)."""
+        handle = TimerHandle(self._timers, when, callback)
+        if threading.get_ident() == self.thread:
+            self._timers.push(handle)
+        else:
+            self.call_soon(lambda: self._timers.push(handle))
+        return handle
+
+    # On the thread
+
+    def at_end_of_turn(self, callback: Callback) -> None:
+        """Call back, once for equal callbacks, when what has come by now has been handled."""
+        self._ends[callback] = None
+
+    def add_source(self, source: Source) -> None:
+        self._sources = (*self._sources, source)
+        if source.wake_descriptor is not None:
+            self.doorbell.also_wake_for(source.wake_descriptor)
+
+    def remove_source(self, source: Source) -> None:
+        """Before its descriptor is closed."""
+        self._sources = tuple(other for other in self._sources if other is not source)
+        if source.wake_descriptor is not None:
+            self.doorbell.no_longer_wake_for(source.wake_descriptor)
+
+    def run(self) -> None:
+        """The thread's work; a process that does nothing else has its main thread do it, without `start`."""
+        self.thread = threading.get_ident()
+        empty_turns = turns = 0
+        readers, read_epoll = self._readers, self._readers_epoll.poll
+        soon, ends, timers = self._soon, self._ends, self._timers
+        monotonic = time.monotonic
+        # One flat loop: while requests come one by one it turns some ten times for each.
+        while not self._stopping:
+            busy = False
+            for source in self._sources:
+                try:
+                    if source.poll():
+                        busy = True
+                except Exception as error:
+                    self._report(error)
+            turns += 1
+            if (empty_turns or not turns % _TURNS_BETWEEN_READS) and readers and (readable := read_epoll(0)):
+                self._read(readable)
+                busy = True
+            if soon:
+                self._run_soon()
+                busy = True
+            if timers.next_due <= monotonic():
+                self._run_timers()
+                busy = True
+            if ends:
+                self._run_ends()
+                busy = True
+            if busy:
+                empty_turns = 0
+                continue
+            empty_turns += 1
+            if empty_turns > self._spin and self._have_enough(empty_turns):
+                self._sleep()
+                empty_turns = 1
+
+    def _read(self, readable: list[tuple[int, int]]) -> None:
+        for descriptor, _ in readable:
+            on_readable = self._readers.get(descriptor)
+            if on_readable is not None:
+                self._call(on_readable)
+
+    def _run_soon(self) -> None:
+        for _ in range(len(self._soon)):
+            self._call(self._soon.popleft())
+
+    def _run_timers(self) -> None:
+        now = time.monotonic()
+        while (callback := self._timers.pop_due(now)) is not None:
+            self._call(callback)
+
+    def _run_ends(self) -> None:
+        ends = list(self._ends)
+        self._ends.clear()
+        for callback in ends:
+            self._call(callback)
+
+    def _have_enough(self, looks: int) -> bool:
+        return all(looks >= source.looks for source in self._sources)
+
+    def _has_mail(self) -> bool:
+        """What must not be slept over."""
+        if self._soon:
+            return True
+        return any(source.has_mail() for source in self._sources)
+
+    def _sleep(self) -> None:
+        seconds = min((source.longest_sleep_seconds for source in self._sources), default=NEVER)
+        due = self._timers.next_due
+        self._timer.set(due if due < time.monotonic() + seconds else NEVER)
+        self.doorbell.sleep(None if seconds == NEVER else seconds, self._has_mail)
+
+    def _call(self, callback: Callback) -> None:
+        try:
+            callback()
+        except Exception as error:
+            self._report(error)
+
+    def _report(self, error: Exception) -> None:
+        self._failures.report("a callback of the data plane failed", error)
+
+    def _stop(self) -> None:
+        self._stopping = True

@@ -1,0 +1,64 @@
+"""Trimming gives memory of heaps that nobody has needed for a while back to the system."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rocserve.plane.heap import Heap
+from rocserve.plane.loop import PlaneLoop
+
+TRIM_PERIOD_SECONDS = 10.0
+_BETWEEN_PIECES_SECONDS = 0.01
+_ROUNDS = 2
+"""After which a heap that is not used has given all back."""
+
+
+class HeapTrimmer:
+    """On the plane's thread."""
+
+    def __init__(self, plane: PlaneLoop) -> None:
+        self._plane = plane
+        self._used: dict[Heap, _Use] = {}
+        self._is_set = False
+
+    def trim_later(self, heap: Heap, take_returns: Callable[[], None] | None = None) -> None:
+        """The heap has been used. `take_returns`: frees what others have read of it."""
+        use = self._used.get(heap)
+        if use is None:
+            self._used[heap] = _Use(take_returns)
+            if not self._is_set:
+                self._is_set = True
+                self._plane.call_at(time.monotonic() + TRIM_PERIOD_SECONDS, self._trim)
+        else:
+            use.rounds = _ROUNDS
+
+    def forget(self, heap: Heap) -> None:
+        """Before the heap is closed."""
+        self._used.pop(heap, None)
+
+    def _trim(self) -> None:
+        """A piece of each heap at a time: meanwhile nothing else is done."""
+        seconds = TRIM_PERIOD_SECONDS
+        for heap, use in list(self._used.items()):
+            if use.take_returns is not None:
+                use.take_returns()
+            if heap.trim():
+                seconds = _BETWEEN_PIECES_SECONDS
+                continue
+            use.rounds -= 1
+            if not use.rounds:
+                del self._used[heap]
+        self._is_set = bool(self._used)
+        if self._is_set:
+            self._plane.call_at(time.monotonic() + seconds, self._trim)
+
+
+@dataclass(slots=True)
+class _Use:
+    """Of a heap, since it was trimmed."""
+
+    take_returns: Callable[[], None] | None
+    rounds: int = _ROUNDS
+    """That are still to come."""

@@ -1,0 +1,100 @@
+"""Sends responses in the order of their requests, for models with preserve_ordering and within a stream."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from rocserve.core.errors import ServeError
+from rocserve.core.forwarding import ForwardingResponder
+from rocserve.core.requests import InferResponse
+from rocserve.core.serving import Responder
+
+
+class ResponseSequencer:
+    """Holds back the responses of a ticket until all earlier tickets have had their last. One is sent at a time: what
+    comes while another is being sent follows it."""
+
+    def __init__(self) -> None:
+        self._tickets: deque[Ticket] = deque()
+        self._is_sending = False
+
+    def ticket(self) -> Ticket:
+        """The next in the order."""
+        ticket = Ticket(self)
+        self._tickets.append(ticket)
+        return ticket
+
+    def is_next(self, ticket: Ticket) -> bool:
+        """Whether a response of the ticket would be sent at once."""
+        return not self._is_sending and self._tickets[0] is ticket
+
+    def send_due(self) -> None:
+        """Send what waits for nothing any more."""
+        if self._is_sending:
+            return
+        self._is_sending = True
+        tickets = self._tickets
+        try:
+            while tickets:
+                ticket = tickets[0]
+                if ticket.waiting:
+                    ticket.waiting.popleft()()
+                elif ticket.has_ended:
+                    tickets.popleft()
+                else:
+                    break
+        finally:
+            self._is_sending = False
+
+
+class Ticket:
+    """The place in the order of the responses to one request."""
+
+    __slots__ = ("_sequencer", "has_ended", "waiting")
+
+    def __init__(self, sequencer: ResponseSequencer) -> None:
+        self._sequencer = sequencer
+        self.waiting: deque[Callable[[], None]] = deque()
+        self.has_ended = False
+
+    @property
+    def is_next(self) -> bool:
+        """Whether `send` would call back at once."""
+        return self._sequencer.is_next(self)
+
+    def send(self, send: Callable[[], None], final: bool = True) -> None:
+        """Call `send` now, or when all earlier tickets have ended. `final`: this one ends with it."""
+        self.waiting.append(send)
+        self.has_ended = final
+        self._sequencer.send_due()
+
+    def end(self) -> None:
+        """No response comes: nobody waits for this one any more."""
+        self.has_ended = True
+        self._sequencer.send_due()
+
+
+class OrderedResponder(ForwardingResponder):
+    """Sends the responses to one request when it is their turn."""
+
+    def __init__(self, responder: Responder, ticket: Ticket) -> None:
+        super().__init__(responder)
+        self._ticket = ticket
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        if not self._ticket.is_next:
+            # The tensors are views on memory that is used again when this call returns.
+            response.outputs = [tensor.copied() for tensor in response.outputs]
+        self._ticket.send(lambda: self._responder.send(response, final), final)
+
+    def end(self) -> None:
+        self._ticket.send(self._responder.end)
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        self._ticket.send(lambda: self._responder.fail(error, final), final)
+
+    def out_of_order(self) -> Responder:
+        """The responder itself, for a request that is refused at once; its ticket ends."""
+        self._ticket.end()
+        return self._responder

@@ -1,0 +1,75 @@
+"""Leads requests to the version that has their sequence: one that was replaced has its own until they end."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Protocol
+
+from rocserve.core.requests import InferRequest
+from rocserve.core.sequences import SequenceId
+from rocserve.core.serving import Responder
+
+
+class SequenceOwner(Protocol):
+    """A version's scheduler."""
+
+    @property
+    def version(self) -> int: ...
+    def knows(self, sequence: SequenceId) -> bool: ...
+
+    def adopt(self, request: InferRequest, responder: Responder) -> None:
+        """Take a request that came to the version's successor.
+
+        Raises:
+            ServeError: as for any other.
+        """
+
+
+class SequenceRouter:
+    """The versions of one model with sequences."""
+
+    def __init__(self) -> None:
+        self._open: list[SequenceOwner] = []
+        self._closing: list[SequenceOwner] = []
+
+    def opened(self, version: SequenceOwner) -> None:
+        self._open.append(version)
+
+    def closing(self, version: SequenceOwner) -> bool:
+        """A version takes no new sequences any more; whether another one does, through which requests of its sequences
+        still come."""
+        if version in self._open:
+            self._open.remove(version)
+        if self._open:
+            self._closing.append(version)
+        return bool(self._open)
+
+    def closed(self, version: SequenceOwner) -> None:
+        """All its sequences have ended."""
+        if version in self._closing:
+            self._closing.remove(version)
+
+    def find(self, sequence: SequenceId, version: str, but: SequenceOwner) -> SequenceOwner | None:
+        """Another version that has a sequence: one that has been replaced, or is about to be.
+
+        Args:
+            version: as the request names it, "" where it does not; only that one will do.
+            but: the version that asks.
+        """
+        others = (other for other in (*self._closing, *self._open) if other is not but)
+        fitting = (other for other in others if not version or int(version) == other.version)
+        return next((other for other in fitting if other.knows(sequence)), None)
+
+
+class SequenceRouters:
+    """Those of all models, for as long as anybody has them. For the thread that loads models."""
+
+    def __init__(self) -> None:
+        self._routers: weakref.WeakValueDictionary[str, SequenceRouter] = weakref.WeakValueDictionary()
+
+    def of(self, model: str) -> SequenceRouter:
+        """That of the versions of a model. `model`: names it in all repositories."""
+        router = self._routers.get(model)
+        if router is None:
+            router = self._routers[model] = SequenceRouter()
+        return router

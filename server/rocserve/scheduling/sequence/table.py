@@ -1,0 +1,316 @@
+"""The table of one model version's sequences: which is where, and since when."""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+
+from rocserve.core.errors import ServeError, unavailable
+from rocserve.core.sequences import SequenceId
+from rocserve.scheduling.compute_times import ComputeTimes
+from rocserve.scheduling.queue import QueueFull, QueueLimits
+from rocserve.scheduling.refusals import Refused, cancelled, deadline_exceeded
+from rocserve.scheduling.sequence.slots import Backlog, Place, SequenceInstance, SequenceRequest, Slot
+from rocserve.scheduling.triage import half_time
+
+_REMEMBERED_LOSSES = 10_000
+
+
+class SequenceTable:
+    """Gives sequences slots, and keeps their requests until they run."""
+
+    def __init__(
+        self, model: str, limits: QueueLimits, times: ComputeTimes, largest_batch: int, refused: list[Refused]
+    ) -> None:
+        """
+        Args:
+            times: of the model's batches, of up to `largest_batch` rows.
+            refused: where those go that are not to run.
+        """
+        self._model = model
+        self._limits = limits
+        self._times = times
+        self._largest_batch = largest_batch
+        self.instances: list[SequenceInstance] = []
+        self._places: dict[SequenceId, Place] = {}
+        """Of the sequences that go on; one whose last request has come is no longer looked for."""
+        self._ready: list[tuple[int, int, Slot]] = []
+        """Free slots, those of the lowest index first, which keeps batches short."""
+        self._backlog: deque[Backlog] = deque()
+        self._last_used: OrderedDict[SequenceId, float] = OrderedDict()
+        """Of the sequences in slots, the one that was not used for the longest time first."""
+        self._lost: OrderedDict[SequenceId, str] = OrderedDict()
+        self._refused = refused
+        self.count = 0
+        """Requests that wait."""
+        self.deadline_count = 0
+        """Those of them that have a deadline."""
+        self._nbytes = 0
+
+    # Sequences
+
+    def __contains__(self, sequence: SequenceId) -> bool:
+        return sequence in self._places
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no sequence goes on and no request waits."""
+        return not self._places and not self.count
+
+    def loss(self, sequence: SequenceId) -> ServeError | None:
+        """What is told to requests of a sequence that was lost; None = it was not, as far as anyone remembers."""
+        reason = self._lost.get(sequence)
+        return None if reason is None else self.loss_of(sequence, reason)
+
+    def loss_of(self, sequence: SequenceId, reason: str) -> ServeError:
+        return unavailable(
+            f"sequence {sequence} of model '{self._model}' has been lost with the worker that ran it, start it again:"
+            f" {reason}"
+        )
+
+    def place(self, request: SequenceRequest, now: float) -> Slot | None:
+        """Take a request in; its slot, None while its sequence waits for one.
+
+        Raises:
+            QueueFull: too many wait.
+        """
+        if self.count >= self._limits.max_requests or self._nbytes + request.nbytes > self._limits.max_bytes:
+            raise QueueFull(request.request.id)
+        sequence = request.tag.id
+        place = self._places.get(sequence) or self._new_place(sequence, now)
+        place.queue.append(request)
+        self._add(request)
+        if request.tag.ends:
+            self._forget(sequence)
+        elif isinstance(place, Slot):
+            self._use(sequence, now)
+        return place if isinstance(place, Slot) else None
+
+    def _new_place(self, sequence: SequenceId, now: float) -> Place:
+        self._lost.pop(sequence, None)
+        place: Place
+        if self._ready:
+            place = heapq.heappop(self._ready)[2]
+            place.sequence = sequence
+            if place is place.instance.slots[-1]:
+                self._open_slot(place.instance, now)
+        else:
+            place = Backlog(sequence)
+            self._backlog.append(place)
+        self._places[sequence] = place
+        return place
+
+    def end(self, slot: Slot, sequence: SequenceId) -> None:
+        """No more requests of a sequence come; its slot is free once those that are there have run."""
+        if slot.sequence == sequence and not slot.forced_end:
+            slot.forced_end = True
+            self._forget_place(slot)
+
+    def end_all(self) -> None:
+        """As `end`, for all; those in the backlog are run to the last request that is there."""
+        for place in list(self._places.values()):
+            if isinstance(place, Slot) and place.sequence is not None:
+                self.end(place, place.sequence)
+        self._places.clear()
+
+    def _use(self, sequence: SequenceId, now: float) -> None:
+        self._last_used[sequence] = now
+        self._last_used.move_to_end(sequence)
+
+    def _forget_place(self, place: Place) -> None:
+        """No more requests of its sequence come, where it still goes on there."""
+        if place.sequence is not None and self._places.get(place.sequence) is place:
+            self._forget(place.sequence)
+
+    def _forget(self, sequence: SequenceId) -> None:
+        self._places.pop(sequence, None)
+        self._last_used.pop(sequence, None)
+
+    # Slots
+
+    def settle(self, slot: Slot, now: float) -> None:
+        """Where its sequence has ended, or its next request is one that nobody waits for: on to the next sequence."""
+        while self._has_ended(slot, now) if slot.queue else slot.forced_end:
+            self._release(slot, now)
+
+    def _has_ended(self, place: Place, now: float) -> bool:
+        """Whether a sequence ends, with all that is there of it, since its next request cannot be answered in time any
+        more or nobody waits for it."""
+        request = place.queue[0]
+        is_hopeless = self.is_hopeless(request, now)
+        if not is_hopeless and not request.cancelled:
+            return False
+        self._forget_place(place)
+        if is_hopeless:
+            self._drop(place.queue.popleft())
+            self._refused.append((request, deadline_exceeded()))
+        self._refuse(place.queue, cancelled())
+        return True
+
+    def take(self, slot: Slot, now: float) -> SequenceRequest:
+        """The next request of a slot, to be run."""
+        request = slot.queue.popleft()
+        self._drop(request)
+        if request.tag.ends:
+            self._release(slot, now)
+        return request
+
+    def take_again(self, request: SequenceRequest, slot: Slot, now: float) -> bool:
+        """A request that has run is to run once more; False: its sequence no longer has the slot."""
+        sequence = request.tag.id
+        if slot.instance.gone or slot.sequence != sequence:
+            return False
+        slot.queue.append(request)
+        self._add(request)
+        if self._places.get(sequence) is slot:
+            self._use(sequence, now)
+        return True
+
+    def _release(self, slot: Slot, now: float) -> None:
+        slot.sequence, slot.states, slot.forced_end = None, None, False
+        if slot.instance.gone:
+            return
+        while self._backlog:
+            backlog = self._next_backlog(now)
+            if self._has_ended(backlog, now):
+                continue
+            slot.queue, slot.sequence = backlog.queue, backlog.sequence
+            for request in slot.queue:
+                # Only what waits for a slot can wait too long.
+                request.expires_at = request.request.deadline
+            if self._places.get(backlog.sequence) is backlog:
+                self._places[backlog.sequence] = slot
+                self._use(backlog.sequence, now)
+            return
+        heapq.heappush(self._ready, (slot.index, slot.instance.number, slot))
+
+    def _next_backlog(self, now: float) -> Backlog:
+        """Take out the sequence that gets a slot: the oldest, but of those with deadlines the newest once the oldest
+        has waited for half of the time that it may (see triage)."""
+        first = self._backlog[0].queue[0]
+        if first.request.deadline is None or half_time(first, self._times.of(self._largest_batch)) >= now:
+            return self._backlog.popleft()
+        newest = next(each for each in reversed(self._backlog) if each.queue[0].request.deadline is not None)
+        self._backlog.remove(newest)
+        return newest
+
+    # Instances
+
+    def add_instance(self, instance: SequenceInstance, now: float) -> None:
+        self.instances.append(instance)
+        self._open_slot(instance, now)
+
+    def _open_slot(self, instance: SequenceInstance, now: float) -> None:
+        """Make slots until one is free: a configuration may allow two billion of them."""
+        while len(instance.slots) < instance.slot_count:
+            slot = Slot(instance, len(instance.slots))
+            instance.slots.append(slot)
+            self._release(slot, now)
+            if slot.sequence is None:
+                return
+
+    def remove_instance(self, instance: SequenceInstance, reason: str) -> None:
+        """Its sequences are lost, and their requests refused."""
+        instance.gone = True
+        self.instances.remove(instance)
+        self._ready = [entry for entry in self._ready if entry[2].instance is not instance]
+        heapq.heapify(self._ready)
+        for slot in instance.slots:
+            if slot.sequence is not None:
+                if self._places.get(slot.sequence) is slot:
+                    self._forget(slot.sequence)
+                    self._lost[slot.sequence] = reason
+                self._refuse(slot.queue, self.loss_of(slot.sequence, reason))
+            slot.sequence = None
+        # They know the instance: left in it, they would keep it and its channel until the garbage collector comes by.
+        instance.slots = []
+        while len(self._lost) > _REMEMBERED_LOSSES:
+            self._lost.popitem(last=False)
+
+    # Requests that wait too long, and those that nobody waits for
+
+    def clear_backlog(self, error: ServeError) -> None:
+        while self._backlog:
+            self._refuse_backlog(self._backlog[0], error)
+
+    def is_hopeless(self, request: SequenceRequest, now: float) -> bool:
+        """Whether a request could not be answered by its deadline any more if it ran now."""
+        deadline = request.request.deadline
+        if deadline is None or deadline > now + self._times.of(self._largest_batch):
+            return False
+        return deadline <= now or not self._times.may_probe(int(now * 1e9))
+
+    def cancel(self, request: SequenceRequest, now: float) -> bool:
+        """Nobody waits for a request: it ends its sequence when its turn comes, at once where it has come. False: it is
+        no longer here."""
+        for slot in self._slots():
+            if request in slot.queue:
+                request.cancelled = True
+                self.settle(slot, now)
+                return True
+        backlog = self._backlog_of(request)
+        if backlog is None:
+            return False
+        deadline = request.request.deadline
+        is_late = deadline is not None and deadline <= now
+        self._refuse_backlog(backlog, deadline_exceeded() if is_late else cancelled())
+        return True
+
+    def expire(self, request: SequenceRequest) -> None:
+        """A request has waited for its sequence's slot for as long as it may: none of the sequence's will run."""
+        backlog = self._backlog_of(request)
+        if backlog is not None:
+            self._refuse_backlog(backlog, unavailable("timeout of the corresponding sequence has been expired"))
+
+    def reap(self, now: float, idle_seconds: float) -> float | None:
+        """End the sequences that nobody has used for so long; when to look again, None = there is nothing to see."""
+        while self._last_used:
+            sequence, used = next(iter(self._last_used.items()))
+            if used + idle_seconds > now:
+                return used + idle_seconds
+            slot = self._places.get(sequence)
+            if not isinstance(slot, Slot):
+                del self._last_used[sequence]
+            elif slot.busy or slot.queue:
+                # Whoever waits for an answer cannot send the next request.
+                self._use(sequence, now)
+            else:
+                self.end(slot, sequence)
+                self.settle(slot, now)
+        return None
+
+    def waiting(self) -> Iterator[SequenceRequest]:
+        """Those that no instance has been chosen for, and those in slots."""
+        for slot in self._slots():
+            yield from slot.queue
+        for backlog in self._backlog:
+            yield from backlog.queue
+
+    def _backlog_of(self, request: SequenceRequest) -> Backlog | None:
+        return next((backlog for backlog in self._backlog if request in backlog.queue), None)
+
+    def _refuse_backlog(self, backlog: Backlog, error: ServeError) -> None:
+        self._backlog.remove(backlog)
+        self._forget_place(backlog)
+        self._refuse(backlog.queue, error)
+
+    def _refuse(self, queue: deque[SequenceRequest], error: ServeError) -> None:
+        while queue:
+            request = queue.popleft()
+            self._drop(request)
+            self._refused.append((request, error))
+
+    def _slots(self) -> Iterator[Slot]:
+        for instance in self.instances:
+            yield from instance.slots
+
+    def _add(self, request: SequenceRequest) -> None:
+        self.count += 1
+        self.deadline_count += request.request.deadline is not None
+        self._nbytes += request.nbytes
+
+    def _drop(self, request: SequenceRequest) -> None:
+        self.count -= 1
+        self.deadline_count -= request.request.deadline is not None
+        self._nbytes -= request.nbytes

@@ -1,0 +1,107 @@
+"""The worker's side of what passes beside batches: calls of other models and their answers, cancellations."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+
+from rocserve.backends.request_model import Answer, ModelCall
+from rocserve.core.errors import ServeError, invalid_argument, unavailable
+from rocserve.core.plain import to_json
+from rocserve.plane.doorbell import SocketSleeper
+from rocserve.workers.call_texts import call_layout, read_response, write
+from rocserve.workers.entries import ANSWER, CALL, CANCELLED, ENTRY, ERROR, FINAL, NONE, return_entries
+from rocserve.workers.responses import BatchedResponder, ResponseWriter
+from rocserve.workers.wire import status_code
+from rocserve.workers.worker_end import SharedWorkerEnd
+
+_REMEMBERED_CANCELLATIONS = 1024
+
+OnAnswer = Callable[[Answer | None, bool], None]
+
+
+class BackChannel:
+    """Implements request_model.ModelCalls.
+
+    It reads on a thread of its own: an answer to a call must arrive while the model's thread waits for it in `execute`.
+    """
+
+    def __init__(self, end: SharedWorkerEnd, log: logging.Logger) -> None:
+        self._end = end
+        self._log = log
+        self.responses = ResponseWriter(end)
+        self._numbers = itertools.count(1)
+        self._calls: dict[int, OnAnswer] = {}
+        self._requests: dict[int, BatchedResponder] = {}
+        self._left_early: dict[int, bool] = {}
+        """Requests that were cancelled before they came up here, and some that had ended."""
+
+    def start(self) -> None:
+        threading.Thread(target=self._read, name="back channel", daemon=True).start()
+
+    def call(self, call: ModelCall, on_answer: OnAnswer) -> None:
+        """See request_model.ModelCalls.
+
+        Raises:
+            ServeError: INVALID_ARGUMENT, the call cannot be sent.
+        """
+        number = next(self._numbers)
+        try:
+            place, count = write(self._end.place, to_json(call_layout(call)), call.inputs)
+        except (ValueError, ServeError) as error:
+            raise invalid_argument(f"the call of model '{call.model_name}' cannot be sent: {error}") from None
+        self._calls[number] = on_answer
+        self._end.post(ENTRY.pack(CALL, 0, 0, number, 0, place, count))
+
+    def open_request(self, number: int) -> BatchedResponder:
+        """Answers the request that the server gave this number."""
+        responder = self._requests[number] = BatchedResponder(self.responses, number, self._requests)
+        if self._left_early.pop(number, False):
+            responder.is_cancelled = True
+        return responder
+
+    def _read(self) -> None:
+        end = self._end
+        connection = end.back_connection
+        assert connection is not None, "a worker of the other kind"
+        sleeper = SocketSleeper(end.back_sleep_word, connection)
+        is_open = True
+        while is_open:
+            for kind, flags, code, number, request, place, count in ENTRY.iter_unpack(end.back.take()):
+                if kind == ANSWER:
+                    self._take_answer(number, flags, code, place, count)
+                elif kind == CANCELLED:
+                    self._cancel(request)
+            is_open = sleeper.sleep(None, end.back.has_mail)
+        for on_answer in list(self._calls.values()):
+            self._tell(on_answer, unavailable("the server is gone"), True)
+
+    def _take_answer(self, number: int, flags: int, code: int, place: int, count: int) -> None:
+        final = bool(flags & FINAL)
+        answer: Answer | None = None
+        if not flags & NONE:
+            if flags & ERROR:
+                answer = ServeError(status_code(code), bytes(self._end.inputs.view(place, count)).decode())
+            else:
+                answer = read_response(self._end.inputs, place, count)
+            self._end.post(return_entries([place]))
+        on_answer = self._calls.pop(number, None) if final else self._calls.get(number)
+        if on_answer is not None:
+            self._tell(on_answer, answer, final)
+
+    def _cancel(self, number: int) -> None:
+        self._left_early[number] = True
+        if len(self._left_early) > _REMEMBERED_CANCELLATIONS:
+            del self._left_early[next(iter(self._left_early))]
+        # Looked up only now: `open_request` does the two in the other order.
+        responder = self._requests.get(number)
+        if responder is not None:
+            responder.is_cancelled = True
+
+    def _tell(self, on_answer: OnAnswer, answer: Answer | None, final: bool) -> None:
+        try:
+            on_answer(answer, final)
+        except Exception:
+            self._log.exception("the answer to a call could not be handled")

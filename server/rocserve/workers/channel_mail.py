@@ -1,0 +1,90 @@
+"""Mail of channels: a source of the data plane's loop that looks at those which have something to answer."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from rocserve.plane.heap import Heap
+from rocserve.plane.link import RingReader
+from rocserve.plane.loop import PlaneLoop
+from rocserve.plane.trimming import HeapTrimmer
+
+if TYPE_CHECKING:
+    from rocserve.workers.channel import Channel
+
+
+_POLLS_BETWEEN_OTHERS = 32
+"""Looking at those that seldom speak then costs a turn little where there are hundreds, and none waits long
+while the loop is awake."""
+
+
+class ChannelMail:
+    """Implements plane.loop.Source. A worker that posts while the loop sleeps rings by its socket."""
+
+    wake_descriptor: int | None = None
+    longest_sleep_seconds = math.inf
+    looks = 1
+
+    def __init__(self, plane: PlaneLoop, looks: int = 0) -> None:
+        """`looks`: that a worker looks for a batch before it sleeps."""
+        self.looks_of_workers = looks
+        self.plane = plane
+        self._expected: dict[Channel, RingReader] = {}
+        """What each has posted."""
+        self._others: dict[Channel, RingReader] = {}
+        """Of those that may speak unasked, and do so rarely."""
+        self._polls = 0
+        self._returning: dict[Channel, None] = {}
+        self.trimmer = HeapTrimmer(plane)
+
+    def expect(self, channel: Channel) -> None:
+        """It has something to answer."""
+        self._expected[channel] = channel.inbox
+
+    def listen(self, channel: Channel) -> None:
+        """It may speak unasked; for that too it does not ring while the loop is awake."""
+        self._others[channel] = channel.inbox
+
+    def return_later(self, channel: Channel) -> None:
+        """At the end of this round it is to be told what has been read."""
+        self._returning[channel] = None
+
+    def forget(self, channel: Channel) -> None:
+        self._expected.pop(channel, None)
+        self._others.pop(channel, None)
+        self._returning.pop(channel, None)
+
+    def poll(self) -> bool:
+        """See Source."""
+        busy = False
+        self._polls += 1
+        if not self._polls % _POLLS_BETWEEN_OTHERS:
+            self._look_at_others()
+        for channel in [channel for channel, inbox in self._expected.items() if inbox.has_mail()]:
+            busy = True
+            channel.take_mail()
+            if not channel.is_expected:
+                self._expected.pop(channel, None)
+        if self._returning:
+            returning, self._returning = self._returning, {}
+            for channel in returning:
+                channel.return_places()
+        return busy
+
+    def has_mail(self) -> bool:
+        """See Source."""
+        self._look_at_others()
+        return any(inbox.has_mail() for inbox in self._expected.values())
+
+    def _look_at_others(self) -> None:
+        for channel in [channel for channel, inbox in self._others.items() if inbox.has_mail()]:
+            self._expected[channel] = channel.inbox
+
+    def let_go(self, heap: Heap) -> None:
+        """Close a heap once what has been asked of the data plane is done. From any thread."""
+        self.plane.call_soon(lambda: self._close(heap))
+
+    def _close(self, heap: Heap) -> None:
+        self.trimmer.forget(heap)
+        heap.close()

@@ -1,0 +1,261 @@
+"""What becomes of a batch in a worker: checks what the worker says of its results, and cuts them into requests."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError
+from rocserve.core.plain import from_json
+from rocserve.core.requests import NO_PARAMETERS, Parameters
+from rocserve.core.tensors import Tensor, can_hold
+from rocserve.plane.heap import HeapReader
+from rocserve.workers.entries import LONGEST_TEXT_BYTES, ONCE, REMEMBERED_LAYOUTS, numbers
+from rocserve.workers.messages import ResultLayout, TensorHead
+from rocserve.workers.wire import status_code
+
+OutputSlice = tuple[str, DataType, tuple[int, ...], int, int]
+"""Name, datatype, shape, first byte and end of one request's part of an output."""
+
+OutputCuts = Mapping[str, Sequence[tuple[int, ...]]]
+"""By output, the shape of each request's part, where that is not the request's rows."""
+
+_MOST_REMEMBERED = 8192
+"""Slices; a few hundred bytes each."""
+_MOST_NUMBERS = 1 << 16
+"""Of one result."""
+
+NO_CUTS: OutputCuts = {}
+_NOTHING = memoryview(b"")
+_ALONE = (1,)
+"""A request whose result is not cut."""
+
+
+class BatchOutcome:
+    """What became of a batch; valid until `release`."""
+
+    __slots__ = (
+        "_open",
+        "_parameters",
+        "_parts",
+        "_place",
+        "_release",
+        "_view",
+        "compute_end_ns",
+        "error",
+        "failures",
+        "input_end_ns",
+        "output_start_ns",
+    )
+
+    def __init__(self, error: ServeError | None, times: tuple[int, int, int], view: memoryview = _NOTHING) -> None:
+        """`view`: the memory of all outputs."""
+        self.error = error
+        """Set when the whole batch failed."""
+        # time.monotonic_ns() when the engine began, when it ended, and when the outputs lay in the heap.
+        self.input_end_ns, self.output_start_ns, self.compute_end_ns = times
+        self.failures: dict[int, ServeError] = {}
+        """Single requests that failed, by their place in the batch."""
+        self._view = view
+        self._open: set[int] | None = None
+        self._parameters: dict[int, Parameters] | None = None
+        self._parts: list[tuple[int, Sequence[OutputSlice]]] = []
+        """By request: where the memory of its outputs begins, and where in it they lie."""
+        self._release: Callable[[int], None] | None = None
+        self._place = 0
+
+    def outputs_of(self, request_index: int) -> list[Tensor]:
+        """One request's rows of each output, as views on the worker's heap."""
+        start, slices = self._parts[request_index]
+        view = self._view
+        return [
+            Tensor(name, datatype, shape, view[start + begin : start + end])
+            for name, datatype, shape, begin, end in slices
+        ]
+
+    def is_open(self, request_index: int) -> bool:
+        """Whether the model answers the request, or has answered it, by responses of its own."""
+        return self._open is not None and request_index in self._open
+
+    def parameters_of(self, request_index: int) -> Parameters:
+        """What the model says beside the outputs of its response to a request."""
+        return NO_PARAMETERS if self._parameters is None else self._parameters.get(request_index, NO_PARAMETERS)
+
+    def add(self, index: int, start: int, slices: Sequence[Sequence[OutputSlice]], layout: ResultLayout) -> None:
+        """A result, of the requests from `index` on. Raises: ValueError."""
+        if layout.parameters:
+            if self._parameters is None:
+                self._parameters = {}
+            self._parameters[index] = layout.parameters
+        for part in slices:
+            self._parts.append((start, part))
+        for failure in layout.failures:
+            if not 0 <= failure.request_index < len(slices):
+                raise ValueError(f"a failure of request {failure.request_index} of {len(slices)}")
+            self.failures[index + failure.request_index] = ServeError(status_code(failure.code), failure.text)
+
+    def add_open(self, index: int) -> None:
+        if self._open is None:
+            self._open = set()
+        self._open.add(index)
+        self._parts.append((0, ()))
+
+    def add_failure(self, index: int, error: ServeError) -> None:
+        self.failures[index] = error
+        self._parts.append((0, ()))
+
+    def keep_until_release(self, release: Callable[[int], None], place: int) -> None:
+        """`release` gives the memory at that place back."""
+        self._release, self._place = release, place
+
+    def release(self) -> None:
+        """The memory may be used again; the tensors given out must no longer be. May be called twice."""
+        release, self._release = self._release, None
+        if release is not None:
+            self._view = _NOTHING
+            release(self._place)
+
+
+class ResultReader:
+    """Reads the results of one instance. Bounded memory of the layouts seen before.
+
+    All that raises ValueError does so because the worker told what does not make sense.
+    """
+
+    def __init__(self, heap: HeapReader) -> None:
+        self._heap = heap
+        self._layouts: dict[int, ResultLayout] = {}
+        self._slices: dict[
+            tuple[int, bytes, tuple[int, ...]], tuple[int, Sequence[Sequence[OutputSlice]], ResultLayout]
+        ] = {}
+        self._remembered = 0
+        self._once: ResultLayout | None = None
+
+    def define(self, flags: int, number: int, text: bytes) -> None:
+        """A layout of that number. Raises: ValueError."""
+        if flags & ONCE:
+            self.define_once(text)
+            return
+        if len(self._layouts) >= 2 * REMEMBERED_LAYOUTS:
+            del self._layouts[next(iter(self._layouts))]
+        self._layouts[number] = from_json(ResultLayout, text)
+
+    def define_once(self, text: bytes) -> None:
+        """The layout of the next result. Raises: ValueError."""
+        self._once = from_json(ResultLayout, text)
+
+    def text(self, place: int, nbytes: int) -> bytes:
+        if nbytes > LONGEST_TEXT_BYTES:
+            raise ValueError(f"a text of {nbytes} bytes, expected at most {LONGEST_TEXT_BYTES}")
+        return bytes(self._heap.checked(place, nbytes))
+
+    def read(
+        self,
+        view: memoryview,
+        number: int,
+        start: int,
+        count: int,
+        sizes: tuple[int, ...],
+        cuts: OutputCuts | None = None,
+    ) -> tuple[Sequence[Sequence[OutputSlice]], ResultLayout]:
+        """For each request the slices of a result, counted from `start`, and the result's layout.
+
+        Args:
+            view: the slot of the result, whose numbers begin at its byte `start`.
+            sizes: of the requests that it is of, in rows.
+            cuts: where outputs are cut otherwise than by rows.
+        """
+        once, self._once = self._once, None
+        table = bytes(view[start : start + 8 * count])
+        key = (number, table, sizes)
+        known = self._slices.get(key) if once is None and cuts is None else None
+        if known is None:
+            layout = once or self._layouts.get(number)
+            if layout is None:
+                raise ValueError(f"a result of layout {number}, which it has not told")
+            if count > _MOST_NUMBERS or len(table) != 8 * count:
+                raise ValueError(f"a result with {count} numbers in {len(view) - start} bytes")
+            known = (*_cut(layout, numbers(count).unpack(table), sizes, cuts or NO_CUTS), layout)
+            if once is None and cuts is None:
+                self._remembered += len(sizes) * len(layout.outputs) + 1
+                if self._remembered > _MOST_REMEMBERED:
+                    self._slices.clear()
+                    self._remembered = 0
+                self._slices[key] = known
+        end, slices, layout = known
+        if start + end > len(view):
+            raise ValueError(f"a result of {end} bytes at byte {start} of {len(view)}")
+        return slices, layout
+
+    def read_at(
+        self, place: int, number: int, count: int
+    ) -> tuple[memoryview, Sequence[Sequence[OutputSlice]], ResultLayout]:
+        """The memory of a single result in a slot of its own, its slices, and its layout."""
+        if count > _MOST_NUMBERS:
+            raise ValueError(f"a result with {count} numbers")
+        table = numbers(count).unpack(self._heap.checked(place, 8 * count))
+        end = max(8 * count, *[start + nbytes for start, nbytes in zip(table[0::2], table[1::2], strict=True)])
+        view = self._heap.checked(place, end)
+        return view, *self.read(view, number, 0, count, _ALONE)
+
+
+def _cut(
+    layout: ResultLayout, numbers: Sequence[int], request_sizes: tuple[int, ...], cuts: OutputCuts
+) -> tuple[int, Sequence[Sequence[OutputSlice]]]:
+    """Where a result ends, and each request's slices."""
+    slices: list[list[OutputSlice]] = [[] for _ in request_sizes]
+    position, end, total = 2 * len(layout.outputs), 8 * len(numbers), 0
+    if position > len(numbers):
+        raise ValueError(f"{len(numbers)} numbers for {len(layout.outputs)} outputs")
+    for index, head in enumerate(layout.outputs):
+        offset, nbytes = numbers[2 * index : 2 * index + 2]
+        if not can_hold(head.datatype, head.shape, nbytes):
+            raise ValueError(f"output '{head.name}' of shape {list(head.shape)} has {nbytes} bytes")
+        end, total = max(end, offset + nbytes), total + nbytes
+        if head.name in cuts:
+            shapes = cuts[head.name]
+            for part, shape, (begin, finish) in zip(slices, shapes, _part_bounds(head, shapes, nbytes), strict=True):
+                part.append((head.name, head.datatype, shape, offset + begin, offset + finish))
+            continue
+        if len(request_sizes) == 1:
+            slices[0].append((head.name, head.datatype, head.shape, offset, offset + nbytes))
+            continue
+        if head.datatype is DataType.BYTES:
+            bounds = numbers[position : position + len(request_sizes) + 1]
+            position += len(bounds)
+        else:
+            bounds = _row_bounds(head, request_sizes)
+        _check_bounds(head, bounds, nbytes, request_sizes)
+        for request, size in enumerate(request_sizes):
+            begin, finish = bounds[request : request + 2]
+            slices[request].append((head.name, head.datatype, (size, *head.shape[1:]), offset + begin, offset + finish))
+    if total > end:
+        raise ValueError(f"outputs of {total} bytes in {end} bytes of memory")
+    return end, slices
+
+
+def _part_bounds(head: TensorHead, shapes: Sequence[tuple[int, ...]], nbytes: int) -> Sequence[tuple[int, int]]:
+    """Where parts of these shapes lie, one behind the other."""
+    ends = [count * head.datatype.itemsize for count in itertools.accumulate(map(math.prod, shapes))]
+    if ends[-1] != nbytes:
+        raise ValueError(f"output '{head.name}' of {nbytes} bytes is to be cut into {ends[-1]}")
+    return list(itertools.pairwise((0, *ends)))
+
+
+def _row_bounds(head: TensorHead, request_sizes: tuple[int, ...]) -> list[int]:
+    row = math.prod(head.shape[1:]) * head.datatype.itemsize
+    bounds = [0]
+    for size in request_sizes:
+        bounds.append(bounds[-1] + size * row)
+    return bounds
+
+
+def _check_bounds(head: TensorHead, bounds: Sequence[int], nbytes: int, request_sizes: tuple[int, ...]) -> None:
+    rows = sum(request_sizes)
+    if not head.shape or head.shape[0] != rows:
+        raise ValueError(f"output '{head.name}' has the shape {list(head.shape)} for a batch of {rows} rows")
+    rising = all(first <= second for first, second in itertools.pairwise(bounds))
+    if len(bounds) != len(request_sizes) + 1 or bounds[0] != 0 or bounds[-1] != nbytes or not rising:
+        raise ValueError(f"output '{head.name}' of {nbytes} bytes is cut at {list(bounds)}")

@@ -1,0 +1,377 @@
+"""The worker's end of one instance: takes what the server posts, and posts results (`entries.py`)."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rocserve.core.errors import ServeError, internal
+from rocserve.core.plain import from_json
+from rocserve.core.tensors import Buffer
+from rocserve.plane import anonymous_file
+from rocserve.plane.doorbell import SocketRinger, SocketSleeper
+from rocserve.plane.heap import COPIED_IN_PLACE, Heap, HeapReader, aligned
+from rocserve.plane.link import ENTRY_BYTES, LinkEnd
+from rocserve.workers.entries import (
+    BACK,
+    BATCH,
+    DONE,
+    EACH,
+    ENTRY,
+    ERROR,
+    FAILED,
+    GROUPED,
+    LAYOUT,
+    LONGEST_TEXT_BYTES,
+    ONCE,
+    REMEMBERED_LAYOUTS,
+    REQUEST,
+    RESULT,
+    RESULT_LAYOUT,
+    RESULTS,
+    RETURNS,
+    SERVER_RINGS,
+    WORK,
+    WORKER_RINGS,
+)
+from rocserve.workers.request_layouts import InputPlaces, RequestLayout
+from rocserve.workers.wire import ATTACH, LONGEST_TEXT
+
+_MOST_DESCRIPTORS = 6
+_MOST_UNREAD_BYTES = 256 << 20
+"""That the server may have to read before a worker waits for it."""
+_WAIT_SECONDS = 0.001
+"""Between two looks whether the server has read something."""
+_TRIM_SECONDS = 10.0
+"""Without a batch, after which memory that nobody has needed for as long goes back to the system."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestForm:
+    """A layout as the worker keeps it. Compared by identity."""
+
+    layout: RequestLayout
+    places: InputPlaces
+
+
+@dataclass(slots=True)
+class ReceivedRequest:
+    """A request of a batch. Not frozen because one is made for each request."""
+
+    form: RequestForm
+    number: int
+    place: int
+    details_bytes: int
+
+
+@dataclass(slots=True)
+class ReceivedBatch:
+    id: int
+    is_grouped: bool
+    """Its requests run one by one."""
+    requests: Sequence[ReceivedRequest]
+    taken_ns: int
+
+
+RESULT_START = aligned(ENTRY_BYTES)
+"""Where the one result of a batch begins in its slot."""
+
+
+@dataclass(slots=True, eq=False)
+class OutgoingResult:
+    """A result on its way to the server. Not frozen because one is made for each request."""
+
+    flags: int = 0
+    code: int = 0
+    layout: int = 0
+    count: int = 0
+    """Of its numbers, or of the bytes of its text."""
+    nbytes: int = 0
+    contents: Sequence[tuple[int, Buffer]] = ()
+    """What lies in it, and where from its first byte on."""
+    layout_text: bytes = b""
+    """Of its own layout."""
+    start: int = 0
+    text_start: int = 0
+
+
+class WorkerEnd:
+    """Not thread-safe, but for `stop`."""
+
+    def __init__(self, connection: socket.socket, is_alone: bool = True) -> None:
+        """`is_alone`: no other instance runs in this process, whose thread would have to wait for one that looks.
+
+        Raises:
+            EOFError: the server is gone.
+            ValueError: it sent something else than what an instance shares with its worker.
+        """
+        data, descriptors, _, _ = socket.recv_fds(connection, ATTACH.size, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        if not data:
+            raise EOFError("the server closed the channel")
+        if len(data) != ATTACH.size or len(descriptors) < _MOST_DESCRIPTORS - 1:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise ValueError(f"expected what the instance shares, got {data!r} and {len(descriptors)} descriptors")
+        own, servers, outputs, inputs, server_sleeps, *back = descriptors
+        link = LinkEnd(own, WORKER_RINGS, servers, SERVER_RINGS)
+        os.close(own)
+        os.close(servers)
+        self.inputs = HeapReader(inputs)
+        self.back_connection = socket.socket(fileno=back[0]) if back else None
+        self.back = link.readers[BACK]
+        self.back_sleep_word = link.own_sleep_word(1)
+        self._connection = connection
+        (looks,) = ATTACH.unpack(data)
+        self._looks = looks if is_alone else 0
+        self._work, self._returns, self._results = link.readers[WORK], link.readers[RETURNS], link.writers[0]
+        self._sleeper = SocketSleeper(link.own_sleep_word(0), connection)
+        self._ring = SocketRinger(anonymous_file.map_to_read(server_sleeps).cast("Q")[:1], connection).ring
+        os.close(server_sleeps)
+        self._heap = Heap.of_file(outputs)
+        self._unread: dict[int, int] = {}
+        """By place, the bytes of slots that the server has still to read."""
+        self._unread_bytes = 0
+        self._layouts: dict[bytes, int] = {}
+        self._layout_numbers = itertools.count()
+        self._forms: dict[int, RequestForm] = {}
+
+    # Batches
+
+    def batches(self) -> Iterator[ReceivedBatch]:
+        """Until the server closes the channel, or `stop`."""
+        work, is_open, idle_since = self._work, True, time.monotonic()
+        while True:
+            for _ in range(self._looks):
+                if work.has_mail():
+                    break
+            entries = work.take()
+            for kind, flags, _, number, place, count, _ in ENTRY.iter_unpack(entries):
+                if kind != BATCH:
+                    raise ValueError(f"expected a batch, got a message of kind {kind}")
+                yield ReceivedBatch(number, bool(flags & GROUPED), self._requests(place, count), time.monotonic_ns())
+            if entries:
+                idle_since = time.monotonic()
+            elif not is_open:
+                return
+            else:
+                is_open = self._sleep(time.monotonic() - idle_since)
+
+    def _sleep(self, idle_seconds: float) -> bool:
+        """False: the server has closed the channel."""
+        # Two rounds give everything back; then there is nothing more to wake for.
+        is_worth_trimming = idle_seconds < 3 * _TRIM_SECONDS
+        is_open = self._sleeper.sleep(_TRIM_SECONDS if is_worth_trimming else None, self._work.has_mail)
+        if is_worth_trimming and not self._work.has_mail() and idle_seconds > _TRIM_SECONDS / 2:
+            self._trim()
+        return is_open
+
+    def _trim(self) -> None:
+        self._take_returns()
+        while self._heap.trim():
+            pass
+
+    def _requests(self, place: int, count: int) -> list[ReceivedRequest]:
+        requests: list[ReceivedRequest] = []
+        forms = self._forms
+        for kind, _, _, number, a, b, c in ENTRY.iter_unpack(self.inputs.view(place, count * ENTRY_BYTES)):
+            if kind == REQUEST:
+                requests.append(ReceivedRequest(forms[number], a, place + b, c))
+            elif kind == LAYOUT:
+                layout = from_json(RequestLayout, bytes(self.inputs.view(place + a, b)))
+                forms[number] = RequestForm(layout, InputPlaces(layout.inputs))
+            else:
+                raise ValueError(f"a message of kind {kind} among the requests of a batch")
+        while len(forms) > 2 * REMEMBERED_LAYOUTS:
+            del forms[next(iter(forms))]
+        return requests
+
+    def stop(self) -> None:
+        """End `batches` after those that were already posted. From any thread."""
+        try:
+            self._connection.shutdown(socket.SHUT_RD)
+        except OSError:
+            pass  # The server has closed it.
+
+    # Results
+
+    def place(self, nbytes: int) -> tuple[int, memoryview]:
+        """A slot for so many bytes, and its memory. Waits while the server has much to read.
+
+        Raises:
+            HeapFull.
+        """
+        while True:
+            if self._returns.has_mail():
+                self._take_returns()
+            if not self._unread or self._unread_bytes + nbytes <= _MOST_UNREAD_BYTES:
+                place = self._heap.allocate(nbytes)
+                self._unread[place] = nbytes
+                self._unread_bytes += nbytes
+                return place, self._heap.view(place, nbytes)
+            time.sleep(_WAIT_SECONDS)
+
+    def give_up(self, place: int) -> None:
+        """A slot that the server is not told of."""
+        self._unread_bytes -= self._unread.pop(place)
+        self._heap.free(place)
+
+    def write(self, place: int, view: memoryview, start: int, data: Buffer) -> None:
+        """Copy bytes into a slot, from its byte `start` on."""
+        nbytes = len(data)
+        if nbytes <= COPIED_IN_PLACE:
+            view[start : start + nbytes] = data
+        else:
+            self._heap.write(place + start, view, start, data)
+
+    def _take_returns(self) -> None:
+        for _, _, count, _, *places in ENTRY.iter_unpack(self._returns.take()):
+            for place in places[:count]:
+                self._unread_bytes -= self._unread.pop(place, 0)
+                self._heap.free(place)
+
+    def layout_number(self, text: bytes) -> int:
+        """Of a ResultLayout in JSON; the server is told of one that is new."""
+        number = self._layouts.get(text)
+        if number is None:
+            if len(self._layouts) >= REMEMBERED_LAYOUTS:
+                del self._layouts[next(iter(self._layouts))]
+            number = next(self._layout_numbers)
+            self.post(self.layout_entry(text, number, 0))
+            self._layouts[text] = number
+        return number
+
+    def layout_entry(self, text: bytes, number: int = 0, flags: int = ONCE) -> bytes:
+        """The entry that tells of a layout, by default the next result's alone. Raises: ServeError, see `checked`."""
+        place = self.text_place(checked(text))
+        return ENTRY.pack(RESULT_LAYOUT, flags, 0, number, place, len(text), 0)
+
+    def text_place(self, text: bytes) -> int:
+        place, view = self.place(len(text))
+        view[:] = text
+        return place
+
+    def post(self, entries: bytes) -> None:
+        """Tell the server; waits while it has much to take."""
+        count = len(entries) // ENTRY_BYTES
+        while self._results.room < count:
+            self._ring()
+            time.sleep(_WAIT_SECONDS)
+        self._results.post(entries)
+        self._ring()
+
+    def reserve(self, nbytes: int) -> tuple[int, memoryview]:
+        """A slot for a batch's one result of so many bytes, and the memory where that goes."""
+        place, view = self.place(RESULT_START + nbytes)
+        return place, view[RESULT_START:]
+
+    def finish(
+        self, batch: ReceivedBatch, times: tuple[int, int], results: Sequence[OutgoingResult], each: bool
+    ) -> None:
+        """A batch is done.
+
+        Args:
+            times: time.monotonic_ns() when its inputs were there and when its engine ended.
+            results: one for each request, or one for all.
+        """
+        count = len(results) + sum([bool(result.layout_text) for result in results])
+        end = aligned(count * ENTRY_BYTES)
+        table: list[bytes] = []
+        for result in results:
+            if result.layout_text:
+                table.append(ENTRY.pack(RESULT_LAYOUT, ONCE, 0, 0, end, len(result.layout_text), 0))
+                result.text_start = end
+                end = aligned(end + len(result.layout_text))
+            result.start = end
+            table.append(ENTRY.pack(RESULT, result.flags, result.code, result.layout, 0, end, result.count))
+            end = aligned(end + result.nbytes)
+        place, view = self.place(end)
+        view[: count * ENTRY_BYTES] = b"".join(table)
+        for result in results:
+            if result.layout_text:
+                view[result.text_start : result.text_start + len(result.layout_text)] = result.layout_text
+            for offset, content in result.contents:
+                self.write(place, view, result.start + offset, content)
+        flags = EACH if each else 0
+        self._finish(batch, times, ENTRY.pack(RESULTS, flags, 0, 0, place, count, end))
+
+    def finish_reserved(self, batch: ReceivedBatch, times: tuple[int, int], result: OutgoingResult, place: int) -> None:
+        """A batch is done, and its one result lies already where `reserve` gave room for it."""
+        view = self._heap.view(place, ENTRY_BYTES)
+        view[:] = ENTRY.pack(RESULT, 0, 0, result.layout, 0, RESULT_START, result.count)
+        self._finish(batch, times, ENTRY.pack(RESULTS, 0, 0, 0, place, 1, RESULT_START + result.nbytes))
+
+    def fail(self, batch: ReceivedBatch, times: tuple[int, int], error: ServeError) -> None:
+        """A batch has failed as a whole."""
+        text = error_bytes(error)
+        entry = ENTRY.pack(FAILED, 0, int(error.code), 0, self.text_place(text), len(text), 0)
+        self._finish(batch, times, entry)
+
+    def _finish(self, batch: ReceivedBatch, times: tuple[int, int], entry: bytes) -> None:
+        self.post(ENTRY.pack(DONE, 0, 0, batch.id, *times, time.monotonic_ns()) + entry)
+
+
+def checked(text: bytes) -> bytes:
+    """A layout in JSON. Raises: ServeError: INTERNAL, it is longer than the server reads."""
+    if len(text) > LONGEST_TEXT_BYTES:
+        raise internal(
+            f"what stands beside the tensors (names, shapes, parameters) takes {len(text)} bytes, at most"
+            f" {LONGEST_TEXT_BYTES} can be sent"
+        )
+    return text
+
+
+def error_text(error: BaseException) -> str:
+    """What an exception says, in the engine's own words; its name when it says nothing."""
+    text = str(error).strip()
+    if isinstance(error, KeyError | SystemExit) or not text:
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text[:LONGEST_TEXT]
+
+
+class SharedWorkerEnd(WorkerEnd):
+    """One that several threads post by: a model that sees each request for itself may answer from any."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Raises: see WorkerEnd."""
+        # Re-entrant: a request that its model has dropped may be answered from a garbage collection, anywhere.
+        self._lock = threading.RLock()
+        super().__init__(connection)
+
+    def place(self, nbytes: int) -> tuple[int, memoryview]:
+        """See WorkerEnd."""
+        with self._lock:
+            return super().place(nbytes)
+
+    def give_up(self, place: int) -> None:
+        """See WorkerEnd."""
+        with self._lock:
+            super().give_up(place)
+
+    def layout_number(self, text: bytes) -> int:
+        """See WorkerEnd."""
+        with self._lock:
+            return super().layout_number(text)
+
+    def post(self, entries: bytes) -> None:
+        """See WorkerEnd."""
+        with self._lock:
+            super().post(entries)
+
+    def _trim(self) -> None:
+        with self._lock:
+            super()._trim()
+
+
+def error_result(error: ServeError) -> OutgoingResult:
+    """In the place of the result of a request."""
+    text = error_bytes(error)
+    return OutgoingResult(ERROR, int(error.code), 0, len(text), len(text), [(0, text)])
+
+
+def error_bytes(error: ServeError) -> bytes:
+    return error.text[:LONGEST_TEXT].encode(errors="replace")

@@ -1,0 +1,391 @@
+"""gRPC served by processes of their own: what a client may ask is answered as by one process."""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as triton
+from onnx import TensorProto
+from support.certificates import make_authority
+from support.load import ConstantLoad
+from support.metrics import port_of, scrape
+from support.models import add_constant, drop, identity
+from support.python_models import write_model
+from support.sequences import drop_accumulator, run_at_once, run_sequence
+from support.server import RocserveProcess, wait_until
+from support.shared_memory import shared_file
+from support.simple_models import drop_simple_models
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import InferenceServerException
+
+from rocserve.protocol import health_pb2
+
+SAMPLE_REPOSITORY = Path(__file__).parents[2] / "model_repository"
+IMAGES = sorted((Path(__file__).parents[1] / "data" / "digits").glob("*.jpg"))[:8]
+ADD_CONFIG = """
+platform: "onnx_onnxv1"
+max_batch_size: 8
+input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
+dynamic_batching { }
+"""
+PATIENT = """
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(0.1)
+        return [
+            pb_utils.InferenceResponse(
+                [pb_utils.Tensor("Y", pb_utils.get_input_tensor_by_name(request, "X").as_numpy())]
+            )
+            for request in requests
+        ]
+"""
+PATIENT_CONFIG = """
+backend: "python"
+input { name: "X" data_type: TYPE_FP32 dims: [ 1, 2 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 1, 2 ] }
+"""
+LARGE_CONFIG = """
+platform: "onnx_onnxv1"
+input { name: "INPUT0" data_type: TYPE_UINT8 dims: [ -1 ] }
+output { name: "OUTPUT0" data_type: TYPE_UINT8 dims: [ -1 ] }
+"""
+SECRET = ("triton-grpc-protocol-key", "word")
+LARGE = 24 << 20
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    folder = tmp_path_factory.mktemp("front-ends")
+    repository = folder / "repository"
+    drop_simple_models(repository)
+    for name in ("digits", "digits_classifier", "digits_preprocess"):
+        shutil.copytree(SAMPLE_REPOSITORY / name, repository / name)
+    write_model(repository / "patient", PATIENT, PATIENT_CONFIG)
+    drop(repository, "m", add_constant(1.0), ADD_CONFIG)
+    drop(repository, "large", identity(TensorProto.UINT8, ["n"]), LARGE_CONFIG)
+    drop_accumulator(repository, "sums", "max_sequence_idle_microseconds: 30000000")
+    flags = (
+        "--front-ends=2",
+        "--model-control-mode=explicit",
+        "--load-model=*",
+        "--allow-client-shm=true",
+        "--allow-remote-files=true",
+        "--allow-remote-models=true",
+        "--repository-settle-secs=0.1",
+        "--grpc-restricted-protocol=logging:key=word",
+        "--allow-metrics=true",
+        "--metrics-address=127.0.0.1",
+        "--metrics-port=0",
+    )
+    with RocserveProcess([repository], *flags, log=folder / "log") as process:
+        process.wait_until_ready(60)
+        yield process
+
+
+def own_client(server: RocserveProcess) -> triton.InferenceServerClient:
+    """One with a connection of its own, and so with a front end that chance gives it."""
+    any_size = [(f"grpc.max_{way}_message_length", -1) for way in ("send", "receive")]
+    arguments = [("grpc.use_local_subchannel_pool", 1), *any_size]
+    return triton.InferenceServerClient(server.address, channel_args=arguments)
+
+
+@pytest.fixture
+def clients(server: RocserveProcess) -> Iterator[list[triton.InferenceServerClient]]:
+    """So many that no front end is without one, but once in 30,000 times."""
+    made = [own_client(server) for _ in range(16)]
+    yield made
+    for client in made:
+        client.close()
+
+
+def tensor(name: str, values: np.ndarray, datatype: str) -> triton.InferInput:
+    entry = triton.InferInput(name, list(values.shape), datatype)
+    entry.set_data_from_numpy(values)
+    return entry
+
+
+def test_all_front_ends_serve(server: RocserveProcess, clients: list[triton.InferenceServerClient]) -> None:
+    values = np.array([[1.0, 2.0]], np.float32)
+    for number, client in enumerate(clients):
+        answer = client.infer("m", [tensor("X", values + number, "FP32")], request_id=str(number))
+        assert answer.get_response().id == str(number)
+        assert answer.as_numpy("Y").tolist() == (values + number + 1).tolist()
+        assert client.get_model_metadata("m").name == "m"
+    for front_end in server.front_ends():
+        assert any(each.status == psutil.CONN_ESTABLISHED for each in front_end.net_connections("tcp"))
+    assert "gRPC is served by 2 processes, as --front-ends says" in server.log_text
+    assert server.log_text.count("Started GRPCInferenceService") == 1
+
+
+def test_errors_by_their_texts(clients: list[triton.InferenceServerClient]) -> None:
+    wrong = tensor("X", np.zeros((1, 3), np.float32), "FP32")
+    for client in clients[:4]:
+        with pytest.raises(InferenceServerException, match="unexpected shape for input 'X' for model 'm'"):
+            client.infer("m", [wrong])
+        with pytest.raises(InferenceServerException, match="Request for unknown model: 'nothing' is not found"):
+            client.infer("nothing", [wrong])
+        with pytest.raises(InferenceServerException, match="unknown model: 'nothing' is not found"):
+            client.get_model_metadata("nothing")
+    assert clients[0].infer("m", [tensor("X", np.zeros((1, 2), np.float32), "FP32")]).as_numpy("Y") is not None
+
+
+def test_from_an_image_to_its_label(clients: list[triton.InferenceServerClient]) -> None:
+    def ask(number: int) -> None:
+        path = IMAGES[number]
+        entry = triton.InferInput("ENCODED", [1, 1], "BYTES")
+        entry.set_data_from_numpy(np.array([[path.read_bytes()]], dtype=object))
+        label = clients[number].infer("digits", [entry]).as_numpy("LABEL")[0, 0].decode()
+        assert label == path.stem.rpartition("_")[2]
+
+    run_at_once(len(IMAGES), ask)
+
+
+def test_a_stream_in_order_and_responses_of_a_decoupled_model(server: RocserveProcess) -> None:
+    answers: queue.Queue[tuple[triton.InferResult | None, Exception | None]] = queue.Queue()
+    client = own_client(server)
+    client.start_stream(lambda result, error: answers.put((result, error)))
+    for number in range(30):
+        client.async_stream_infer(
+            "m", [tensor("X", np.full((1, 2), number, np.float32), "FP32")], request_id=f"{number}"
+        )
+    for number in range(30):
+        result, error = answers.get(timeout=20)
+        assert error is None
+        assert result is not None
+        assert result.get_response().id == str(number)
+        assert result.as_numpy("Y")[0, 0] == number + 1
+    wanted = [
+        tensor("IN", np.array([5, 6, 7], np.int32), "INT32"),
+        tensor("DELAY", np.array([1, 1, 1], np.uint32), "UINT32"),
+        tensor("WAIT", np.array([1], np.uint32), "UINT32"),
+    ]
+    client.async_stream_infer("repeat_int32", wanted, enable_empty_final_response=True)
+    came = [answers.get(timeout=20)[0] for _ in range(4)]
+    assert [int(result.as_numpy("OUT")[0]) for result in came[:3] if result is not None] == [5, 6, 7]
+    assert came[3] is not None
+    assert came[3].get_response().parameters["triton_final_response"].bool_param is True
+    client.stop_stream()
+
+
+def test_sequences_of_many_connections(clients: list[triton.InferenceServerClient]) -> None:
+    def run(number: int) -> None:
+        assert run_sequence(clients[number], "sums", number + 1, [number, 1, 2]) == [number, number + 1, number + 3]
+
+    run_at_once(8, run)
+
+
+def test_a_client_s_own_memory(clients: list[triton.InferenceServerClient]) -> None:
+    values = np.array([[3.0, 4.0]], np.float32)
+    with shared_file(64, "front_ends") as memory:
+        memory.put(0, values.tobytes())
+        clients[0].register_system_shared_memory("memory", memory.key, 64)
+        try:
+            for client in clients[:4]:
+                entry, output = triton.InferInput("X", [1, 2], "FP32"), triton.InferRequestedOutput("Y")
+                entry.set_shared_memory("memory", 8)
+                output.set_shared_memory("memory", 8, 16)
+                answer = client.infer("m", [entry], outputs=[output])
+                assert answer.get_output("Y").name == "Y"
+                assert np.frombuffer(memory.get(16, 8), np.float32).tolist() == [4.0, 5.0]
+                memory.put(16, bytes(8))
+        finally:
+            clients[1].unregister_system_shared_memory("memory")
+
+
+def test_large_tensors(clients: list[triton.InferenceServerClient]) -> None:
+    def ask(number: int) -> None:
+        values = np.random.default_rng(number).integers(0, 255, LARGE + number, np.uint8)
+        answer = clients[number].infer("large", [tensor("INPUT0", values, "UINT8")])
+        assert np.array_equal(answer.as_numpy("OUTPUT0"), values)
+
+    run_at_once(4, ask)
+
+
+def test_a_model_that_comes_with_a_call_and_a_question_meanwhile(
+    server: RocserveProcess, clients: list[triton.InferenceServerClient]
+) -> None:
+    """The call is many times what the control socket holds, and is left out of nobody's turn."""
+    longest = 0.0
+    done = threading.Event()
+
+    def ask() -> None:
+        nonlocal longest
+        while not done.is_set():
+            began = time.monotonic()
+            assert all(client.is_server_live() for client in clients[:4])
+            longest = max(longest, time.monotonic() - began)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        content = add_constant(5.0)
+        clients[0].load_model(
+            "brought",
+            config='{"name": "brought", "platform": "onnx_onnxv1"}',
+            files={"file:1/model.onnx": content, "file:1/beside.bin": bytes(LARGE)},
+        )
+    finally:
+        done.set()
+        thread.join()
+    assert longest < 10
+    values = tensor("X", np.zeros((1, 2), np.float32), "FP32")
+    assert clients[1].infer("brought", [values]).as_numpy("Y").tolist() == [[5.0, 5.0]]
+    clients[2].unload_model("brought")
+    wait_until(lambda: not clients[3].is_model_ready("brought"), what="the end of the model")
+
+
+def test_health_is_watched(server: RocserveProcess, clients: list[triton.InferenceServerClient]) -> None:
+    states: queue.Queue[int] = queue.Queue()
+    with grpc.insecure_channel(server.address) as channel:
+        watch = channel.unary_stream(
+            "/grpc.health.v1.Health/Watch",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )(health_pb2.HealthCheckRequest(service="simple"))
+
+        def follow() -> None:
+            try:
+                for answer in watch:
+                    states.put(answer.status)
+            except grpc.RpcError:
+                pass  # It is cancelled below.
+
+        threading.Thread(target=follow, daemon=True).start()
+        assert states.get(timeout=10) == health_pb2.HealthCheckResponse.SERVING
+        clients[0].unload_model("simple")
+        assert states.get(timeout=10) != health_pb2.HealthCheckResponse.SERVING
+        clients[1].load_model("simple")
+        assert states.get(timeout=20) == health_pb2.HealthCheckResponse.SERVING
+        watch.cancel()
+
+
+def test_restricted_methods(clients: list[triton.InferenceServerClient]) -> None:
+    for client in clients[:4]:
+        with pytest.raises(InferenceServerException, match="expecting header 'triton-grpc-protocol-key'"):
+            client.get_log_settings()
+        assert client.get_log_settings(headers=dict([SECRET])).settings
+
+
+def test_the_log_tells_of_requests(server: RocserveProcess, clients: list[triton.InferenceServerClient]) -> None:
+    """What is wanted of requests is switched while they come."""
+    values = tensor("X", np.zeros((1, 2), np.float32), "FP32")
+    settings = {"log_verbose_level": 1}
+    clients[0].update_log_settings(settings, headers=dict([SECRET]))
+    try:
+        for number, client in enumerate(clients):
+            client.infer("m", [values], request_id=f"seen-{number}")
+        wait_until(lambda: all(f"seen-{number}" in server.log_text for number in range(len(clients))), what="all ids")
+    finally:
+        clients[0].update_log_settings({"log_verbose_level": 0}, headers=dict([SECRET]))
+
+
+@pytest.mark.parametrize("how", ["cancelled", "late"])
+def test_what_nobody_waits_for_is_not_run(clients: list[triton.InferenceServerClient], how: str) -> None:
+    def executed() -> int:
+        return int(clients[-1].get_inference_statistics("patient").model_stats[0].execution_count)
+
+    before, count = executed(), 20
+    told: queue.Queue[Exception | None] = queue.Queue()
+    values = [tensor("X", np.zeros((1, 2), np.float32), "FP32")]
+    seconds = 0.3 if how == "late" else None
+    calls = [
+        clients[number % 4].async_infer(
+            "patient", values, lambda result, error: told.put(error), client_timeout=seconds
+        )
+        for number in range(count)
+    ]
+    if how == "cancelled":
+        wait_until(lambda: executed() > before, what="the first execution")
+        for call in calls:
+            call.cancel()
+    for _ in range(count):
+        told.get(timeout=20)
+    assert clients[5].infer("patient", values).as_numpy("Y") is not None
+    assert executed() - before < count / 2
+
+
+def test_memory_of_requests_is_counted_in_all(server: RocserveProcess) -> None:
+    """A front end tells of what it holds: here a stream whose client does not read."""
+    port = port_of(server)
+
+    def answers() -> float:
+        return float(scrape(port)['rocserve_request_memory_bytes{kind="answer"}'])
+
+    read = threading.Event()
+    nbytes = 1 << 20
+
+    def requests() -> Iterator[service_pb2.ModelInferRequest]:
+        for _ in range(12):
+            request = service_pb2.ModelInferRequest(model_name="large", raw_input_contents=[bytes(nbytes)])
+            request.inputs.add(name="INPUT0", datatype="UINT8", shape=[nbytes])
+            yield request
+        read.wait(30)
+
+    with grpc.insecure_channel(server.address) as channel:
+        stream = channel.stream_stream(
+            "/inference.GRPCInferenceService/ModelStreamInfer",
+            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+            response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
+        )(requests())
+        wait_until(lambda: answers() > nbytes, what="a report of the front end")
+        read.set()
+        for _ in range(12):
+            assert not next(stream).error_message
+        wait_until(lambda: answers() == 0, what="the report that all has been read")
+
+
+def test_over_tls(tmp_path: Path) -> None:
+    authority = make_authority(tmp_path / "authority")
+    repository = tmp_path / "repository"
+    drop(repository, "m", add_constant(1.0), ADD_CONFIG)
+    flags = (
+        "--front-ends=2",
+        "--grpc-use-ssl=true",
+        f"--grpc-server-cert={authority.certificate}",
+        f"--grpc-server-key={authority.key}",
+    )
+    with RocserveProcess([repository], *flags, log=tmp_path / "tls.log") as server:
+        credentials = grpc.ssl_channel_credentials(authority.root.read_bytes())
+        options = [("grpc.ssl_target_name_override", "localhost"), ("grpc.use_local_subchannel_pool", 1)]
+        for _ in range(4):
+            with grpc.secure_channel(server.address, credentials, options) as channel:
+                live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+                assert live(b"", timeout=10) == b"\x08\x01"
+
+
+def test_a_swap_and_the_end_lose_no_request(tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    drop(repository, "m", add_constant(1.0), ADD_CONFIG)
+    write_model(repository / "patient", PATIENT, PATIENT_CONFIG)
+    told: queue.Queue[Exception | None] = queue.Queue()
+    flags = ("--front-ends=2", "--repository-settle-secs=0.1")
+    with RocserveProcess([repository], *flags, log=tmp_path / "plain.log") as server:
+        server.wait_until_ready()
+        with ConstantLoad(server.address, "m", {1.0, 2.0}) as load:
+            load.wait_until_answered_by(1.0)
+            drop(repository, "m", add_constant(2.0), ADD_CONFIG, version=2)
+            load.wait_until_answered_by(2.0)
+        assert (load.failures, load.wrong) == ([], [])
+        clients = [own_client(server) for _ in range(4)]
+        values = [tensor("X", np.zeros((1, 2), np.float32), "FP32")]
+        for client in clients * 2:
+            client.async_infer("patient", values, lambda result, error: told.put(error))
+        executions = server.client().get_inference_statistics
+        wait_until(lambda: executions("patient").model_stats[0].execution_count, what="the first execution")
+        assert server.terminate() == 0
+    assert [told.get(timeout=10) for _ in range(8)] == [None] * 8

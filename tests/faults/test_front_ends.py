@@ -1,0 +1,294 @@
+"""Front ends that die, stand still, or lose their server: their own clients notice, and nobody else."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as triton
+from support.certificates import make_authority
+from support.models import add_constant, drop
+from support.server import RocserveProcess, wait_until
+from tritonclient.utils import InferenceServerException
+
+CLIENTS = 12
+CONFIG = """
+platform: "onnx_onnxv1"
+max_batch_size: 8
+input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
+dynamic_batching { }
+"""
+# Each request takes a fifth of a second, and leaves a file.
+PATIENT = """
+import pathlib
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            time.sleep(0.2)
+            with open(pathlib.Path(__file__).parents[3] / "executed", "a") as file:
+                file.write("x")
+        return [
+            pb_utils.InferenceResponse(
+                [pb_utils.Tensor("Y", pb_utils.get_input_tensor_by_name(request, "X").as_numpy())]
+            )
+            for request in requests
+        ]
+"""
+PATIENT_CONFIG = """
+backend: "python"
+input { name: "X" data_type: TYPE_FP32 dims: [ 1, 2 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 1, 2 ] }
+"""
+
+
+@pytest.fixture
+def server(serve, repository: Path) -> RocserveProcess:
+    drop(repository, "m", add_constant(1.0), CONFIG)
+    patient = repository / "patient"
+    (patient / "1").mkdir(parents=True)
+    (patient / "1" / "model.py").write_text(PATIENT)
+    (patient / "config.pbtxt").write_text(PATIENT_CONFIG)
+    return serve(repository, "--front-ends=2", "--exit-timeout-secs=2")
+
+
+def own_client(server: RocserveProcess) -> triton.InferenceServerClient:
+    """One with a connection of its own, and so with a front end that chance gives it."""
+    return triton.InferenceServerClient(server.address, channel_args=[("grpc.use_local_subchannel_pool", 1)])
+
+
+def values() -> triton.InferInput:
+    entry = triton.InferInput("X", [1, 2], "FP32")
+    entry.set_data_from_numpy(np.array([[1.0, 2.0]], np.float32))
+    return entry
+
+
+def clients_of(front_end: psutil.Process) -> int:
+    return sum(each.status == psutil.CONN_ESTABLISHED for each in front_end.net_connections("tcp"))
+
+
+class Client:
+    """Asks without pause, and counts."""
+
+    def __init__(self, server: RocserveProcess, stop: threading.Event) -> None:
+        self.answers = 0
+        self.failures: list[str] = []
+        self.wrong = 0
+        self._client = own_client(server)
+        self._stop = stop
+        self.thread = threading.Thread(target=self._ask, daemon=True)
+        self.thread.start()
+
+    def _ask(self) -> None:
+        while not self._stop.is_set():
+            try:
+                answer = self._client.infer("m", [values()], client_timeout=20).as_numpy("Y").tolist()
+            except InferenceServerException as error:
+                self.failures.append(f"{error.status()}: {error.message()}")
+                time.sleep(0.01)
+                continue
+            self.answers += 1
+            self.wrong += answer != [[2.0, 3.0]]
+        self._client.close()
+
+
+@contextmanager
+def clients(server: RocserveProcess) -> Iterator[list[Client]]:
+    stop = threading.Event()
+    made = [Client(server, stop) for _ in range(CLIENTS)]
+    try:
+        wait_until(lambda: all(client.answers for client in made), what="an answer for each client")
+        yield made
+    finally:
+        stop.set()
+        for client in made:
+            client.thread.join(30)
+
+
+def kill_and_wait(server: RocserveProcess, front_end: psutil.Process) -> None:
+    front_end.kill()
+    wait_until(lambda: len(server.front_ends()) == 2 and front_end not in server.front_ends(), 10, "the new front end")
+    wait_until(lambda: all(listens(each, server.port) for each in server.front_ends()), 10, "its port")
+
+
+def listens(process: psutil.Process, port: int) -> bool:
+    try:
+        connections = process.net_connections("tcp")
+    except psutil.NoSuchProcess:
+        return False
+    return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in connections)
+
+
+def test_a_killed_front_end_takes_its_own_clients_along(server: RocserveProcess) -> None:
+    assert server.process is not None
+    process = psutil.Process(server.process.pid)
+    with clients(server) as asking:
+        descriptors = 0
+        for turn in range(4):
+            for client in asking:
+                client.failures.clear()
+            victim = max(server.front_ends(), key=clients_of)
+            hit = clients_of(victim)
+            kill_and_wait(server, victim)
+            counts = [client.answers for client in asking]
+            wait_until(
+                lambda counts=counts: all(client.answers > count for client, count in zip(asking, counts, strict=True)),
+                what="further answers for each client",
+            )
+            failed = [client for client in asking if client.failures]
+            # A request that had not left its client goes to another by itself.
+            assert len(failed) <= hit, "others than its clients have noticed"
+            for client in failed:
+                assert all(failure.startswith("StatusCode.UNAVAILABLE") for failure in client.failures)
+            if turn == 0:
+                descriptors = process.num_fds()
+        wait_until(lambda: process.num_fds() <= descriptors + 2, 5, "the return of its descriptors")
+    assert sum(client.wrong for client in asking) == 0
+    assert "has ended (killed by SIGKILL)" in server.log_text
+    assert len(server.workers()) == 2, "workers have died with it"
+
+
+def test_what_its_clients_waited_for_is_not_run(server: RocserveProcess, repository: Path) -> None:
+    count = 20
+    client, other = own_client(server), own_client(server)
+    executed = repository.parent / "executed"
+    told: list[object] = []
+    for _ in range(count):
+        client.async_infer("patient", [values()], lambda result, error: told.append(error))
+    wait_until(executed.exists, what="the first execution")
+    for front_end in server.front_ends():
+        if clients_of(front_end):
+            front_end.kill()
+    wait_until(lambda: len(told) == count, what="the end of the calls")
+    assert all(error is not None for error in told[-count // 2 :])
+    wait_until(lambda: answers(other), what="an answer by way of another front end")
+    assert len(executed.read_text()) < count / 2
+
+
+def answers(client: triton.InferenceServerClient) -> bool:
+    try:
+        return client.infer("patient", [values()], client_timeout=5).as_numpy("Y").tolist() == [[1.0, 2.0]]
+    except InferenceServerException:
+        return False
+
+
+def test_one_that_stands_still_holds_nobody_up(server: RocserveProcess) -> None:
+    with clients(server) as asking:
+        still, other = sorted(server.front_ends(), key=clients_of)
+        assert clients_of(other), "chance gave all clients to one front end"
+        still.send_signal(signal.SIGSTOP)
+        try:
+            for _ in range(3):
+                counts = [client.answers for client in asking]
+                time.sleep(0.3)
+                went_on = sum(client.answers > count for client, count in zip(asking, counts, strict=True))
+                assert went_on >= clients_of(other)
+        finally:
+            still.send_signal(signal.SIGCONT)
+        counts = [client.answers for client in asking]
+        wait_until(
+            lambda: all(client.answers > count for client, count in zip(asking, counts, strict=True)),
+            what="answers for all, once it goes on",
+        )
+        assert all(not client.failures for client in asking)
+
+
+def test_the_server_ends_without_one_that_stands_still(server: RocserveProcess) -> None:
+    still, other = server.front_ends()
+    still.send_signal(signal.SIGSTOP)
+    assert server.terminate() == 0
+    assert "has not ended in time; it is killed" in server.log_text
+    wait_until(lambda: not still.is_running() and not other.is_running(), 5, "the end of both")
+
+
+def test_one_that_dies_again_and_again_has_to_wait(server: RocserveProcess) -> None:
+    for _ in range(3):
+        known = server.front_ends()
+        for front_end in known:
+            front_end.kill()
+        wait_until(
+            lambda known=known: len(server.front_ends()) == 2 and not set(known) & set(server.front_ends()),
+            what="the next front ends",
+        )
+    assert re.search(r"another is started in 0\.[12] s", server.log_text)
+    wait_until(lambda: all(listens(each, server.port) for each in server.front_ends()), what="their port")
+    assert own_client(server).is_server_ready()
+
+
+def test_one_that_cannot_listen_says_why_and_comes_once_it_can(tmp_path: Path, repository: Path) -> None:
+    authority = make_authority(tmp_path / "authority")
+    files = (f"--grpc-server-cert={authority.certificate}", f"--grpc-server-key={authority.key}")
+    good = authority.certificate.read_bytes()
+    flags = ("--front-ends=2", "--grpc-use-ssl=true", *files)
+    with RocserveProcess([repository], *flags, log=tmp_path / "tls.log") as server:
+        authority.certificate.write_text("nonsense")
+        first, second = server.front_ends()
+        first.kill()
+        wait_until(lambda: "has ended (exit status 0: cannot serve gRPC with TLS" in server.log_text, what="the reason")
+        assert listens(second, server.port)
+        authority.certificate.write_bytes(good)
+        wait_until(
+            lambda: [listens(each, server.port) for each in server.front_ends()] == [True, True],
+            what="both front ends",
+        )
+
+
+def test_a_killed_server_leaves_nothing_behind(server: RocserveProcess, repository: Path, tmp_path: Path) -> None:
+    family = server.family()
+    assert len(server.front_ends()) == 2
+    with clients(server):
+        server.kill()
+    wait_until(lambda: not any(process.is_running() for process in family), 10, "the end of all its processes")
+    flags = ("--front-ends=2", f"--grpc-port={server.port}")
+    with RocserveProcess([repository], *flags, log=tmp_path / "next.log") as successor:
+        successor.wait_until_ready()
+        assert successor.port == server.port
+
+
+def test_a_port_that_somebody_else_has_is_an_error(tmp_path: Path, repository: Path) -> None:
+    with socket.socket() as other:
+        # Whoever asks for it shares the port with this one.
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        refused = serve_on(repository, port)
+        assert refused.returncode == 1
+        assert f"cannot serve gRPC at 127.0.0.1:{port}: Address already in use" in refused.stderr
+        with RocserveProcess(
+            [repository], "--front-ends=2", f"--grpc-port={port}", "--reuse-grpc-port", log=tmp_path / "shared.log"
+        ) as shared:
+            assert shared.port == port
+            assert all(listens(each, port) for each in shared.front_ends())
+
+
+def serve_on(repository: Path, port: int) -> subprocess.CompletedProcess[str]:
+    flags = ("--allow-http=false", "--allow-metrics=false", "--front-ends=2")
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "rocserve.cli", "serve", f"--model-repository={repository}"),
+            *(*flags, "--grpc-address=127.0.0.1", f"--grpc-port={port}"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "TRITON_SERVER_ESCAPE_LOG_MESSAGES": "0"},
+    )

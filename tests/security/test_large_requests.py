@@ -1,0 +1,122 @@
+"""One HTTP client asks what takes long to read; another's small requests are answered meanwhile."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from support.http_requests import add_sub_body, ask, sums
+from support.models import add_sub, drop
+from support.python_models import write_model
+from support.server import RocserveProcess
+
+LONGEST_SECONDS = 1.0
+"""Of a small request. It takes milliseconds; machines that run tests are busy. In the server's own process most of the
+large ones below would take two seconds and more."""
+SCRIPT = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        counts = [pb_utils.get_input_tensor_by_name(request, "X").as_numpy().size for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("COUNT", np.array([count]))]) for count in counts]
+"""
+CONFIG = """
+backend: "python"
+input { name: "X" data_type: %s dims: [ -1 ] }
+output { name: "COUNT" data_type: TYPE_INT64 dims: [ 1 ] }
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    folder = tmp_path_factory.mktemp("large")
+    repository: Path = folder / "repository"
+    drop(repository, "add_sub", add_sub(4))
+    write_model(repository / "numbers", SCRIPT, CONFIG % "TYPE_INT32")
+    write_model(repository / "texts", SCRIPT, CONFIG % "TYPE_STRING")
+    with RocserveProcess(
+        [repository], "--model-control-mode=explicit", "--load-model=*", log=folder / "log"
+    ) as running:
+        running.wait_until_ready()
+        yield running
+
+
+def tensor(datatype: str, element: bytes, count: int) -> bytes:
+    head = b'{"inputs":[{"name":"X","datatype":"%b","shape":[%d],"data":[' % (datatype.encode(), count)
+    return head + b",".join([element] * count) + b"]}]}"
+
+
+def binary(datatype: str, count: int, nbytes: int) -> tuple[bytes, Mapping[str, str]]:
+    entry = {"name": "X", "datatype": datatype, "shape": [count], "parameters": {"binary_data_size": nbytes}}
+    head = json.dumps({"inputs": [entry]}).encode()
+    return head + bytes(nbytes), {"Inference-Header-Content-Length": str(len(head))}
+
+
+PARAMETERS = b",".join(b'"p%d":%d' % (number, number) for number in range(1_000_000))
+LISTS = b"[" + b",".join([b"[]"] * 8_000_000) + b"]"
+CASES: Mapping[str, tuple[str, bytes, Mapping[str, str], int, str]] = {
+    "numbers": ("models/numbers/infer", tensor("INT32", b"123456789", 6_000_000), {}, 200, "6000000"),
+    "texts": ("models/texts/infer", tensor("BYTES", b'""', 1_500_000), {}, 200, "1500000"),
+    "texts in binary form": ("models/texts/infer", *binary("BYTES", 1_500_000, 6_000_000), 200, "1500000"),
+    "a huge tensor": ("models/numbers/infer", *binary("INT32", 16 << 20, 64 << 20), 200, str(16 << 20)),
+    "lists": ("models/numbers/infer", tensor("INT32", b"[]", 8_000_000), {}, 500, "Shape does not match"),
+    "dimensions": (
+        "models/numbers/infer",
+        b'{"inputs":[{"name":"X","datatype":"INT32","data":[1],"shape":[%b]}]}' % b",".join([b"1"] * 10_000_000),
+        {},
+        400,
+        "16384 inputs, outputs, dimensions and parameters together, got 10000001",
+    ),
+    "parameters": (
+        "models/numbers/infer",
+        b'{"inputs":[],"parameters":{%b}}' % PARAMETERS,
+        {},
+        400,
+        "16384 inputs, outputs, dimensions and parameters together, got 1000000",
+    ),
+    "parameters of generate": ("models/numbers/generate", b"{%b}" % PARAMETERS, {}, 400, "got 1000000"),
+    "nesting": ("models/numbers/infer", b'{"inputs":' + b"[" * 20_000_000, {}, 400, "nesting depth exceeds"),
+    "a load request": ("repository/models/m/load", b'{"parameters":%b}' % LISTS, {}, 500, "non-object"),
+    "a bomb": (
+        "models/numbers/infer",
+        gzip.compress(bytes(300 << 20), 1),
+        {"Content-Encoding": "gzip"},
+        400,
+        "Decompressed data size exceeds",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_large_request_keeps_nobody_waiting(server: RocserveProcess, case: str) -> None:
+    path, body, headers, status, text = CASES[case]
+    answers: list[tuple[int, str]] = []
+
+    def ask_much() -> None:
+        found, answer = ask(server, "POST", f"/v2/{path}", body, headers, timeout=60)
+        answers.append((found, json.dumps(answer)))
+
+    small = json.dumps(add_sub_body()).encode()
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20)
+    thread = threading.Thread(target=ask_much)
+    slowest = 0.0
+    thread.start()
+    while thread.is_alive():
+        begun = time.monotonic()
+        connection.request("POST", "/v2/models/add_sub/infer", small)
+        assert sums(json.loads(connection.getresponse().read())) == [6, 7, 8, 9]
+        slowest = max(slowest, time.monotonic() - begun)
+        time.sleep(0.005)
+    connection.close()
+    [(found, answer)] = answers
+    assert (found, text in answer) == (status, True), answer[:300]
+    assert slowest < LONGEST_SECONDS

@@ -1,0 +1,104 @@
+"""The data plane's loop, turned by the thread of the test: what a scheduler does is over when the call returns."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from rocserve.plane.timers import TimerHandle, TimerQueue
+
+
+class HandLoop:
+    """Stands in for rocserve.plane.loop.PlaneLoop."""
+
+    def __init__(self) -> None:
+        self._soon: deque[Callable[[], None]] = deque()
+        self._ends: dict[Callable[[], None], None] = {}
+        self._timers = TimerQueue()
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self._soon.append(callback)
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> TimerHandle:
+        handle = TimerHandle(self._timers, when, callback)
+        self._timers.push(handle)
+        return handle
+
+    def at_end_of_turn(self, callback: Callable[[], None]) -> None:
+        self._ends[callback] = None
+
+    def turn(self) -> None:
+        """All that is due now, until nothing is."""
+        while True:
+            callbacks = list(self._soon)
+            self._soon.clear()
+            now = time.monotonic()
+            while (due := self._timers.pop_due(now)) is not None:
+                callbacks.append(due)
+            if not callbacks:
+                callbacks = list(self._ends)
+                self._ends.clear()
+            if not callbacks:
+                return
+            for callback in callbacks:
+                callback()
+
+    def run(self, seconds: float) -> None:
+        """Turn for so long."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.turn()
+            time.sleep(0.001)
+        self.turn()
+
+    def wait_for(self, condition: Callable[[], object], seconds: float = 5.0) -> None:
+        """Turn until a condition holds."""
+        end = time.monotonic() + seconds
+        self.turn()
+        while not condition():
+            assert time.monotonic() < end, "it did not come to be in time"
+            time.sleep(0.001)
+            self.turn()
+
+    def turning(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The call in a turn of its own."""
+
+        def turned(*arguments: Any, **named: Any) -> Any:
+            try:
+                return call(*arguments, **named)
+            finally:
+                self.turn()
+
+        return turned
+
+
+class Turned:
+    """An object whose calls come in turns of their own."""
+
+    def __init__(self, loop: HandLoop, inner: object) -> None:
+        self.inner = inner
+        self._loop = loop
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.inner, name)
+        return self._loop.turning(value) if callable(value) else value
+
+
+class Flag:
+    """A threading.Event whose waiting turns the loop."""
+
+    def __init__(self, loop: HandLoop) -> None:
+        self._loop = loop
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def wait(self, seconds: float) -> bool:
+        self._loop.wait_for(lambda: self._is_set, seconds)
+        return True

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import argparse
+import sys
+import types
+from pathlib import Path
+
+import numpy
+import pytest
+from tritonclient.grpc import service_pb2
+
+from benchmarks.front_ends import IMAGE_SOURCE, Result, parse_server, subjects, table
+from benchmarks.ratios import Measurement
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def result(round_: int, server: str, rate: float | None, cpu: float = 1e-4) -> Result:
+    measured = None if rate is None else Measurement(rate, p50=2e-3, p99=3e-3, cpu=cpu)
+    return Result("add/sub", round_, server, measured, {"python": [0.9], "rocserve:add": [0.25, 0.5, 0.001]})
+
+
+def test_ratios_are_formed_within_rounds_and_a_failure_is_told() -> None:
+    results = [
+        result(0, "old", 100.0),
+        result(0, "new", 300.0, cpu=5e-5),
+        result(1, "old", None),
+        result(1, "new", 400.0, cpu=5e-5),
+        result(0, "late", None),
+    ]
+    rows = [
+        [cell.strip() for cell in line.split("|")[2:-1]] for line in table(results, ["old", "new", "late"]).splitlines()
+    ]
+    processes = "python 0.90; rocserve:add 0.50 0.25"
+    assert rows[2] == ["old", "100 (failed)", "100 to 100", "1.00", "100", "1.00", "2.00", "1.65", processes]
+    assert rows[3] == ["new", "350", "300 to 400", "3.00", "50", "0.50", "2.00", "1.65", processes]
+    assert rows[4] == ["late", "failed", *["-"] * 7]
+
+
+def test_a_server_is_a_name_a_checkout_and_flags() -> None:
+    assert parse_server(f"new={ROOT} --id=a --log-verbose=1") == ("new", ROOT, ["--id=a", "--log-verbose=1"])
+    for text in ("new", "new=", f"new={ROOT / 'docs'}"):
+        with pytest.raises(argparse.ArgumentTypeError, match="expected NAME=TREE"):
+            parse_server(text)
+
+
+def test_the_image_model_answers_each_request_of_a_batch_with_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As what is measured says: pixels of 0 to 63, the first 4000 of them as floats."""
+    backend = types.ModuleType("triton_python_backend_utils")
+    backend.get_input_tensor_by_name = lambda request, name: types.SimpleNamespace(as_numpy=lambda: request[name])  # type: ignore[attr-defined]
+    backend.Tensor = lambda name, array: (name, array)  # type: ignore[attr-defined]
+    backend.InferenceResponse = types.SimpleNamespace  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, backend.__name__, backend)
+    names: dict[str, type] = {}
+    exec(IMAGE_SOURCE, names)
+    (image,) = [subject for subject in subjects((4,), python=True) if subject.group == "image"]
+    pixels = numpy.random.default_rng(0).integers(0, 64, (3, 224, 224, 3), dtype=numpy.uint8)
+    responses = names["TritonPythonModel"]().execute([{"IMAGE": pixels[:1]}, {"IMAGE": pixels[1:]}])
+    first, others = (dict(response.output_tensors)["LOGITS"] for response in responses)
+    numpy.testing.assert_array_equal(first.tobytes(), pixels[0].tobytes()[:4000])
+    numpy.testing.assert_array_equal(others[1].tobytes(), pixels[2].tobytes()[:4000])
+    sent = numpy.frombuffer(service_pb2.ModelInferRequest.FromString(image.message).raw_input_contents[0], numpy.uint8)
+    (right,) = names["TritonPythonModel"]().execute([{"IMAGE": sent.reshape(1, 224, 224, 3)}])
+    image.check(dict(right.output_tensors))
+    with pytest.raises(AssertionError):
+        image.check({"LOGITS": first})

@@ -1,0 +1,221 @@
+"""HTTP/1.1 as it comes over a connection: bodies, order, heads that are refused, ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from rocserve.frontends.http.listener import HttpListener
+from rocserve.frontends.http.protocol import ConnectionLimits, Request, Response
+
+POST = b"POST /echo HTTP/1.1\r\nHost: x\r\n"
+CLOSE = b"Connection: close\r\n"
+
+
+async def echo(request: Request) -> Response:
+    while not request.is_whole and request.fault is None:
+        await request.more()
+    if request.fault is not None:
+        return Response(400, request.fault.encode(), "text/plain")
+    return Response(200, b"<%b>" % request.data, "text/plain", {"X-Method": request.method})
+
+
+async def stream(request: Request) -> None:
+    request.begin_stream(200, "text/plain")
+    for part in (b"one", b"two"):
+        await request.send(part)
+    request.end_stream()
+
+
+async def large(request: Request) -> None:
+    await request.respond_in_parts([bytes(3 << 20), memoryview(b"end")], "text/plain")
+
+
+def handle(request: Request) -> None:
+    if request.path == "/echo":
+        request.run(echo(request))
+    elif request.path == "/stream":
+        request.run(stream(request))
+    elif request.path == "/large":
+        request.run(large(request))
+    elif request.path == "/late":
+        asyncio.get_running_loop().call_later(0.1, request.respond, Response(200, b"late", "text/plain"))
+    elif request.path == "/fails":
+        request.run(fail())
+    else:
+        request.respond(Response(404, b"nothing here", "text/plain"))
+
+
+async def fail() -> Response:
+    raise ValueError("a fault of the server")
+
+
+@asynccontextmanager
+async def listening(limits: ConnectionLimits | None = None) -> AsyncIterator[int]:
+    listener = HttpListener(handle, logging.getLogger("test"), limits)
+    yield await listener.start("HTTP", "http", "127.0.0.1", 0)
+    await listener.stop(0)
+
+
+async def exchange(port: int, *sent: bytes, pause: float = 0.02) -> bytes:
+    """All that the server says until it closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for part in sent:
+        writer.write(part)
+        await asyncio.sleep(pause)
+    answer = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    return answer
+
+
+def body_of(answer: bytes) -> bytes:
+    return answer.partition(b"\r\n\r\n")[2]
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"Content-Length: 5\r\n\r\nhello",
+        b"Transfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3;extension=1\r\nllo\r\n0\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nX-Trailer: 1\r\n\r\n",
+        b"Upgrade: h2c\r\nContent-Length: 5\r\n\r\nhello",
+    ],
+    ids=["length", "chunks", "trailer", "upgrade"],
+)
+async def test_bodies_in_one_piece_and_byte_by_byte(rest: bytes) -> None:
+    async with listening() as port:
+        whole = await exchange(port, POST + CLOSE + rest)
+        assert body_of(whole) == b"<hello>"
+        assert b"X-Method: POST\r\n" in whole
+        assert b"Content-Length: 7\r\n" in whole
+        sent = POST + CLOSE + rest
+        parts = [sent[index : index + 1] for index in range(len(sent))]
+        assert body_of(await exchange(port, *parts, pause=0)) == b"<hello>"
+
+
+async def test_what_is_asked_at_once_is_answered_in_order() -> None:
+    late = b"GET /late HTTP/1.1\r\n\r\n"
+    many = POST + b"Content-Length: 1\r\n\r\n"
+    sent = (
+        late + b"".join(many + b"%d" % (number % 10) for number in range(60)) + b"GET / HTTP/1.1\r\n" + CLOSE + b"\r\n"
+    )
+    async with listening() as port:
+        answer = await exchange(port, sent)
+    bodies = [part.partition(b"\r\n\r\n")[2] for part in answer.split(b"HTTP/1.1 ")[1:]]
+    assert bodies == [b"late", *(b"<%d>" % (number % 10) for number in range(60)), b"nothing here"]
+
+
+async def test_an_answer_in_parts_and_one_of_unknown_length() -> None:
+    async with listening() as port:
+        answer = body_of(await exchange(port, b"GET /large HTTP/1.1\r\n" + CLOSE + b"\r\n"))
+        assert answer == bytes(3 << 20) + b"end"
+        answer = await exchange(port, b"GET /stream HTTP/1.1\r\n" + CLOSE + b"\r\n")
+        assert b"Transfer-Encoding: chunked\r\n" in answer
+        assert body_of(answer) == b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
+        # HTTP/1.0 has no chunks: the end of the connection is the answer's.
+        answer = await exchange(port, b"GET /stream HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+        assert b"chunked" not in answer
+        assert body_of(answer) == b"onetwo"
+
+
+async def test_connections_stay_or_close_as_the_client_says() -> None:
+    async with listening() as port:
+        assert (await exchange(port, b"GET / HTTP/1.0\r\n\r\n")).startswith(b"HTTP/1.0 404 Not Found\r\n")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            writer.write(b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+            assert b"Connection: keep-alive\r\n" in await reader.readuntil(b"nothing here")
+        writer.write(b"HEAD /echo HTTP/1.1\r\n" + CLOSE + b"\r\n")
+        answer = await reader.read()
+        assert b"Content-Length: 2\r\n" in answer
+        assert b"Connection: close\r\n" in answer
+        assert answer.endswith(b"\r\n\r\n")
+        writer.close()
+
+
+async def test_a_body_that_nobody_reads_is_passed_over() -> None:
+    sent = b"POST /nowhere HTTP/1.1\r\nContent-Length: 3000000\r\n\r\n"
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        assert b" 404 " in await reader.readuntil(b"nothing here")
+        writer.write(bytes(3_000_000) + POST + b"Content-Length: 1\r\n\r\n1")
+        assert (await asyncio.wait_for(reader.readuntil(b"<1>"), 10)).startswith(b"HTTP/1.1 200 OK\r\n")
+        writer.close()
+        # A client that wants no more gets its answer, not a reset, though it still sends.
+        answer = await exchange(port, sent.replace(b"\r\n\r\n", b"\r\n" + CLOSE + b"\r\n"), bytes(3_000_000))
+        assert body_of(answer) == b"nothing here"
+
+
+@pytest.mark.long
+async def test_the_rest_of_a_body_that_does_not_come_ends_the_connection() -> None:
+    async with listening(ConnectionLimits(head_seconds=0.3)) as port:
+        answer = await exchange(port, b"POST /nowhere HTTP/1.1\r\nContent-Length: 9\r\n\r\n123")
+        assert body_of(answer) == b"nothing here"
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        (b"\x16\x03\x01 hello\r\n\r\n", b"400 Bad Request: Invalid method"),
+        (b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\n\r\n", b"URL is more than 8190 bytes"),
+        (b"GET / HTTP/1.1\r\nX: " + b"x" * 9000 + b"\r\n\r\n", b"at most 128 headers of 8190 bytes"),
+        (b"GET / HTTP/1.1\r\n" + b"X: 1\r\n" * 129 + b"\r\n", b"at most 128 headers of 8190 bytes"),
+        (POST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n", b"400 Bad Request: "),
+        (POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"400 Bad Request: "),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\nno number\r\n", b"Invalid character in chunk size"),
+    ],
+    ids=["no HTTP", "URL", "header", "headers", "lengths", "both lengths", "chunk"],
+)
+async def test_what_is_refused_is_told_behind_the_answers_before_it(sent: bytes, told: bytes) -> None:
+    async with listening() as port:
+        answer = await exchange(port, sent)
+        assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert b"Connection: close\r\n" in answer
+        assert told in answer
+        answer = await exchange(port, b"GET /late HTTP/1.1\r\n\r\n" + sent)
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert told in answer.partition(b"late")[2]
+
+
+async def test_a_head_without_end_is_refused() -> None:
+    async with listening() as port:
+        parts = [b"GET / HTTP/1.1\r\nX: ", *[b"x" * 20_000] * 10]
+        assert b"head is more than 131072 bytes" in await exchange(port, *parts)
+
+
+async def test_a_client_that_asks_first_is_told_to_go_on() -> None:
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /nowhere HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n")
+        # Not where nobody wants the body.
+        assert (await reader.readuntil(b"nothing here")).startswith(b"HTTP/1.1 404")
+        writer.close()
+
+
+async def test_a_fault_of_the_server_ends_the_connection(caplog: pytest.LogCaptureFixture) -> None:
+    async with listening() as port:
+        assert await exchange(port, b"GET /fails HTTP/1.1\r\n\r\n") == b""
+        assert "a fault of the server" in caplog.text
+
+
+async def test_one_connection_does_not_keep_the_others_waiting() -> None:
+    """Others have their turn among thousands of requests that come at once."""
+    flood = b"GET / HTTP/1.1\r\n\r\n" * 10_000
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        quiet = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(flood)
+        await asyncio.sleep(0.01)
+        quiet[1].write(b"GET / HTTP/1.1\r\n\r\n")
+        begun = b""
+        answered = asyncio.ensure_future(quiet[0].readuntil(b"nothing here"))
+        while not answered.done():
+            begun += await reader.read(4096)
+        assert begun.count(b"HTTP/1.1 404") < 9_000
+        for each in (writer, quiet[1]):
+            each.close()

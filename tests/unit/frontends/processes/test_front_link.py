@@ -1,0 +1,222 @@
+"""A front's link between two loops: requests there, answers back, clients that leave, ends that go."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, StatusCode, invalid_argument
+from rocserve.core.private_paths import PrivatePaths
+from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestedOutput, RequestHead
+from rocserve.core.sequences import SequenceTag
+from rocserve.core.serving import Responder
+from rocserve.core.tensors import Tensor
+from rocserve.frontends.processes.front_end import RemoteInference
+from rocserve.frontends.processes.server_end import FrontLink
+from rocserve.plane.loop import PlaneLoop
+from rocserve.services.observation import RequestOrigin
+
+LOG = logging.getLogger("rocserve.test.front_link")
+
+
+class Client:
+    """Waits for answers in the front."""
+
+    def __init__(self) -> None:
+        self.responses: list[InferResponse] = []
+        self.errors: list[ServeError] = []
+        self.many = False
+        self.ended = threading.Event()
+        self.on_leave: Callable[[], None] | None = None
+        self.watched = threading.Event()
+        self.held_bytes = 0
+
+    def origin(self) -> RequestOrigin:
+        return RequestOrigin("GRPC", (1, 2), {"a": "b"}, "10.0.0.1")
+
+    def expect_many(self) -> None:
+        self.many = True
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        response.outputs = [tensor.copied() for tensor in response.outputs]
+        self.responses.append(response)
+        if final:
+            self.ended.set()
+
+    def end(self) -> None:
+        self.ended.set()
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        self.errors.append(error)
+        if final:
+            self.ended.set()
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        self.on_leave = callback
+        self.watched.set()
+
+
+class Service:
+    """Answers as the request's model name says."""
+
+    def __init__(self) -> None:
+        self.requests: list[InferRequest] = []
+        self.left = threading.Event()
+        self.refusals: list[tuple[ServeError, str]] = []
+        self.origins: list[RequestOrigin] = []
+
+    def refuse(self, error: ServeError, find_id: Callable[[], str]) -> None:
+        self.refusals.append((error, find_id()))
+
+    def infer(self, request: InferRequest, responder: Responder) -> None:
+        self.origins.append(responder.origin())  # type: ignore[attr-defined]
+        name = request.head.model_name
+        if name == "fail":
+            responder.fail(invalid_argument("no \N{SNOWMAN}"))
+        elif name == "many":
+            responder.expect_many()
+            for count in range(3):
+                responder.send(self._echo(request), final=False)
+                assert count < 3
+            responder.end()
+        elif name == "never":
+            self.requests.append(request)
+            responder.watch_cancellation(self.left.set)
+        else:
+            responder.send(self._echo(request))
+
+    def _echo(self, request: InferRequest) -> InferResponse:
+        tensors = [
+            Tensor(head.name, DataType(head.datatype), head.shape, data)
+            for head, data in zip(request.head.inputs, request.data, strict=True)
+        ]
+        return InferResponse(request.head.model_name, "1", request.id, tensors, dict(request.head.parameters))
+
+
+class Ends:
+    def __init__(self) -> None:
+        self.service = Service()
+        self.server, self.front = PlaneLoop(LOG), PlaneLoop(LOG)
+        servers, fronts = socket.socketpair()
+        self.reasons: list[str] = []
+        self.server_gone = threading.Event()
+        self.exits = threading.Event()
+        self.link = FrontLink(servers, self.server, self.service, self.reasons.append, LOG)  # type: ignore[arg-type]
+        self.remote = RemoteInference(fronts, self.front, PrivatePaths(()), LOG, self.server_gone.set, self.exits.set)
+        self.connection = fronts
+        self.front.add_source(self.remote)
+        self.link.open()
+        self.server.start()
+        self.front.start()
+
+    def ask(self, request: InferRequest) -> Client:
+        client = Client()
+        self.front.call_soon(lambda: self.remote.infer(request, client))
+        return client
+
+    def close(self) -> None:
+        self.front.stop()
+        self.server.call_soon(self.link.close)
+        self.server.stop()
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    ends = Ends()
+    yield ends
+    ends.close()
+
+
+def request_of(name: str, *arrays: np.ndarray, **fields: object) -> InferRequest:
+    inputs = tuple(InputHead(f"I{i}", "INT32", array.shape, {"k": i}) for i, array in enumerate(arrays))
+    head = RequestHead(name, "", inputs, (RequestedOutput("O", {"classification": 2}),), {"p": True, "q": 1.5})
+    return InferRequest(head, data=[memoryview(array.tobytes()) for array in arrays], **{"id": "r", **fields})  # type: ignore[arg-type]
+
+
+def test_requests_and_answers_travel_whole(ends: Ends) -> None:
+    arrays = [np.arange(5, dtype=np.int32), np.arange(600_000, dtype=np.int32), np.zeros(0, np.int32)]
+    request = request_of("echo", *arrays, sequence=SequenceTag("s", True, False))
+    client = ends.ask(request)
+    assert client.ended.wait(10)
+    (response,) = client.responses
+    assert response.id == "r"
+    assert response.parameters == {"p": True, "q": 1.5}
+    for tensor, array in zip(response.outputs, arrays, strict=True):
+        assert tensor.numpy().tolist() == array.tolist()
+
+
+def test_thousands_at_once_are_all_answered_and_leave_nothing(ends: Ends) -> None:
+    clients = [ends.ask(request_of("echo", np.full(7, i, np.int32))) for i in range(6000)]
+    for i, client in enumerate(clients):
+        assert client.ended.wait(20)
+        assert client.responses[0].outputs[0].numpy().tolist() == [i] * 7
+    gc.collect()
+    end = time.monotonic() + 10
+    while ends.remote._end._slots or ends.link._end._slots:
+        # They are taken with the next messages, or when the heaps are trimmed.
+        assert time.monotonic() < end, "memory was not given back"
+        ends.front.call_soon(ends.remote._end.take_returns)
+        ends.server.call_soon(ends.link._end.take_returns)
+        time.sleep(0.01)
+
+
+def test_errors_many_answers_and_ends(ends: Ends) -> None:
+    failed, many = (
+        ends.ask(request_of("fail")),
+        ends.ask(request_of("many", np.arange(3, dtype=np.int32), in_turn=True)),
+    )
+    assert failed.ended.wait(10)
+    assert (failed.errors[0].code, failed.errors[0].text) == (StatusCode.INVALID_ARGUMENT, "no \N{SNOWMAN}")
+    assert many.ended.wait(10)
+    assert many.many
+    assert len(many.responses) == 3
+    single = ends.ask(request_of("many", np.arange(3, dtype=np.int32)))
+    time.sleep(0.1)
+    assert not single.responses
+
+
+def test_a_client_that_leaves_is_told_of(ends: Ends) -> None:
+    client = ends.ask(request_of("never"))
+    assert client.watched.wait(10)
+    assert client.on_leave is not None
+    ends.front.call_soon(client.on_leave)
+    assert ends.service.left.wait(10)
+
+
+def test_when_the_front_goes_its_requests_are_cancelled(ends: Ends) -> None:
+    client = ends.ask(request_of("never"))
+    assert client.watched.wait(10)
+    ends.connection.shutdown(socket.SHUT_RDWR)
+    end = time.monotonic() + 10
+    while not ends.reasons:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert ends.reasons == ["it closed its link"]
+    ends.server.call_soon(ends.link.close)
+    assert ends.service.left.wait(10)
+    assert ends.server_gone.wait(10)
+
+
+def test_origins_and_refusals_come_when_they_are_asked_for(ends: Ends) -> None:
+    assert ends.ask(request_of("echo")).ended.wait(10)
+    assert ends.service.origins[-1].address == ""
+    ends.server.call_soon(lambda: ends.link.want_origins(True))
+    ends.server.call_soon(ends.link.begin_exit)
+    assert ends.exits.wait(10)
+    assert ends.ask(request_of("echo")).ended.wait(10)
+    assert ends.service.origins[-1] == RequestOrigin("GRPC", (1, 2), {"a": "b"}, "10.0.0.1")
+    ends.front.call_soon(lambda: ends.remote.refuse(invalid_argument("bad é"), lambda: "id7"))
+    end = time.monotonic() + 10
+    while not ends.service.refusals:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    error, request_id = ends.service.refusals[0]
+    assert (error.code, error.text, request_id) == (StatusCode.INVALID_ARGUMENT, "bad é", "id7")

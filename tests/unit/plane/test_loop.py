@@ -1,0 +1,339 @@
+"""The data plane's loop: descriptors, timers, calls, sources, sleep."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from functools import partial
+from random import Random
+
+import pytest
+
+from rocserve.plane.loop import PlaneLoop, default_spin
+
+
+def test_readable_descriptors_are_told_on_the_thread(plane: PlaneLoop) -> None:
+    reader, writer = os.pipe()
+    got: list[tuple[bytes, str]] = []
+    both = threading.Semaphore(0)
+
+    def on_readable() -> None:
+        got.append((os.read(reader, 1), threading.current_thread().name))
+        both.release()
+
+    plane.register(reader, on_readable)
+    os.write(writer, b"ab")
+    assert both.acquire(timeout=5) and both.acquire(timeout=5)
+    assert got == [(b"a", "data-plane"), (b"b", "data-plane")]
+    plane.unregister(reader)
+    plane.unregister(reader)
+    os.write(writer, b"c")
+    called = threading.Event()
+    plane.call_soon(called.set)
+    assert called.wait(5) and len(got) == 2
+    os.close(reader)
+    os.close(writer)
+
+
+def test_timers_fire_in_the_order_of_their_times(plane: PlaneLoop) -> None:
+    fired: list[tuple[int, float]] = []
+    done = threading.Event()
+    start = time.monotonic()
+    for number in (3, 1, 4, 2, 0):
+        plane.call_at(start + 0.02 * number, lambda number=number: fired.append((number, time.monotonic())))
+    plane.call_at(start + 0.1, done.set)
+    assert done.wait(5)
+    assert [number for number, _ in fired] == [0, 1, 2, 3, 4]
+    assert all(at >= start + 0.02 * number for number, at in fired)
+
+
+def test_an_earlier_timer_does_not_wait_for_a_later(plane: PlaneLoop) -> None:
+    done = threading.Event()
+    plane.call_at(time.monotonic() + 600, lambda: None)
+    time.sleep(0.05)
+    plane.call_at(time.monotonic() + 0.001, done.set)
+    assert done.wait(5)
+
+
+def test_timers_are_finer_than_a_millisecond(plane: PlaneLoop) -> None:
+    lateness: list[float] = []
+    for _ in range(50):
+        done = threading.Event()
+        when = time.monotonic() + 0.0002
+
+        def fire(when: float = when, done: threading.Event = done) -> None:
+            lateness.append(time.monotonic() - when)
+            done.set()
+
+        plane.call_at(when, fire)
+        assert done.wait(5)
+    assert min(lateness) >= 0
+    assert sorted(lateness)[10] < 0.0008  # epoll's own time-out would be a whole millisecond late.
+
+
+def test_cancelled_timers_do_not_fire_and_are_forgotten(plane: PlaneLoop) -> None:
+    fired = threading.Event()
+    later = threading.Event()
+
+    def cancel_all() -> None:
+        for handle in [plane.call_at(time.monotonic() + 3600, fired.set) for _ in range(10_000)]:
+            handle.cancel()
+            handle.cancel()
+        plane.call_at(time.monotonic() + 0.02, fired.set).cancel()
+        plane.call_at(time.monotonic() + 0.05, later.set)
+
+    plane.call_soon(cancel_all)
+    assert later.wait(5) and not fired.is_set()
+    assert len(plane._timers._heap) < 100
+
+
+def test_a_timer_may_cancel_another_that_is_due(plane: PlaneLoop) -> None:
+    fired = threading.Event()
+    done = threading.Event()
+    when = time.monotonic() + 0.02
+    second = plane.call_at(when + 1e-6, fired.set)
+    first = plane.call_at(when, second.cancel)
+    plane.call_at(when + 0.02, done.set)
+    assert done.wait(5) and not fired.is_set()
+    first.cancel()
+
+
+def test_what_a_callback_raises_is_logged_and_the_thread_goes_on(
+    plane: PlaneLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("a callback's fault")
+
+    done = threading.Event()
+
+    def fail_otherwise() -> None:
+        raise ValueError("a timer's fault")
+
+    for _ in range(1000):
+        plane.call_soon(fail)
+    plane.call_at(time.monotonic(), fail_otherwise)
+    plane.call_at(time.monotonic() + 0.02, done.set)
+    assert done.wait(5)
+    assert caplog.text.count("RuntimeError: a callback's fault") == 1, "one a line of code in ten seconds"
+    assert caplog.text.count("ValueError: a timer's fault") == 1
+
+
+def test_calls_from_many_threads(plane: PlaneLoop) -> None:
+    count = 0
+    done = threading.Semaphore(0)
+
+    def add() -> None:
+        nonlocal count
+        count += 1
+        if count == 8000:
+            done.release()
+
+    def call() -> None:
+        for number in range(1000):
+            if number % 2:
+                plane.call_soon(add)
+            else:
+                plane.call_at(time.monotonic() + 0.001, add)
+
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert done.acquire(timeout=10)
+
+
+def test_the_end_of_a_turn_is_told_once_and_when_all_at_hand_has_been_handled(plane: PlaneLoop) -> None:
+    told: list[str] = []
+    done = threading.Event()
+
+    def end() -> None:
+        told.append("end")
+
+    def first() -> None:
+        plane.at_end_of_turn(end)
+        plane.at_end_of_turn(end)
+        told.append("first")
+        # In this turn's end, for the calls at hand are this one and the next.
+        plane.call_soon(done.set)
+
+    def both() -> None:
+        # One turn takes what was there when it began: both of these.
+        plane.call_soon(first)
+        plane.call_soon(lambda: (plane.at_end_of_turn(end), told.append("second")))
+
+    plane.call_soon(both)
+    assert done.wait(5)
+    assert told == ["first", "second", "end"]
+
+
+def test_the_end_of_a_turn_may_ask_for_the_next(plane: PlaneLoop) -> None:
+    ends = 0
+    done = threading.Event()
+
+    def again() -> None:
+        nonlocal ends
+        ends += 1
+        if ends < 100:
+            plane.at_end_of_turn(again)
+        else:
+            done.set()
+
+    plane.call_soon(lambda: plane.at_end_of_turn(again))
+    assert done.wait(5)
+
+
+class Mailbox:
+    """A source that another thread fills."""
+
+    wake_descriptor: int | None = None
+    longest_sleep_seconds = float("inf")
+    looks = 1
+
+    def __init__(self) -> None:
+        self.mail: deque[int] = deque()
+        self.taken: list[int] = []
+        self.done = threading.Event()
+        self.polls = 0
+
+    def poll(self) -> bool:
+        self.polls += 1
+        if not self.mail:
+            return False
+        number = self.mail.popleft()
+        if number < 0:
+            self.done.set()
+            raise RuntimeError("a source's fault")
+        self.taken.append(number)
+        return True
+
+    def has_mail(self) -> bool:
+        return bool(self.mail)
+
+
+def test_nothing_is_slept_through(plane: PlaneLoop) -> None:
+    """With pauses about as long as falling asleep takes."""
+    boxes = [Mailbox() for _ in range(3)]
+    for box in boxes:
+        plane.call_soon(partial(plane.add_source, box))
+    random = Random(1)
+    deadline = time.monotonic() + 60
+    for number in range(6000):
+        box = random.choice(boxes)
+        box.mail.append(number)
+        plane.wake()
+        if number % 3 == 0:
+            while box.mail:
+                assert time.monotonic() < deadline, "the loop sleeps over a full mailbox"
+                time.sleep(0)
+        for _ in range(random.randrange(200)):
+            pass
+    while any(box.mail for box in boxes):
+        assert time.monotonic() < deadline, "the loop sleeps over a full mailbox"
+        time.sleep(0.001)
+    taken = sorted(number for box in boxes for number in box.taken)
+    assert taken == list(range(6000))
+
+
+def test_a_source_that_raises_stops_no_other_and_one_that_was_removed_is_left_alone(
+    plane: PlaneLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad, good = Mailbox(), Mailbox()
+    for box in (bad, good):
+        plane.call_soon(partial(plane.add_source, box))
+    bad.mail.append(-1)
+    good.mail.append(7)
+    plane.wake()
+    assert bad.done.wait(5)
+    removed = threading.Event()
+    plane.call_soon(lambda: (plane.remove_source(bad), removed.set()))
+    assert removed.wait(5)
+    polls = bad.polls
+    good.mail.append(8)
+    plane.wake()
+    deadline = time.monotonic() + 5
+    while good.taken != [7, 8]:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert bad.polls == polls
+    assert "a source's fault" in caplog.text
+
+
+def test_a_sources_descriptor_wakes_and_so_does_its_longest_sleep(plane: PlaneLoop) -> None:
+    reader, writer = os.pipe()
+
+    class Pipe(Mailbox):
+        wake_descriptor = reader
+
+        def poll(self) -> bool:
+            self.polls += 1
+            if select.select([reader], [], [], 0)[0]:
+                self.taken.append(os.read(reader, 1)[0])
+                self.done.set()
+                return True
+            return False
+
+    pipe = Pipe()
+    plane.call_soon(partial(plane.add_source, pipe))
+    time.sleep(0.05)
+    polls = pipe.polls
+    time.sleep(0.2)
+    assert pipe.polls == polls, "it does not sleep"
+    os.write(writer, b"a")
+    assert pipe.done.wait(5)
+    plane.call_soon(lambda: setattr(pipe, "longest_sleep_seconds", 0.01))
+    time.sleep(0.5)
+    assert pipe.polls > polls + 10
+    removed = threading.Event()
+    plane.call_soon(lambda: (plane.remove_source(pipe), removed.set()))
+    assert removed.wait(5)
+    os.close(reader)
+    os.close(writer)
+
+
+def test_it_looks_as_often_as_a_source_asks_before_it_sleeps(plane: PlaneLoop) -> None:
+    box = Mailbox()
+    box.looks = 500
+    plane.call_soon(partial(plane.add_source, box))
+    deadline = time.monotonic() + 5
+    while box.polls < 500:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    time.sleep(0.05)
+    polls = box.polls
+    time.sleep(0.1)
+    assert box.polls == polls
+
+
+def test_an_idle_loop_takes_hardly_any_time(plane: PlaneLoop) -> None:
+    plane.call_soon(lambda: None)
+    time.sleep(0.1)
+    began = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - began < 0.25
+
+
+def test_with_cpus_to_spare_it_looks_before_it_sleeps() -> None:
+    assert default_spin(1) == 0
+    assert 0 < default_spin(2) < default_spin(4) == default_spin(64)
+
+
+def test_spin_is_how_often_it_looks() -> None:
+    loop, box = PlaneLoop(logging.getLogger("test"), spin=300), Mailbox()
+    loop.start()
+    try:
+        loop.call_soon(partial(loop.add_source, box))
+        deadline = time.monotonic() + 5
+        while box.polls < 300:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        time.sleep(0.05)
+        polls = box.polls
+        time.sleep(0.1)
+        assert box.polls == polls, "it looks on and on"
+    finally:
+        loop.stop()

@@ -1,0 +1,408 @@
+"""Responses, calls and cancellations, with both ends in one process: each arrives once, in its order, whatever the
+other end does."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from support.workers import mail_of, on_plane
+
+from rocserve.backends.request_model import RESCHEDULED, ModelCall, ModelResponse, Result
+from rocserve.core.errors import ServeError, StatusCode, unavailable
+from rocserve.core.tensors import Tensor, tensor_from_numpy
+from rocserve.plane.heap import Heap
+from rocserve.plane.loop import PlaneLoop
+from rocserve.workers import channel as channel_module
+from rocserve.workers.back_channel import BackChannel
+from rocserve.workers.channel import MOST_CALLS, Channel, OpenCall, RequestLost
+from rocserve.workers.entries import BACK, CALL, ENTRY, ERROR, FINAL, NONE, RESPONSE, SERVER_RINGS, numbers
+from rocserve.workers.worker_end import SharedWorkerEnd
+
+LOG = logging.getLogger("rocserve.test.back_channel")
+
+
+class Both:
+    """The server's end, and the worker's."""
+
+    def __init__(self, plane: PlaneLoop, opens: bool = True) -> None:
+        self.calls: list[tuple[ModelCall, OpenCall]] = []
+        self.called = threading.Semaphore(0)
+        self.refuses = False
+        self.broken: list[str] = []
+        self.plane = plane
+        self.inputs = Heap("test", 1 << 28)
+        self.server = Channel(
+            "m", mail_of(plane), self.inputs, lambda channel, reason: self.broken.append(reason), LOG, self._call
+        )
+        self.end_of_worker = SharedWorkerEnd(self.server.take_peer())
+        self.worker = BackChannel(self.end_of_worker, LOG)
+        if opens:
+            self.server.open()
+
+    def _call(self, call: ModelCall, opened: OpenCall) -> None:
+        if self.refuses:
+            raise RuntimeError("no such thing")
+        inputs = tuple(Tensor(one.name, one.datatype, one.shape, bytes(one.data)) for one in call.inputs)
+        self.calls.append((ModelCall(call.model_name, inputs, call.requested_outputs), opened))
+        self.called.release()
+
+    def open_request(self, on_answer: Heard) -> int:
+        return on_plane(self.plane, lambda: self.server.open_request(on_answer))
+
+    def opened(self, index: int = 0) -> OpenCall:
+        """A call, once it has come."""
+        assert self.called.acquire(timeout=10)
+        return self.calls[index][1]
+
+    def answer(self, opened: OpenCall, *answers: tuple[Result | None, bool]) -> None:
+        on_plane(self.plane, lambda: [opened.answer(*answer) for answer in answers])  # type: ignore[arg-type, misc]
+
+    def end(self, error: ServeError) -> None:
+        on_plane(self.plane, lambda: self.server.end(error))
+
+
+@pytest.fixture
+def both(plane: PlaneLoop) -> Iterator[Both]:
+    both = Both(plane)
+    yield both
+    both.end(unavailable("the test is over"))
+
+
+class Heard:
+    """What came to a callback, on memory of its own."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[Result | None, bool]] = []
+        self._ended = threading.Event()
+
+    def __call__(self, answer: Result | None, final: bool) -> None:
+        if isinstance(answer, ModelResponse):
+            answer = ModelResponse([tensor.copied() for tensor in answer.outputs], answer.parameters)
+        self.answers.append((answer, final))
+        if final:
+            self._ended.set()
+
+    def wait(self) -> list[tuple[Result | None, bool]]:
+        assert self._ended.wait(10)
+        return self.answers
+
+
+def test_what_is_under_way_goes_on_when_no_new_batches_are_taken(both: Both) -> None:
+    both.worker.start()
+    heard = Heard()
+    both.worker.call(ModelCall("m", response(5).outputs, ("X",)), heard)
+    opened = both.opened()
+    both.server.stop_taking()
+    both.answer(opened, (response(7), True))
+    assert value_of(heard.wait()[0][0]) == 7
+    second = Heard()
+    both.worker.call(ModelCall("m", response(6).outputs, ("X",)), second)
+    both.answer(both.opened(1), (response(8), True))
+    assert value_of(second.wait()[0][0]) == 8
+    wait_until(lambda: not both.server._to_return)
+
+
+def test_a_model_may_call_before_it_serves(plane: PlaneLoop) -> None:
+    both = Both(plane, opens=False)
+    try:
+        both.worker.start()
+        heard = Heard()
+        both.worker.call(ModelCall("m", response(5).outputs, ("X",)), heard)
+        both.answer(both.opened(), (response(7), True))
+        assert value_of(heard.wait()[0][0]) == 7
+    finally:
+        both.end(unavailable("the test is over"))
+
+
+def response(value: int, size: int = 1) -> ModelResponse:
+    return ModelResponse([tensor_from_numpy("X", np.full(size, value, np.int32))])
+
+
+def value_of(answer: Result | None) -> int:
+    assert isinstance(answer, ModelResponse)
+    values = answer.outputs[0].numpy()
+    assert (values == values[0]).all()
+    return int(values[0])
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def test_responses_come_in_their_order(both: Both) -> None:
+    heard = Heard()
+    responder = both.worker.open_request(both.open_request(heard))
+    # More than the ring holds, and some of many pages.
+    for value in range(3000):
+        responder.send(response(value, 20_000 if value % 500 == 0 else 1), False)
+    responder.send(None, True)
+    answers = heard.wait()
+    assert [value_of(answer) for answer, _ in answers[:-1]] == list(range(3000))
+    assert answers[-1] == (None, True)
+    with pytest.raises(RuntimeError, match="the final response to this request has been sent before"):
+        responder.send(response(1), False)
+
+
+def test_a_response_keeps_its_parameters_and_shapes(both: Both) -> None:
+    for number in range(3):
+        heard = Heard()
+        told = ModelResponse(
+            [
+                tensor_from_numpy("X", np.zeros((2, number), np.float32)),
+                tensor_from_numpy("W", np.array([b"x" * number, b""], dtype=object)),
+            ],
+            {"number": number} if number else {},
+        )
+        both.worker.open_request(both.open_request(heard)).send(told, True)
+        ((answer, final),) = heard.wait()
+        assert isinstance(answer, ModelResponse) and final
+        assert dict(answer.parameters) == dict(told.parameters)
+        assert answer.outputs[0].shape == (2, number)
+        assert answer.outputs[1].numpy().tolist() == [b"x" * number, b""]
+
+
+def test_errors_and_requests_that_are_to_come_again(both: Both) -> None:
+    heard = Heard()
+    responder = both.worker.open_request(both.open_request(heard))
+    responder.send(ServeError(StatusCode.NOT_FOUND, "\N{SNOWMAN}" * 10_000), False)
+    responder.send(RESCHEDULED, True)
+    (error, final), again = heard.wait()
+    assert isinstance(error, ServeError) and not final
+    assert (error.code, error.text) == (StatusCode.NOT_FOUND, "\N{SNOWMAN}" * 8192)
+    assert again == (RESCHEDULED, True)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ModelResponse([], {"k": "x" * (1 << 20)}),
+        ModelResponse([Tensor("X", response(1).outputs[0].datatype, (2,), bytes(4))]),
+    ],
+    ids=["parameters", "size"],
+)
+def test_a_response_that_cannot_be_sent_leaves_the_request_open(both: Both, wrong: ModelResponse) -> None:
+    heard = Heard()
+    responder = both.worker.open_request(both.open_request(heard))
+    with pytest.raises(ServeError):
+        responder.send(wrong, True)
+    responder.send(response(1), True)
+    assert [value_of(answer) for answer, _ in heard.wait()] == [1]
+    assert not both.broken
+
+
+def test_what_goes_with_the_batch_takes_the_request_out(both: Both) -> None:
+    heard = Heard()
+    responder = both.worker.open_request(both.open_request(heard))
+    assert responder.claim()
+    assert not responder.claim()
+    with pytest.raises(RuntimeError):
+        responder.send(response(1), True)
+    spoken = both.worker.open_request(both.open_request(heard))
+    spoken.send(response(1), False)
+    assert not spoken.claim()
+    assert spoken.end_with(response(2))
+    assert not spoken.end_with(response(3))
+    assert [value_of(answer) for answer, _ in heard.wait()] == [1, 2]
+
+
+def test_cancellations_reach_requests_that_come_later(both: Both) -> None:
+    both.worker.start()
+    first, second, third = (both.open_request(Heard()) for _ in range(3))
+    responder = both.worker.open_request(first)
+    on_plane(both.plane, lambda: (both.server.cancel(second), both.server.cancel(first)))
+    wait_until(lambda: responder.is_cancelled)
+    assert both.worker.open_request(second).is_cancelled
+    assert not both.worker.open_request(third).is_cancelled
+
+
+def test_calls_and_their_answers(both: Both) -> None:
+    both.worker.start()
+    heard = Heard()
+    both.worker.call(ModelCall("m", response(5).outputs, ("X",)), heard)
+    opened = both.opened()
+    call = both.calls[0][0]
+    assert (call.model_name, call.inputs[0].numpy().tolist()) == ("m", [5])
+    # One too many is dropped.
+    no = ServeError(StatusCode.NOT_FOUND, "no")
+    both.answer(opened, (response(1), False), (no, False), (None, True), (response(2), True))
+    answers = heard.wait()
+    assert value_of(answers[0][0]) == 1
+    assert isinstance(answers[1][0], ServeError)
+    assert answers[2] == (None, True)
+    with pytest.raises(ServeError, match="the call of model 'm' cannot be sent"):
+        both.worker.call(ModelCall("m", (), (), parameters={"k": "x" * (1 << 20)}), heard)
+    # All memory is back.
+    wait_until(lambda: not both.server._answers)
+    wait_until(lambda: _unread(both) == 0)
+
+
+def _unread(both: Both) -> int:
+    end = both.end_of_worker
+    with end._lock:
+        end._take_returns()
+        return end._unread_bytes
+
+
+def test_a_call_that_cannot_be_run_is_answered(both: Both) -> None:
+    both.worker.start()
+    both.refuses = True
+    heard = Heard()
+    both.worker.call(ModelCall("m", (), ()), heard)
+    ((answer, _),) = heard.wait()
+    assert isinstance(answer, ServeError)
+    assert (answer.code, answer.text) == (StatusCode.INVALID_ARGUMENT, "the call cannot be run: no such thing")
+
+
+@pytest.mark.parametrize("size", [20_000, 8 << 20], ids=["small", "large"])
+def test_answers_wait_for_a_worker_that_reads_late(both: Both, size: int) -> None:
+    """More of them than the ring holds."""
+    heard = Heard()
+    both.worker.call(ModelCall("m", (), ()), heard)
+    opened = both.opened()
+    count = SERVER_RINGS[BACK] + 500
+    for value in range(count):
+        both.answer(opened, (response(value, size if value % 500 == 0 else 10), False))
+    both.answer(opened, (None, True))
+    both.worker.start()
+    answers = heard.wait()
+    assert [value_of(answer) for answer, _ in answers[:-1]] == list(range(count))
+    wait_until(lambda: not both.server._answers)
+
+
+def test_an_answer_for_which_there_is_no_room_is_an_error(both: Both) -> None:
+    both.worker.start()
+    heard = Heard()
+    both.worker.call(ModelCall("m", (), ()), heard)
+    both.answer(both.opened(), (response(1, both.inputs.limit), True))
+    ((answer, _),) = heard.wait()
+    assert isinstance(answer, ServeError)
+    assert answer.code is StatusCode.INTERNAL
+    assert answer.text.startswith("the answer to a call cannot be sent to the model: no room for")
+
+
+def test_a_worker_that_never_reads_is_broken(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "MOST_WAITING", 10)
+    both.worker.call(ModelCall("m", (), ()), Heard())
+    opened = both.opened()
+    for value in range(SERVER_RINGS[BACK] + 20):
+        both.answer(opened, (response(value), False))
+    wait_until(lambda: both.broken)
+    assert "it has not taken its answers" in both.broken[0]
+
+
+def test_a_worker_that_reads_nothing_for_long_is_broken(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "STALL_SECONDS", 0.2)
+    both.worker.call(ModelCall("m", (), ()), Heard())
+    opened = both.opened()
+    for value in range(SERVER_RINGS[BACK] + 1):
+        both.answer(opened, (response(value), False))
+    wait_until(lambda: both.broken)
+    assert both.broken == ["it has not taken its answers, 1 messages wait"]
+
+
+def test_more_calls_than_may_be(both: Both) -> None:
+    both.worker.start()
+    heard = [Heard() for _ in range(MOST_CALLS + 1)]
+    for one in heard:
+        both.worker.call(ModelCall("m", (), ()), one)
+    ((answer, _),) = heard[-1].wait()
+    assert isinstance(answer, ServeError)
+    assert answer.code is StatusCode.UNAVAILABLE
+    assert answer.text == f"the model has {MOST_CALLS} calls under way, and may have no more"
+    assert len(both.calls) == MOST_CALLS
+    both.answer(both.calls[0][1], (None, True))
+    assert heard[0].wait() == [(None, True)]
+    both.worker.call(ModelCall("m", (), ()), Heard())
+    wait_until(lambda: len(both.calls) == MOST_CALLS + 1)
+
+
+def test_a_call_of_a_number_that_is_open_breaks_the_channel(both: Both) -> None:
+    end = both.end_of_worker
+    text = b"{}"
+    place, view = end.place(64)
+    numbers(1).pack_into(view, 0, len(text))
+    both.worker.call(ModelCall("m", (), ()), Heard())
+    both.opened()
+    end.post(ENTRY.pack(CALL, 0, 0, 1, 0, place, 1))
+    wait_until(lambda: both.broken)
+    assert both.broken == ["it sent what cannot be read: two calls of the number 1"]
+
+
+FAR = 1 << 62
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        (ENTRY.pack(CALL, 0, 0, 1, 0, FAR, 1), "lies outside of its heap"),
+        (ENTRY.pack(CALL, 0, 0, 1, 0, 0, 0), "0 numbers before a text"),
+        (ENTRY.pack(RESPONSE, FINAL, 0, 9, 1, 0, 2), "a result of layout 9, which it has not told"),
+        (ENTRY.pack(RESPONSE, FINAL | ERROR, 3, 0, 1, FAR, 10), "lies outside of its heap"),
+        (ENTRY.pack(RESPONSE, FINAL | ERROR, 3, 0, 1, 0, 1 << 40), "a text of 1099511627776 bytes"),
+        (ENTRY.pack(77, 0, 0, 0, 0, 0, 0), "a message of kind 77, which it may not send here"),
+    ],
+)
+def test_nonsense_breaks_the_channel_and_fails_what_is_open(both: Both, entry: bytes, reason: str) -> None:
+    heard = Heard()
+    both.open_request(heard)
+    both.end_of_worker.post(entry)
+    wait_until(lambda: both.broken)
+    assert len(both.broken) == 1 and reason in both.broken[0]
+    assert not heard.answers
+    both.end(unavailable("it was ended"))
+    ((answer, _),) = heard.wait()
+    assert isinstance(answer, RequestLost) and answer.text == "it was ended"
+
+
+def test_what_is_said_of_requests_that_are_not_open_is_dropped(both: Both) -> None:
+    heard = Heard()
+    number = both.open_request(heard)
+    for stranger in (0, number + 1, (1 << 64) - 1):
+        both.end_of_worker.post(ENTRY.pack(RESPONSE, FINAL | NONE, 0, 0, stranger, 0, 0))
+    both.worker.open_request(number).send(response(1), True)
+    assert [value_of(answer) for answer, _ in heard.wait()] == [1]
+    assert not both.broken
+
+
+def test_the_end_tells_all(both: Both) -> None:
+    both.worker.start()
+    said, silent = Heard(), Heard()
+    both.worker.open_request(both.open_request(said)).send(response(1), True)
+    both.open_request(silent)
+    waiting = Heard()
+    both.worker.call(ModelCall("m", (), ()), waiting)
+    opened = both.opened()
+    left = threading.Event()
+    opened.watch_cancellation(left.set)
+    both.end(unavailable("it died"))
+    assert [value_of(answer) for answer, _ in said.wait()] == [1]
+    ((answer, final),) = silent.wait()
+    assert isinstance(answer, RequestLost)
+    assert (answer.text, final) == ("it died", True)
+    assert left.is_set()
+    both.answer(opened, (response(1), True))
+    late = threading.Event()
+    opened.watch_cancellation(late.set)
+    assert late.is_set()
+    # The worker's side of it: whoever waits is told.
+    ((answer, final),) = waiting.wait()
+    assert isinstance(answer, ServeError)
+    assert answer.code is StatusCode.UNAVAILABLE
+
+
+def test_what_was_said_before_the_end_counts(both: Both) -> None:
+    heard = Heard()
+    responder = both.worker.open_request(both.open_request(heard))
+    both.plane.unregister(both.server._socket.fileno())  # As if it were late.
+    responder.send(response(1), False)
+    responder.send(response(2), True)
+    both.end(unavailable("it died"))
+    assert [value_of(answer) for answer, _ in heard.wait()] == [1, 2]
