@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from support.models import add_constant, drop
+from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.paced_models import drop_paced
 from support.sequences import drop_accumulator
 
@@ -24,14 +24,7 @@ SWAPPED = (*COPIED, MOUNTED, CHECKED_OUT)
 FIRST = 7.0
 """What each model that adds a constant adds at first."""
 
-CONSTANT_CONFIG = """
-platform: "onnx_onnxv1"
-max_batch_size: 8
-input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
-output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
-dynamic_batching { }
-parameters { key: "intra_op_thread_count" value { string_value: "1" } }
-"""
+CONSTANT_CONFIG = ADD_CONSTANT_CONFIG + 'parameters { key: "intra_op_thread_count" value { string_value: "1" } }\n'
 LARGE_CONFIG = """
 platform: "onnx_onnxv1"
 input { name: "X" data_type: TYPE_FP32 dims: [ -1, 2 ] }

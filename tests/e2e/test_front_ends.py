@@ -18,7 +18,7 @@ from onnx import TensorProto
 from support.certificates import make_authority
 from support.load import ConstantLoad
 from support.metrics import port_of, scrape
-from support.models import add_constant, drop, identity
+from support.models import ADD_CONSTANT_CONFIG, add_constant, drop, identity
 from support.python_models import write_model
 from support.sequences import drop_accumulator, run_at_once, run_sequence
 from support.server import RocserveProcess, wait_until
@@ -31,13 +31,6 @@ from rocserve.protocol import health_pb2
 
 SAMPLE_REPOSITORY = Path(__file__).parents[2] / "model_repository"
 IMAGES = sorted((Path(__file__).parents[1] / "data" / "digits").glob("*.jpg"))[:8]
-ADD_CONFIG = """
-platform: "onnx_onnxv1"
-max_batch_size: 8
-input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
-output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
-dynamic_batching { }
-"""
 PATIENT = """
 import time
 
@@ -76,7 +69,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess
     for name in ("digits", "digits_classifier", "digits_preprocess"):
         shutil.copytree(SAMPLE_REPOSITORY / name, repository / name)
     write_model(repository / "patient", PATIENT, PATIENT_CONFIG)
-    drop(repository, "m", add_constant(1.0), ADD_CONFIG)
+    drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
     drop(repository, "large", identity(TensorProto.UINT8, ["n"]), LARGE_CONFIG)
     drop_accumulator(repository, "sums", "max_sequence_idle_microseconds: 30000000")
     flags = (
@@ -352,7 +345,7 @@ def test_memory_of_requests_is_counted_in_all(server: RocserveProcess) -> None:
 def test_over_tls(tmp_path: Path) -> None:
     authority = make_authority(tmp_path / "authority")
     repository = tmp_path / "repository"
-    drop(repository, "m", add_constant(1.0), ADD_CONFIG)
+    drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
     flags = (
         "--front-ends=2",
         "--grpc-use-ssl=true",
@@ -370,7 +363,7 @@ def test_over_tls(tmp_path: Path) -> None:
 
 def test_a_swap_and_the_end_lose_no_request(tmp_path: Path) -> None:
     repository = tmp_path / "repository"
-    drop(repository, "m", add_constant(1.0), ADD_CONFIG)
+    drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
     write_model(repository / "patient", PATIENT, PATIENT_CONFIG)
     told: queue.Queue[Exception | None] = queue.Queue()
     flags = ("--front-ends=2", "--repository-settle-secs=0.1")
@@ -378,7 +371,7 @@ def test_a_swap_and_the_end_lose_no_request(tmp_path: Path) -> None:
         server.wait_until_ready()
         with ConstantLoad(server.address, "m", {1.0, 2.0}) as load:
             load.wait_until_answered_by(1.0)
-            drop(repository, "m", add_constant(2.0), ADD_CONFIG, version=2)
+            drop(repository, "m", add_constant(2.0), ADD_CONSTANT_CONFIG, version=2)
             load.wait_until_answered_by(2.0)
         assert (load.failures, load.wrong) == ([], [])
         clients = [own_client(server) for _ in range(4)]

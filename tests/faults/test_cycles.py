@@ -12,19 +12,12 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as triton
-from support.models import add_constant, drop
+from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.server import RocserveProcess, wait_until
 from tritonclient.utils import InferenceServerException
 
 EXPLICIT = "--model-control-mode=explicit"
 GROWTH = 1.03
-CONFIG = """
-platform: "onnx_onnxv1"
-max_batch_size: 8
-input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
-output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
-dynamic_batching { }
-"""
 ENSEMBLE = """
 platform: "ensemble"
 max_batch_size: 8
@@ -83,8 +76,8 @@ def repeat(cycle: Callable[[], None], times: int) -> None:
 
 @pytest.mark.timeout(120)
 def test_loading_and_unloading_leaves_nothing_behind(serve, repository: Path):
-    drop(repository, "a", add_constant(1.0), CONFIG)
-    drop(repository, "b", add_constant(2.0), CONFIG)
+    drop(repository, "a", add_constant(1.0), ADD_CONSTANT_CONFIG)
+    drop(repository, "b", add_constant(2.0), ADD_CONSTANT_CONFIG)
     (repository / "both" / "1").mkdir(parents=True)
     (repository / "both" / "config.pbtxt").write_text(ENSEMBLE)
     server = serve(repository, EXPLICIT)
@@ -117,7 +110,7 @@ def test_a_model_costs_few_descriptors(serve, repository: Path):
     idle, asked = 6, 6
     names = [f"m{index}" for index in range(6)]
     for name in names:
-        drop(repository, name, add_constant(1.0), CONFIG)
+        drop(repository, name, add_constant(1.0), ADD_CONSTANT_CONFIG)
     server = serve(repository, EXPLICIT)
     client = server.client()
 
@@ -142,7 +135,7 @@ def test_a_model_costs_few_descriptors(serve, repository: Path):
 def test_many_models_fit_though_the_soft_limit_of_descriptors_is_low(serve, repository: Path):
     names = [f"m{index}" for index in range(12)]
     for name in names:
-        drop(repository, name, add_constant(1.0), CONFIG)
+        drop(repository, name, add_constant(1.0), ADD_CONSTANT_CONFIG)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
     try:

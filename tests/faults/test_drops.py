@@ -8,19 +8,12 @@ from pathlib import Path
 
 import pytest
 from support.load import ConstantLoad
-from support.models import add_constant, drop
+from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.repository_index import index_of, reason_of
 from support.server import RocserveProcess, wait_until
 
 SETTLE_SECONDS = 0.5
 LOAD_SECONDS = 25.0
-CONFIG = """
-platform: "onnx_onnxv1"
-max_batch_size: 8
-input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
-output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
-dynamic_batching { }
-"""
 
 
 def ready_after(server: RocserveProcess, model: str, version: str, since: float) -> float:
@@ -33,7 +26,7 @@ def ready_after(server: RocserveProcess, model: str, version: str, since: float)
 
 @pytest.mark.timeout(240)
 def test_drops_under_load_hurt_nobody(serve, repository: Path, tmp_path: Path):
-    model = drop(repository, "m", add_constant(1.0), CONFIG)
+    model = drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
     server = serve(repository, f"--repository-settle-secs={SETTLE_SECONDS}")
     started = time.monotonic()
     with ConstantLoad(server.address, "m", {1.0, 2.0, 3.0, 5.0, 6.0}) as load:
@@ -54,11 +47,11 @@ def test_drops_under_load_hurt_nobody(serve, repository: Path, tmp_path: Path):
         shutil.rmtree(model / "3")
 
         # A typo in the config: named with its line and column.
-        (model / "config.pbtxt").write_text(CONFIG.replace("max_batch_size", "max_batchsize"))
+        (model / "config.pbtxt").write_text(ADD_CONSTANT_CONFIG.replace("max_batch_size", "max_batchsize"))
         wait_until(lambda: "max_batchsize" in reason_of(server, "m"), 20, "the reason of the typo")
         assert "3:" in reason_of(server, "m")
         load.wait_until_answered_by(2.0)
-        (model / "config.pbtxt").write_text(CONFIG)
+        (model / "config.pbtxt").write_text(ADD_CONSTANT_CONFIG)
         wait_until(lambda: "max_batchsize" not in reason_of(server, "m"), 20, "the end of the typo")
 
         # A version copied byte by byte over 5 s: nothing half is ever loaded.
@@ -130,7 +123,7 @@ def test_a_model_whose_folder_goes_is_unloaded_and_comes_back(serve, repository:
 
 
 def test_many_swaps_under_load(serve, repository: Path):
-    drop(repository, "m", add_constant(0.0), CONFIG)
+    drop(repository, "m", add_constant(0.0), ADD_CONSTANT_CONFIG)
     server = serve(repository, "--repository-settle-secs=0.05")
     swaps = 30
     with ConstantLoad(server.address, "m", {float(number) for number in range(swaps + 1)}) as load:

@@ -9,23 +9,16 @@ from pathlib import Path
 import psutil
 import pytest
 from support.load import ConstantLoad
-from support.models import add_constant, drop
+from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.server import wait_until
 
 KILLS = 50
 THREADS = 8
-CONFIG = """
-platform: "onnx_onnxv1"
-max_batch_size: 8
-input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
-output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
-dynamic_batching { }
-"""
 
 
 @pytest.mark.timeout(240)
 def test_fifty_kills_under_load(serve, repository: Path):
-    drop(repository, "m", add_constant(1.0), CONFIG)
+    drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
     server = serve(repository)
     process = psutil.Process(server.process.pid)
     client = server.client()
@@ -72,19 +65,19 @@ def measure(process: psutil.Process) -> tuple[int, int]:
 
 
 def test_a_dead_zygote_is_replaced(serve, repository: Path):
-    drop(repository, "m", add_constant(1.0), CONFIG)
+    drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
     server = serve(repository, "--repository-settle-secs=0.1")
     zygote = server.zygote()
     assert zygote is not None
     zygote.kill()
-    drop(repository, "n", add_constant(2.0), CONFIG)
+    drop(repository, "n", add_constant(2.0), ADD_CONSTANT_CONFIG)
     client = server.client()
     wait_until(lambda: client.is_model_ready("n"), 20, "a model loaded after the zygote's end")
     assert client.is_model_ready("m")
 
 
 def test_workers_end_with_a_killed_server(serve, repository: Path):
-    drop(repository, "m", add_constant(1.0), CONFIG)
+    drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
     server = serve(repository)
     family = psutil.Process(server.process.pid).children(recursive=True)
     assert family

@@ -11,23 +11,15 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from support.load import ConstantLoad
-from support.models import add_constant, drop
+from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.server import RocserveProcess, wait_until
 from tritonclient.utils import InferenceServerException
-
-CONFIG = """
-platform: "onnx_onnxv1"
-max_batch_size: 8
-input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
-output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
-dynamic_batching { }
-"""
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("repository")
-    drop(folder, "m", add_constant(1.0), CONFIG)
+    drop(folder, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
     return folder
 
 

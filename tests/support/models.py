@@ -11,6 +11,15 @@ from onnx import TensorProto, helper
 _OPSET_VERSION = 17
 _IR_VERSION = 8
 
+ADD_CONSTANT_CONFIG = """
+platform: "onnx_onnxv1"
+max_batch_size: 8
+input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
+dynamic_batching { }
+"""
+"""Of `add_constant`, with the dynamic batcher."""
+
 
 def graph(nodes: list[onnx.NodeProto], inputs: dict[str, tuple], outputs: dict[str, tuple]) -> bytes:
     """A model's bytes; inputs and outputs are name -> (element type, shape)."""

@@ -100,13 +100,18 @@ class Doorbell:
         self.files.close()
 
 
+def sleep_word(sleeps: int) -> memoryview:
+    """Another process's word, to read. The descriptor stays the caller's."""
+    return anonymous_file.map_to_read(sleeps).cast("Q")[:1]
+
+
 class Ringer:
     """The side of a process that has written to the one that may sleep."""
 
     def __init__(self, files: DoorbellFiles) -> None:
         """Takes the files over."""
         self._files = files
-        self._word = anonymous_file.map_to_read(files.sleeps).cast("Q")
+        self._word = sleep_word(files.sleeps)
         self._rung = 0
 
     def ring(self) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -41,6 +41,16 @@ _UNMAPPED = memoryview(b"")
 def aligned(offset: int) -> int:
     """Where the next tensor of a slot may begin."""
     return (offset + SMALLEST_SLOT - 1) & -SMALLEST_SLOT
+
+
+def lay_out(sizes: Iterable[int], end: int) -> tuple[list[int], int]:
+    """Where tensors of these sizes begin, from `end` on, and the end of the last."""
+    offsets: list[int] = []
+    for size in sizes:
+        begin = (end + SMALLEST_SLOT - 1) & -SMALLEST_SLOT
+        offsets.append(begin)
+        end = begin + size
+    return offsets, end
 
 
 class HeapFull(ServeError):
@@ -268,6 +278,19 @@ class HeapReader:
             part = anonymous_file.map_to_read(self._descriptor, self._mask + 1, index << self._shift)
             self._parts[index] = part
         return part
+
+
+class ReadSlot:
+    """A slot of another process's heap; that process gets it back when nobody holds this any more."""
+
+    __slots__ = ("_give_back", "_place")
+
+    def __init__(self, give_back: Callable[[int], None], place: int) -> None:
+        self._give_back = give_back
+        self._place = place
+
+    def __del__(self) -> None:
+        self._give_back(self._place)
 
 
 def _shift_of(descriptor: int) -> int:

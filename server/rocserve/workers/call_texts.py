@@ -15,7 +15,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.plain import from_json, to_json
 from rocserve.core.tensors import Tensor, can_hold, flat_octets
-from rocserve.plane.heap import Heap, HeapReader, Slot, aligned
+from rocserve.plane.heap import Heap, HeapReader, Slot, aligned, lay_out
 from rocserve.workers.entries import LONGEST_TEXT_BYTES, numbers
 from rocserve.workers.messages import CallLayout, ResultLayout, TensorHead
 from rocserve.workers.wire import LONGEST_TEXT
@@ -105,11 +105,7 @@ def write(
     for tensor, content in zip(tensors, contents, strict=True):
         check_size(tensor.name, tensor, len(content))
     head = numbers(len(contents) + 1)
-    offsets: list[int] = []
-    end = head.size + len(text)
-    for content in contents:
-        offsets.append(aligned(end))
-        end = offsets[-1] + len(content)
+    offsets, end = lay_out(map(len, contents), head.size + len(text))
     place, view = allocate(end)
     head.pack_into(view, 0, len(text), *map(len, contents))
     view[head.size : head.size + len(text)] = text

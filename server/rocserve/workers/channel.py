@@ -23,7 +23,7 @@ from rocserve.core.tensors import Tensor
 from rocserve.core.trace import Trace
 from rocserve.plane import anonymous_file, heap, link
 from rocserve.plane.doorbell import SocketRinger, drain_rings
-from rocserve.plane.heap import Heap, HeapFull, HeapReader, Slot, aligned
+from rocserve.plane.heap import Heap, HeapFull, HeapReader, ReadSlot, Slot, aligned
 from rocserve.plane.link import ENTRY_BYTES, LinkBroken, LinkEnd
 from rocserve.plane.loop import TimerHandle
 from rocserve.workers.answer_watch import Owed
@@ -638,19 +638,6 @@ class Channel:
             self._guarded(opened.cancelled)
         self._answers.clear()
         self._reader.close()
-
-
-class ReadSlot:
-    """Memory of a worker's heap that is read here; the worker gets it back when nobody holds this any more."""
-
-    __slots__ = ("_give_back", "_place")
-
-    def __init__(self, give_back: Callable[[int], None], place: int) -> None:
-        self._give_back = give_back
-        self._place = place
-
-    def __del__(self) -> None:
-        self._give_back(self._place)
 
 
 class OpenCall:

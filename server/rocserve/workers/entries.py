@@ -45,6 +45,7 @@ end of the last.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 ENTRY = struct.Struct("<BBHIQQQ")
 """Kind, flags, count, number, a, b, c."""
@@ -70,6 +71,12 @@ is posted by one thread while another tells of more. Numbers are not used again.
 
 def numbers(count: int) -> struct.Struct:
     return struct.Struct(f"<{count}Q")
+
+
+def returned_places(entries: bytes) -> Iterator[int]:
+    """Those that RETURNs tell of."""
+    for _, _, count, _, *places in ENTRY.iter_unpack(entries):
+        yield from places[:count]
 
 
 def return_entries(places: list[int]) -> bytes:

@@ -12,7 +12,7 @@ from rocserve.core.errors import ServeError, internal
 from rocserve.core.plain import to_json
 from rocserve.core.requests import NO_PARAMETERS, Parameters
 from rocserve.core.tensors import Buffer
-from rocserve.plane.heap import COPIED_IN_PLACE, Heap, aligned
+from rocserve.plane.heap import COPIED_IN_PLACE, Heap, lay_out
 from rocserve.workers.messages import TensorHead
 
 
@@ -45,11 +45,11 @@ class InputPlaces:
         """None: each request has its own."""
         if all(head.datatype is not DataType.BYTES for head in heads):
             self.sizes = [math.prod(head.shape) * head.datatype.itemsize for head in heads]
-            self.offsets, self.end = _offsets(self.sizes, 0)
+            self.offsets, self.end = lay_out(self.sizes, 0)
 
     def measure(self, data: Sequence[Buffer]) -> int:
         """How many bytes the inputs of a request take, where their sizes do not follow from their shapes."""
-        return _offsets([len(part) for part in data], self._sizes_struct.size)[1]
+        return lay_out([len(part) for part in data], self._sizes_struct.size)[1]
 
     def write(self, heap: Heap, place: int, view: memoryview, start: int, data: Sequence[Buffer]) -> None:
         """Copy the inputs of a request. `view`: the memory at `place`; they begin at its byte `start`.
@@ -64,7 +64,7 @@ class InputPlaces:
                 if head.datatype is not DataType.BYTES and size != math.prod(head.shape) * head.datatype.itemsize:
                     raise _wrong_size(head, size)
             self._sizes_struct.pack_into(view, start, *sizes)
-            offsets, _ = _offsets(sizes, self._sizes_struct.size)
+            offsets, _ = lay_out(sizes, self._sizes_struct.size)
         else:
             sizes, offsets = self.sizes, self.offsets
         for index, part in enumerate(data):
@@ -82,7 +82,7 @@ class InputPlaces:
         if self.sizes is not None:
             return self.offsets, self.sizes, self.end
         sizes = self._sizes_struct.unpack_from(table)
-        offsets, end = _offsets(sizes, self._sizes_struct.size)
+        offsets, end = lay_out(sizes, self._sizes_struct.size)
         return offsets, sizes, end
 
     @property
@@ -93,15 +93,6 @@ class InputPlaces:
 def _wrong_size(head: TensorHead, size: int) -> ServeError:
     expected = math.prod(head.shape) * head.datatype.itemsize
     return internal(f"input '{head.name}' of shape {list(head.shape)} needs {expected} bytes, got {size}")
-
-
-def _offsets(sizes: Sequence[int], end: int) -> tuple[list[int], int]:
-    """Where tensors of these sizes begin, from `end` on, and the end of the last."""
-    offsets: list[int] = []
-    for size in sizes:
-        offsets.append(aligned(end))
-        end = offsets[-1] + size
-    return offsets, end
 
 
 class RequestForm:

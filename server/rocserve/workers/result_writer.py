@@ -16,7 +16,7 @@ from rocserve.core.errors import ServeError, internal
 from rocserve.core.plain import to_json
 from rocserve.core.requests import Signature
 from rocserve.core.tensors import Buffer, Tensor, bytes_elements, encode_bytes_elements, flat_octets, octets
-from rocserve.plane.heap import aligned
+from rocserve.plane.heap import lay_out
 from rocserve.workers.entries import numbers
 from rocserve.workers.messages import RequestFailure, ResultLayout, TensorHead
 from rocserve.workers.worker_end import OutgoingResult, WorkerEnd, checked
@@ -169,11 +169,7 @@ class ResultWriter:
             _check_rows([entry for entry in entries if entry.head.name not in batch.cuts], sum(sizes))
         bounds = [bound for entry in entries for bound in entry.bounds]
         head = numbers(2 * len(entries) + len(bounds))
-        offsets: list[int] = []
-        end = head.size
-        for entry in entries:
-            offsets.append(aligned(end))
-            end = offsets[-1] + entry.nbytes
+        offsets, end = lay_out([entry.nbytes for entry in entries], head.size)
         places = [number for entry, offset in zip(entries, offsets, strict=True) for number in (offset, entry.nbytes)]
         table = head.pack(*places, *bounds)
         contents: list[tuple[int, Buffer]] = [(0, table)]

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.plain import from_json
 from rocserve.core.tensors import Buffer
-from rocserve.plane import anonymous_file
-from rocserve.plane.doorbell import SocketRinger, SocketSleeper
+from rocserve.plane.doorbell import SocketRinger, SocketSleeper, sleep_word
 from rocserve.plane.heap import COPIED_IN_PLACE, Heap, HeapReader, aligned
 from rocserve.plane.link import ENTRY_BYTES, LinkEnd
 from rocserve.workers.entries import (
@@ -38,6 +37,7 @@ from rocserve.workers.entries import (
     SERVER_RINGS,
     WORK,
     WORKER_RINGS,
+    returned_places,
 )
 from rocserve.workers.request_layouts import InputPlaces, RequestLayout
 from rocserve.workers.wire import ATTACH, LONGEST_TEXT
@@ -130,7 +130,7 @@ class WorkerEnd:
         self._looks = looks if is_alone else 0
         self._work, self._returns, self._results = link.readers[WORK], link.readers[RETURNS], link.writers[0]
         self._sleeper = SocketSleeper(link.own_sleep_word(0), connection)
-        self._ring = SocketRinger(anonymous_file.map_to_read(server_sleeps).cast("Q")[:1], connection).ring
+        self._ring = SocketRinger(sleep_word(server_sleeps), connection).ring
         os.close(server_sleeps)
         self._heap = Heap.of_file(outputs)
         self._unread: dict[int, int] = {}
@@ -229,10 +229,9 @@ class WorkerEnd:
             self._heap.write(place + start, view, start, data)
 
     def _take_returns(self) -> None:
-        for _, _, count, _, *places in ENTRY.iter_unpack(self._returns.take()):
-            for place in places[:count]:
-                self._unread_bytes -= self._unread.pop(place, 0)
-                self._heap.free(place)
+        for place in returned_places(self._returns.take()):
+            self._unread_bytes -= self._unread.pop(place, 0)
+            self._heap.free(place)
 
     def layout_number(self, text: bytes) -> int:
         """Of a ResultLayout in JSON; the server is told of one that is new."""

@@ -259,7 +259,7 @@ MEANINGLESS: dict[str, tuple[Lie, str]] = {
     "another batch": (another_batch, "an answer to batch 2, which it does not have"),
     "nothing behind": (lambda peer, batch: done(batch), "a batch is done, and a message of kind 0 follows"),
     "another message behind": (behind_done(RETURN, 0, 0, 0, 0, 0, 0), "a message of kind 6 follows"),
-    "times before it was sent": (times(-(10**12), -1, 0), "times that are not in their order"),
+    "times before it was sent": (times(-(10**9), -1, 0), "times that are not in their order"),
     "times that fall": (times(-1, -2, 0), "times that are not in their order"),
     "times to come": (times(-1, 0, 10**12), "times that are not in their order"),
     "no results": (behind_done(RESULTS, 0, 0, 0, 0, 0, 0), "results in 0 entries"),

@@ -1,6 +1,5 @@
-"""What a front and the server tell each other: entries of 32 bytes, in the rings of a link.
+"""What a front and the server tell each other: entries of 32 bytes (`workers/entries.py`), in the rings of a link.
 
-An entry is kind, flags (u8 each), count (u16), number (u32), and three numbers (u64 each) that depend on the kind.
 Tensors and texts lie in slots of the heap of whoever sends them; (place) is a slot's offset. A token names a request
 until its last answer.
 
@@ -25,20 +24,17 @@ From the server, on the ring ANSWERS:
 - ORIGINS: flags FINAL: from now on requests are to tell where they come from; without: no more.
 - EXIT: the server has begun to end.
 
-On either side's ring RETURNS: count = how many of a, b and c are places in the other's heap that nobody reads any more.
+On either side's ring RETURNS: RETURN, count = how many of a, b and c are places in the other's heap that nobody reads
+any more.
 """
 
 from __future__ import annotations
 
 import json
-import struct
 from dataclasses import dataclass, field
 
 from rocserve.core.requests import NO_PARAMETERS, InputHead, Parameters, RequestedOutput, RequestHead
 from rocserve.workers.messages import TensorHead
-
-ENTRY = struct.Struct("<BBHIQQQ")
-"""Kind, flags, count, number, a, b, c."""
 
 REQUESTS = ANSWERS = 0
 RETURNS = 1
@@ -49,7 +45,6 @@ HEAP_BYTES = 1 << 32
 
 HEAD, REQUEST, LEFT, REFUSED = range(1, 5)
 ANSWER_HEAD, ANSWER, MANY, WATCH, ORIGINS, EXIT = range(16, 22)
-RETURN = 32
 
 IN_TURN, SINGLE = 1, 2
 FINAL, NONE, ERROR, REFUSAL = 1, 2, 4, 8
@@ -88,16 +83,3 @@ def read_head(text: bytes) -> RequestHead:
         parameters,
         is_typed,
     )
-
-
-def sizes_table(count: int) -> struct.Struct:
-    return struct.Struct(f"<{count}Q")
-
-
-def return_entries(places: list[int]) -> bytes:
-    """RETURN for so many places."""
-    entries: list[bytes] = []
-    for start in range(0, len(places), 3):
-        three = places[start : start + 3]
-        entries.append(ENTRY.pack(RETURN, 0, len(three), 0, *three, *(0,) * (3 - len(three))))
-    return b"".join(entries)

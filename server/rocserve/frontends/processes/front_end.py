@@ -18,7 +18,6 @@ from rocserve.frontends.processes.entries import (
     ANSWER,
     ANSWER_HEAD,
     ANSWERS,
-    ENTRY,
     ERROR,
     EXIT,
     FINAL,
@@ -36,17 +35,17 @@ from rocserve.frontends.processes.entries import (
     SINGLE,
     WATCH,
     AnswerHead,
-    sizes_table,
     write_head,
 )
-from rocserve.frontends.processes.link_end import FrontLinkEnd
+from rocserve.frontends.processes.link_end import FrontLinkEnd, read
 from rocserve.frontends.processes.server_end import ATTACH
 from rocserve.plane import anonymous_file
-from rocserve.plane.doorbell import SocketRinger, drain_rings
-from rocserve.plane.heap import COPIED_IN_PLACE, Heap, HeapFull, HeapReader, aligned
+from rocserve.plane.doorbell import SocketRinger, drain_rings, sleep_word
+from rocserve.plane.heap import Heap, HeapFull, HeapReader
 from rocserve.plane.link import LinkEnd
 from rocserve.plane.loop import PlaneLoop
 from rocserve.services.observation import ClientResponder
+from rocserve.workers.entries import ENTRY
 from rocserve.workers.request_details import write_details
 from rocserve.workers.wire import status_code
 
@@ -93,9 +92,8 @@ class RemoteInference:
         os.close(servers)
         self._inbox = ends.readers[ANSWERS]
         self._end = FrontLinkEnd(ends, self._heap, plane)
-        word = anonymous_file.map_to_read(server_sleeps).cast("Q")[:1]
+        self._end.ring = SocketRinger(sleep_word(server_sleeps), connection).ring
         os.close(server_sleeps)
-        self._end.ring = SocketRinger(word, connection).ring
         sleeps = anonymous_file.open_for_reading(plane.doorbell.files.sleeps)
         socket.send_fds(connection, [ATTACH], [sleeps])
         os.close(sleeps)
@@ -149,27 +147,8 @@ class RemoteInference:
 
     def _write(self, request: InferRequest, client: ClientResponder) -> tuple[int, int]:
         """The place and the size of a request's slot. Raises: HeapFull."""
-        data = request.data
-        details = write_details(request)
         origin = _origin_text(client) if self._tells_origins else b""
-        table = sizes_table(len(data) + 2)
-        offsets: list[int] = []
-        end = table.size
-        for part in data:
-            offsets.append(aligned(end))
-            end = offsets[-1] + len(part)
-        slot, view = self._heap.place(end + len(details) + len(origin))
-        table.pack_into(view, 0, *map(len, data), len(details), len(origin))
-        for offset, part in zip(offsets, data, strict=True):
-            size = len(part)
-            if size <= COPIED_IN_PLACE:
-                view[offset : offset + size] = part
-            else:
-                self._heap.write(slot.offset + offset, view, offset, part)
-        if details or origin:
-            view[end:] = details + origin
-        self._end.keep(slot)
-        return slot.offset, len(view)
+        return self._end.place(request.data, (write_details(request), origin))
 
     # What comes
 
@@ -237,14 +216,11 @@ class RemoteInference:
                 client.fail(error, final)
                 return
             head = self._answer_heads[head_number]
-            table = sizes_table(len(head.outputs))
-            outputs: list[Tensor] = []
-            position = table.size
-            for output, size in zip(head.outputs, table.unpack_from(view), strict=True):
-                position = aligned(position)
-                data = view[position : position + size]
-                outputs.append(Tensor(output.name, output.datatype, output.shape, data))
-                position += size
+            contents, _ = read(view, len(head.outputs))
+            outputs = [
+                Tensor(output.name, output.datatype, output.shape, data)
+                for output, data in zip(head.outputs, contents, strict=True)
+            ]
             response = InferResponse(
                 head.model_name,
                 head.model_version,

@@ -1,16 +1,19 @@
-"""What both ends of a front's link do: post entries, also when a ring is full, and give back what has been read."""
+"""What both ends of a front's link do: lay out tensors and texts, post entries, also when a ring is full, and give back
+what has been read."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from rocserve.frontends.processes.entries import ANSWERS, ENTRY, RETURNS, return_entries
-from rocserve.plane.heap import Heap, Slot
+from rocserve.core.tensors import Buffer
+from rocserve.frontends.processes.entries import ANSWERS, RETURNS
+from rocserve.plane.heap import COPIED_IN_PLACE, Heap, Slot, lay_out
 from rocserve.plane.link import LinkEnd
 from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.trimming import HeapTrimmer
+from rocserve.workers.entries import numbers, return_entries, returned_places
 
 _RETRY_SECONDS = 0.001
 """After a ring was full."""
@@ -38,10 +41,24 @@ class FrontLinkEnd:
             self._plane.at_end_of_turn(self.flush)
         self._posts.append(entry)
 
-    def keep(self, slot: Slot) -> None:
-        """Until the other end has returned it."""
+    def place(self, tensors: Sequence[Buffer], texts: Sequence[bytes] = ()) -> tuple[int, int]:
+        """The place and the bytes of a slot that begins with the sizes (u64 each) of all of these; tensors lie behind
+        them, then the texts. It is kept until the other end has returned it. Raises: HeapFull."""
+        table = numbers(len(tensors) + len(texts))
+        offsets, end = lay_out(map(len, tensors), table.size)
+        slot, view = self._heap.place(end + sum(map(len, texts)))
+        table.pack_into(view, 0, *map(len, tensors), *map(len, texts))
+        for offset, tensor in zip(offsets, tensors, strict=True):
+            size = len(tensor)
+            if size <= COPIED_IN_PLACE:
+                view[offset : offset + size] = tensor
+            else:
+                self._heap.write(slot.offset + offset, view, offset, tensor)
+        if texts:
+            view[end:] = b"".join(texts)
         self._slots[slot.offset] = slot
         self._trimmer.trim_later(self._heap, self.take_returns)
+        return slot.offset, len(view)
 
     def text_place(self, text: bytes) -> int:
         slot, view = self._heap.place(len(text))
@@ -82,9 +99,21 @@ class FrontLinkEnd:
 
     def take_returns(self) -> None:
         slots = self._slots
-        for _, _, count, _, *places in ENTRY.iter_unpack(self._returned.take()):
-            for place in places[:count]:
-                slots.pop(place, None)
+        for place in returned_places(self._returned.take()):
+            slots.pop(place, None)
+
+
+def read(view: memoryview, tensors: int, texts: int = 0) -> tuple[list[Buffer], list[bytes]]:
+    """What `place` has written: so many tensors, and so many texts."""
+    table = numbers(tensors + texts)
+    sizes = table.unpack_from(view)
+    offsets, end = lay_out(sizes[:tensors], table.size)
+    contents: list[Buffer] = [view[offset : offset + size] for offset, size in zip(offsets, sizes, strict=False)]
+    told: list[bytes] = []
+    for size in sizes[tensors:]:
+        told.append(bytes(view[end : end + size]))
+        end += size
+    return contents, told
 
 
 def _nobody() -> None:

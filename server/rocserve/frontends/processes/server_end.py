@@ -14,11 +14,9 @@ from rocserve.core.errors import ServeError, StatusCode, unimplemented
 from rocserve.core.plain import to_json
 from rocserve.core.requests import InferRequest, InferResponse, RequestHead
 from rocserve.core.sequences import SequenceTag
-from rocserve.core.tensors import Buffer
 from rocserve.frontends.processes.entries import (
     ANSWER,
     ANSWER_HEAD,
-    ENTRY,
     ERROR,
     EXIT,
     FINAL,
@@ -39,17 +37,17 @@ from rocserve.frontends.processes.entries import (
     WATCH,
     AnswerHead,
     read_head,
-    sizes_table,
 )
-from rocserve.frontends.processes.link_end import FrontLinkEnd
+from rocserve.frontends.processes.link_end import FrontLinkEnd, read
 from rocserve.plane import anonymous_file, heap, link
-from rocserve.plane.doorbell import SocketRinger, drain_rings
-from rocserve.plane.heap import COPIED_IN_PLACE, Heap, HeapFull, HeapReader, aligned
+from rocserve.plane.doorbell import SocketRinger, drain_rings, sleep_word
+from rocserve.plane.heap import Heap, HeapFull, HeapReader, ReadSlot
 from rocserve.plane.link import LinkEnd
 from rocserve.plane.loop import PlaneLoop
 from rocserve.services.inference import InferenceService
 from rocserve.services.observation import RequestOrigin
 from rocserve.workers.call_texts import heads_of
+from rocserve.workers.entries import ENTRY
 from rocserve.workers.request_details import read_details
 
 ATTACH = b"F"
@@ -121,9 +119,8 @@ class FrontLink:
                 self._connection, len(ATTACH), 1, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
             )
             if data and descriptors:
-                word = anonymous_file.map_to_read(descriptors[0]).cast("Q")[:1]
+                self._end.ring = SocketRinger(sleep_word(descriptors[0]), self._connection).ring
                 os.close(descriptors[0])
-                self._end.ring = SocketRinger(word, self._connection).ring
                 self._is_attached = True
                 self._end.ring()
                 return
@@ -176,22 +173,13 @@ class FrontLink:
     def _begin(self, flags: int, token: int, head_number: int, place: int, nbytes: int, deadline_ns: int) -> None:
         head = self._heads[head_number]
         view = self._requests_heap.view(place, nbytes)
-        table = sizes_table(len(head.inputs) + 2)
-        *sizes, details_bytes, origin_bytes = table.unpack_from(view)
-        data: list[Buffer] = []
-        position = table.size
-        for size in sizes:
-            position = aligned(position)
-            data.append(view[position : position + size])
-            position += size
+        data, (details_text, origin) = read(view, len(head.inputs), 2)
         request_id, sequence = "", None
-        if details_bytes:
-            details = read_details(bytes(view[position : position + details_bytes]))
+        if details_text:
+            details = read_details(details_text)
             request_id = details.request_id
             if details.correlation_id or details.flags:
                 sequence = SequenceTag(details.correlation_id, bool(details.flags & 1), bool(details.flags & 2))
-            position += details_bytes
-        origin = bytes(view[position : position + origin_bytes]) if origin_bytes else b""
         responder = self._open[token] = RemoteResponder(self, token, bool(flags & SINGLE), origin)
         request = InferRequest(
             head,
@@ -200,7 +188,7 @@ class FrontLink:
             deadline_ns / 1e9 if deadline_ns else None,
             bool(flags & IN_TURN),
             sequence=sequence,
-            slot=RequestSlot(self._end, place),
+            slot=ReadSlot(self._end.give_back, place),
         )
         self._service.infer(request, responder)
         responder.is_accepted = True
@@ -221,23 +209,8 @@ class FrontLink:
         number = self._answer_heads.get(key) if not response.parameters else None
         if number is None:
             number = self._tell_head(key, response)
-        contents = [tensor.data for tensor in response.outputs]
-        table = sizes_table(len(contents))
-        offsets: list[int] = []
-        end = table.size
-        for content in contents:
-            offsets.append(aligned(end))
-            end = offsets[-1] + len(content)
-        slot, view = self._heap.place(end)
-        table.pack_into(view, 0, *map(len, contents))
-        for offset, content in zip(offsets, contents, strict=True):
-            size = len(content)
-            if size <= COPIED_IN_PLACE:
-                view[offset : offset + size] = content
-            else:
-                self._heap.write(slot.offset + offset, view, offset, content)
-        self._end.keep(slot)
-        self._end.post(ENTRY.pack(ANSWER, FINAL if final else 0, 0, token, number, slot.offset, end))
+        place, nbytes = self._end.place([tensor.data for tensor in response.outputs])
+        self._end.post(ENTRY.pack(ANSWER, FINAL if final else 0, 0, token, number, place, nbytes))
         if final:
             self._open.pop(token, None)
 
@@ -289,18 +262,20 @@ class FrontLink:
     # The end
 
     def _gone(self, reason: str) -> None:
-        if self._is_open:
-            self._is_open = False
+        if self._stop_listening():
+            self._on_gone(reason)
+
+    def _stop_listening(self) -> bool:
+        """Whether it was listening until now."""
+        was_open, self._is_open = self._is_open, False
+        if was_open:
             self._plane.unregister(self._connection.fileno())
             self._plane.remove_source(self)
-            self._on_gone(reason)
+        return was_open
 
     def close(self) -> None:
         """The front has ended: nobody waits for its requests any more."""
-        if self._is_open:
-            self._is_open = False
-            self._plane.unregister(self._connection.fileno())
-            self._plane.remove_source(self)
+        self._stop_listening()
         responders, self._open = self._open, {}
         for responder in responders.values():
             responder.left()
@@ -308,19 +283,6 @@ class FrontLink:
         self._connection.close()
         self._requests_heap.close()
         self._heap.close()
-
-
-class RequestSlot:
-    """A request's memory in a front's heap, which gets it back when nobody holds this any more."""
-
-    __slots__ = ("_end", "_place")
-
-    def __init__(self, end: FrontLinkEnd, place: int) -> None:
-        self._end = end
-        self._place = place
-
-    def __del__(self) -> None:
-        self._end.give_back(self._place)
 
 
 class RemoteResponder:
