@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rocserve.core.datatypes import DataType
@@ -59,11 +59,14 @@ class RequestHead:
     """Whether inputs came element by element, in fields of their datatypes."""
     uses_shared_memory: bool = field(init=False)
     """Whether a tensor says that it lies in a client's shared memory."""
+    has_strings: bool = field(init=False)
+    """Whether an input says that it is of BYTES."""
 
     def __post_init__(self) -> None:
         given = [*(entry.parameters for entry in self.inputs), *(output.parameters for output in self.outputs)]
         uses = any(parameters and not _SHARED_MEMORY.isdisjoint(parameters) for parameters in given)
         object.__setattr__(self, "uses_shared_memory", uses)
+        object.__setattr__(self, "has_strings", any(entry.datatype == DataType.BYTES.value for entry in self.inputs))
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +90,8 @@ class InferRequest:
     """None = it says nothing of a sequence. Not among the head's parameters."""
     slot: object = None
     """Whoever keeps `data` keeps this: it is what the bytes belong to."""
+    element_faults: Sequence[str] | None = None
+    """Of each input, what `tensors.count_elements` has found; None = its elements are still to be counted."""
 
 
 @dataclass(slots=True, eq=False)

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InputConfig, ModelConfig
 from rocserve.core.request_parameters import check_request_parameters, class_count
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
-from rocserve.core.tensors import check_bytes_elements
+from rocserve.core.tensors import Buffer, element_fault
 
 _REMEMBERED_HEADS = 1024
 
@@ -92,21 +92,23 @@ class RequestValidator:
                 self._plans.clear()
             self._plans[request.head] = plan
         if [*map(len, request.data)] != plan.input_bytes:
-            for entry, data in zip(plan.inputs, request.data, strict=True):
+            for index, (entry, data) in enumerate(zip(plan.inputs, request.data, strict=True)):
                 if len(data) != entry.nbytes:
-                    self._check_bytes(entry, data, request.id)
+                    self._check_bytes(entry, data, request, index)
         return plan
 
-    def _check_bytes(self, entry: InputPlan, data: bytes | bytearray | memoryview, request_id: str) -> None:
+    def _check_bytes(self, entry: InputPlan, data: Buffer, request: InferRequest, index: int) -> None:
+        prefix = request_prefix([request.id])
         if entry.nbytes >= 0:
             raise invalid_argument(
-                f"{request_prefix([request_id])}input byte size mismatch for input '{entry.name}' for model"
-                f" '{self._config.name}'. Expected {entry.nbytes}, got {len(data)}"
+                f"{prefix}input byte size mismatch for input '{entry.name}' for model '{self._config.name}'. Expected"
+                f" {entry.nbytes}, got {len(data)}"
             )
-        try:
-            check_bytes_elements(data, entry.element_count, entry.name, self._config.name)
-        except ServeError as error:
-            raise ServeError(error.code, request_prefix([request_id]) + error.text) from None
+        counted = request.element_faults
+        fault = counted[index] if counted is not None else element_fault(data, entry.element_count)
+        if fault:
+            where = f"inference input '{entry.name}' for model '{self._config.name}'"
+            raise invalid_argument(prefix + fault.format(where=where))
 
     def _plan(self, head: RequestHead, prefix: str) -> RequestPlan:
         check_request_parameters(head.parameters)

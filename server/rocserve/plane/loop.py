@@ -1,8 +1,9 @@
 """Loop runs the data plane: one thread that takes what has come, calls back, and sleeps when nothing comes.
 
 A turn polls the sources (gRPC's completion queue, links), reads the descriptors that have something, runs what other
-threads have handed over and the timers that are due, and then whatever waits for the turn's end. After some turns
-without anything it sleeps, in an epoll that holds its doorbell, all descriptors, and those that the sources name.
+threads have handed over and the timers that are due, then whatever waits for the turn's end, and one step of what takes
+long: a large request delays others by no more than a step. After some turns without anything it sleeps, in an epoll
+that holds its doorbell, all descriptors, and those that the sources name.
 
 Why a thread: requests and answers must not wait behind the control plane's work on the asyncio loop, and a turn costs a
 fraction of one there. Why one: two that hand the interpreter's lock to each other cost more than they bring.
@@ -15,7 +16,7 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from rocserve.observability.failures import RequestFailures
@@ -82,6 +83,7 @@ class PlaneLoop:
         self._readers_epoll = select.epoll()
         self._soon: deque[Callback] = deque()
         self._ends: dict[Callback, None] = {}
+        self._long: deque[Iterator[None]] = deque()
         self._timers = TimerQueue()
         self._timer = TimerDescriptor()
         self.doorbell.also_wake_for(self._readers_epoll.fileno())
@@ -140,6 +142,11 @@ class PlaneLoop:
         """Call back, once for equal callbacks, when what has come by now has been handled."""
         self._ends[callback] = None
 
+    def work_off(self, steps: Iterator[None]) -> None:
+        """Take a step a turn, in turns with other work of the kind; each is to take some milliseconds at most. On the
+        thread, where the first is taken at once."""
+        self._take_step(steps)
+
     def add_source(self, source: Source) -> None:
         self._sources = (*self._sources, source)
         if source.wake_descriptor is not None:
@@ -156,7 +163,7 @@ class PlaneLoop:
         self.thread = threading.get_ident()
         empty_turns = turns = 0
         readers, read_epoll = self._readers, self._readers_epoll.poll
-        soon, ends, timers = self._soon, self._ends, self._timers
+        soon, ends, long, timers = self._soon, self._ends, self._long, self._timers
         monotonic = time.monotonic
         # One flat loop: while requests come one by one it turns some ten times for each.
         while not self._stopping:
@@ -179,6 +186,9 @@ class PlaneLoop:
                 busy = True
             if ends:
                 self._run_ends()
+                busy = True
+            if long:
+                self._take_step(long.popleft())
                 busy = True
             if busy:
                 empty_turns = 0
@@ -208,6 +218,16 @@ class PlaneLoop:
         self._ends.clear()
         for callback in ends:
             self._call(callback)
+
+    def _take_step(self, steps: Iterator[None]) -> None:
+        try:
+            next(steps)
+        except StopIteration:
+            return
+        except Exception as error:
+            self._report(error)
+            return
+        self._long.append(steps)
 
     def _have_enough(self, looks: int) -> bool:
         return all(looks >= source.looks for source in self._sources)

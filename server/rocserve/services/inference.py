@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Generator
 
+from rocserve.core.datatypes import DataType
 from rocserve.core.dispatch import dispatch
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.requests import InferRequest
+from rocserve.core.sequences import SequenceId
 from rocserve.core.serving import Responder, ServingTableHolder
+from rocserve.core.tensors import COUNTED_AT_ONCE, count_elements
 from rocserve.plane.loop import PlaneLoop
 from rocserve.services.client_limits import ClientLimits
 from rocserve.services.client_memory.attachment import ClientMemory
 from rocserve.services.observation import ClientResponder, RequestObserver
 from rocserve.services.readiness import Readiness
+
+_COUNTED_APART = 4 * COUNTED_AT_ONCE
+"""Bytes of an input: fewer have no more elements than are counted in a step."""
 
 
 def exiting() -> ServeError:
@@ -46,6 +53,8 @@ class InferenceService:
         self.paths = paths
         self.plane = plane
         self._client_limits = client_limits
+        self._uncounted: dict[tuple[str, SequenceId] | None, list[tuple[InferRequest, Responder]]] = {}
+        """By sequences of which a request is being counted, those that have come behind it."""
 
     @property
     def wants_origins(self) -> bool:
@@ -87,4 +96,40 @@ class InferenceService:
                 return
         if is_observed:
             responder = self._observer.note_tensors(request, responder)
+        if request.head.has_strings or self._uncounted:
+            self._dispatch_counted(request, responder)
+        else:
+            dispatch(self._tables, request, responder)
+
+    def _dispatch_counted(self, request: InferRequest, responder: Responder) -> None:
+        """Elements of BYTES are counted a step a turn where there may be many; a sequence keeps its order meanwhile."""
+        sequence = request.sequence
+        key = None if sequence is None else (request.head.model_name, sequence.id)
+        if key in self._uncounted:
+            self._uncounted[key].append((request, responder))
+        elif _has_many_strings(request):
+            if key is not None:
+                self._uncounted[key] = []
+            self.plane.work_off(self._count(request, responder, key))
+        else:
+            dispatch(self._tables, request, responder)
+
+    def _count(
+        self, request: InferRequest, responder: Responder, key: tuple[str, SequenceId] | None
+    ) -> Generator[None, None, None]:
+        faults: list[str] = []
+        for entry, data in zip(request.head.inputs, request.data, strict=True):
+            is_counted = entry.datatype == DataType.BYTES.value
+            faults.append((yield from count_elements(data, math.prod(entry.shape))) if is_counted else "")
+        request.element_faults = faults
         dispatch(self._tables, request, responder)
+        if key is not None:
+            for behind in self._uncounted.pop(key):
+                self._dispatch_counted(*behind)
+
+
+def _has_many_strings(request: InferRequest) -> bool:
+    return any(
+        entry.datatype == DataType.BYTES.value and len(data) > _COUNTED_APART
+        for entry, data in zip(request.head.inputs, request.data, strict=True)
+    )

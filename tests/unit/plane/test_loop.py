@@ -8,6 +8,7 @@ import select
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from functools import partial
 from random import Random
 
@@ -337,3 +338,30 @@ def test_spin_is_how_often_it_looks() -> None:
         assert box.polls == polls, "it looks on and on"
     finally:
         loop.stop()
+
+
+def test_long_work_leaves_others_their_turns(plane: PlaneLoop) -> None:
+    taken: list[str] = []
+    done = threading.Event()
+
+    def work(name: str) -> Iterator[None]:
+        for _ in range(3):
+            taken.append(name)
+            yield
+        if name == "b":
+            done.set()
+
+    def broken() -> Iterator[None]:
+        yield
+        raise ValueError("broken")
+
+    def begin() -> None:
+        plane.work_off(work("a"))
+        plane.work_off(broken())
+        plane.work_off(work("b"))
+        plane.call_soon(lambda: taken.append("call"))
+
+    plane.call_soon(begin)
+    assert done.wait(5)
+    # The first steps at once, then one a turn; calls have each turn.
+    assert taken == ["a", "b", "a", "call", "b", "a", "b"]

@@ -1,0 +1,77 @@
+"""Requests with many strings: they are counted beside other requests, and sequences keep their order."""
+
+from __future__ import annotations
+
+import queue
+from functools import partial
+from typing import Any
+
+import pytest
+from support.observation import no_observer
+
+from rocserve.core.private_paths import PrivatePaths
+from rocserve.core.requests import InferRequest, InputHead, RequestHead
+from rocserve.core.sequences import SequenceTag
+from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
+from rocserve.core.tensors import COUNTED_AT_ONCE
+from rocserve.plane.loop import PlaneLoop
+from rocserve.services.client_memory.attachment import ClientMemory
+from rocserve.services.client_memory.regions import ClientRegions
+from rocserve.services.inference import InferenceService
+from rocserve.services.readiness import Readiness
+
+MANY = 4 * COUNTED_AT_ONCE
+
+
+class TakingModel:
+    """Keeps what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: queue.Queue[InferRequest] = queue.Queue()
+
+    def infer(self, request: InferRequest, responder: object) -> None:
+        self.asked.put(request)
+
+
+@pytest.fixture
+def model() -> TakingModel:
+    return TakingModel()
+
+
+@pytest.fixture
+def service(plane: PlaneLoop, model: TakingModel) -> InferenceService:
+    tables = ServingTableHolder()
+    tables.table = ServingTable({"m": ServedModel("m", {1: model}, model)})  # type: ignore[dict-item, arg-type]
+    memory = ClientMemory(tables, ClientRegions(), 0)
+    return InferenceService(tables, Readiness(lambda: True), memory, no_observer(tables), PrivatePaths(), plane)
+
+
+def ask_all(service: InferenceService, *requests: InferRequest) -> None:
+    """In one turn of the loop."""
+    responder: Any = None
+    service.plane.call_soon(lambda: [service.infer(request, responder) for request in requests])
+
+
+def request(name: str, strings: int, sequence: int | None = None, data: bytes | None = None) -> InferRequest:
+    head = RequestHead("m", "", (InputHead("TEXT", "BYTES", (strings,)),))
+    tag = None if sequence is None else SequenceTag(sequence)
+    return InferRequest(head, name, [bytes(4 * strings) if data is None else data], sequence=tag)
+
+
+def test_others_go_before_a_request_whose_strings_are_counted(service: InferenceService, model: TakingModel) -> None:
+    ask_all(service, request("many", MANY), request("few", 1))
+    few, many = model.asked.get(timeout=10), model.asked.get(timeout=10)
+    assert (few.id, few.element_faults) == ("few", None)
+    assert (many.id, many.element_faults) == ("many", [""])
+
+
+def test_what_is_wrong_comes_with_the_request(service: InferenceService, model: TakingModel) -> None:
+    ask_all(service, request("bad", MANY, data=bytes(4 * MANY - 1)))
+    faults = model.asked.get(timeout=10).element_faults
+    assert faults is not None and faults[0].startswith("incomplete string length indicator for {where}")
+
+
+def test_requests_of_a_sequence_keep_their_order(service: InferenceService, model: TakingModel) -> None:
+    ask = partial(request, sequence=7)
+    ask_all(service, ask("1", MANY), ask("2", 1), ask("3", MANY), ask("4", 1), request("other", 1, sequence=8))
+    assert [model.asked.get(timeout=10).id for _ in range(5)] == ["other", "1", "2", "3", "4"]
