@@ -14,7 +14,7 @@ from rocserve.backends.host import Host
 from rocserve.backends.parameters import usable_cpus
 from rocserve.backends.registry import discover_backends
 from rocserve.core.custom_metrics import CustomMetrics
-from rocserve.core.heap_trim import HeapTrim, glibc_trim
+from rocserve.core.heap_trim import HeapTrim, keep_freed_memory
 from rocserve.core.latencies import read_latency_options
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory, default_limit
@@ -156,7 +156,7 @@ class Server:
             self._log.error("%s", error.strerror if isinstance(error, OSError) and not error.filename else error)
             await self._end_workers(ending)
             return 1
-        trimming = asyncio.ensure_future(HeapTrim(lambda: self._memory.used_bytes, glibc_trim()).run())
+        trimming = asyncio.ensure_future(HeapTrim(lambda: self._memory.used_bytes, keep_freed_memory()).run())
         try:
             status = await self._serve(ending)
         except Exception:

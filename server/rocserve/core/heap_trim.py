@@ -1,8 +1,8 @@
-"""Gives memory that large traffic has left behind back to the system.
+"""Keeps what large traffic frees for the requests that follow, and gives it back to the system once that is over.
 
-glibc keeps what is freed for the next who wants it, also when that is hundreds of megabytes and nobody comes
-(malloc_trim(3)). A smaller mmap threshold would give large blocks back by themselves, and have each large request pay
-for the faults of new pages; so the heap is trimmed once traffic has ceased.
+Left to itself glibc does neither (mallopt(3), malloc_trim(3)). What is freed at the end of one of its heaps goes back
+at once, so that each large message pays for the faults of new pages: a message of 4 MiB both ways for 3,700 of them, 9
+of 15 ms of CPU time. What is freed elsewhere stays, also when that is hundreds of megabytes and nobody comes for it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ _WORTH_BYTES = 32 << 20
 _LITTLE = 1 / 16
 """Of that growth: requests that hold less than this are not what has grown."""
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Of malloc.h."""
+_NEVER = -1
+_LARGEST_BLOCK = 32 << 20
+"""Bytes, the most that glibc takes from its heaps; larger ones are mapped, each for itself."""
+
 
 def private_bytes(statm: Path = Path("/proc/self/statm")) -> int:
     """The memory of this process alone, without what it shares with workers (proc_pid_statm(5))."""
@@ -29,10 +35,15 @@ def private_bytes(statm: Path = Path("/proc/self/statm")) -> int:
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
-def glibc_trim() -> Callable[[], object]:
-    """Does nothing where the C library is another."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda kept_bytes: None)
-    return lambda: trim(0)
+def keep_freed_memory() -> Callable[[], object]:
+    """Have glibc keep all that is freed. Returns: what gives it back. Where the C library is another, neither does
+    anything."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallopt"):
+        return lambda: None
+    libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
+    libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_BLOCK)
+    return lambda: libc.malloc_trim(0)
 
 
 class HeapTrim:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
+import subprocess
+import sys
 
 import pytest
 from support.workers import until
 
 from rocserve.core import heap_trim
-from rocserve.core.heap_trim import HeapTrim, glibc_trim, private_bytes
+from rocserve.core.heap_trim import HeapTrim
 
 MIB = 1 << 20
 
@@ -83,12 +86,23 @@ async def test_checks_go_on_after_one_for_which_there_was_no_descriptor(monkeypa
     running.cancel()
 
 
-def test_this_process_gives_its_heap_back() -> None:
-    # Blocks that come from the heap, with one at its end that keeps the rest from being given back by itself.
-    blocks = [bytearray(b"x") * 100_000 for _ in range(800)]
-    keep = bytearray(b"x") * 100_000
-    full = private_bytes()
-    blocks.clear()
-    glibc_trim()()
-    assert private_bytes() < full - 50 * MIB
-    assert keep
+KEPT = """
+from rocserve.core.heap_trim import keep_freed_memory, private_bytes
+
+trim = keep_freed_memory()
+messages = [bytearray(b"x") * (4 << 20) for _ in range(20)]
+full = private_bytes()
+messages.clear()
+kept = private_bytes()
+trim()
+print(full, kept, private_bytes())
+"""
+
+
+def test_what_is_freed_is_kept_until_it_is_given_back() -> None:
+    # In a process of its own: the setting stays.
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    shown = subprocess.run([sys.executable, "-c", KEPT], check=True, capture_output=True, text=True, env=path)
+    full, kept, left = map(int, shown.stdout.split())
+    assert kept > full - 10 * MIB
+    assert left < full - 70 * MIB

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rocserve.backends.parameters import usable_cpus
-from rocserve.core.heap_trim import HeapTrim, glibc_trim
+from rocserve.core.heap_trim import HeapTrim, keep_freed_memory
 from rocserve.core.lifeline import die_with_holder
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import MemoryUse, RequestMemory
@@ -86,7 +86,7 @@ class FrontEnd:
         spin = default_spin(usable_cpus()) if settings.spin is None else settings.spin
         self._plane = PlaneLoop(log.getChild("plane"), spin)
         self._forwarding = Forwarding(memory)
-        self._trim = HeapTrim(lambda: memory.used_bytes, glibc_trim())
+        self._trim = HeapTrim(lambda: memory.used_bytes, keep_freed_memory())
         self._reported = MemoryUse()
         self._control: ControlSocket
         self._handlers: InferenceHandlers
