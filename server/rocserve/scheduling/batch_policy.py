@@ -8,6 +8,7 @@ from typing import Protocol
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.ragged import ragged_batching
+from rocserve.core.validation import RequestPlan
 from rocserve.scheduling.queue import RequestQueue
 
 
@@ -95,26 +96,28 @@ class DynamicBatcher:
 
     def decide(self, queue: RequestQueue, now_ns: int) -> BatchDecision:
         rows = count = preferred_count = 0
-        batch_key = None
+        most, largest_preferred, preferred = self._max_batch_size, self._largest_preferred, self._preferred
+        first: RequestPlan | None = None
         oldest_ns = now_ns
         can_grow = True
         for entry in queue:
             plan = entry.plan
             total = rows + plan.batch_size
-            if batch_key is None:
-                batch_key = plan.batch_key
+            if first is None:
+                first = plan
             else:
-                if total > self._largest_preferred and not preferred_count:
+                if total > largest_preferred and not preferred_count:
                     preferred_count = count
-                if total > self._max_batch_size or (plan.batch_key is not batch_key and plan.batch_key != batch_key):
+                if total > most or (plan is not first and plan.batch_key != first.batch_key):
                     can_grow = False
                     break
             rows = total
             count += 1
-            oldest_ns = min(oldest_ns, entry.queue_start_ns)
-            if rows in self._preferred:
+            if entry.queue_start_ns < oldest_ns:
+                oldest_ns = entry.queue_start_ns
+            if rows in preferred:
                 preferred_count = count
-            if rows >= self._max_batch_size:
+            if rows >= most:
                 can_grow = False
                 break
         is_full = not can_grow or (preferred_count > 0 and rows >= self._largest_preferred)

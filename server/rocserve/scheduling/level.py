@@ -58,9 +58,6 @@ class Level:
         yield from first
         yield from second
 
-    def push(self, entry: QueuedRequest) -> None:
-        (self.dated if entry.dated else self.waiting).append(entry)
-
     def push_back(self, entry: QueuedRequest) -> None:
         """One that was taken but not run is the next again."""
         if entry.dated and self.newest_first:
@@ -68,21 +65,23 @@ class Level:
         else:
             (self.dated if entry.dated else self.waiting).appendleft(entry)
 
-    def pop(self) -> QueuedRequest | None:
-        """The next; None = there is none."""
+    def take(self, count: int) -> list[QueuedRequest]:
+        """The next so many, or all that there are."""
         waiting, dated = self.waiting, self.dated
-        if not dated:
-            source = waiting or self.delayed
-            return source.popleft() if source else None
-        if not waiting:
-            entry = dated.pop() if self.newest_first else dated.popleft()
-        elif self.newest_first:
-            is_turn, self._dated_turn = self._dated_turn, not self._dated_turn
-            entry = dated.pop() if is_turn else waiting.popleft()
-        else:
-            entry = (dated if dated[0].queue_start_ns <= waiting[0].queue_start_ns else waiting).popleft()
-        self._forget_overload()
-        return entry
+        taken: list[QueuedRequest] = []
+        while dated and len(taken) < count:
+            if not waiting:
+                entry = dated.pop() if self.newest_first else dated.popleft()
+            elif self.newest_first:
+                is_turn, self._dated_turn = self._dated_turn, not self._dated_turn
+                entry = dated.pop() if is_turn else waiting.popleft()
+            else:
+                entry = (dated if dated[0].queue_start_ns <= waiting[0].queue_start_ns else waiting).popleft()
+            taken.append(entry)
+            self._forget_overload()
+        for source in (waiting, self.delayed):
+            taken += [source.popleft() for _ in range(min(count - len(taken), len(source)))]
+        return taken
 
     def remove(self, entry: QueuedRequest) -> None:
         """Take out one that is here."""

@@ -99,7 +99,7 @@ class RequestQueue:
         limit = level.policy.max_queue_size
         if limit and len(level) >= limit:
             raise QueueFull(entry.request.id)
-        level.push(entry)
+        (level.dated if entry.dated else level.waiting).append(entry)
         self._add(entry)
 
     def push_back(self, entries: list[QueuedRequest]) -> None:
@@ -108,20 +108,18 @@ class RequestQueue:
             self._level(entry.level).push_back(entry)
             self._add(entry)
 
-    def pop(self) -> QueuedRequest:
-        """The next request in order of priority and arrival; the queue must not be empty."""
-        for number in self._order:
-            entry = self._levels[number].pop()
-            if entry is not None:
-                self._drop(entry)
-                if len(self._order) > _KEPT_LEVELS:
-                    self._close_empty(number)
-                return entry
-        raise IndexError("pop from an empty request queue")
-
     def take(self, count: int) -> list[QueuedRequest]:
-        """The next `count` requests."""
-        return [self.pop() for _ in range(count)]
+        """The next `count` requests in order of priority and arrival, at most as many as there are."""
+        taken: list[QueuedRequest] = []
+        for number in self._order.copy():
+            taken += self._levels[number].take(count - len(taken))
+            if len(self._order) > _KEPT_LEVELS:
+                self._close_empty(number)
+            if len(taken) == count:
+                break
+        for entry in taken:
+            self._drop(entry)
+        return taken
 
     def remove(self, entry: QueuedRequest) -> bool:
         """Take out one request, wherever it stands; False when it has left the queue already."""

@@ -40,7 +40,7 @@ def test_the_most_levels_of_the_type_keep_their_order(queue: RequestQueue) -> No
     entries = [entry(queue, priority) for priority in priorities]
     for each in entries:
         queue.push(each)
-    assert [queue.pop().level for _ in priorities] == [1, 3, 3, 7, 1 << 40, MOST_LEVELS - 1, MOST_LEVELS]
+    assert [each.level for each in queue.take(len(priorities))] == [1, 3, 3, 7, 1 << 40, MOST_LEVELS - 1, MOST_LEVELS]
     assert not queue
 
 
@@ -55,7 +55,7 @@ def test_empty_levels_do_not_pile_up(queue: RequestQueue) -> None:
     queue.push(removed)
     assert queue.remove(removed)
     while queue:
-        queue.pop()
+        queue.take(1)
     assert len(queue._levels) <= _KEPT_LEVELS
     assert sorted(queue._levels) == queue._order
 
