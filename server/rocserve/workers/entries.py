@@ -44,6 +44,7 @@ end of the last.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Iterator
 
@@ -69,6 +70,7 @@ REMEMBERED_LAYOUTS = 256
 is posted by one thread while another tells of more. Numbers are not used again."""
 
 
+@functools.lru_cache(256)
 def numbers(count: int) -> struct.Struct:
     return struct.Struct(f"<{count}Q")
 

@@ -216,7 +216,7 @@ class RemoteInference:
                 client.fail(error, final)
                 return
             head = self._answer_heads[head_number]
-            contents, _ = read(view, len(head.outputs))
+            contents = read(view, len(head.outputs))
             outputs = [
                 Tensor(output.name, output.datatype, output.shape, data)
                 for output, data in zip(head.outputs, contents, strict=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.processes.entries import ANSWERS, RETURNS
@@ -17,6 +18,8 @@ from rocserve.workers.entries import numbers, return_entries, returned_places
 
 _RETRY_SECONDS = 0.001
 """After a ring was full."""
+_REMEMBERED_LAYOUTS = 1024
+"""Of slots: clients send the same sizes again and again."""
 
 
 class FrontLinkEnd:
@@ -44,21 +47,18 @@ class FrontLinkEnd:
     def place(self, tensors: Sequence[Buffer], texts: Sequence[bytes] = ()) -> tuple[int, int]:
         """The place and the bytes of a slot that begins with the sizes (u64 each) of all of these; tensors lie behind
         them, then the texts. It is kept until the other end has returned it. Raises: HeapFull."""
-        table = numbers(len(tensors) + len(texts))
-        offsets, end = lay_out(map(len, tensors), table.size)
-        slot, view = self._heap.place(end + sum(map(len, texts)))
-        table.pack_into(view, 0, *map(len, tensors), *map(len, texts))
-        for offset, tensor in zip(offsets, tensors, strict=True):
-            size = len(tensor)
-            if size <= COPIED_IN_PLACE:
-                view[offset : offset + size] = tensor
+        contents = [*tensors, *texts]
+        table, bounds, size = _layout(tuple(map(len, contents)), len(tensors))
+        slot, view = self._heap.place(size)
+        view[: len(table)] = table
+        for (begin, end), content in zip(bounds, contents, strict=True):
+            if end - begin <= COPIED_IN_PLACE:
+                view[begin:end] = content
             else:
-                self._heap.write(slot.offset + offset, view, offset, tensor)
-        if texts:
-            view[end:] = b"".join(texts)
+                self._heap.write(slot.offset + begin, view, begin, content)
         self._slots[slot.offset] = slot
         self._trimmer.trim_later(self._heap, self.take_returns)
-        return slot.offset, len(view)
+        return slot.offset, size
 
     def text_place(self, text: bytes) -> int:
         slot, view = self._heap.place(len(text))
@@ -103,17 +103,29 @@ class FrontLinkEnd:
             slots.pop(place, None)
 
 
-def read(view: memoryview, tensors: int, texts: int = 0) -> tuple[list[Buffer], list[bytes]]:
+def read(view: memoryview, tensors: int, texts: int = 0) -> list[memoryview]:
     """What `place` has written: so many tensors, and so many texts."""
-    table = numbers(tensors + texts)
-    sizes = table.unpack_from(view)
+    count = tensors + texts
+    return [view[begin:end] for begin, end in _bounds(bytes(view[: 8 * count]), tensors)]
+
+
+@lru_cache(_REMEMBERED_LAYOUTS)
+def _layout(sizes: tuple[int, ...], tensors: int) -> tuple[bytes, tuple[tuple[int, int], ...], int]:
+    """The table of a slot, where each of what stands behind it begins and ends, and the slot's bytes. `tensors`: so
+    many of the sizes are of tensors, the others of texts."""
+    table = numbers(len(sizes))
     offsets, end = lay_out(sizes[:tensors], table.size)
-    contents: list[Buffer] = [view[offset : offset + size] for offset, size in zip(offsets, sizes, strict=False)]
-    told: list[bytes] = []
     for size in sizes[tensors:]:
-        told.append(bytes(view[end : end + size]))
+        offsets.append(end)
         end += size
-    return contents, told
+    bounds = tuple((offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))
+    return table.pack(*sizes), bounds, end
+
+
+@lru_cache(_REMEMBERED_LAYOUTS)
+def _bounds(table: bytes, tensors: int) -> tuple[tuple[int, int], ...]:
+    """As `_layout`, of a table that has come."""
+    return _layout(numbers(len(table) // 8).unpack(table), tensors)[1]
 
 
 def _nobody() -> None:

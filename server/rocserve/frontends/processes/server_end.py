@@ -173,14 +173,14 @@ class FrontLink:
     def _begin(self, flags: int, token: int, head_number: int, place: int, nbytes: int, deadline_ns: int) -> None:
         head = self._heads[head_number]
         view = self._requests_heap.view(place, nbytes)
-        data, (details_text, origin) = read(view, len(head.inputs), 2)
+        *data, details_text, origin = read(view, len(head.inputs), 2)
         request_id, sequence = "", None
         if details_text:
-            details = read_details(details_text)
+            details = read_details(bytes(details_text))
             request_id = details.request_id
             if details.correlation_id or details.flags:
                 sequence = SequenceTag(details.correlation_id, bool(details.flags & 1), bool(details.flags & 2))
-        responder = self._open[token] = RemoteResponder(self, token, bool(flags & SINGLE), origin)
+        responder = self._open[token] = RemoteResponder(self, token, bool(flags & SINGLE), bytes(origin))
         request = InferRequest(
             head,
             request_id,
