@@ -39,11 +39,12 @@ import sys
 import time
 
 import triton_python_backend_utils as pb_utils
+from rocserve.core.tensors import TensorHead
 from rocserve.core.custom_metrics import MetricChange, MetricChanges, MetricKind
 from rocserve.core.datatypes import DataType
 from rocserve.core.plain import to_json
 from rocserve.workers.entries import CALL, DONE, ENTRY, ONCE, RESULT, RESULT_LAYOUT, RESULTS, EACH, numbers
-from rocserve.workers.messages import CallLayout, Progress, ResultLayout, TensorHead, Unload
+from rocserve.workers.messages import CallLayout, Progress, ResultLayout, Unload
 from rocserve.workers.request_executor import RequestExecutor
 from rocserve.workers.wire import encode_frame
 

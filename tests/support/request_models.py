@@ -83,7 +83,7 @@ class Answers:
         self.expects_many = True
 
     def send(self, response: InferResponse, final: bool = True) -> None:
-        response.outputs = [tensor.copied() for tensor in response.outputs]
+        response.data = [bytes(data) for data in response.data]
         self._tell(lambda: self.responses.append(response), final)
 
     def end(self) -> None:

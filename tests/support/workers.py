@@ -20,16 +20,17 @@ from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig, OutputConfig
-from rocserve.core.tensors import Buffer, tensor_from_numpy
+from rocserve.core.tensors import Buffer, TensorHead, tensor_from_numpy
 from rocserve.plane.loop import PlaneLoop
 from rocserve.settings import EngineSettings
 from rocserve.workers.channel import Channel
 from rocserve.workers.channel_mail import ChannelMail
 from rocserve.workers.group import WorkerGroup, WorkerPlan
 from rocserve.workers.launcher import WorkerLauncher
-from rocserve.workers.messages import Load, TensorHead
+from rocserve.workers.messages import Load
 from rocserve.workers.request_layouts import BatchForm, Member, RequestForm, RequestLayout
 from rocserve.workers.results import BatchOutcome
+from support.outputs import tensors_of
 
 LOG = logging.getLogger("rocserve.test.workers")
 
@@ -182,7 +183,7 @@ def submit(
         outputs = []
         if outcome.error is None:
             outputs = [
-                {tensor.name: np.array(tensor.numpy()) for tensor in outcome.outputs_of(index)}
+                {tensor.name: np.array(tensor.numpy()) for tensor in tensors_of(outcome.outputs_of(index))}
                 for index in range(len(sizes))
             ]
         times = (outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)

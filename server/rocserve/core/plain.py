@@ -1,7 +1,8 @@
 """Dataclasses to JSON and back, guided by their type hints.
 
-Covers what the messages are made of: dataclasses, enums (by value), tuples, frozensets, mappings, unions of plain
-values, None. Nothing is ever executed or imported because of what a message says, unlike with pickle.
+Covers what the messages are made of: dataclasses, named tuples (as lists), enums (by value), tuples, frozensets,
+mappings, unions of plain values, None. Nothing is ever executed or imported because of what a message says, unlike with
+pickle.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ def _reader(key: Hashable) -> _Reader:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _dataclass_reader(hint)
+    if isinstance(hint, type) and issubclass(hint, tuple):
+        return _named_tuple_reader(hint)
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return hint
     if origin is tuple:
@@ -102,6 +105,17 @@ def _dataclass_reader(kind: type[Any]) -> _Reader:
         if entries.keys() != readers.keys():
             raise ValueError(f"fields {sorted(entries)} are not those of {kind.__name__}")
         return kind(**{name: readers[name](entry) for name, entry in entries.items()})
+
+    return read
+
+
+def _named_tuple_reader(kind: type[Any]) -> _Reader:
+    readers = [_reader(hint) for hint in typing.get_type_hints(kind).values()]
+
+    def read(plain: Any) -> Any:
+        if len(_expect(list, plain)) != len(readers):
+            raise ValueError(f"{len(plain)} fields are not those of {kind.__name__}")
+        return kind(*[reader(entry) for reader, entry in zip(readers, plain, strict=True)])
 
     return read
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.phases import PhaseTotals
 from rocserve.core.sequences import SequenceTag
-from rocserve.core.tensors import Buffer, Tensor
+from rocserve.core.tensors import Buffer, Tensor, TensorHead, heads_of
 from rocserve.core.trace import Trace
 
 ParameterValue = bool | int | float | str
@@ -94,20 +95,47 @@ class InferRequest:
     """Of each input, what `tensors.count_elements` has found; None = its elements are still to be counted."""
 
 
-@dataclass(slots=True, eq=False)
-class InferResponse:
-    """The answer to one request. Tensors may be views that are valid only while the responder is being called."""
+class ResponseHead(NamedTuple):
+    """What many responses of a model have in common. A tuple, for it is what much is remembered by."""
 
     model_name: str
     model_version: str
+    outputs: tuple[TensorHead, ...]
+
+
+@dataclass(slots=True, eq=False)
+class InferResponse:
+    """The answer to one request. Its data may be views that are valid only while the responder is being called."""
+
+    head: ResponseHead
     id: str
-    outputs: list[Tensor]
-    parameters: Parameters = field(default_factory=dict)
+    data: list[Buffer]
+    """The bytes of `head.outputs`, in their order."""
+    parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
     in_shared_memory: Collection[str] = ()
     """The outputs that have been left in the client's shared memory: their data are empty, and the client is told their
     names, datatypes and shapes."""
     is_typed: bool = False
     """The outputs are to go out element by element, in fields of their datatypes."""
+
+    @classmethod
+    def of(
+        cls,
+        model_name: str,
+        model_version: str,
+        request_id: str,
+        outputs: Iterable[Tensor],
+        parameters: Parameters = NO_PARAMETERS,
+    ) -> InferResponse:
+        """One whose outputs are these."""
+        tensors = list(outputs)
+        heads = heads_of(tensors)
+        data = [each.data for each in tensors]
+        return cls(ResponseHead(model_name, model_version, heads), request_id, data, parameters)
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        return [Tensor(*head, data) for head, data in zip(self.head.outputs, self.data, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from rocserve.core.forwarding import ForwardingResponder
 from rocserve.core.model_config import InputConfig, ModelConfig
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
 from rocserve.core.serving import Responder
-from rocserve.core.tensors import Buffer, Tensor, encode_bytes_elements
+from rocserve.core.tensors import Buffer, TensorHead, encode_bytes_elements
 
 _REMEMBERED_HEADS = 1024
 _LENGTH_BYTES = 4
@@ -119,12 +119,11 @@ class _ItemResponder(ForwardingResponder):
 
     def send(self, response: InferResponse, final: bool = True) -> None:
         if self._is_item:
-            response.outputs = [_without_batch(tensor) for tensor in response.outputs]
+            outputs = tuple([_without_batch(head) for head in response.head.outputs])
+            response.head = response.head._replace(outputs=outputs)
         response.is_typed = self._is_typed
         self._responder.send(response, final)
 
 
-def _without_batch(tensor: Tensor) -> Tensor:
-    if tensor.shape[:1] != (1,):
-        return tensor
-    return Tensor(tensor.name, tensor.datatype, tensor.shape[1:], tensor.data)
+def _without_batch(head: TensorHead) -> TensorHead:
+    return head._replace(shape=head.shape[1:]) if head.shape[:1] == (1,) else head

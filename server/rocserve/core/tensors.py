@@ -6,7 +6,7 @@ import math
 import struct
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,14 @@ _LARGEST_EXTENT = (1 << 63) - 1
 """Of a dimension, as the protocol has it."""
 COUNTED_AT_ONCE = 32768
 """Elements of BYTES whose lengths are followed in a step: some 4 ms."""
+
+
+class TensorHead(NamedTuple):
+    """A tensor without its data. A tuple, for it is what much is remembered by."""
+
+    name: str
+    datatype: DataType
+    shape: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -52,6 +60,10 @@ class Tensor:
     def copied(self) -> Tensor:
         """The same tensor on memory of its own."""
         return Tensor(self.name, self.datatype, self.shape, bytes(self.data))
+
+
+def heads_of(tensors: Iterable[Tensor]) -> tuple[TensorHead, ...]:
+    return tuple([TensorHead(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in tensors])
 
 
 def can_hold(datatype: DataType, shape: tuple[int, ...], nbytes: int) -> bool:

@@ -12,14 +12,14 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.ragged import ragged_batching
 from rocserve.core.requests import InferResponse
 from rocserve.core.statistics import ModelStatistics
-from rocserve.core.tensors import Tensor
+from rocserve.core.tensors import TensorHead
 from rocserve.core.validation import RequestPlan
 from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.responses import ResponseMaker
 from rocserve.workers.channel import Channel
-from rocserve.workers.messages import TensorHead
 from rocserve.workers.request_details import client_parameters
 from rocserve.workers.request_layouts import BatchForm, Member, RequestForm, RequestLayout
+from rocserve.workers.results import Outputs
 
 _REMEMBERED_FORMS = 1024
 
@@ -33,7 +33,7 @@ class Outcome(Protocol):
     output_start_ns: int
     compute_end_ns: int
 
-    def outputs_of(self, request_index: int) -> list[Tensor]: ...
+    def outputs_of(self, request_index: int) -> Outputs: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -181,7 +181,7 @@ class BatchAnswerer:
                 answers.append(failures[index])
                 continue
             try:
-                answers.append(make(entry, outputs_of(index)))
+                answers.append(make(entry, *outputs_of(index)))
             except ServeError as refusal:
                 answers.append(refusal)
         return answers

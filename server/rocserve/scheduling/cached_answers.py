@@ -57,8 +57,7 @@ class CachedAnswers:
         self._statistics.record_cache_hit(started_ns, now_ns)
         if request.trace is not None and not self._is_ensemble:
             request.trace.note(QUEUE_START, started_ns)
-        outputs = list(cached.outputs)
-        answer = InferResponse(self._name, self._version, request.id, outputs, dict(cached.parameters))
+        answer = InferResponse(cached.head, request.id, list(cached.data), dict(cached.parameters))
         (in_order or responder).send(answer)
         return None
 

@@ -15,6 +15,7 @@ from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferResponse, Parameters
 from rocserve.core.statistics import ModelStatistics
+from rocserve.core.tensors import heads_of
 from rocserve.core.trace import Trace
 from rocserve.plane.loop import PlaneLoop
 from rocserve.scheduling.batch import BatchLayouts, FormedBatch, Outcome
@@ -178,7 +179,7 @@ class RequestBatches:
         if index in outcome.failures:
             return outcome.failures[index]
         try:
-            return self._responses.make_from_model(entry, outcome.outputs_of(index), outcome.parameters_of(index))
+            return self._responses.make(entry, *outcome.outputs_of(index), outcome.parameters_of(index))
         except ServeError as error:
             return error
 
@@ -197,7 +198,8 @@ class RequestBatches:
             told = answer
         else:
             try:
-                told = self._responses.make_from_model(single.entry, list(answer.outputs), answer.parameters)
+                data = [tensor.data for tensor in answer.outputs]
+                told = self._responses.make(single.entry, heads_of(answer.outputs), data, answer.parameters)
             except ServeError as error:
                 told = error
         if self._decoupled:

@@ -6,8 +6,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from rocserve.core.requests import InferResponse, Parameters
-from rocserve.core.tensors import Tensor
+from rocserve.core.requests import InferResponse, Parameters, ResponseHead
 
 _ENTRY_BYTES = 256
 _TENSOR_BYTES = 256
@@ -18,16 +17,17 @@ _TENSOR_BYTES = 256
 class CachedResponse:
     """A response on memory of its own."""
 
-    outputs: tuple[Tensor, ...]
+    head: ResponseHead
+    data: tuple[bytes, ...]
     parameters: Parameters
     nbytes: int
 
 
 def copied_response(response: InferResponse) -> CachedResponse:
     """What is kept of a response."""
-    outputs = tuple(tensor.copied() for tensor in response.outputs)
-    nbytes = _ENTRY_BYTES + sum(_TENSOR_BYTES + len(tensor.data) for tensor in outputs)
-    return CachedResponse(outputs, dict(response.parameters), nbytes)
+    data = tuple(map(bytes, response.data))
+    nbytes = _ENTRY_BYTES + sum(_TENSOR_BYTES + len(each) for each in data)
+    return CachedResponse(response.head, data, dict(response.parameters), nbytes)
 
 
 class ResponseCache:

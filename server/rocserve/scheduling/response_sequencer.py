@@ -85,7 +85,7 @@ class OrderedResponder(ForwardingResponder):
     def send(self, response: InferResponse, final: bool = True) -> None:
         if not self._ticket.is_next:
             # The tensors are views on memory that is used again when this call returns.
-            response.outputs = [tensor.copied() for tensor in response.outputs]
+            response.data = [bytes(data) for data in response.data]
         self._ticket.send(lambda: self._responder.send(response, final), final)
 
     def end(self) -> None:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from rocserve.core.classification import classify
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.requests import NO_PARAMETERS, InferResponse, Parameters
-from rocserve.core.tensors import Tensor
-from rocserve.core.validation import reshape_dims
+from rocserve.core.requests import NO_PARAMETERS, InferResponse, Parameters, ResponseHead
+from rocserve.core.tensors import Buffer, Tensor, TensorHead
+from rocserve.core.validation import RequestPlan, reshape_dims
 from rocserve.scheduling.entry import QueuedRequest
+
+_REMEMBERED_FORMS = 1024
+
+
+class _Form(NamedTuple):
+    """What responses are made of outputs that are alike."""
+
+    head: ResponseHead
+    wanted: Sequence[int] | None
+    """Which of the outputs; None: all of them."""
 
 
 class ResponseMaker:
@@ -21,58 +32,56 @@ class ResponseMaker:
         self._version = str(version)
         self._batching = config.max_batch_size > 0
         self._outputs = {output.name: output for output in config.outputs}
-        self._reshapes = any(output.reshape is not None for output in config.outputs)
+        self._forms: dict[tuple[RequestPlan, tuple[TensorHead, ...]], _Form] = {}
 
-    def make(self, entry: QueuedRequest, outputs: list[Tensor]) -> InferResponse:
-        """The response to a request; its tensors are views on `outputs`.
+    def make(
+        self,
+        entry: QueuedRequest,
+        heads: tuple[TensorHead, ...],
+        data: list[Buffer],
+        parameters: Parameters = NO_PARAMETERS,
+    ) -> InferResponse:
+        """The response to a request, of all outputs that it wants.
 
         Raises:
             ServeError: an output is not what the configuration says of it.
         """
         plan = entry.plan
         try:
-            if len(outputs) != len(plan.outputs):
-                wanted = set(plan.outputs)
-                outputs = [tensor for tensor in outputs if tensor.name in wanted]
-            if self._reshapes:
-                outputs = [self._reshaped(tensor) for tensor in outputs]
+            form = self._forms.get((plan, heads)) or self._form(plan, heads)
+            if form.wanted is not None:
+                data = [data[index] for index in form.wanted]
+            response = InferResponse(form.head, entry.request.id, data, parameters)
             if plan.classifications:
-                outputs = [self._classified(tensor, plan.classifications) for tensor in outputs]
+                outputs = [self._classified(tensor, plan.classifications) for tensor in response.outputs]
+                response = InferResponse.of(self._name, self._version, entry.request.id, outputs, parameters)
         except ServeError:
             raise
         except Exception as error:
             # A worker may say anything of its outputs, and its client is to be answered all the same.
             raise internal(f"the model's outputs make no response: {error!r}") from error
-        return InferResponse(self._name, self._version, entry.request.id, outputs)
-
-    def make_from_model(
-        self, entry: QueuedRequest, outputs: list[Tensor], parameters: Parameters = NO_PARAMETERS
-    ) -> InferResponse:
-        """The same of what a user's model gives, which may be anything."""
-        wanted = [tensor for tensor in outputs if tensor.name in entry.plan.outputs]
-        if self._reshapes:
-            for tensor in wanted:
-                self._check_rank(tensor)
-        response = self.make(entry, wanted)
-        response.parameters = parameters
         return response
 
-    def _check_rank(self, tensor: Tensor) -> None:
-        reshape = self._outputs[tensor.name].reshape
-        lead = 1 if self._batching else 0
-        if reshape is not None and len(tensor.shape) != len(reshape) + lead:
-            raise internal(
-                f"output '{tensor.name}' has the shape {list(tensor.shape)}, expected {len(reshape) + lead} dimensions,"
-                f" for the configuration reshapes it from {list(reshape)}"
-            )
+    def _form(self, plan: RequestPlan, heads: tuple[TensorHead, ...]) -> _Form:
+        wanted = [index for index, head in enumerate(heads) if head.name in plan.outputs]
+        outputs = tuple([self._reshaped(heads[index]) for index in wanted])
+        if len(self._forms) >= _REMEMBERED_FORMS:
+            self._forms.clear()
+        head = ResponseHead(self._name, self._version, outputs)
+        form = self._forms[plan, heads] = _Form(head, wanted if len(wanted) < len(heads) else None)
+        return form
 
-    def _reshaped(self, tensor: Tensor) -> Tensor:
-        config = self._outputs[tensor.name]
-        if config.reshape is None:
-            return tensor
-        lead = tensor.shape[:1] if self._batching else ()
-        dims = reshape_dims(tensor.shape[len(lead) :], config.reshape, config.dims)
-        return Tensor(tensor.name, tensor.datatype, (*lead, *dims), tensor.data)
+    def _reshaped(self, head: TensorHead) -> TensorHead:
+        config = self._outputs.get(head.name)
+        if config is None or config.reshape is None:
+            return head
+        lead = head.shape[:1] if self._batching else ()
+        if len(head.shape) != len(config.reshape) + len(lead):
+            raise internal(
+                f"output '{head.name}' has the shape {list(head.shape)}, expected {len(config.reshape) + len(lead)}"
+                f" dimensions, for the configuration reshapes it from {list(config.reshape)}"
+            )
+        return head._replace(shape=(*lead, *reshape_dims(head.shape[len(lead) :], config.reshape, config.dims)))
 
     def _classified(self, tensor: Tensor, classifications: Mapping[str, int]) -> Tensor:
         count = classifications.get(tensor.name, 0)

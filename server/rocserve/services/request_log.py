@@ -31,8 +31,8 @@ class LoggedResponder(ForwardingResponder):
         if final:
             self._say(
                 "inference of model '%s' version %s ends: OK after %.3f ms",
-                response.model_name,
-                response.model_version,
+                response.head.model_name,
+                response.head.model_version,
                 self._milliseconds,
             )
         self._responder.send(response, final)

@@ -14,19 +14,15 @@ from rocserve.backends.request_model import Answer, ModelCall, ModelResponse
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.plain import from_json, to_json
-from rocserve.core.tensors import Tensor, can_hold, flat_octets
+from rocserve.core.tensors import Tensor, TensorHead, can_hold, flat_octets, heads_of
 from rocserve.plane.heap import Heap, HeapReader, Slot, aligned, lay_out
 from rocserve.workers.entries import LONGEST_TEXT_BYTES, numbers
-from rocserve.workers.messages import CallLayout, ResultLayout, TensorHead
+from rocserve.workers.messages import CallLayout, ResultLayout
 from rocserve.workers.wire import LONGEST_TEXT
 
 _Place = TypeVar("_Place")
 
 _MOST_NUMBERS = 1 << 16
-
-
-def heads_of(tensors: Sequence[Tensor]) -> tuple[TensorHead, ...]:
-    return tuple([TensorHead(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in tensors])
 
 
 def call_layout(call: ModelCall) -> CallLayout:
@@ -137,9 +133,7 @@ def _tensors(heads: Sequence[TensorHead], contents: Sequence[memoryview | bytear
         raise ValueError(f"{len(contents)} tensors, told of {len(heads)}")
     for head, content in zip(heads, contents, strict=True):
         check_size(head.name, head, len(content))
-    return [
-        Tensor(head.name, head.datatype, head.shape, content) for head, content in zip(heads, contents, strict=True)
-    ]
+    return [Tensor(*head, content) for head, content in zip(heads, contents, strict=True)]
 
 
 def check_size(name: str, of: Tensor | TensorHead, size: int) -> None:

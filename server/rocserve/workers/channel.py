@@ -504,8 +504,8 @@ class Channel:
                 outcome.add_failure(index, _error(code, _part(view, b, c)))
             else:
                 sizes = all_sizes[index : index + 1] if each else all_sizes
-                slices, layout = results.read(view, number, b, c, sizes, None if each else batch.cuts)
-                outcome.add(index, b, slices, layout)
+                parts, layout = results.read(view, number, b, c, sizes, None if each else batch.cuts)
+                outcome.add(index, b, parts, layout)
             index += 1 if each else len(all_sizes)
         if index != len(all_sizes):
             raise ValueError(f"results of {index} requests where there are {len(all_sizes)}")
@@ -523,10 +523,8 @@ class Channel:
             answer = self._error(code, place, count)
             self._to_return.append(place)
         elif not flags & NONE:
-            view, slices, layout = self._results.read_at(place, number, count)
-            outputs = [
-                Tensor(name, datatype, shape, view[start:end]) for name, datatype, shape, start, end in slices[0]
-            ]
+            (heads, contents), layout = self._results.read_at(place, number, count)
+            outputs = [Tensor(*head, data) for head, data in zip(heads, contents, strict=True)]
             answer = ModelResponse(outputs, layout.parameters)
             self._to_return.append(place)
         if final:

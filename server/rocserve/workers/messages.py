@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rocserve.core.custom_metrics import MetricChanges
-from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.core.requests import NO_PARAMETERS, Parameters, Signature
+from rocserve.core.tensors import TensorHead
 from rocserve.settings import EngineSettings
 from rocserve.workers.isolation import Confinement
 
@@ -100,15 +100,6 @@ class Verbosity:
 
 
 ControlMessage = Load | Loaded | LoadFailed | Progress | MetricChanges | WarmUp | WarmedUp | Unload | Verbosity
-
-
-@dataclass(frozen=True, slots=True)
-class TensorHead:
-    """A tensor in a heap, without where it lies."""
-
-    name: str
-    datatype: DataType
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,8 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.plain import to_json
 from rocserve.core.requests import NO_PARAMETERS, Parameters
-from rocserve.core.tensors import Buffer
+from rocserve.core.tensors import Buffer, TensorHead
 from rocserve.plane.heap import COPIED_IN_PLACE, Heap, lay_out
-from rocserve.workers.messages import TensorHead
 
 
 @dataclass(frozen=True, slots=True)

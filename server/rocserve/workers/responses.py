@@ -9,7 +9,7 @@ from rocserve.backends.request_model import Answer, ModelResponse, Rescheduled, 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.plain import to_json
-from rocserve.core.tensors import Buffer, flat_octets
+from rocserve.core.tensors import Buffer, TensorHead, flat_octets
 from rocserve.plane.heap import aligned
 from rocserve.workers.entries import (
     AGAIN,
@@ -21,11 +21,8 @@ from rocserve.workers.entries import (
     RESPONSE,
     numbers,
 )
-from rocserve.workers.messages import ResultLayout, TensorHead
+from rocserve.workers.messages import ResultLayout
 from rocserve.workers.worker_end import OutgoingResult, SharedWorkerEnd, checked, error_result
-
-_Head = tuple[str, DataType, tuple[int, ...]]
-"""The fields of a TensorHead; made for each output of each request, and compared, in a fraction of its time."""
 
 
 class ResponseWriter:
@@ -33,7 +30,7 @@ class ResponseWriter:
 
     def __init__(self, end: SharedWorkerEnd) -> None:
         self._end = end
-        self._texts: dict[tuple[_Head, ...], bytes] = {}
+        self._texts: dict[tuple[TensorHead, ...], bytes] = {}
 
     def result(self, answer: Answer | None) -> OutgoingResult:
         """For a request of a batch that is done; None: it is answered beside the batch."""
@@ -75,7 +72,7 @@ class ResponseWriter:
     def _response(self, answer: ModelResponse) -> OutgoingResult:
         """Raises: ServeError: INTERNAL, an output's bytes are not those of its shape."""
         contents: list[tuple[int, Buffer]] = [(0, b"")]
-        heads: list[_Head] = []
+        heads: list[TensorHead] = []
         table: list[int] = []
         position = 16 * len(answer.outputs)
         for tensor in answer.outputs:
@@ -84,7 +81,7 @@ class ResponseWriter:
             if datatype is not DataType.BYTES and nbytes != math.prod(shape) * datatype.itemsize:
                 expected = math.prod(shape) * datatype.itemsize
                 raise internal(f"output '{name}' of shape {list(shape)} needs {expected} bytes, got {nbytes}")
-            heads.append((name, datatype, shape))
+            heads.append(TensorHead(name, datatype, shape))
             start = aligned(position)
             table += (start, nbytes)
             contents.append((start, content))
@@ -101,8 +98,8 @@ class ResponseWriter:
         return OutgoingResult(0, 0, self._end.layout_number(text), len(table), position, contents)
 
 
-def _text(heads: tuple[_Head, ...], answer: ModelResponse) -> bytes:
-    return checked(to_json(ResultLayout(tuple([TensorHead(*head) for head in heads]), parameters=answer.parameters)))
+def _text(heads: tuple[TensorHead, ...], answer: ModelResponse) -> bytes:
+    return checked(to_json(ResultLayout(heads, parameters=answer.parameters)))
 
 
 class BatchedResponder:

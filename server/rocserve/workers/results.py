@@ -10,24 +10,27 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.plain import from_json
 from rocserve.core.requests import NO_PARAMETERS, Parameters
-from rocserve.core.tensors import Tensor, can_hold
+from rocserve.core.tensors import Buffer, TensorHead, can_hold
 from rocserve.plane.heap import HeapReader
 from rocserve.workers.entries import LONGEST_TEXT_BYTES, ONCE, REMEMBERED_LAYOUTS, numbers
-from rocserve.workers.messages import ResultLayout, TensorHead
+from rocserve.workers.messages import ResultLayout
 from rocserve.workers.wire import status_code
 
-OutputSlice = tuple[str, DataType, tuple[int, ...], int, int]
-"""Name, datatype, shape, first byte and end of one request's part of an output."""
+Outputs = tuple[tuple[TensorHead, ...], list[Buffer]]
+"""What one request's part of a result is, and its bytes."""
+Part = tuple[tuple[TensorHead, ...], Sequence[tuple[int, int]]]
+"""What one request's part of a result is, and the first byte and the end of each of its outputs."""
 
 OutputCuts = Mapping[str, Sequence[tuple[int, ...]]]
 """By output, the shape of each request's part, where that is not the request's rows."""
 
 _MOST_REMEMBERED = 8192
-"""Slices; a few hundred bytes each."""
+"""Outputs of requests; a few hundred bytes each."""
 _MOST_NUMBERS = 1 << 16
 """Of one result."""
 
 NO_CUTS: OutputCuts = {}
+_NO_PART: Part = ((), ())
 _NOTHING = memoryview(b"")
 _ALONE = (1,)
 """A request whose result is not cut."""
@@ -61,19 +64,16 @@ class BatchOutcome:
         self._view = view
         self._open: set[int] | None = None
         self._parameters: dict[int, Parameters] | None = None
-        self._parts: list[tuple[int, Sequence[OutputSlice]]] = []
+        self._parts: list[tuple[int, Part]] = []
         """By request: where the memory of its outputs begins, and where in it they lie."""
         self._release: Callable[[int], None] | None = None
         self._place = 0
 
-    def outputs_of(self, request_index: int) -> list[Tensor]:
+    def outputs_of(self, request_index: int) -> Outputs:
         """One request's rows of each output, as views on the worker's heap."""
-        start, slices = self._parts[request_index]
+        start, (heads, bounds) = self._parts[request_index]
         view = self._view
-        return [
-            Tensor(name, datatype, shape, view[start + begin : start + end])
-            for name, datatype, shape, begin, end in slices
-        ]
+        return heads, [view[start + begin : start + end] for begin, end in bounds]
 
     def is_open(self, request_index: int) -> bool:
         """Whether the model answers the request, or has answered it, by responses of its own."""
@@ -83,28 +83,27 @@ class BatchOutcome:
         """What the model says beside the outputs of its response to a request."""
         return NO_PARAMETERS if self._parameters is None else self._parameters.get(request_index, NO_PARAMETERS)
 
-    def add(self, index: int, start: int, slices: Sequence[Sequence[OutputSlice]], layout: ResultLayout) -> None:
+    def add(self, index: int, start: int, parts: Sequence[Part], layout: ResultLayout) -> None:
         """A result, of the requests from `index` on. Raises: ValueError."""
         if layout.parameters:
             if self._parameters is None:
                 self._parameters = {}
             self._parameters[index] = layout.parameters
-        for part in slices:
-            self._parts.append((start, part))
+        self._parts += [(start, part) for part in parts]
         for failure in layout.failures:
-            if not 0 <= failure.request_index < len(slices):
-                raise ValueError(f"a failure of request {failure.request_index} of {len(slices)}")
+            if not 0 <= failure.request_index < len(parts):
+                raise ValueError(f"a failure of request {failure.request_index} of {len(parts)}")
             self.failures[index + failure.request_index] = ServeError(status_code(failure.code), failure.text)
 
     def add_open(self, index: int) -> None:
         if self._open is None:
             self._open = set()
         self._open.add(index)
-        self._parts.append((0, ()))
+        self._parts.append((0, _NO_PART))
 
     def add_failure(self, index: int, error: ServeError) -> None:
         self.failures[index] = error
-        self._parts.append((0, ()))
+        self._parts.append((0, _NO_PART))
 
     def keep_until_release(self, release: Callable[[int], None], place: int) -> None:
         """`release` gives the memory at that place back."""
@@ -127,9 +126,7 @@ class ResultReader:
     def __init__(self, heap: HeapReader) -> None:
         self._heap = heap
         self._layouts: dict[int, ResultLayout] = {}
-        self._slices: dict[
-            tuple[int, bytes, tuple[int, ...]], tuple[int, Sequence[Sequence[OutputSlice]], ResultLayout]
-        ] = {}
+        self._parts: dict[tuple[int, bytes, tuple[int, ...]], tuple[int, Sequence[Part], ResultLayout]] = {}
         self._remembered = 0
         self._once: ResultLayout | None = None
 
@@ -159,8 +156,8 @@ class ResultReader:
         count: int,
         sizes: tuple[int, ...],
         cuts: OutputCuts | None = None,
-    ) -> tuple[Sequence[Sequence[OutputSlice]], ResultLayout]:
-        """For each request the slices of a result, counted from `start`, and the result's layout.
+    ) -> tuple[Sequence[Part], ResultLayout]:
+        """For each request its part of a result, counted from `start`, and the result's layout.
 
         Args:
             view: the slot of the result, whose numbers begin at its byte `start`.
@@ -170,7 +167,7 @@ class ResultReader:
         once, self._once = self._once, None
         table = bytes(view[start : start + 8 * count])
         key = (number, table, sizes)
-        known = self._slices.get(key) if once is None and cuts is None else None
+        known = self._parts.get(key) if once is None and cuts is None else None
         if known is None:
             layout = once or self._layouts.get(number)
             if layout is None:
@@ -181,31 +178,31 @@ class ResultReader:
             if once is None and cuts is None:
                 self._remembered += len(sizes) * len(layout.outputs) + 1
                 if self._remembered > _MOST_REMEMBERED:
-                    self._slices.clear()
+                    self._parts.clear()
                     self._remembered = 0
-                self._slices[key] = known
-        end, slices, layout = known
+                self._parts[key] = known
+        end, parts, layout = known
         if start + end > len(view):
             raise ValueError(f"a result of {end} bytes at byte {start} of {len(view)}")
-        return slices, layout
+        return parts, layout
 
-    def read_at(
-        self, place: int, number: int, count: int
-    ) -> tuple[memoryview, Sequence[Sequence[OutputSlice]], ResultLayout]:
-        """The memory of a single result in a slot of its own, its slices, and its layout."""
+    def read_at(self, place: int, number: int, count: int) -> tuple[Outputs, ResultLayout]:
+        """A single result in a slot of its own, and its layout."""
         if count > _MOST_NUMBERS:
             raise ValueError(f"a result with {count} numbers")
         table = numbers(count).unpack(self._heap.checked(place, 8 * count))
         end = max(8 * count, *[start + nbytes for start, nbytes in zip(table[0::2], table[1::2], strict=True)])
         view = self._heap.checked(place, end)
-        return view, *self.read(view, number, 0, count, _ALONE)
+        ((heads, bounds),), layout = self.read(view, number, 0, count, _ALONE)
+        return (heads, [view[begin:end] for begin, end in bounds]), layout
 
 
 def _cut(
     layout: ResultLayout, numbers: Sequence[int], request_sizes: tuple[int, ...], cuts: OutputCuts
-) -> tuple[int, Sequence[Sequence[OutputSlice]]]:
-    """Where a result ends, and each request's slices."""
-    slices: list[list[OutputSlice]] = [[] for _ in request_sizes]
+) -> tuple[int, Sequence[Part]]:
+    """Where a result ends, and each request's part."""
+    heads: list[list[TensorHead]] = [[] for _ in request_sizes]
+    places: list[list[tuple[int, int]]] = [[] for _ in request_sizes]
     position, end, total = 2 * len(layout.outputs), 8 * len(numbers), 0
     if position > len(numbers):
         raise ValueError(f"{len(numbers)} numbers for {len(layout.outputs)} outputs")
@@ -214,34 +211,35 @@ def _cut(
         if not can_hold(head.datatype, head.shape, nbytes):
             raise ValueError(f"output '{head.name}' of shape {list(head.shape)} has {nbytes} bytes")
         end, total = max(end, offset + nbytes), total + nbytes
+        shapes: Sequence[tuple[int, ...]] = (head.shape,)
+        bounds: Sequence[int] = (0, nbytes)
         if head.name in cuts:
             shapes = cuts[head.name]
-            for part, shape, (begin, finish) in zip(slices, shapes, _part_bounds(head, shapes, nbytes), strict=True):
-                part.append((head.name, head.datatype, shape, offset + begin, offset + finish))
-            continue
-        if len(request_sizes) == 1:
-            slices[0].append((head.name, head.datatype, head.shape, offset, offset + nbytes))
-            continue
-        if head.datatype is DataType.BYTES:
-            bounds = numbers[position : position + len(request_sizes) + 1]
-            position += len(bounds)
-        else:
-            bounds = _row_bounds(head, request_sizes)
-        _check_bounds(head, bounds, nbytes, request_sizes)
-        for request, size in enumerate(request_sizes):
-            begin, finish = bounds[request : request + 2]
-            slices[request].append((head.name, head.datatype, (size, *head.shape[1:]), offset + begin, offset + finish))
+            bounds = _part_bounds(head, shapes, nbytes)
+        elif len(request_sizes) > 1:
+            if head.datatype is DataType.BYTES:
+                bounds = numbers[position : position + len(request_sizes) + 1]
+                position += len(bounds)
+            else:
+                bounds = _row_bounds(head, request_sizes)
+            _check_bounds(head, bounds, nbytes, request_sizes)
+            shapes = [(size, *head.shape[1:]) for size in request_sizes]
+        for request, (shape, (begin, finish)) in enumerate(zip(shapes, itertools.pairwise(bounds), strict=True)):
+            heads[request].append(TensorHead(head.name, head.datatype, shape))
+            places[request].append((offset + begin, offset + finish))
     if total > end:
         raise ValueError(f"outputs of {total} bytes in {end} bytes of memory")
-    return end, slices
+    shared: dict[tuple[TensorHead, ...], tuple[TensorHead, ...]] = {}
+    told = [shared.setdefault(each, each) for each in map(tuple, heads)]
+    return end, list(zip(told, places, strict=True))
 
 
-def _part_bounds(head: TensorHead, shapes: Sequence[tuple[int, ...]], nbytes: int) -> Sequence[tuple[int, int]]:
+def _part_bounds(head: TensorHead, shapes: Sequence[tuple[int, ...]], nbytes: int) -> list[int]:
     """Where parts of these shapes lie, one behind the other."""
     ends = [count * head.datatype.itemsize for count in itertools.accumulate(map(math.prod, shapes))]
     if ends[-1] != nbytes:
         raise ValueError(f"output '{head.name}' of {nbytes} bytes is to be cut into {ends[-1]}")
-    return list(itertools.pairwise((0, *ends)))
+    return [0, *ends]
 
 
 def _row_bounds(head: TensorHead, request_sizes: tuple[int, ...]) -> list[int]:

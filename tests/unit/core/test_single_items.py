@@ -64,7 +64,7 @@ def taken_by(items: SingleItems, sent: InferRequest) -> InferRequest:
 def answer(items: SingleItems, sent: InferRequest) -> InferResponse:
     answers = Answers()
     outputs = [tensor_from_numpy("OUT", np.zeros((1, 2), np.float32))]
-    items.take(sent, answers)[1].send(InferResponse("m", "1", "id", outputs))
+    items.take(sent, answers)[1].send(InferResponse.of("m", "1", "id", outputs))
     return answers.responses[0]
 
 

@@ -265,7 +265,7 @@ plain_parameters = st.one_of(
     st.booleans(), st.integers(-(1 << 63), (1 << 64) - 1), st.floats(allow_nan=False), st.text(max_size=8)
 )
 responses = st.builds(
-    InferResponse,
+    InferResponse.of,
     names,
     st.sampled_from(["1", "2"]),
     st.text(max_size=140),
@@ -281,8 +281,8 @@ def test_responses(response: InferResponse) -> None:
         data = CODEC.encode_response(response)
         message = tritons.ModelInferResponse.FromString(data)
         assert (message.model_name, message.model_version, message.id) == (
-            response.model_name,
-            response.model_version,
+            response.head.model_name,
+            response.head.model_version,
             response.id,
         )
         assert [(output.name, output.datatype, tuple(output.shape)) for output in message.outputs] == [

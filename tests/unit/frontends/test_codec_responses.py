@@ -20,7 +20,9 @@ VALUES = np.arange(16, dtype="<i4").reshape(1, 16)
 
 def _response(**fields: object) -> InferResponse:
     outputs = [tensor_from_numpy("SUM", VALUES), tensor_from_numpy("DIFFERENCE", -VALUES)]
-    return InferResponse(**{"model_name": "m", "model_version": "1", "id": "17", "outputs": outputs, **fields})
+    return InferResponse.of(
+        **{"model_name": "m", "model_version": "1", "request_id": "17", "outputs": outputs, **fields}
+    )
 
 
 def _read(response: InferResponse) -> ModelInferResponse:
@@ -57,7 +59,7 @@ def test_a_remembered_head_takes_other_ids_data_and_lengths() -> None:
     codec = InferCodec()
     for request_id, texts in (("a", [b"x"]), ("", [b"y" * 1000]), ("é" * 100, [b""])):
         raw = encode_bytes_elements(texts)
-        response = _response(id=request_id, outputs=[Tensor("T", DataType.BYTES, (1,), raw)])
+        response = _response(request_id=request_id, outputs=[Tensor("T", DataType.BYTES, (1,), raw)])
         message = ModelInferResponse.FromString(codec.encode_response(response))
         assert (message.id, list(message.raw_output_contents)) == (request_id, [raw])
 
@@ -78,7 +80,7 @@ def test_other_heads_are_told_apart(change: dict[str, object]) -> None:
     codec.encode_response(_response())
     response = _response(**change)
     message = ModelInferResponse.FromString(codec.encode_response(response))
-    assert (message.model_name, message.model_version) == (response.model_name, response.model_version)
+    assert (message.model_name, message.model_version) == (response.head.model_name, response.head.model_version)
     assert [(output.name, output.datatype, tuple(output.shape)) for output in message.outputs] == [
         (tensor.name, tensor.datatype.value, tensor.shape) for tensor in response.outputs
     ]

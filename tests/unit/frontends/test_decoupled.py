@@ -7,6 +7,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -137,7 +138,7 @@ def stream(served: Any) -> Any:
 
 def response(request_id: str, value: int) -> InferResponse:
     data = np.array([value], np.int32).tobytes()
-    return InferResponse("many", "1", request_id, [Tensor("OUT", DataType.INT32, (1,), data)])
+    return InferResponse.of("many", "1", request_id, [Tensor("OUT", DataType.INT32, (1,), data)])
 
 
 def test_a_single_call_of_a_decoupled_model_is_refused(served: Any) -> None:
@@ -218,7 +219,7 @@ def test_a_response_that_cannot_be_said_is_told_as_an_error(
 ) -> None:
     def send(model: str, final: bool = True) -> None:
         parameters: dict[str, int] = {"n": 1 << 64}
-        models[model].next().send(InferResponse(model, "1", "a", [], parameters), final)
+        models[model].next().send(InferResponse.of(model, "1", "a", [], parameters), final)
 
     reason = "parameter 'n' is 18446744073709551616, which 64 bits do not hold"
     future = served.unary(INFER).future(pb.ModelInferRequest(model_name="one").SerializeToString(), timeout=10)
@@ -237,7 +238,7 @@ def test_a_response_that_cannot_be_said_is_told_as_an_error(
 def test_an_answer_that_cannot_be_typed_is_an_error(served: Any, models: dict[str, HandModel]) -> None:
     future = served.unary(INFER).future(pb.ModelInferRequest(model_name="one").SerializeToString(), timeout=10)
     output = Tensor("OUT", DataType.BF16, (1,), b"\0\0")
-    models["one"].next().send(InferResponse("one", "1", "a", [output], is_typed=True))
+    models["one"].next().send(replace(InferResponse.of("one", "1", "a", [output]), is_typed=True))
     assert future.code() is grpc.StatusCode.UNIMPLEMENTED
     assert "BF16, which has no typed contents" in future.details()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -15,7 +17,7 @@ from rocserve.protocol.grpc_service_pb2 import ModelInferResponse
 
 
 def response(*tensors: Tensor) -> InferResponse:
-    return InferResponse("m", "1", "id", list(tensors), {"told": 1}, is_typed=True)
+    return replace(InferResponse.of("m", "1", "id", tensors, {"told": 1}), is_typed=True)
 
 
 @pytest.mark.parametrize(

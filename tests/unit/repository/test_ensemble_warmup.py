@@ -71,7 +71,7 @@ class Member:
         if self._error is not None:
             responder.fail(self._error)
         else:
-            responder.send(InferResponse("member", "1", request.id, [tensor_from_numpy("Y", values * 2)]))
+            responder.send(InferResponse.of("member", "1", request.id, [tensor_from_numpy("Y", values * 2)]))
 
 
 def ensemble(member: Member, *samples: WarmupSample) -> EnsembleVersion:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 from support.hand_loop import Flag, HandLoop, Turned
+from support.outputs import outputs_from
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
@@ -23,6 +24,7 @@ from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.scheduler import SchedulerParts
 from rocserve.workers.channel import WorkerGone
 from rocserve.workers.request_layouts import BatchForm, Member
+from rocserve.workers.results import Outputs
 
 
 class Outcome:
@@ -36,11 +38,11 @@ class Outcome:
         self.released = False
         self._batch = batch
 
-    def outputs_of(self, request_index: int) -> list[Tensor]:
+    def outputs_of(self, request_index: int) -> Outputs:
         part = self._batch.requests[request_index][0]
         doubled = np.frombuffer(part, np.float32) * 2
         rows = self._batch.request_sizes[request_index]
-        return [Tensor("OUT", DataType.FP32, (rows, doubled.size // rows), doubled.tobytes())]
+        return outputs_from([Tensor("OUT", DataType.FP32, (rows, doubled.size // rows), doubled.tobytes())])
 
     def release(self) -> None:
         self.released = True
@@ -90,9 +92,7 @@ class Answer:
 
     def send(self, response: InferResponse, final: bool = True) -> None:
         assert not self.done.is_set(), "answered twice"
-        self.response = InferResponse(
-            response.model_name, response.model_version, response.id, [tensor.copied() for tensor in response.outputs]
-        )
+        self.response = InferResponse(response.head, response.id, [bytes(data) for data in response.data])
         self._finish()
 
     def expect_many(self) -> None:

@@ -71,7 +71,7 @@ class Member:
             return
         shape = plan.inputs[0].shape
         outputs = [Tensor(name, FP32, shape, memoryview(values.tobytes())) for name in plan.outputs]
-        responder.send(InferResponse(self.name, "1", request.id, outputs))
+        responder.send(InferResponse.of(self.name, "1", request.id, outputs))
 
 
 class Answer:
@@ -140,7 +140,7 @@ def test_a_chain_of_two():
     )
     answer = ask(version, 1, 2)
     assert answer.value() == [12, 13]
-    assert (answer.response.model_name, answer.response.id) == ("e", "id-1")
+    assert (answer.response.head.model_name, answer.response.id) == ("e", "id-1")
     assert version.statistics.snapshot().success.count == 1
 
 
@@ -243,7 +243,7 @@ def test_a_member_that_is_gone_is_named():
 def test_an_output_that_a_member_leaves_out_is_left_out_of_the_answer():
     class Silent(Member):
         def _answer(self, request, plan, responder) -> None:
-            responder.send(InferResponse(self.name, "1", request.id, []))
+            responder.send(InferResponse.of(self.name, "1", request.id, []))
 
     answer = ask(ensemble(Silent("a", plus(1)), steps=[step("a", "X", "Y")]), 1, 2)
     assert answer.error is None
@@ -384,7 +384,7 @@ def test_the_answers_of_a_decoupled_member_count_until_each_has_led_to_one():
     responder.expect_many()
     for value in (1.0, 2.0, 3.0):
         data = np.array([value, value], np.float32).tobytes()
-        responder.send(InferResponse("a", "1", "", [Tensor("OUT", FP32, (1, 2), data)]), final=False)
+        responder.send(InferResponse.of("a", "1", "", [Tensor("OUT", FP32, (1, 2), data)]), final=False)
     assert version.memory.answer_bytes == 24
     second.finish()
     assert answer.value() == [2, 2]

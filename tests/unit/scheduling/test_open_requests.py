@@ -11,19 +11,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from support.hand_loop import Flag, HandLoop, Turned
+from support.outputs import outputs_from
 
 from rocserve.backends.request_model import Answer, ModelResponse
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.latencies import FIRST_RESPONSE_HISTOGRAM, LatencyOptions
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.statistics import ModelStatistics
-from rocserve.core.tensors import Tensor, tensor_from_numpy
+from rocserve.core.tensors import tensor_from_numpy
 from rocserve.core.trace import Trace
 from rocserve.core.validation import RequestValidator
 from rocserve.scheduling.model_scheduler import ModelScheduler
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.scheduler import SchedulerParts
 from rocserve.workers.channel import RequestLost, WorkerGone
+from rocserve.workers.results import Outputs
 
 from .conftest import Answer as Responder
 from .conftest import config
@@ -45,8 +47,8 @@ class HandOutcome:
     def parameters_of(self, index: int) -> dict[str, int]:
         return {"index": index}
 
-    def outputs_of(self, index: int) -> list[Tensor]:
-        return [tensor_from_numpy("OUT", np.full((1, 1), index, np.float32))]
+    def outputs_of(self, index: int) -> Outputs:
+        return outputs_from([tensor_from_numpy("OUT", np.full((1, 1), index, np.float32))])
 
     def release(self) -> None:
         pass

@@ -9,15 +9,15 @@ from rocserve.scheduling.response_cache import CachedResponse, ResponseCache, co
 
 
 def entry(data: bytes) -> CachedResponse:
-    response = InferResponse("m", "1", "id", [Tensor("Y", DataType.UINT8, (len(data),), memoryview(data))], {"a": 1})
+    response = InferResponse.of("m", "1", "id", [Tensor("Y", DataType.UINT8, (len(data),), memoryview(data))], {"a": 1})
     return copied_response(response)
 
 
 def test_what_is_kept_is_a_copy() -> None:
     data = bytearray(b"abc")
-    kept = copied_response(InferResponse("m", "1", "", [Tensor("Y", DataType.UINT8, (3,), memoryview(data))]))
+    kept = copied_response(InferResponse.of("m", "1", "", [Tensor("Y", DataType.UINT8, (3,), memoryview(data))]))
     data[:] = b"xyz"
-    assert kept.outputs[0].data == b"abc"
+    assert kept.data[0] == b"abc"
     assert kept.nbytes > 3
 
 
@@ -47,7 +47,7 @@ def test_the_same_key_again_takes_the_place_of_the_first() -> None:
     cache.put("m", b"1", entry(b"new"))
     kept = cache.get("m", b"1")
     assert kept is not None
-    assert kept.outputs[0].data == b"new"
+    assert kept.data[0] == b"new"
     assert cache.nbytes == entry(b"new").nbytes
 
 
@@ -57,7 +57,7 @@ def test_owners_do_not_see_each_other_and_may_go() -> None:
     cache.put("b", b"1", entry(b"of b"))
     kept = cache.get("a", b"1")
     assert kept is not None
-    assert kept.outputs[0].data == b"of a"
+    assert kept.data[0] == b"of a"
     cache.forget("a")
     assert cache.get("a", b"1") is None
     assert cache.get("b", b"1") is not None

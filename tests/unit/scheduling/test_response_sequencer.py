@@ -48,7 +48,7 @@ def responders(said: list[str]) -> list[OrderedResponder]:
 
 
 def response(data: bytearray) -> InferResponse:
-    return InferResponse("m", "1", "", [Tensor("OUT", DataType.UINT8, (1, len(data)), memoryview(data))])
+    return InferResponse.of("m", "1", "", [Tensor("OUT", DataType.UINT8, (1, len(data)), memoryview(data))])
 
 
 def test_answers_that_come_in_order_are_given_at_once(responders, said) -> None:

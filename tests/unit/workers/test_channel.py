@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from support.outputs import tensors_of
 from support.workers import (
     LOG,
     BatchInput,
@@ -28,6 +29,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument, unavailable
 from rocserve.core.plain import to_json
 from rocserve.core.requests import NO_PARAMETERS
+from rocserve.core.tensors import TensorHead
 from rocserve.plane import trimming
 from rocserve.plane.heap import Heap, HeapFull
 from rocserve.plane.loop import PlaneLoop
@@ -56,7 +58,7 @@ from rocserve.workers.entries import (
     WORK,
     numbers,
 )
-from rocserve.workers.messages import RequestFailure, ResultLayout, TensorHead
+from rocserve.workers.messages import RequestFailure, ResultLayout
 from rocserve.workers.request_layouts import BatchForm
 from rocserve.workers.results import BatchOutcome
 from rocserve.workers.worker_end import OutgoingResult, ReceivedBatch, WorkerEnd, error_result
@@ -154,7 +156,7 @@ def test_an_answer_by_hand(peer: Peer) -> None:
     assert request.form.layout.requested_outputs == ("SUM",)
     peer.finish(batch, peer.result(b"\x07\x00\x00\x00" * 16))
     assert peer.arrived.acquire(timeout=5)
-    (tensor,) = peer.outcomes[0].outputs_of(0)
+    (tensor,) = tensors_of(peer.outcomes[0].outputs_of(0))
     assert tensor.numpy().tolist() == [[7] * 16]
     assert peer.outcomes[0].parameters_of(0) is NO_PARAMETERS
     times = (peer.outcomes[0].input_end_ns, peer.outcomes[0].output_start_ns)
@@ -179,7 +181,7 @@ def test_one_of_the_requests_failed(peer: Peer) -> None:
     peer.finish(batch, failed, peer.result(b"\x01\x00\x00\x00" * 16), each=True)
     assert peer.arrived.acquire(timeout=5)
     assert {index: error.text for index, error in peer.outcomes[0].failures.items()} == {0: "not this one"}
-    assert peer.outcomes[0].outputs_of(1)[0].numpy().tolist() == [[1] * 16]
+    assert tensors_of(peer.outcomes[0].outputs_of(1))[0].numpy().tolist() == [[1] * 16]
     peer.release()
 
 
@@ -368,7 +370,7 @@ def test_an_answer_just_before_the_end_counts(peer: Peer) -> None:
     assert [outcome.error is None for outcome in peer.outcomes] == [True, False, False]
     assert peer.outcomes[1].error is not None and peer.outcomes[1].error.text == "it is over"
     assert isinstance(peer.outcomes[2].error, WorkerGone)  # It was not in the engine yet.
-    assert peer.outcomes[0].outputs_of(0)[0].shape == (1, 16)
+    assert tensors_of(peer.outcomes[0].outputs_of(0))[0].shape == (1, 16)
     peer.release()
 
 
@@ -412,7 +414,7 @@ def test_what_is_released_after_the_end_is_given_back(plane: PlaneLoop) -> None:
     peer.execute()
     peer.finish(batch, peer.result(bytes(64)))
     assert peer.arrived.acquire(timeout=5)
-    tensor = peer.outcomes[0].outputs_of(0)[0]
+    tensor = tensors_of(peer.outcomes[0].outputs_of(0))[0]
     peer.end()
     assert bytes(tensor.data) == bytes(64)  # Still there to read.
     peer.release()
@@ -456,7 +458,7 @@ def test_layouts_beyond_all_that_are_remembered(peer: Peer) -> None:
             assert peer.arrived.acquire(timeout=5)
             outcome = peer.outcomes.pop()
             assert outcome.error is None
-            assert outcome.outputs_of(0)[0].numpy().tolist() == [[turn] * (width + 1)]
+            assert tensors_of(outcome.outputs_of(0))[0].numpy().tolist() == [[turn] * (width + 1)]
             on_plane(peer.plane, outcome.release)
     assert len(peer.channel._forms) <= REMEMBERED_LAYOUTS
     assert len(peer.channel._results._layouts) <= 2 * REMEMBERED_LAYOUTS
@@ -479,7 +481,7 @@ def test_batches_of_many(plane: PlaneLoop) -> None:
             value = seed + number
 
             def on_outcome(outcome: BatchOutcome, value: int = value, done: threading.Event = done) -> None:
-                rows = outcome.outputs_of(0)[0].numpy()
+                rows = tensors_of(outcome.outputs_of(0))[0].numpy()
                 if outcome.error or not (rows == value).all():
                     failures.append((value, outcome.error))
                 outcome.release()
@@ -521,7 +523,7 @@ async def test_memory_of_a_large_batch_is_given_back_when_idle(
         files = [peer.inputs._descriptor, peer.end_of_worker._heap._descriptor]
         return [os.fstat(file).st_blocks * 512 for file in files]
 
-    tensor = peer.outcomes[0].outputs_of(0)[0]
+    tensor = tensors_of(peer.outcomes[0].outputs_of(0))[0]
     await until(lambda: used()[0] <= 4 << 20)
     threading.Event().wait(0.3)
     assert used()[1] >= size and bytes(tensor.data[-1:]) == b"y"  # Still being read.

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from support.outputs import tensors_of
 from support.workers import (
     BatchInput,
     Workshop,
@@ -177,7 +178,7 @@ async def test_an_outcome_is_valid_until_it_is_released(workshop: Workshop) -> N
         channel, add_sub_inputs(), ("SUM",), (1,), lambda outcome: loop.call_soon_threadsafe(kept.set_result, outcome)
     )
     outcome = await kept
-    array = outcome.outputs_of(0)[0].numpy()
+    array = tensors_of(outcome.outputs_of(0))[0].numpy()
     assert channel.free_slots == SLOTS
     for value in range(50):
         await run_add_sub(channel, 1, 1000 + value)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
+from support.outputs import tensors_of
 from support.workers import LOG, mail_of, on_plane
 
 from rocserve.backends.base import Batch
@@ -16,12 +17,11 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.sequences import SequenceTag
-from rocserve.core.tensors import Tensor, tensor_from_numpy
+from rocserve.core.tensors import Tensor, TensorHead, tensor_from_numpy
 from rocserve.plane.heap import Heap
 from rocserve.plane.loop import PlaneLoop
 from rocserve.workers.batch_inputs import details_of, request_inputs, separate
 from rocserve.workers.channel import Channel
-from rocserve.workers.messages import TensorHead
 from rocserve.workers.request_details import NO_DETAILS, client_parameters, read_details, write_details
 from rocserve.workers.request_layouts import BatchForm, Member, RequestForm, RequestLayout
 from rocserve.workers.responses import ResponseWriter
@@ -163,7 +163,7 @@ def test_results_travel_through_shared_memory(both: Both) -> None:
         assert [outcome.is_open(index) for index in range(5)] == [False, True, False, False, False]
         assert {index: error.text for index, error in outcome.failures.items()} == {2: "no"}
         assert [dict(outcome.parameters_of(index)) for index in range(5)] == [{"k": 1}, {}, {}, {}, {}]
-        outputs = [outcome.outputs_of(index) for index in range(5)]
+        outputs = [tensors_of(outcome.outputs_of(index)) for index in range(5)]
         assert [len(tensors) for tensors in outputs] == [2, 0, 0, 0, 1]
         assert np.array_equal(outputs[4][0].numpy(), values * 2)
         assert outputs[0][1].numpy().tolist() == [b"x" * length]
@@ -187,7 +187,7 @@ def test_results_travel_through_shared_memory(both: Both) -> None:
 def test_a_response_that_cannot_be_sent_fails_its_request(both: Both, bad: ModelResponse, text: str) -> None:
     outcome = both.answered([bad, ModelResponse([tensor_from_numpy("N", np.zeros(3, np.int32))])])
     assert (outcome.failures[0].code, outcome.failures[0].text) == (StatusCode.INTERNAL, text)
-    assert len(outcome.outputs_of(1)) == 1
+    assert len(tensors_of(outcome.outputs_of(1))) == 1
 
 
 def test_damaged_strings_of_a_sample_are_refused() -> None:

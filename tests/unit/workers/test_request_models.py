@@ -40,7 +40,7 @@ async def test_a_request_comes_with_all_that_its_client_says(models: RequestMode
     answers = await models.ask("m", [[1, 2]], ("OUT", "TEXT"), "ä", parameters).done()
     assert answers.errors == []
     (response,) = answers.responses
-    assert (response.model_name, response.model_version, response.id) == ("m", "1", "ä")
+    assert (response.head.model_name, response.head.model_version, response.id) == ("m", "1", "ä")
     assert response.parameters == {"of": "ä"}
     assert answers.out == [[1.0, 2.0]]
     details = json.loads(answers.array(0, "TEXT")[0, 0])

@@ -10,10 +10,11 @@ from hypothesis import example, given
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.plain import to_json
+from rocserve.core.tensors import TensorHead
 from rocserve.plane.heap import Heap, HeapReader
 from rocserve.workers.entries import ONCE, REMEMBERED_LAYOUTS, numbers
-from rocserve.workers.messages import ResultLayout, TensorHead
-from rocserve.workers.results import OutputCuts, OutputSlice, ResultReader
+from rocserve.workers.messages import ResultLayout
+from rocserve.workers.results import OutputCuts, Part, ResultReader
 
 HEAD = TensorHead("X", DataType.INT32, (4, 2))
 STRINGS = TensorHead("S", DataType.BYTES, (4,))
@@ -43,9 +44,14 @@ class Told:
         cuts: OutputCuts | None = None,
         flags: int = 0,
         start: int = 0,
-    ) -> Sequence[Sequence[OutputSlice]]:
+    ) -> list[list[tuple[object, ...]]]:
         self.reader.define(flags, 0, to_json(ResultLayout(tuple(heads))))
-        return self.reader.read(self.view, 0, start, self.put(of_result, start), sizes, cuts)[0]
+        return flat(self.reader.read(self.view, 0, start, self.put(of_result, start), sizes, cuts)[0])
+
+
+def flat(parts: Sequence[Part]) -> list[list[tuple[object, ...]]]:
+    """By request, each output's head and where it lies."""
+    return [[(*head, *bounds) for head, bounds in zip(*part, strict=True)] for part in parts]
 
 
 @pytest.fixture
@@ -142,9 +148,10 @@ def test_results_that_lie_outside_of_their_slot(told: Told, start: int, count: i
 
 def test_a_result_in_a_slot_of_its_own(told: Told) -> None:
     told.reader.define(0, 3, to_json(ResultLayout((HEAD,), parameters={"k": 1})))
-    view, slices, layout = told.reader.read_at(told.place, 3, told.put((64, 32)))
-    assert (slices, layout.parameters) == ([[("X", DataType.INT32, (4, 2), 64, 96)]], {"k": 1})
-    assert len(view) == 96 and view.readonly
+    told.memory[64:96] = bytes(range(32))
+    (heads, (data,)), layout = told.reader.read_at(told.place, 3, told.put((64, 32)))
+    assert (heads, bytes(data), layout.parameters) == ((HEAD,), bytes(range(32)), {"k": 1})
+    assert isinstance(data, memoryview) and data.readonly
     for of_result, reason in (
         ((64,), ""),
         ((1 << 40, 32), "lies outside of its heap"),
@@ -174,7 +181,8 @@ def test_whatever_is_accepted_lies_within_its_slot(octets: bytes, which: int, re
 @example(b"")
 @example(b"{}")
 @example(b"\xff\xff\xff\xff" + b"\x00" * 64)
-@example(b'{"outputs":[{"name":"x","datatype":"FP99","shape":[1]}],"failures":[],"parameters":{}}')
+@example(b'{"outputs":[["x","FP99",[1]]],"failures":[],"parameters":{}}')
+@example(b'{"outputs":[["x","FP32"]],"failures":[],"parameters":{}}')
 @example(b'{"outputs":' + b"[" * 100_000)
 def test_malformed_layouts_are_value_errors(text: bytes) -> None:
     with pytest.raises(ValueError):
@@ -186,10 +194,10 @@ def test_a_layout_told_once_is_of_the_next_result_alone(told: Told) -> None:
     told.put((64, 32))
     for _ in range(2):
         told.reader.define_once(to_json(ResultLayout((STRINGS,), parameters={"k": 1})))
-        slices, layout = told.reader.read(told.view, 7, 0, 2, (4,))
-        assert (slices[0][0][0], layout.parameters) == ("S", {"k": 1})
-        slices, _ = told.reader.read(told.view, 7, 0, 2, (4,))
-        assert slices[0][0][0] == "X"
+        parts, layout = told.reader.read(told.view, 7, 0, 2, (4,))
+        assert (flat(parts)[0][0][0], layout.parameters) == ("S", {"k": 1})
+        parts, _ = told.reader.read(told.view, 7, 0, 2, (4,))
+        assert flat(parts)[0][0][0] == "X"
 
 
 def test_what_is_remembered_is_bounded(told: Told) -> None:
@@ -204,7 +212,7 @@ def test_what_is_remembered_is_bounded(told: Told) -> None:
         told.put((offset % 4000, 32))
         told.reader.read(told.view, last + offset // 4000 - 2, 0, 2, (4,))
         assert told.reader._remembered <= 8192
-    assert len(told.reader._slices) <= 8192
+    assert len(told.reader._parts) <= 8192
 
 
 def test_a_layout_that_comes_again_with_another_meaning(told: Told) -> None:
@@ -213,5 +221,5 @@ def test_a_layout_that_comes_again_with_another_meaning(told: Told) -> None:
     told.reader.define(0, 1, to_json(ResultLayout((HEAD,))))
     told.reader.read(told.view, 1, 0, 2, (4,))
     told.reader.define(0, 1, to_json(ResultLayout((TensorHead("Y", DataType.UINT8, (4, 8)),))))
-    slices, _ = told.reader.read(told.view, 1, 0, 2, (4,))
-    assert all(begin == 64 and end == 96 for *_, begin, end in slices[0])
+    parts, _ = told.reader.read(told.view, 1, 0, 2, (4,))
+    assert all(begin == 64 and end == 96 for *_, begin, end in flat(parts)[0])

@@ -279,7 +279,7 @@ class _StreamResponder:
             self._answer(None)
             return
         head = request.head
-        last = InferResponse(head.model_name, head.model_version, request.id, [])
+        last = InferResponse.of(head.model_name, head.model_version, request.id, ())
         self._answer(self._stream.codec.encode_stream_response(last, True))
 
     def fail(self, error: ServeError, final: bool = True) -> None:

@@ -6,19 +6,17 @@ are put between.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from rocserve.core.datatypes import DataType
-from rocserve.core.requests import InferResponse, Parameters
-from rocserve.core.tensors import Buffer, Tensor
+from rocserve.core.requests import InferResponse, Parameters, ResponseHead
+from rocserve.core.tensors import Buffer
 from rocserve.core.wire_format import length_prefix
 from rocserve.frontends.grpc.typed_answers import typed_answer
 from rocserve.protocol.grpc_service_pb2 import ModelInferResponse, ModelStreamInferResponse
 from rocserve.protocol.parameters import write_parameters
 
 REMEMBERED_HEADS = 1024
-
-_Key = tuple[str | DataType | tuple[int, ...], ...]
 
 _FINAL_RESPONSE = "triton_final_response"
 _ID = ModelInferResponse.ID_FIELD_NUMBER
@@ -43,7 +41,7 @@ class ResponseEncoder:
 
     def __init__(self) -> None:
         # Threads may both build a head that is new; the dict's own operations are atomic.
-        self._heads: dict[_Key, _EncodedHead] = {}
+        self._heads: dict[ResponseHead, _EncodedHead] = {}
         self._finality = {final: _parameters({_FINAL_RESPONSE: final}) for final in (False, True)}
 
     def encode_response(self, response: InferResponse) -> bytes:
@@ -85,12 +83,7 @@ class ResponseEncoder:
 
     def _collect(self, response: InferResponse, parts: list[Buffer], further_parameter: bytes = b"") -> None:
         """Append the pieces of a serialised ModelInferResponse."""
-        outputs = response.outputs
-        key: list[str | DataType | tuple[int, ...]] = [response.model_name, response.model_version]
-        for tensor in outputs:
-            key += (tensor.name, tensor.datatype, tensor.shape)
-        known = tuple(key)
-        head = self._heads.get(known) or self._build_head(response, known)
+        head = self._heads.get(response.head) or self._build_head(response.head)
         if response.id or response.parameters or further_parameter:
             parts += (
                 head.model,
@@ -102,17 +95,17 @@ class ResponseEncoder:
         else:
             parts.append(head.alone)
         # The head is that of just these outputs.
-        for tensor, (expected, prefix) in zip(outputs, head.raw):  # noqa: B905
-            data = tensor.data
+        for data, (expected, prefix) in zip(response.data, head.raw):  # noqa: B905
             parts.append(prefix if len(data) == expected else length_prefix(_RAW, _nbytes(data)))
             parts.append(data)
 
-    def _build_head(self, response: InferResponse, key: _Key) -> _EncodedHead:
-        model = ModelInferResponse(model_name=response.model_name, model_version=response.model_version)
+    def _build_head(self, told: ResponseHead) -> _EncodedHead:
+        model = ModelInferResponse(model_name=told.model_name, model_version=told.model_version)
         outputs = ModelInferResponse()
-        for tensor in response.outputs:
-            outputs.outputs.add(name=tensor.name, datatype=tensor.datatype.value, shape=tensor.shape)
-        lengths = [_expected_length(tensor) for tensor in response.outputs]
+        for output in told.outputs:
+            outputs.outputs.add(name=output.name, datatype=output.datatype.value, shape=output.shape)
+        # Right for all datatypes but BYTES, whose length is looked at each time.
+        lengths = [math.prod(output.shape) * output.datatype.itemsize for output in told.outputs]
         model_fields, output_fields = model.SerializeToString(), outputs.SerializeToString()
         head = _EncodedHead(
             model_fields,
@@ -122,13 +115,8 @@ class ResponseEncoder:
         )
         if len(self._heads) >= REMEMBERED_HEADS:
             self._heads.clear()
-        self._heads[key] = head
+        self._heads[told] = head
         return head
-
-
-def _expected_length(tensor: Tensor) -> int:
-    """Right for all datatypes but BYTES, whose length is looked at each time."""
-    return tensor.element_count * tensor.datatype.itemsize
 
 
 def _nbytes(data: Buffer) -> int:

@@ -30,7 +30,8 @@ def typed_answer(response: InferResponse) -> ModelInferResponse:
     Raises:
         ServeError: UNIMPLEMENTED for a datatype without a field of its own.
     """
-    message = ModelInferResponse(model_name=response.model_name, model_version=response.model_version, id=response.id)
+    head = response.head
+    message = ModelInferResponse(model_name=head.model_name, model_version=head.model_version, id=response.id)
     write_parameters(response.parameters, message.parameters)
     for tensor in response.outputs:
         output = message.outputs.add(name=tensor.name, datatype=tensor.datatype.value, shape=tensor.shape)

@@ -112,7 +112,7 @@ def generate_body(response: InferResponse) -> bytes:
         ServeError: INVALID_ARGUMENT for an output that has no JSON, INTERNAL for one that does not fit its shape.
     """
     told: dict[str, Any] = {"id": response.id} if response.id else {}
-    told |= {"model_name": response.model_name, "model_version": response.model_version}
+    told |= {"model_name": response.head.model_name, "model_version": response.head.model_version}
     _add(told, response.parameters)
     _add(told, {tensor.name: _plain(json_elements(tensor)) for tensor in response.outputs})
     return json_bytes({name: told[name] for name in sorted(told)})

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rocserve.core.datatypes import DataType
-from rocserve.core.requests import InferResponse
+from rocserve.core.requests import InferResponse, ResponseHead
 from rocserve.core.tensors import Buffer, Tensor
 from rocserve.frontends.http.json_text import json_bytes
 from rocserve.frontends.http.tensor_json import SLICE, element_slices, json_elements
@@ -36,8 +35,6 @@ REMEMBERED_TEXTS = 1024
 MANY_ELEMENTS = 10_000
 """From here on it takes milliseconds to write them as JSON."""
 
-_Key = tuple[str | DataType | tuple[int, ...] | int, ...]
-
 
 @dataclass(frozen=True, slots=True)
 class InferBody:
@@ -52,7 +49,7 @@ class InferBody:
 
 def detached(response: InferResponse) -> InferResponse:
     """The response on memory of its own, for whoever answers later."""
-    return replace(response, outputs=[tensor.copied() for tensor in response.outputs])
+    return replace(response, data=[bytes(data) for data in response.data])
 
 
 class InferBodyWriter:
@@ -61,18 +58,16 @@ class InferBodyWriter:
 
     def __init__(self) -> None:
         # Threads may both write what is new; the dict's own operations are atomic.
-        self._texts: dict[_Key, bytes] = {}
+        self._texts: dict[tuple[ResponseHead, tuple[int, ...]], bytes] = {}
 
     def write(self, response: InferResponse, form: AnswerForm) -> InferBody:
         """See `infer_body`."""
         if response.parameters or form.shared:
             return infer_body(response, form)
-        said: list[str | DataType | tuple[int, ...] | int] = [response.model_name, response.model_version]
-        for tensor in response.outputs:
-            if not form.is_binary(tensor.name):
-                return infer_body(response, form)
-            said += (tensor.name, tensor.datatype, tensor.shape, len(tensor.data))
-        key = tuple(said)
+        head, data = response.head, response.data
+        if not all(form.is_binary(output.name) for output in head.outputs):
+            return infer_body(response, form)
+        key = (head, tuple(map(len, data)))
         text = self._texts.get(key)
         if text is None:
             text = infer_body(replace(response, id=""), form).json
@@ -81,7 +76,7 @@ class InferBodyWriter:
             self._texts[key] = text
         if response.id:
             text = b'{"id":%b,%b' % (json_bytes(response.id), text[1:])
-        return InferBody(text, [tensor.data for tensor in response.outputs if len(tensor.data)])
+        return InferBody(text, [each for each in data if len(each)])
 
 
 def infer_body(response: InferResponse, form: AnswerForm) -> InferBody:
@@ -91,7 +86,7 @@ def infer_body(response: InferResponse, form: AnswerForm) -> InferBody:
         ServeError: INVALID_ARGUMENT for an output that has no JSON, INTERNAL for one that does not fit its shape.
     """
     head: dict[str, Any] = {"id": response.id} if response.id else {}
-    head |= {"model_name": response.model_name, "model_version": response.model_version}
+    head |= {"model_name": response.head.model_name, "model_version": response.head.model_version}
     if response.parameters:
         head["parameters"] = dict(response.parameters)
     outputs: list[dict[str, Any]] = []
@@ -121,8 +116,8 @@ def infer_body(response: InferResponse, form: AnswerForm) -> InferBody:
 
 def takes_long(response: InferResponse, form: AnswerForm) -> bool:
     """Whether so much has to be written as JSON that it is better done beside the event loop."""
-    told = (tensor for tensor in response.outputs if not (tensor.name in form.shared or form.is_binary(tensor.name)))
-    return sum(math.prod(tensor.shape) for tensor in told) > MANY_ELEMENTS
+    told = (head for head in response.head.outputs if not (head.name in form.shared or form.is_binary(head.name)))
+    return sum(math.prod(head.shape) for head in told) > MANY_ELEMENTS
 
 
 def _elements(tensor: Tensor) -> bytes:

@@ -270,7 +270,7 @@ class AnswerStream(HttpResponder):
 
 
 def _size(outcome: Outcome | None) -> int:
-    return sum(len(tensor.data) for tensor in outcome.outputs) if isinstance(outcome, InferResponse) else 0
+    return sum(map(len, outcome.data)) if isinstance(outcome, InferResponse) else 0
 
 
 def _does_not_read() -> ServeError:

@@ -33,8 +33,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
-from rocserve.core.requests import NO_PARAMETERS, InputHead, Parameters, RequestedOutput, RequestHead
-from rocserve.workers.messages import TensorHead
+from rocserve.core.requests import NO_PARAMETERS, InputHead, Parameters, RequestedOutput, RequestHead, ResponseHead
 
 REQUESTS = ANSWERS = 0
 RETURNS = 1
@@ -58,9 +57,7 @@ used again."""
 class AnswerHead:
     """All of an answer but its id and its data; equal for many."""
 
-    model_name: str
-    model_version: str
-    outputs: tuple[TensorHead, ...]
+    head: ResponseHead
     parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
     in_shared_memory: tuple[str, ...] = ()
     is_typed: bool = False

@@ -13,7 +13,6 @@ from rocserve.core.errors import ServeError
 from rocserve.core.plain import from_json
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.requests import InferRequest, InferResponse, RequestHead
-from rocserve.core.tensors import Tensor
 from rocserve.frontends.processes.entries import (
     ANSWER,
     ANSWER_HEAD,
@@ -215,22 +214,11 @@ class RemoteInference:
                 error.is_refusal = bool(flags & REFUSAL)
                 client.fail(error, final)
                 return
-            head = self._answer_heads[head_number]
-            contents = read(view, len(head.outputs))
-            outputs = [
-                Tensor(output.name, output.datatype, output.shape, data)
-                for output, data in zip(head.outputs, contents, strict=True)
-            ]
-            response = InferResponse(
-                head.model_name,
-                head.model_version,
-                request_id,
-                outputs,
-                head.parameters,
-                head.in_shared_memory,
-                head.is_typed,
+            told = self._answer_heads[head_number]
+            data = read(view, len(told.head.outputs))
+            client.send(
+                InferResponse(told.head, request_id, data, told.parameters, told.in_shared_memory, told.is_typed), final
             )
-            client.send(response, final)
         finally:
             self._end.give_back(place)
 

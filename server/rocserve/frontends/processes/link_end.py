@@ -103,7 +103,7 @@ class FrontLinkEnd:
             slots.pop(place, None)
 
 
-def read(view: memoryview, tensors: int, texts: int = 0) -> list[memoryview]:
+def read(view: memoryview, tensors: int, texts: int = 0) -> list[Buffer]:
     """What `place` has written: so many tensors, and so many texts."""
     count = tensors + texts
     return [view[begin:end] for begin, end in _bounds(bytes(view[: 8 * count]), tensors)]

@@ -46,7 +46,6 @@ from rocserve.plane.link import LinkEnd
 from rocserve.plane.loop import PlaneLoop
 from rocserve.services.inference import InferenceService
 from rocserve.services.observation import RequestOrigin
-from rocserve.workers.call_texts import heads_of
 from rocserve.workers.entries import ENTRY
 from rocserve.workers.request_details import read_details
 
@@ -199,38 +198,25 @@ class FrontLink:
         """Raises: HeapFull."""
         if not self._is_open:
             return
-        key = (
-            response.model_name,
-            response.model_version,
-            tuple([(tensor.name, tensor.datatype, tensor.shape) for tensor in response.outputs]),
-            tuple(response.in_shared_memory),
-            response.is_typed,
-        )
+        key: object = response.head
+        if response.in_shared_memory or response.is_typed:
+            key = (response.head, tuple(response.in_shared_memory), response.is_typed)
         number = self._answer_heads.get(key) if not response.parameters else None
         if number is None:
             number = self._tell_head(key, response)
-        place, nbytes = self._end.place([tensor.data for tensor in response.outputs])
+        place, nbytes = self._end.place(response.data)
         self._end.post(ENTRY.pack(ANSWER, FINAL if final else 0, 0, token, number, place, nbytes))
         if final:
             self._open.pop(token, None)
 
-    def _tell_head(self, key: tuple[object, ...], response: InferResponse) -> int:
+    def _tell_head(self, key: object, response: InferResponse) -> int:
         number = self._told_heads = self._told_heads + 1
         if not response.parameters:
             if len(self._answer_heads) >= REMEMBERED_HEADS:
                 del self._answer_heads[next(iter(self._answer_heads))]
             self._answer_heads[key] = number
-        outputs = heads_of(response.outputs)
-        text = to_json(
-            AnswerHead(
-                response.model_name,
-                response.model_version,
-                outputs,
-                response.parameters,
-                tuple(response.in_shared_memory),
-                response.is_typed,
-            )
-        )
+        shared = tuple(response.in_shared_memory)
+        text = to_json(AnswerHead(response.head, response.parameters, shared, response.is_typed))
         self._end.post(ENTRY.pack(ANSWER_HEAD, 0, 0, number, self._end.text_place(text), len(text), 0))
         return number
 

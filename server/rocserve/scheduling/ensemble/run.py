@@ -307,7 +307,7 @@ class EnsembleRun:
             return error
         sequence = next(iter(held.values())).sequence or _NO_SEQUENCE
         parameters = _told(sequence) if outputs else NO_PARAMETERS
-        return InferResponse(self._config.name, str(self._ensemble.version), self._request.id, outputs, parameters)
+        return InferResponse.of(self._config.name, str(self._ensemble.version), self._request.id, outputs, parameters)
 
     def _output(self, name: str, tensor: Tensor) -> Tensor:
         config = self._ensemble.outputs[name]

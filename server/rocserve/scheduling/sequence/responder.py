@@ -41,7 +41,9 @@ class SequenceResponder(ForwardingResponder):
                 self.fail(error, final)
                 return
             wanted = request.bare[1].outputs
-            response.outputs = [tensor for tensor in response.outputs if tensor.name in wanted]
+            outputs = [tensor for tensor in response.outputs if tensor.name in wanted]
+            head = response.head
+            response = InferResponse.of(head.model_name, head.model_version, response.id, outputs, response.parameters)
         if final:
             self._note_end()
         self._responder.send(response, final)

@@ -15,7 +15,7 @@ from rocserve.core.forwarding import EndingResponder
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
 from rocserve.core.serving import Responder, ServingTableHolder
-from rocserve.core.tensors import Buffer, Tensor
+from rocserve.core.tensors import Buffer
 from rocserve.services.client_memory.references import RegionReference, read_reference
 from rocserve.services.client_memory.region import ClientRegion
 from rocserve.services.client_memory.regions import ClientRegions, RegionPart
@@ -118,26 +118,29 @@ class RegionResponder(EndingResponder):
             for region, end in self._seen:
                 # Of a file that has been cut meanwhile the model has seen zeros.
                 region.check_present(end)
-            outputs = [self._left_in_region(tensor) for tensor in response.outputs]
+            data = [
+                self._left_in_region(head.name, each)
+                for head, each in zip(response.head.outputs, response.data, strict=True)
+            ]
         except ServeError as error:
             self.fail(error, final)
             return
         # A new one: what was given may be kept, to answer other requests.
-        told = replace(response, outputs=outputs, in_shared_memory=self._parts.keys())
+        told = replace(response, data=data, in_shared_memory=self._parts.keys())
         super().send(told, final)
 
-    def _left_in_region(self, tensor: Tensor) -> Tensor:
-        part = self._parts.get(tensor.name)
+    def _left_in_region(self, name: str, data: Buffer) -> Buffer:
+        part = self._parts.get(name)
         if part is None:
-            return tensor
-        nbytes = len(tensor.data)
+            return data
+        nbytes = len(data)
         if nbytes > part.nbytes:
             raise internal(
-                f"{self._where}shared memory size specified with the request for output '{tensor.name}'"
+                f"{self._where}shared memory size specified with the request for output '{name}'"
                 f" ({part.nbytes} bytes) should be at least {nbytes} bytes to hold the results"
             )
-        part.write(tensor.data)
-        return Tensor(tensor.name, tensor.datatype, tensor.shape, b"")
+        part.write(data)
+        return b""
 
 
 def _only_copies(config: ModelConfig) -> bool:

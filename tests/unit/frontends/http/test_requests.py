@@ -245,7 +245,7 @@ def test_bodies_that_need_json(inputs: tuple[InputConfig, ...], text: str) -> No
     assert caught.value.text == f"[request id: <id_unknown>] {text}"
 
 
-RESPONSE = InferResponse(
+RESPONSE = InferResponse.of(
     "m",
     "1",
     "i",
@@ -281,10 +281,9 @@ def test_remembered_json_is_that_of_a_first_answer(form: AnswerForm, parameters:
     writer = InferBodyWriter()
     for request_id in ("", 'i"', "j", ""):
         for data in (b"\1\2", b"\3\4"):
-            first = Tensor("A", DataType.INT8, (1, 2), data)
-            response = replace(RESPONSE, id=request_id, parameters=parameters, outputs=[first, RESPONSE.outputs[1]])
+            response = replace(RESPONSE, id=request_id, parameters=parameters, data=[data, RESPONSE.data[1]])
             assert writer.write(response, form) == infer_body(response, form)
-    other = replace(RESPONSE, parameters={}, outputs=[Tensor("A", DataType.INT8, (2, 1), b"\1\2")])
+    other = InferResponse.of("m", "1", "i", [Tensor("A", DataType.INT8, (2, 1), b"\1\2")])
     assert writer.write(other, form) == infer_body(other, form)
 
 

@@ -32,7 +32,7 @@ def asked() -> Asked:
 
 
 def response(data: bytearray) -> InferResponse:
-    return InferResponse("m", "1", "", [Tensor("X", DataType.UINT8, (len(data),), memoryview(data))])
+    return InferResponse.of("m", "1", "", [Tensor("X", DataType.UINT8, (len(data),), memoryview(data))])
 
 
 class Service:

@@ -46,7 +46,7 @@ class Client:
         self.many = True
 
     def send(self, response: InferResponse, final: bool = True) -> None:
-        response.outputs = [tensor.copied() for tensor in response.outputs]
+        response.data = [bytes(data) for data in response.data]
         self.responses.append(response)
         if final:
             self.ended.set()
@@ -98,7 +98,7 @@ class Service:
             Tensor(head.name, DataType(head.datatype), head.shape, data)
             for head, data in zip(request.head.inputs, request.data, strict=True)
         ]
-        return InferResponse(request.head.model_name, "1", request.id, tensors, dict(request.head.parameters))
+        return InferResponse.of(request.head.model_name, "1", request.id, tensors, dict(request.head.parameters))
 
 
 class Ends:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from support.hand_loop import Flag, HandLoop, Turned
+from support.outputs import outputs_from
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
@@ -36,6 +37,7 @@ from rocserve.scheduling.sequence.router import SequenceRouter
 from rocserve.scheduling.sequence.scheduler import SequenceScheduler
 from rocserve.workers.channel import WorkerGone
 from rocserve.workers.request_layouts import BatchForm, Member
+from rocserve.workers.results import Outputs
 
 CONTROLS = (
     ControlInput("START", (SequenceControl(ControlKind.START, DataType.INT32),)),
@@ -70,13 +72,13 @@ class Outcome:
         self.output_start_ns = self.compute_end_ns = self.input_end_ns + compute_ns
         self._batch = batch
 
-    def outputs_of(self, request_index: int) -> list[Tensor]:
+    def outputs_of(self, request_index: int) -> Outputs:
         row = self._batch.rows[request_index]
         outputs = [Tensor("OUT", DataType.INT32, (1, 1), np.int32(row.value).tobytes())]
         if row.state is not None:
             state = np.array([*row.state, row.value], np.int32)
             outputs.append(Tensor("STATE_OUT", DataType.INT32, (1, state.size), state.tobytes()))
-        return outputs
+        return outputs_from(outputs)
 
     def release(self) -> None:
         """Nothing is shared."""

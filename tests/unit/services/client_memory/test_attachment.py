@@ -107,7 +107,7 @@ def four(name: str = "IN", **parameters: Any) -> InputHead:
 
 
 def answer(data: bytes, name: str = "OUT") -> InferResponse:
-    return InferResponse("m", "1", "", [Tensor(name, DataType.INT32, (len(data) // 4,), data)])
+    return InferResponse.of("m", "1", "", [Tensor(name, DataType.INT32, (len(data) // 4,), data)])
 
 
 def error_of(memory: ClientMemory, asked: InferRequest, regions: ClientRegions) -> str:
@@ -289,7 +289,7 @@ def test_a_region_holds_no_classes(memory: ClientMemory, regions: ClientRegions)
 def test_outputs_are_left_in_their_regions(memory: ClientMemory, regions: ClientRegions, file: SharedFile) -> None:
     heard = Heard(regions)
     responder = memory.attach(request(four(), outputs={"A": part(32, 64), "B": {}}), heard)
-    given = InferResponse(
+    given = InferResponse.of(
         "m",
         "1",
         "7",

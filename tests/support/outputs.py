@@ -1,0 +1,17 @@
+"""A request's part of a result, from tensors and as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rocserve.core.tensors import Tensor, heads_of
+from rocserve.workers.results import Outputs
+
+
+def outputs_from(tensors: Sequence[Tensor]) -> Outputs:
+    return heads_of(tensors), [tensor.data for tensor in tensors]
+
+
+def tensors_of(outputs: Outputs) -> list[Tensor]:
+    heads, data = outputs
+    return [Tensor(*head, each) for head, each in zip(heads, data, strict=True)]
