@@ -54,8 +54,10 @@ class Source(Protocol):
 
     wake_descriptor: int | None
     """Readable when there may be something; the loop does not sleep on while it is."""
-    longest_sleep_seconds: float
-    """After which it wants to be polled, whatever the descriptor says; infinity = it need not."""
+
+    @property
+    def longest_sleep_seconds(self) -> float:
+        """After which it wants to be polled, whatever the descriptor says; infinity = it need not."""
 
     @property
     def looks(self) -> int:
@@ -72,7 +74,7 @@ class PlaneLoop:
     """The data plane's thread. What a callback raises is logged, and stops nothing else."""
 
     def __init__(self, log: logging.Logger, spin: int = 0) -> None:
-        """`spin`: turns without anything before it sleeps."""
+        """`spin`: turns without anything before it sleeps, after one that had something."""
         self.doorbell = Doorbell(DoorbellFiles.create("rocserve:doorbell"))
         """Rung by whoever writes into a link of this process."""
         self._failures = RequestFailures(log)
@@ -162,6 +164,7 @@ class PlaneLoop:
         """The thread's work; a process that does nothing else has its main thread do it, without `start`."""
         self.thread = threading.get_ident()
         empty_turns = turns = 0
+        spin = self._spin
         readers, read_epoll = self._readers, self._readers_epoll.poll
         soon, ends, long, timers = self._soon, self._ends, self._long, self._timers
         monotonic = time.monotonic
@@ -182,8 +185,8 @@ class PlaneLoop:
                 self._run_soon()
                 busy = True
             if timers.next_due <= monotonic():
+                # One after which there is more to come asks for a call at the turn's end.
                 self._run_timers()
-                busy = True
             if ends:
                 self._run_ends()
                 busy = True
@@ -191,12 +194,13 @@ class PlaneLoop:
                 self._take_step(long.popleft())
                 busy = True
             if busy:
-                empty_turns = 0
+                empty_turns, spin = 0, self._spin
                 continue
             empty_turns += 1
-            if empty_turns > self._spin and self._have_enough(empty_turns):
+            if empty_turns > spin and self._have_enough(empty_turns):
                 self._sleep()
-                empty_turns = 1
+                # What did not come while it slept need not be looked for.
+                empty_turns, spin = 1, 0
 
     def _read(self, readable: list[tuple[int, int]]) -> None:
         for descriptor, _ in readable:

@@ -365,3 +365,33 @@ def test_long_work_leaves_others_their_turns(plane: PlaneLoop) -> None:
     assert done.wait(5)
     # The first steps at once, then one a turn; calls have each turn.
     assert taken == ["a", "b", "a", "call", "b", "a", "b"]
+
+
+def test_what_a_sleep_did_not_bring_is_not_looked_for() -> None:
+    """Neither is what a timer did not ask for."""
+    loop, box = PlaneLoop(logging.getLogger("test"), spin=10_000), Mailbox()
+    box.longest_sleep_seconds = 0.01
+    timers = 0
+
+    def tick() -> None:
+        nonlocal timers
+        timers += 1
+        loop.call_at(time.monotonic() + 0.01, tick)
+
+    loop.start()
+    try:
+        loop.call_soon(lambda: (loop.add_source(box), tick()))
+        deadline = time.monotonic() + 20
+        while timers < 50:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert box.polls < 20_000
+        box.mail.append(1)
+        loop.wake()
+        while box.polls < 20_000:
+            assert time.monotonic() < deadline, "it does not look on after something has come"
+            box.mail.append(1)
+            loop.wake()
+            time.sleep(0.01)
+    finally:
+        loop.stop()

@@ -8,6 +8,7 @@ loop sleeps on it.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import socket
@@ -32,6 +33,8 @@ _COUNTED_BYTES = 16 << 10
 """Of the kernel's list of what an epoll watches: more than so many connections take."""
 _LONGEST_SLEEP_SECONDS = 0.05
 """gRPC's core has timers of its own, which only a look at the queue serves."""
+_LONGEST_IDLE_SLEEP_SECONDS = 1.0
+"""The same without a connection, where none of these timers is anybody's."""
 _PATIENCE_SECONDS = 0.5
 """After which the thread that waits looks whether it is still wanted."""
 _CHECK_SECONDS = 1.0
@@ -55,7 +58,10 @@ class Polling(Protocol):
     """Where events come from."""
 
     wake_descriptor: int | None
-    longest_sleep_seconds: float
+
+    @property
+    def longest_sleep_seconds(self) -> float:
+        """After which there may be an event, whatever the descriptor says."""
 
     @property
     def looks(self) -> int:
@@ -76,33 +82,39 @@ class Polling(Protocol):
 class QueuePolling:
     """Looks at the queue."""
 
-    longest_sleep_seconds = _LONGEST_SLEEP_SECONDS
-
     def __init__(self, queue: Any, descriptor: int) -> None:
-        """`descriptor`: of gRPC's epoll."""
+        """`descriptor`: of gRPC's epoll. No connection has been taken yet."""
         self.wake_descriptor: int | None = descriptor
         # Without a function between: it is called some four times a request.
         self.next: Callable[[], Event] = partial(queue.poll, 0.0)
-        self._watched = os.open(f"/proc/self/fdinfo/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
-        self._counted_at = 0.0
-        self._looks = MOST_AT_ONCE
+        self._watched_file = os.open(f"/proc/self/fdinfo/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        self._count()
+        self._unconnected = self._watched
+
+    @property
+    def longest_sleep_seconds(self) -> float:
+        if self._watched == self._unconnected:
+            # It may have changed since.
+            self._count()
+        return _LONGEST_IDLE_SLEEP_SECONDS if self._watched == self._unconnected else _LONGEST_SLEEP_SECONDS
 
     @property
     def looks(self) -> int:
         """As many as the core may have fetched connections that were ready, and one."""
-        now = time.monotonic()
-        if now - self._counted_at > _COUNTING_SECONDS:
-            self._counted_at = now
-            watched = os.pread(self._watched, _COUNTED_BYTES, 0).count(b"tfd:")
-            self._looks = min(watched, MOST_AT_ONCE) + 1
-        return self._looks
+        if time.monotonic() - self._counted_at > _COUNTING_SECONDS:
+            self._count()
+        return min(self._watched, MOST_AT_ONCE) + 1
+
+    def _count(self) -> None:
+        self._counted_at = time.monotonic()
+        self._watched = os.pread(self._watched_file, _COUNTED_BYTES, 0).count(b"tfd:")
 
     def has_mail(self) -> bool:
         # The looks have told, and the descriptor does from then on.
         return False
 
     def stop(self) -> None:
-        os.close(self._watched)
+        os.close(self._watched_file)
 
 
 class WaitingThread:
@@ -113,7 +125,7 @@ class WaitingThread:
     """
 
     wake_descriptor: int | None = None
-    longest_sleep_seconds = float("inf")
+    longest_sleep_seconds = math.inf
     looks = 1
 
     def __init__(self, queue: Any, wake: Callable[[], None]) -> None:

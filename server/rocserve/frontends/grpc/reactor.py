@@ -134,7 +134,6 @@ class ReactorTransport:
             )
             self._polling = WaitingThread(self._queue, self.plane.wake)
         self.wake_descriptor: int | None = self._polling.wake_descriptor
-        self.longest_sleep_seconds = self._polling.longest_sleep_seconds
         self._unrequested = OUTSTANDING_REQUESTS
         self.plane.call_soon(self._begin)
         return port
@@ -156,6 +155,11 @@ class ReactorTransport:
         self._on_ended = on_ended
         self._begin_stop()
         self.plane.call_at(time.monotonic() + grace_seconds, self._cancel_all)
+
+    @property
+    def longest_sleep_seconds(self) -> float:
+        """See Source."""
+        return self._polling.longest_sleep_seconds
 
     @property
     def looks(self) -> int:
