@@ -13,17 +13,17 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Protocol
 
 from rocserve.backends.request_model import RESCHEDULED, Answer, ModelCall, ModelResponse, Result
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument, unavailable
 from rocserve.core.model_config import NO_LIMITS, InstanceRateLimiter
-from rocserve.core.tensors import Tensor
+from rocserve.core.tensors import Buffer, Tensor
 from rocserve.core.trace import Trace
 from rocserve.plane import anonymous_file, heap, link
 from rocserve.plane.doorbell import SocketRinger, drain_rings
-from rocserve.plane.heap import Heap, HeapFull, HeapReader, ReadSlot, Slot, aligned
+from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapFull, HeapReader, ReadSlot, Slot, aligned
 from rocserve.plane.link import ENTRY_BYTES, LinkBroken, LinkEnd
 from rocserve.plane.loop import TimerHandle
 from rocserve.workers.answer_watch import Owed
@@ -86,6 +86,10 @@ OnAnswer = Callable[[Result | None, bool], None]
 are valid until it returns."""
 
 
+_Large = tuple[memoryview, Sequence[tuple[int, Buffer]]] | None
+"""A slot, and what belongs in it."""
+
+
 class WorkerGone(ServeError):
     """The worker has ended; nothing of the batch ran, so it may be queued elsewhere."""
 
@@ -105,9 +109,9 @@ class CallStarter(Protocol):
 
 
 class _SentBatch:
-    """A batch that a worker has."""
+    """A batch that a worker has, or is about to have."""
 
-    __slots__ = ("cuts", "on_outcome", "posted", "sent_ns", "sizes", "slot")
+    __slots__ = ("cuts", "entry", "is_written", "on_outcome", "posted", "sent_ns", "sizes", "slot")
 
     def __init__(
         self,
@@ -115,14 +119,19 @@ class _SentBatch:
         sizes: tuple[int, ...],
         cuts: OutputCuts | None,
         slot: Slot,
+        entry: bytes,
     ) -> None:
         self.on_outcome = on_outcome
         self.sizes = sizes
         self.cuts = cuts
         self.slot = slot
         """Of its inputs; the heap has it back when this goes."""
+        self.entry = entry
+        """What the worker is told."""
+        self.is_written = False
+        """All of its inputs lie in the slot."""
         self.posted = 0
-        """Where the ring of batches was behind it."""
+        """Where the ring of batches was behind it; 0: the worker has not been told."""
         self.sent_ns = time.monotonic_ns()
 
 
@@ -173,6 +182,9 @@ class Channel:
         self._form_numbers = itertools.count()
         self._sent: dict[int, _SentBatch] = {}
         """In the order of sending, which is that of running."""
+        self._unposted: deque[_SentBatch] = deque()
+        """Those of them whose inputs, or those of one before them, are still being copied: one may name the forms of
+        another."""
         self._batch_ids = itertools.count(1)
         self._numbers = itertools.count(1)
         self._requests: dict[int, OnAnswer] = {}
@@ -262,23 +274,52 @@ class Channel:
         if self.closed:
             raise WorkerGone(self._gone_text)
         try:
-            if self._work.room < 1:
+            if self._work.room <= len(self._unposted):
                 raise unavailable(f"the worker of model '{self._model_name}' does not read its batches")
         except LinkBroken as error:
             self._break(f"it sent what cannot be read: {error}")
             raise WorkerGone(self._gone_text) from None
-        slot, entries = self._write(members)
+        slot, entries, large = self._write(members)
         batch_id = next(self._batch_ids) & 0xFFFFFFFF
         sizes = tuple([member.form.layout.rows for member in members])
-        batch = self._sent[batch_id] = _SentBatch(on_outcome, sizes, form_of_batch.cuts, slot)
-        self._mail.expect(self)
         flags = GROUPED if form_of_batch.is_grouped else 0
-        self._work.post(ENTRY.pack(BATCH, flags, 0, batch_id, slot.offset, entries, 0))
-        batch.posted = self._work.posted
+        entry = ENTRY.pack(BATCH, flags, 0, batch_id, slot.offset, entries, 0)
+        batch = self._sent[batch_id] = _SentBatch(on_outcome, sizes, form_of_batch.cuts, slot, entry)
+        self._mail.expect(self)
+        self._unposted.append(batch)
+        if large:
+            self._plane.work_off(self._write_large(batch, *large))
+        else:
+            batch.is_written = True
+            self._post_written()
+
+    def _write_large(
+        self, batch: _SentBatch, view: memoryview, parts: Sequence[tuple[int, Buffer]]
+    ) -> Generator[None, None, None]:
+        """Copies the parts of a batch's slot a step at a time."""
+        place = batch.slot.offset
+        for begin, part in parts:
+            data = memoryview(part)
+            for start in range(0, len(data), COPIED_AT_ONCE):
+                if self._has_ended:
+                    return
+                self._inputs.write(place + begin + start, view, begin + start, data[start : start + COPIED_AT_ONCE])
+                yield
+        batch.is_written = True
+        self._post_written()
+
+    def _post_written(self) -> None:
+        unposted, work = self._unposted, self._work
+        if self._has_ended:
+            return
+        while unposted and unposted[0].is_written:
+            batch = unposted.popleft()
+            work.post(batch.entry)
+            batch.posted = work.posted
         self._ring()
 
-    def _write(self, members: Sequence[Member]) -> tuple[Slot, int]:
-        """The slot of a batch, and the entries of its table."""
+    def _write(self, members: Sequence[Member]) -> tuple[Slot, int, _Large]:
+        """The slot of a batch, the entries of its table, and what is still to be copied."""
         forms = self._forms
         fresh = [form for form in dict.fromkeys([member.form for member in members]) if form not in forms]
         try:
@@ -292,7 +333,7 @@ class Channel:
             while len(forms) > REMEMBERED_LAYOUTS:
                 del forms[next(iter(forms))]
 
-    def _write_with(self, fresh: Sequence[RequestForm], members: Sequence[Member]) -> tuple[Slot, int]:
+    def _write_with(self, fresh: Sequence[RequestForm], members: Sequence[Member]) -> tuple[Slot, int, _Large]:
         """`fresh`: the forms that the worker does not know."""
         inputs, forms, pack = self._inputs, self._forms, ENTRY.pack
         count = len(members) + len(fresh)
@@ -322,9 +363,10 @@ class Channel:
         view[: count * ENTRY_BYTES] = b"".join(table)
         for start, text in texts:
             view[start : start + len(text)] = text
+        large: list[tuple[int, Buffer]] = []
         for start, member in zip(starts, members, strict=True):
-            member.form.places.write(inputs, slot.offset, view, start, member.data)
-        return slot, count
+            large += member.form.places.write(inputs, slot.offset, view, start, member.data)
+        return slot, count, (view, large) if large else None
 
     # Requests of a model that sees each for itself
 
@@ -459,7 +501,7 @@ class Channel:
     def _take_done(self, batch_id: int, times: tuple[int, int, int], following: tuple[int, ...] | None) -> None:
         """A batch has ended; `following` is the entry that tells how."""
         batch = self._sent.get(batch_id)
-        if batch is None:
+        if batch is None or not batch.posted:
             raise ValueError(f"an answer to batch {batch_id}, which it does not have")
         if not batch.sent_ns <= times[0] <= times[1] <= times[2] <= time.monotonic_ns():
             raise ValueError("times that are not in their order")
@@ -622,7 +664,7 @@ class Channel:
         # have been in the engine.
         for batch in sent.values():
             now = time.monotonic_ns()
-            if not self._work.is_taken(batch.posted):
+            if not batch.posted or not self._work.is_taken(batch.posted):
                 reason = WorkerGone(self._gone_text)
             outcome = BatchOutcome(reason, (now, now, now))
             self._guarded(lambda batch=batch, outcome=outcome: batch.on_outcome(outcome))  # type: ignore[misc]

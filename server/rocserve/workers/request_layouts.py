@@ -12,7 +12,7 @@ from rocserve.core.errors import ServeError, internal
 from rocserve.core.plain import to_json
 from rocserve.core.requests import NO_PARAMETERS, Parameters
 from rocserve.core.tensors import Buffer, TensorHead
-from rocserve.plane.heap import COPIED_IN_PLACE, Heap, lay_out
+from rocserve.plane.heap import COPIED_AT_ONCE, COPIED_IN_PLACE, Heap, lay_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,13 @@ class InputPlaces:
         """How many bytes the inputs of a request take, where their sizes do not follow from their shapes."""
         return lay_out([len(part) for part in data], self._sizes_struct.size)[1]
 
-    def write(self, heap: Heap, place: int, view: memoryview, start: int, data: Sequence[Buffer]) -> None:
-        """Copy the inputs of a request. `view`: the memory at `place`; they begin at its byte `start`.
+    def write(
+        self, heap: Heap, place: int, view: memoryview, start: int, data: Sequence[Buffer]
+    ) -> Sequence[tuple[int, Buffer]]:
+        """Copy the inputs of a request, but for large ones. `view`: the memory at `place`; they begin at its byte
+        `start`.
+
+        Returns: where in `view` the large ones belong.
 
         Raises:
             ServeError: INTERNAL, an input's bytes are not as many as its shape says.
@@ -66,6 +71,7 @@ class InputPlaces:
             offsets, _ = lay_out(sizes, self._sizes_struct.size)
         else:
             sizes, offsets = self.sizes, self.offsets
+        large: list[tuple[int, Buffer]] = []
         for index, part in enumerate(data):
             size = sizes[index]
             if len(part) != size:
@@ -73,8 +79,11 @@ class InputPlaces:
             begin = start + offsets[index]
             if size <= COPIED_IN_PLACE:
                 view[begin : begin + size] = part
-            else:
+            elif size <= COPIED_AT_ONCE:
                 heap.write(place + begin, view, begin, part)
+            else:
+                large.append((begin, part))
+        return large
 
     def of(self, table: memoryview) -> tuple[Sequence[int], Sequence[int], int]:
         """Offsets and sizes of a request's inputs, and the end of the last. `table`: the beginning of its slot."""

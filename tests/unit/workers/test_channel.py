@@ -31,7 +31,7 @@ from rocserve.core.plain import to_json
 from rocserve.core.requests import NO_PARAMETERS
 from rocserve.core.tensors import TensorHead
 from rocserve.plane import trimming
-from rocserve.plane.heap import Heap, HeapFull
+from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapFull
 from rocserve.plane.loop import PlaneLoop
 from rocserve.workers import worker_end
 from rocserve.workers.batch_inputs import request_inputs
@@ -59,7 +59,7 @@ from rocserve.workers.entries import (
     numbers,
 )
 from rocserve.workers.messages import RequestFailure, ResultLayout
-from rocserve.workers.request_layouts import BatchForm
+from rocserve.workers.request_layouts import BatchForm, Member
 from rocserve.workers.results import BatchOutcome
 from rocserve.workers.worker_end import OutgoingResult, ReceivedBatch, WorkerEnd, error_result
 
@@ -548,3 +548,46 @@ def test_a_batch_says_whether_its_requests_run_one_by_one(peer: Peer) -> None:
             ),
         )
         assert peer.take().is_grouped is grouped
+
+
+def large_members() -> list[Member]:
+    return members_of([batch_input("A", np.arange(2 * COPIED_AT_ONCE, dtype=np.int32).reshape(1, -1))], ("SUM",), (1,))
+
+
+def test_large_inputs_are_copied_in_steps_and_batches_keep_their_order(peer: Peer) -> None:
+    large, small = large_members(), members_of(add_sub_inputs(), ("SUM",), (1,))
+    posted: list[int] = []
+
+    def send() -> None:
+        for members in (large, small):
+            peer.channel.execute(BatchForm(), members, peer.on_outcome)
+            posted.append(peer.channel._work.posted)
+
+    on_plane(peer.plane, send)
+    assert posted == [0, 0]
+    first, second = peer.take(), peer.take()
+    (data,) = request_inputs(first.requests[0], peer.end_of_worker.inputs)
+    assert data == large[0].data[0]
+    assert [*map(bytes, request_inputs(second.requests[0], peer.end_of_worker.inputs))] == [*map(bytes, small[0].data)]
+
+
+def test_a_worker_that_ends_while_inputs_are_copied_has_not_had_them(peer: Peer) -> None:
+    def send_and_end() -> None:
+        peer.channel.execute(BatchForm(), large_members(), peer.on_outcome)
+        peer.channel.end(unavailable("it is over"))
+
+    on_plane(peer.plane, send_and_end)
+    assert isinstance(peer.outcomes[0].error, WorkerGone)
+
+
+def test_an_answer_to_a_batch_that_is_still_being_copied(peer: Peer) -> None:
+    peer.finish(peer.execute(), peer.result(bytes(64)))
+    assert peer.arrived.acquire(timeout=5)
+
+    def send_and_answer() -> None:
+        peer.channel.execute(BatchForm(), large_members(), peer.on_outcome)
+        peer.end_of_worker.post(done(ReceivedBatch(2, False, (), 0)) + ENTRY.pack(RESULTS, 0, 0, 0, 0, 0, 0))
+        peer.channel.take_mail()
+
+    on_plane(peer.plane, send_and_answer)
+    assert peer.broken == ["it sent what cannot be read: an answer to batch 2, which it does not have"]
