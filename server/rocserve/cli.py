@@ -1,4 +1,5 @@
-"""The command `rocserve`. Each verb imports what it needs when it runs, so that the zygote starts before gRPC does."""
+"""The command `rocserve`. Each verb imports what it needs when it runs, so that the supervisor stays small and the
+zygote starts before gRPC does."""
 
 from __future__ import annotations
 
@@ -11,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rocserve
+from rocserve.supervisor import Post, Supervisor
 
 if TYPE_CHECKING:
     import logging
 
+    from rocserve.handover import SupervisorLink
     from rocserve.tools.verbs import Verb
     from rocserve.workers.control_groups import ControlGroups
 
@@ -24,17 +27,20 @@ _ENDED_BY_USER = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the result is its exit status."""
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        return _run(arguments)
+        if words[:1] == ["serve"]:
+            return Supervisor(lambda post: _run(words, post)).run()
+        return _run(words)
     except KeyboardInterrupt:
         # While it was still being imported; once they run, the verbs have their own ways.
         print("rocserve: ended by you", file=sys.stderr)
         return _ENDED_BY_USER
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def _run(words: Sequence[str], post: Post | None = None) -> int:
+    """`post`: of a server's process."""
     parser, model_verbs = _parser()
-    words = sys.argv[1:] if arguments is None else arguments
     options, unknown = parser.parse_known_args(words)
     if unknown:
         _refuse(_innermost(parser, options), unknown)
@@ -42,7 +48,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         parser.print_help()
         return 2
     own_verbs = {
-        "serve": lambda options: _serve(options, words[1:]),
+        "serve": lambda options: _serve(options, words[1:], post),
         "config": _config,
         "status": _status,
         "get": _get,
@@ -198,12 +204,15 @@ def _byte_count(text: str) -> int:
     return int(amount) * factor
 
 
-def _serve(options: argparse.Namespace, command: Sequence[str]) -> int:
+def _serve(options: argparse.Namespace, command: Sequence[str], post: Post | None) -> int:
     """`command`: what stands behind the verb, from which the options come."""
+    assert post is not None, "a server has a supervisor"
     from rocserve.flags import FlagError, settings_from
+    from rocserve.handover import SupervisorLink
 
+    supervisor = SupervisorLink(post)
     try:
-        settings = settings_from(options)
+        settings = supervisor.settings(settings_from(options))
     except FlagError as error:
         print(f"rocserve serve: {error}", file=sys.stderr)
         return 2
@@ -219,9 +228,14 @@ def _serve(options: argparse.Namespace, command: Sequence[str]) -> int:
     from rocserve.backends.registry import discover_backends
     from rocserve.workers.launcher import WorkerLauncher
 
+    if supervisor.takes_place_of:
+        log.logger.error(
+            "the server's process %s, and its clients' connections with it; this one takes its place",
+            supervisor.takes_place_of,
+        )
     registry = discover_backends()
     # Before there are children, which would be left behind.
-    groups = _control_groups(log.logger.getChild("workers")) if settings.workers.control_groups else None
+    groups = _control_groups(supervisor, log.logger.getChild("workers")) if settings.workers.control_groups else None
     try:
         launcher = WorkerLauncher(registry.preload, log.logger.getChild("workers"), settings.workers, groups)
     except ValueError as error:
@@ -234,12 +248,14 @@ def _serve(options: argparse.Namespace, command: Sequence[str]) -> int:
     _let_the_plane_poll()
     from rocserve.server import run_server
 
-    return run_server(settings, command, launcher, log)
+    return run_server(settings, command, launcher, supervisor, log)
 
 
-def _control_groups(log: logging.Logger) -> ControlGroups | None:
-    from rocserve.workers.control_groups import NotDelegated, take_delegation
+def _control_groups(supervisor: SupervisorLink, log: logging.Logger) -> ControlGroups | None:
+    from rocserve.workers.control_groups import ControlGroups, NotDelegated, take_delegation
 
+    if supervisor.control_groups:
+        return ControlGroups(Path(supervisor.control_groups))
     try:
         groups = take_delegation()
     except NotDelegated as reason:

@@ -8,7 +8,6 @@ import signal
 from collections.abc import Coroutine
 from typing import Any
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _CANCEL_SECONDS = 5.0
 """How long a part that is cut short may take to let go of what it has."""
 
@@ -16,8 +15,8 @@ _CANCEL_SECONDS = 5.0
 class Ending:
     """Ends each part, whatever the others do: what fails or takes too long is logged, and the next part has its turn.
 
-    The first signal asks for the end. A second one cuts short what is under way and all that follows; from then on
-    signals have their default effect, so that a third ends the process whatever it is doing.
+    The first signal asks for the end. A second one cuts short what is under way and all that follows. A third ends the
+    supervisor, and with it this process whatever it is doing.
     """
 
     def __init__(self, log: logging.Logger, exit_timeout_seconds: float) -> None:
@@ -31,11 +30,6 @@ class Ending:
         """Whether a second signal has come."""
         return self._at_once.is_set()
 
-    def watch_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self.on_signal, number)
-
     def on_signal(self, number: int) -> None:
         name = signal.Signals(number).name
         if not self._asked.is_set():
@@ -44,9 +38,6 @@ class Ending:
             return
         self._log.warning("%s again: ending at once", name)
         self._at_once.set()
-        loop = asyncio.get_running_loop()
-        for each in _SIGNALS:
-            loop.remove_signal_handler(each)
 
     async def wait(self) -> None:
         """Until a signal asks for the end."""

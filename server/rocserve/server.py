@@ -25,6 +25,7 @@ from rocserve.frontends.metrics.custom_families import custom_families
 from rocserve.frontends.metrics.exposition import exposition
 from rocserve.frontends.metrics.memory_families import memory_families
 from rocserve.frontends.running import FrontEnds, Served
+from rocserve.handover import SupervisorLink
 from rocserve.observability.logs import ServerLog
 from rocserve.observability.loop_errors import LoopErrors
 from rocserve.observability.tracing.creation import create_tracing
@@ -58,8 +59,17 @@ from rocserve.settings import ControlMode, ServerSettings
 from rocserve.workers.channel_mail import ChannelMail
 from rocserve.workers.launcher import WorkerLauncher
 
+_RETURN_SECONDS = 2.0
+"""How long a server that takes another's place waits for models before it listens."""
 
-def run_server(settings: ServerSettings, command: Sequence[str], launcher: WorkerLauncher, log: ServerLog) -> int:
+
+def run_server(
+    settings: ServerSettings,
+    command: Sequence[str],
+    launcher: WorkerLauncher,
+    supervisor: SupervisorLink,
+    log: ServerLog,
+) -> int:
     """Serve until a signal ends it; the result is the process's exit status.
 
     `command`: the flags that the settings come from.
@@ -72,7 +82,7 @@ def run_server(settings: ServerSettings, command: Sequence[str], launcher: Worke
         asyncio.run(launcher.close())
         return 1
     try:
-        return asyncio.run(Server(settings, command, launcher, log, tracing).run())
+        return asyncio.run(Server(settings, command, launcher, supervisor, log, tracing).run())
     finally:
         tracing.close()
 
@@ -83,12 +93,14 @@ class Server:
         settings: ServerSettings,
         command: Sequence[str],
         launcher: WorkerLauncher,
+        supervisor: SupervisorLink,
         server_log: ServerLog,
         tracing: Tracing,
     ) -> None:
         self._settings = settings
         self._command = command
         self._launcher = launcher
+        self._supervisor = supervisor
         self._server_log = server_log
         self._tracing = tracing
         self._log = log = server_log.logger
@@ -142,13 +154,15 @@ class Server:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(LoopErrors(self._log))
         ending = Ending(self._log, self._settings.exit_timeout_seconds)
-        ending.watch_signals()
-        # Where it is ignored from the start (nohup) it stays so.
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            loop.add_signal_handler(signal.SIGHUP, self._reload)
+        self._supervisor.watch(lambda number: self._reload() if number == signal.SIGHUP else ending.on_signal(number))
         self._plane.start()
         readiness = Readiness(self._repository.is_ready)
         front_ends = FrontEnds(self._settings, self._command, self._served(readiness), self._plane, self._log)
+        started: asyncio.Future[None] | None = None
+        if self._supervisor.takes_place_of:
+            # Clients that come back are to find the models that they had.
+            started = asyncio.ensure_future(self._repository.start())
+            await asyncio.wait((started,), timeout=_RETURN_SECONDS)
         try:
             await front_ends.start()
         except (OSError, RuntimeError, ValueError) as error:
@@ -156,9 +170,10 @@ class Server:
             self._log.error("%s", error.strerror if isinstance(error, OSError) and not error.filename else error)
             await self._end_workers(ending)
             return 1
+        self._supervisor.leave(ports=front_ends.ports, control_groups=self._launcher.groups_folder)
         trimming = asyncio.ensure_future(HeapTrim(lambda: self._memory.used_bytes, keep_freed_memory()).run())
         try:
-            status = await self._serve(ending)
+            status = await self._serve(started or asyncio.ensure_future(self._repository.start()), ending)
         except Exception:
             self._log.critical("the server cannot go on", exc_info=True)
             status = 1
@@ -228,9 +243,8 @@ class Server:
         self._log.info("SIGHUP: scanning the model repositories")
         self._repository.scan_soon()
 
-    async def _serve(self, ending: Ending) -> int:
-        """Load what is there, then wait for the end."""
-        started = asyncio.ensure_future(self._repository.start())
+    async def _serve(self, started: asyncio.Future[None], ending: Ending) -> int:
+        """Until what is there has been `started`, and then until the end."""
         stopped = asyncio.ensure_future(ending.wait())
         await asyncio.wait((started, stopped), return_when=asyncio.FIRST_COMPLETED)
         if not started.done():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -46,10 +45,10 @@ def told_secret(stage: Stage, random: random.Random) -> None:
 
 
 def stopped_server(stage: Stage, random: random.Random) -> None:
-    assert stage.explicit.process is not None
-    stage.explicit.process.send_signal(signal.SIGSTOP)
+    process = stage.explicit.server_process()
+    process.suspend()
     time.sleep(3 * HEALTH_SECONDS)
-    stage.explicit.process.send_signal(signal.SIGCONT)
+    process.resume()
 
 
 def is_replaced(stage: Stage, gone: psutil.Process) -> bool:

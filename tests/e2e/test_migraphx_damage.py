@@ -137,8 +137,7 @@ class Holdings:
     """What a server holds."""
 
     def __init__(self, server: RocserveProcess) -> None:
-        assert server.process is not None
-        process = psutil.Process(server.process.pid)
+        process = server.server_process()
         self.descriptors = process.num_fds()
         self.memory = process.memory_info().rss
 

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import tritonclient.grpc as triton
 from support.load import ConstantLoad
@@ -52,7 +51,7 @@ def rows_of(server: RocserveProcess) -> dict[str, tuple[str, str]]:
 
 def resident(server: RocserveProcess) -> int:
     assert server.process is not None
-    return int(psutil.Process(server.process.pid).memory_info().rss)
+    return int(server.server_process().memory_info().rss)
 
 
 def refusal(server: RocserveProcess, model: str, config: dict[str, object]) -> str:

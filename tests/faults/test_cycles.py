@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import tritonclient.grpc as triton
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
@@ -54,7 +53,7 @@ def measure(server: RocserveProcess) -> tuple[int, int]:
     assert server.process is not None
     wait_until(lambda: not server.workers(), 20, "the end of the workers")
     time.sleep(0.3)
-    process = psutil.Process(server.process.pid)
+    process = server.server_process()
     return process.num_fds(), process.memory_full_info().uss
 
 
@@ -117,10 +116,10 @@ def test_a_model_costs_few_descriptors(serve, repository: Path):
     def cycle() -> tuple[int, int, int]:
         for name in names:
             client.load_model(name)
-        loaded = psutil.Process(server.process.pid).num_fds()
+        loaded = server.server_process().num_fds()
         for name in names:
             ask(client, name, 1.0)
-        used = psutil.Process(server.process.pid).num_fds()
+        used = server.server_process().num_fds()
         for name in names:
             client.unload_model(name)
         return loaded, used, measure(server)[0]
@@ -145,4 +144,4 @@ def test_many_models_fit_though_the_soft_limit_of_descriptors_is_low(serve, repo
     client = server.client()
     for name in names:
         ask(client, name, 1.0)
-    assert psutil.Process(server.process.pid).num_fds() > 64, "they fit anyway: the test does not test"
+    assert server.server_process().num_fds() > 64, "they fit anyway: the test does not test"

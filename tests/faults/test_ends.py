@@ -129,7 +129,7 @@ def test_what_a_model_started_ends_with_its_worker_though_the_zygote_is_gone(ser
     started = int((repository.parent / "started").read_text())
     (worker,) = server.workers()
     zygote = worker.parent()
-    assert zygote is not None and zygote.pid != server.process.pid
+    assert zygote == server.zygote()
     zygote.kill()
     wait_until(lambda: "the zygote, which starts workers, has ended" in server.log_text, 10, "the zygote's end")
     assert running(started)
@@ -141,8 +141,7 @@ def test_what_a_model_started_ends_with_its_worker_though_the_zygote_is_gone(ser
 def test_sighup_reloads_and_disturbs_nobody(serve, repository: Path):
     drop(repository, "m", add_constant(1.0))
     server = serve(repository)
-    zygote = psutil.Process(server.process.pid).children()[0]
-    family = [server.process.pid, zygote.pid, *(worker.pid for worker in server.workers())]
+    family = [server.process.pid, *(process.pid for process in server.family())]
     with ConstantLoad(server.address, "m", {1.0}, threads=2) as load:
         load.wait_until_answered_by(1.0)
         # As the end of a terminal would, it goes to all of them.

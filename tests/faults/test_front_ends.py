@@ -131,7 +131,7 @@ def listens(process: psutil.Process, port: int) -> bool:
 
 def test_a_killed_front_end_takes_its_own_clients_along(server: RocserveProcess) -> None:
     assert server.process is not None
-    process = psutil.Process(server.process.pid)
+    process = server.server_process()
     with clients(server) as asking:
         descriptors = 0
         for turn in range(4):

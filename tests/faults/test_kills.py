@@ -20,7 +20,7 @@ THREADS = 8
 def test_fifty_kills_under_load(serve, repository: Path):
     drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
     server = serve(repository)
-    process = psutil.Process(server.process.pid)
+    process = server.server_process()
     client = server.client()
     with ConstantLoad(server.address, "m", {1.0}, THREADS) as load:
         load.wait_until_answered_by(1.0)

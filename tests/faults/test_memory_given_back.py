@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-import psutil
 import pytest
 from support.http_requests import ask
 from support.server import RocserveProcess, wait_until
@@ -19,7 +18,7 @@ CLIENTS = 64
 def test_memory_after_large_traffic(serve, repository: Path, ask_by: str) -> None:
     write_stretch(repository)
     server: RocserveProcess = serve(repository)
-    process = psutil.Process(server.process.pid)
+    process = server.server_process()
     values = stretch_values(milliseconds=50, request_bytes=4 * MIB, answer_bytes=4 * MIB)
     infer(server, values, ask_by)
     before = peak = process.memory_info().rss

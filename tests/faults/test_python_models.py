@@ -229,7 +229,7 @@ def test_an_unload_waits_for_open_requests(serve, repository: Path):
 def test_two_hundred_open_streams(serve, repository: Path):
     drop(repository, "held", HELD, DECOUPLED)
     server = serve(repository)
-    process = psutil.Process(server.process.pid)
+    process = server.server_process()
     client = server.client()
     descriptors = process.num_fds()
     with ExitStack() as open_streams:

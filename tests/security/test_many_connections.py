@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
-import psutil
 import pytest
 from support.certificates import Authority, make_authority
 from support.http2 import PREFACE, SETTINGS, frame
@@ -70,12 +69,12 @@ def secure_server(
 
 def open_files(server: RocserveProcess) -> int:
     assert server.process is not None
-    return psutil.Process(server.process.pid).num_fds()
+    return server.server_process().num_fds()
 
 
 def resident(server: RocserveProcess) -> int:
     assert server.process is not None
-    return int(psutil.Process(server.process.pid).memory_info().rss)
+    return int(server.server_process().memory_info().rss)
 
 
 def get(port: int, path: str, tls: ssl.SSLContext | None = None) -> int:

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import grpc
-import psutil
 import pytest
 from support.http2 import Http2Connection, prefixed
 from support.metrics import FLAGS as METRICS
@@ -145,7 +144,7 @@ def held(server: RocserveProcess) -> float:
 
 def resident(server: RocserveProcess) -> int:
     assert server.process is not None
-    return int(psutil.Process(server.process.pid).memory_info().rss)
+    return int(server.server_process().memory_info().rss)
 
 
 @pytest.mark.parametrize("method", [INFER, SERVICE + "ModelStreamInfer"])

@@ -165,8 +165,7 @@ def test_a_model_runs_as_nobody_without_rights(server: RocserveProcess):
 @needs_root
 def test_a_model_reaches_neither_files_of_root_nor_the_server_nor_other_models(server: RocserveProcess, place: Path):
     ask = Asked(server)
-    assert server.process is not None
-    pid = server.process.pid
+    pid = server.server_process().pid
     assert ask(f"read('{place}/secret')") == DENIED
     assert ask(f"open('{place}/models/tells/1/model.py', 'a')") == DENIED
     assert ask("os.setuid(0)") == REFUSED
@@ -240,9 +239,9 @@ def test_models_that_only_root_may_read_run_as_root_with_a_warning(tmp_path: Pat
         assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 0
         assert status["NoNewPrivs"] == "1"
         assert "AWS_SECRET_ACCESS_KEY" not in ask("dict(os.environ)")
-        assert server.process is not None
-        assert ask(f"read('/proc/{server.process.pid}/environ')") == DENIED
-        assert ask(f"attach({server.process.pid})") == REFUSED
+        pid = server.server_process().pid
+        assert ask(f"read('/proc/{pid}/environ')") == DENIED
+        assert ask(f"attach({pid})") == REFUSED
         assert server.log_text.count("Make it open to that user (chmod)") == 1
         assert server.log_text.count("run as root: user 'nobody' cannot read") == 2, server.log_text
 

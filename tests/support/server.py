@@ -147,6 +147,13 @@ class RocserveProcess:
         leader = self.process.pid
         return [process for process in psutil.process_iter() if process.pid != leader and _session(process) == leader]
 
+    def server_process(self) -> psutil.Process:
+        """The one that serves; the one that was started is its supervisor. Waits for it while there is none."""
+        assert self.process is not None
+        supervisor = psutil.Process(self.process.pid)
+        wait_until(supervisor.children, 10, "the server's process")
+        return supervisor.children()[0]
+
     def workers(self) -> list[psutil.Process]:
         """The processes that hold models."""
         return [process for process in self.family() if _is_worker(process)]

@@ -73,6 +73,8 @@ class FrontEnds:
         self._served = served
         self._plane = plane
         self._log = log
+        self.ports: dict[str, int] = {}
+        """Of the parts that listen, by their settings' names."""
         self._metrics: MetricsEndpoint | None = None
         self._http: HttpListener | None = None
         self._grpc: GrpcService | None = None
@@ -155,7 +157,7 @@ class FrontEnds:
             self._log.getChild("metrics"),
             self._tls(settings, "metrics"),
         )
-        port = await endpoint.start()
+        port = self.ports["metrics"] = await endpoint.start()
         self._metrics = endpoint
         self._log.info("Started Metrics Service at %s:%d", settings.address, port)
 
@@ -194,6 +196,7 @@ class FrontEnds:
         )
         listener = HttpListener(service.handle, log, limits, tls)
         port = await listener.start("HTTP", "http", settings.address, settings.port, settings.reuse_port)
+        self.ports["http"] = port
         self._http = listener
         self._log.info("HTTP: %s", service.describe_access())
         self._log.info("Started HTTPService at %s:%d", settings.address, port)
@@ -229,6 +232,7 @@ class FrontEnds:
         else:
             port = self._start_transport(options, restricted, service.routes(), log)
             log.info("gRPC is served by this process, %s", why)
+        self.ports["grpc"] = port
         self._log.info("gRPC: %s", service.describe_access())
         self._log.info("Started GRPCInferenceService at %s:%d", settings.address, port)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -106,8 +106,15 @@ def enter(folder: str) -> None:
     _write(Path(folder, _PROCESSES), _SELF)
 
 
+def _move(folder: Path, processes: Set[int]) -> None:
+    """This process, and others."""
+    for process in (_SELF, *map(str, processes - {os.getpid()})):
+        _write(folder / _PROCESSES, process)
+
+
 def take_delegation(processes: Path = Path("/proc")) -> ControlGroups:
-    """Move this process, which is to have no children yet, to where workers' cgroups can be made beside it.
+    """Move this process, which is to have no children yet, and its supervisor to where workers' cgroups can be made
+    beside them.
 
     Raises:
         NotDelegated: its cgroup is not left to it; nothing has changed.
@@ -117,24 +124,24 @@ def take_delegation(processes: Path = Path("/proc")) -> ControlGroups:
         raise NotDelegated("the server's cgroup is not delegated to it")
     try:
         lacking = _CONTROLLERS.difference((folder / "cgroup.controllers").read_text().split())
-        others = (folder / _PROCESSES).read_text().split() != [str(os.getpid())]
+        present = {int(pid) for pid in (folder / _PROCESSES).read_text().split()}
         can_kill = (folder / _KILL).exists()
     except OSError as error:
         raise NotDelegated(f"the server's cgroup cannot be read: {error}") from None
     if lacking:
         raise NotDelegated(f"the server's cgroup lacks the controllers {', '.join(sorted(lacking))}")
-    if others:
+    if not present <= {os.getpid(), os.getppid()}:
         raise NotDelegated("other processes are in the server's cgroup")
     if not can_kill:
         raise NotDelegated("the kernel is older than Linux 5.14")
     server = folder / _SERVER_GROUP
     try:
         server.mkdir(exist_ok=True)
-        enter(str(server))
+        _move(server, present)
         _write(folder / _CHILDREN, " ".join(f"+{name}" for name in sorted(_CONTROLLERS)))
     except OSError as error:
         with suppress(OSError):
-            enter(str(folder))
+            _move(folder, present)
             server.rmdir()
         raise NotDelegated(f"the server cannot make cgroups: {error}") from None
     return ControlGroups(folder)

@@ -126,6 +126,11 @@ class WorkerLauncher:
         self._launches: dict[int, _Launch] = {}
         self._workers: dict[int, WorkerProcess] = {}
 
+    @property
+    def groups_folder(self) -> str:
+        """Where the cgroups of workers are; "" = it makes none."""
+        return str(self._groups.folder) if self._groups is not None else ""
+
     def start(self) -> None:
         """Start the zygote. It imports the modules on its own; a launch meanwhile waits for it."""
         self._connection, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

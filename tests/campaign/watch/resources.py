@@ -47,9 +47,8 @@ class Sample:
 
 
 def look(server: RocserveProcess) -> Sample:
-    assert server.process is not None
-    process = psutil.Process(server.process.pid)
-    family = [process, *server.family()]
+    process = server.server_process()
+    family = server.family()
     memory = process.memory_full_info()
     return Sample(
         time.monotonic(), memory.uss / MIB, sum(map(_proportional, family)) / MIB, process.num_fds(), len(family)

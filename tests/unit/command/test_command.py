@@ -28,7 +28,6 @@ sys.exit(main(["doctor"]))
 @pytest.mark.parametrize(
     ("arguments", "usage", "text"),
     [
-        (("serve", "--model-repositry=x"), "usage: rocserve serve", "did you mean --model-repository?"),
         (("compile", "--precison", "int8", "m"), "usage: rocserve compile", "did you mean --precision?"),
         (
             ("cache", "prune", "--al"),
@@ -48,6 +47,14 @@ def test_what_no_verb_takes_is_refused_with_its_usage(
     message = capsys.readouterr().err
     assert message.startswith(usage)
     assert text in message
+
+
+def test_what_a_server_does_not_take_is_refused_once() -> None:
+    command = [sys.executable, "-m", "rocserve.cli", "serve", "--model-repositry=x"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("usage: rocserve serve")
+    assert ran.stderr.count("did you mean --model-repository?") == 1
 
 
 def test_stopped_while_it_is_being_imported_it_ends_with_a_line() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 
 import pytest
@@ -37,11 +36,10 @@ async def test_a_part_that_fails_or_takes_too_long_keeps_no_other_from_its_end(c
 
 async def test_a_second_signal_cuts_short_what_runs_and_what_follows():
     ending = Ending(LOG, 30)
-    ending.watch_signals()
-    os.kill(os.getpid(), signal.SIGTERM)
+    ending.on_signal(signal.SIGTERM)
     await asyncio.wait_for(ending.wait(), 5)
     assert not ending.is_at_once
-    asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), signal.SIGTERM)
+    asyncio.get_running_loop().call_later(0.05, ending.on_signal, signal.SIGTERM)
     cut = []
 
     async def drain() -> None:

@@ -67,6 +67,12 @@ def test_the_server_leaves_its_cgroup_before_that_hands_anything_on(tree: Tree) 
     assert tree.folders() == ["server"]
 
 
+def test_its_supervisor_goes_along(tree: Tree) -> None:
+    (tree.folder / "cgroup.procs").write_text(f"{os.getppid()}\n{os.getpid()}\n")
+    take_delegation(tree.processes)
+    assert tree.written[:2] == ["server/cgroup.procs 0", f"server/cgroup.procs {os.getppid()}"]
+
+
 def test_a_container_sees_a_part_of_the_tree(tree: Tree) -> None:
     tree.show(
         "1:name=systemd:/\n0::/pods/p1\n", f"41 31 0:38 /pods/p1 {tree.folder} rw shared:9 - cgroup2 cgroup2 rw\n"

@@ -1,0 +1,75 @@
+"""What a server's process leaves to the one that takes its place, and what it has of the supervisor (supervisor.py)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rocserve.core.lifeline import die_with_holder
+from rocserve.core.plain import from_json, to_json
+from rocserve.settings import ServerSettings
+from rocserve.supervisor import Post
+
+_SIGNALS_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    ports: Mapping[str, int] = field(default_factory=dict)
+    """Where clients were served, by the parts of the settings: where any free port was asked for, it stays the same."""
+    control_groups: str = ""
+    """The folder of the cgroups of workers."""
+
+
+class SupervisorLink:
+    """The server's side. After `watch` all calls are made on the asyncio loop."""
+
+    def __init__(self, post: Post) -> None:
+        self.lifeline = post.lifeline
+        self._kept = die_with_holder(post.lifeline)
+        self._connection = post.connection
+        self._connection.setblocking(False)
+        self.takes_place_of = post.end
+        """How the server before has ended; "" = there was none."""
+        self._handover = from_json(Handover, post.left) if post.left else Handover()
+
+    @property
+    def control_groups(self) -> str:
+        return self._handover.control_groups
+
+    def settings(self, settings: ServerSettings) -> ServerSettings:
+        """The settings as they are for this server: in the place of another it serves where that did, and a model that
+        has been broken since does not keep it from serving the others."""
+        if not self.takes_place_of:
+            return settings
+        parts: dict[str, Any] = {
+            name: replace(getattr(settings, name), port=port) for name, port in self._handover.ports.items()
+        }
+        return replace(settings, exit_on_error=False, **parts)
+
+    def watch(self, on_signal: Callable[[int], None]) -> None:
+        """Have the signals that the supervisor gets told."""
+        asyncio.get_running_loop().add_reader(self._connection, self._on_readable, on_signal)
+
+    def leave(self, **changes: Any) -> None:
+        """Have the next server know this; the first time says that this one serves."""
+        self._handover = replace(self._handover, **changes)
+        self._connection.send(to_json(self._handover))
+
+    def _on_readable(self, on_signal: Callable[[int], None]) -> None:
+        try:
+            for _ in range(_SIGNALS_AT_ONCE):
+                number = self._connection.recv(1)
+                if not number:
+                    break
+                on_signal(number[0])
+            else:
+                return
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        # The supervisor has ended, and this process is about to.
+        asyncio.get_running_loop().remove_reader(self._connection)

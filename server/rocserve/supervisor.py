@@ -1,0 +1,164 @@
+"""The supervisor: the process that the user starts. It starts the server's process and, when that dies, another.
+
+It does nothing else, so that nothing else can end it: one thread, the standard library, no request, no model. The
+server's process is a fork of it, before anything has been imported. When the supervisor ends, however that happens, the
+pipe that it holds alone closes, and the kernel ends all the others (core/lifeline.py).
+
+Signals go to the supervisor, which hands their numbers on; the server's process passes over those that reach it with
+its whole group. What the next server is to know, and to have of descriptors, each leaves with the supervisor.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+_MOST_DESCRIPTORS = 4
+_MESSAGE_BYTES = 1 << 20
+_FIRST_PAUSE_SECONDS = 0.1
+"""Before the second start in a row; the first is at once, and each further pause is twice the last."""
+_LONGEST_PAUSE_SECONDS = 5.0
+_HEALTHY_SECONDS = 10.0
+"""A server that lived for so long died of something new."""
+
+
+class Post(NamedTuple):
+    """What a server's process has of its supervisor."""
+
+    connection: socket.socket
+    """Signals come by it, a byte each; what is left for the next server goes, a message each."""
+    lifeline: int
+    """The reading end of the pipe that breaks with the supervisor."""
+    left: bytes
+    """By the server before; empty = there was none."""
+    descriptors: tuple[int, ...]
+    """Left with it."""
+    end: str
+    """Of the server before, in words."""
+
+
+class Supervisor:
+    def __init__(self, serve: Callable[[Post], int]) -> None:
+        """`serve`: runs the server in its process; returns its exit status."""
+        self._serve = serve
+        self._lifeline, self._lifeline_writer = os.pipe2(os.O_CLOEXEC)
+        # Workers open it anew, other users' as well.
+        os.fchmod(self._lifeline, 0o444)
+        self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._connection: socket.socket | None = None
+        """To the server that runs."""
+        self._left = b""
+        self._descriptors: tuple[int, ...] = ()
+        self._asked_to_end = 0
+
+    def run(self) -> int:
+        """The exit status; in the server's process its own."""
+        signal.set_wakeup_fd(self._waker)
+        for number in (signal.SIGCHLD, signal.SIGHUP, *_ENDING):
+            # Where one is ignored from the start (nohup) it stays so.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, _pass_over)
+        end, deaths = "", 0
+        while True:
+            began = time.monotonic()
+            own, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            server = os.fork()
+            if not server:
+                own.close()
+                return self._be_server(peer, end)
+            peer.close()
+            status = self._attend(server, own)
+            # What ends the first by itself, a flag or a model at the start, would end all that follow.
+            if self._asked_to_end or not self._left or (status >= 0 and not end):
+                return status if status >= 0 else 128 - status
+            end = f"was killed by {_name(-status)}" if status < 0 else f"ended with status {status}"
+            deaths = 1 if time.monotonic() - began >= _HEALTHY_SECONDS else deaths + 1
+            if deaths > 1 and not self._rest(min(_FIRST_PAUSE_SECONDS * 2.0 ** (deaths - 2), _LONGEST_PAUSE_SECONDS)):
+                return 0
+
+    def _be_server(self, connection: socket.socket, end: str) -> int:
+        """In the new process."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for descriptor in (self._woken, self._waker, self._lifeline_writer):
+            os.close(descriptor)
+        return self._serve(Post(connection, self._lifeline, self._left, self._descriptors, end))
+
+    def _attend(self, server: int, connection: socket.socket) -> int:
+        """Until this server has ended: its exit status, negative = the signal that killed it."""
+        with connection:
+            poll = select.poll()
+            poll.register(self._woken, select.POLLIN)
+            poll.register(connection, select.POLLIN)
+            while True:
+                ready = [descriptor for descriptor, _ in poll.poll()]
+                if connection.fileno() in ready and not self._keep(connection):
+                    poll.unregister(connection)
+                if self._woken in ready and (status := self._take_signals(server, connection)) is not None:
+                    while self._keep(connection):
+                        pass
+                    return status
+
+    def _keep(self, connection: socket.socket) -> bool:
+        """What the server leaves. False: there is nothing more, now or for good."""
+        try:
+            left, descriptors, _, _ = socket.recv_fds(
+                connection, _MESSAGE_BYTES, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+            )
+        except OSError:
+            return False
+        if not left:
+            return False
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._left, self._descriptors = left, tuple(descriptors)
+        return True
+
+    def _take_signals(self, server: int, connection: socket.socket) -> int | None:
+        """Hand them on. The server's status where it has ended."""
+        for number in self._read_signals():
+            with suppress(OSError):
+                connection.send(bytes((number,)), socket.MSG_DONTWAIT)
+        status = None
+        with suppress(ChildProcessError):
+            # As the first process of a container it has to reap all that others leave behind.
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == server:
+                    status = os.waitstatus_to_exitcode(ended[1])
+        return status
+
+    def _read_signals(self) -> list[int]:
+        """Those that are for the server. The third that asks for the end has its own effect."""
+        taken = [number for number in os.read(self._woken, 4096) if number != signal.SIGCHLD]
+        self._asked_to_end += sum(number in _ENDING for number in taken)
+        if self._asked_to_end > 2:
+            signal.signal(taken[-1], signal.SIG_DFL)
+            os.kill(os.getpid(), taken[-1])
+            os._exit(128 + taken[-1])  # The first process of a container is spared by its own signals.
+        return taken
+
+    def _rest(self, seconds: float) -> bool:
+        """False: it is to end."""
+        until = time.monotonic() + seconds
+        while not self._asked_to_end and (left := until - time.monotonic()) > 0:
+            if select.select((self._woken,), (), (), left)[0]:
+                self._read_signals()
+        return not self._asked_to_end
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _pass_over(number: int, frame: object) -> None:
+    """It is told of by the wake-up pipe."""
