@@ -72,7 +72,7 @@ def migraphx_root() -> Path:
     root = find_root()
     if root is None:
         pytest.skip(NO_ROOT)
-    return root
+    return root.resolve()
 
 
 def pytest_configure(config: pytest.Config) -> None:

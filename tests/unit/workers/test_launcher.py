@@ -83,7 +83,7 @@ async def test_a_worker_under_another_c_library(workshop: Workshop, migraphx_roo
     *loader, _ = python_words(migraphx_root)
     facts = await facts_of(workshop, loader=tuple(loader))
     assert (facts["engine_forked"], facts["comm"]) == ("False", "rocserve:facts")
-    assert psutil.Process(int(facts["pid"])).exe().startswith(os.path.realpath(migraphx_root))
+    assert psutil.Process(int(facts["pid"])).exe().startswith(str(migraphx_root))
 
 
 async def test_a_loader_that_is_not_there(workshop: Workshop) -> None:
