@@ -30,6 +30,7 @@ from rocserve.observability.logs import ServerLog
 from rocserve.observability.loop_errors import LoopErrors
 from rocserve.observability.tracing.creation import create_tracing
 from rocserve.observability.tracing.tracing import Tracing
+from rocserve.plane.guarded_mapping import FaultGuard
 from rocserve.plane.loop import PlaneLoop, default_looks, default_spin
 from rocserve.repository.fallbacks import FallbackCounter
 from rocserve.repository.host_policies import HostPolicies
@@ -109,7 +110,7 @@ class Server:
         mail = ChannelMail(self._plane, 0 if settings.spin == 0 else default_looks(usable_cpus()))
         self._plane.add_source(mail)
         self._tables = ServingTableHolder()
-        self._client_regions = ClientRegions()
+        self._client_regions = ClientRegions(FaultGuard())
         self._paths = PrivatePaths((*settings.model_repositories, *settings.worker_load_folders))
         self._fallbacks = FallbackCounter()
         self._custom_metrics = CustomMetrics()

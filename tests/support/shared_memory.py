@@ -8,7 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from rocserve.plane.guarded_mapping import FaultGuard
+
 FOLDER = Path("/dev/shm")
+
+GUARD = FaultGuard()
+"""The tests' process has one."""
 
 
 @dataclass(frozen=True, slots=True)

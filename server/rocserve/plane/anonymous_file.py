@@ -25,6 +25,8 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _FAILED = ctypes.c_void_p(-1).value
+_MAP_FIXED = 0x10
+"""Of mman.h; Python has no name for it."""
 
 
 def create(name: str, size: int) -> int:
@@ -60,6 +62,13 @@ def give_back(view: memoryview, start: int, nbytes: int) -> None:
     address = ctypes.addressof(ctypes.c_char.from_buffer(view, start))
     if _libc.madvise(address, nbytes, mmap.MADV_REMOVE):
         raise OSError(ctypes.get_errno(), "memory cannot be given back")
+
+
+def put_zeros(address: int, nbytes: int) -> bool:
+    """Have zeros of this process alone in the place of whole pages that are mapped; whether they could be had."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+    found: int | None = _libc.mmap(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+    return found != _FAILED
 
 
 def _map(descriptor: int, size: int | None, offset: int, protection: int) -> memoryview:

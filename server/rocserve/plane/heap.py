@@ -9,7 +9,6 @@ when they are first used; pages that nobody touches take no memory.
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -35,9 +34,6 @@ COPIED_IN_PLACE = 64 << 10
 COPIED_AT_ONCE = 4 << 20
 """Bytes that the data plane copies in a step of what takes long: some 4 ms where the memory is fresh."""
 
-_WRITTEN_AT_ONCE = 1 << 30
-"""Bytes; a call moves less than 2 GiB."""
-
 _UNMAPPED = memoryview(b"")
 
 
@@ -54,6 +50,16 @@ def lay_out(sizes: Iterable[int], end: int) -> tuple[list[int], int]:
         offsets.append(begin)
         end = begin + size
     return offsets, end
+
+
+def copy_bytes(view: memoryview, start: int, data: Buffer) -> None:
+    """Copy a flat view of bytes to memory, from its byte `start` on."""
+    nbytes = len(data)
+    if nbytes <= COPIED_IN_PLACE:
+        view[start : start + nbytes] = data
+    else:
+        # numpy lets go of the GIL while it copies.
+        np.frombuffer(view, np.uint8, nbytes, start)[:] = np.frombuffer(data, np.uint8)
 
 
 class HeapFull(ServeError):
@@ -145,34 +151,6 @@ class Heap:
         offset = self.allocate(nbytes)
         start = offset & self._mask
         return Slot(self, offset), self._parts[offset >> self._shift][start : start + nbytes]
-
-    def write(self, place: int, view: memoryview, start: int, data: Buffer) -> None:
-        """Copy a flat view of bytes into a slot.
-
-        Args:
-            view: the slot's memory; the copy begins at its byte `start`, which is the heap's byte `place`.
-        """
-        nbytes = len(data)
-        if nbytes <= COPIED_IN_PLACE:
-            view[start : start + nbytes] = data
-        elif type(data) is memoryview and type(data.obj) is mmap.mmap:
-            self._write_mapped(place, view[start : start + nbytes], data)
-        else:
-            # numpy lets go of the GIL while it copies.
-            np.frombuffer(view, np.uint8, nbytes, start)[:] = np.frombuffer(data, np.uint8)
-
-    def _write_mapped(self, place: int, view: memoryview, data: memoryview) -> None:
-        """From a mapped file, which is a client's and may be cut at any time. Touching what is gone would end the
-        process (SIGBUS); the kernel's copy just ends there. In the place of what is gone stand zeros."""
-        done, nbytes = 0, len(data)
-        while done < nbytes:
-            try:
-                done += os.pwrite(self._descriptor, data[done : done + _WRITTEN_AT_ONCE], place + done)
-            except OSError as error:
-                if error.errno != errno.EFAULT:
-                    raise
-                np.frombuffer(view, np.uint8, nbytes - done, done)[:] = 0
-                return
 
     def free(self, offset: int) -> None:
         """What `allocate` gave is no longer used, by nobody who was told of it."""

@@ -23,7 +23,7 @@ from rocserve.core.tensors import Buffer, Tensor
 from rocserve.core.trace import Trace
 from rocserve.plane import anonymous_file, heap, link
 from rocserve.plane.doorbell import SocketRinger, drain_rings
-from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapFull, HeapReader, ReadSlot, Slot, aligned
+from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapFull, HeapReader, ReadSlot, Slot, aligned, copy_bytes
 from rocserve.plane.link import ENTRY_BYTES, LinkBroken, LinkEnd
 from rocserve.plane.loop import TimerHandle
 from rocserve.workers.answer_watch import Owed
@@ -297,13 +297,12 @@ class Channel:
         self, batch: _SentBatch, view: memoryview, parts: Sequence[tuple[int, Buffer]]
     ) -> Generator[None, None, None]:
         """Copies the parts of a batch's slot a step at a time."""
-        place = batch.slot.offset
         for begin, part in parts:
             data = memoryview(part)
             for start in range(0, len(data), COPIED_AT_ONCE):
                 if self._has_ended:
                     return
-                self._inputs.write(place + begin + start, view, begin + start, data[start : start + COPIED_AT_ONCE])
+                copy_bytes(view, begin + start, data[start : start + COPIED_AT_ONCE])
                 yield
         batch.is_written = True
         self._post_written()
@@ -365,7 +364,7 @@ class Channel:
             view[start : start + len(text)] = text
         large: list[tuple[int, Buffer]] = []
         for start, member in zip(starts, members, strict=True):
-            large += member.form.places.write(inputs, slot.offset, view, start, member.data)
+            large += member.form.places.write(view, start, member.data)
         return slot, count, (view, large) if large else None
 
     # Requests of a model that sees each for itself

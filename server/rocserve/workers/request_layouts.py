@@ -12,7 +12,7 @@ from rocserve.core.errors import ServeError, internal
 from rocserve.core.plain import to_json
 from rocserve.core.requests import NO_PARAMETERS, Parameters
 from rocserve.core.tensors import Buffer, TensorHead
-from rocserve.plane.heap import COPIED_AT_ONCE, COPIED_IN_PLACE, Heap, lay_out
+from rocserve.plane.heap import COPIED_AT_ONCE, COPIED_IN_PLACE, copy_bytes, lay_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,8 @@ class InputPlaces:
         """How many bytes the inputs of a request take, where their sizes do not follow from their shapes."""
         return lay_out([len(part) for part in data], self._sizes_struct.size)[1]
 
-    def write(
-        self, heap: Heap, place: int, view: memoryview, start: int, data: Sequence[Buffer]
-    ) -> Sequence[tuple[int, Buffer]]:
-        """Copy the inputs of a request, but for large ones. `view`: the memory at `place`; they begin at its byte
-        `start`.
+    def write(self, view: memoryview, start: int, data: Sequence[Buffer]) -> Sequence[tuple[int, Buffer]]:
+        """Copy the inputs of a request, but for large ones, into a slot's memory, from its byte `start` on.
 
         Returns: where in `view` the large ones belong.
 
@@ -80,7 +77,7 @@ class InputPlaces:
             if size <= COPIED_IN_PLACE:
                 view[begin : begin + size] = part
             elif size <= COPIED_AT_ONCE:
-                heap.write(place + begin, view, begin, part)
+                copy_bytes(view, begin, part)
             else:
                 large.append((begin, part))
         return large

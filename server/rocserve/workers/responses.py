@@ -10,7 +10,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.plain import to_json
 from rocserve.core.tensors import Buffer, TensorHead, flat_octets
-from rocserve.plane.heap import aligned
+from rocserve.plane.heap import aligned, copy_bytes
 from rocserve.workers.entries import (
     AGAIN,
     ENTRY,
@@ -64,7 +64,7 @@ class ResponseWriter:
         defined = end.layout_entry(result.layout_text) if result.layout_text else b""
         place, view = end.place(result.nbytes)
         for offset, content in result.contents:
-            end.write(place, view, offset, content)
+            copy_bytes(view, offset, content)
         return defined + ENTRY.pack(
             RESPONSE, flags | result.flags, result.code, result.layout, number, place, result.count
         )

@@ -14,7 +14,7 @@ from rocserve.core.errors import ServeError, internal
 from rocserve.core.plain import from_json
 from rocserve.core.tensors import Buffer
 from rocserve.plane.doorbell import SocketRinger, SocketSleeper, sleep_word
-from rocserve.plane.heap import COPIED_IN_PLACE, Heap, HeapReader, aligned
+from rocserve.plane.heap import Heap, HeapReader, aligned, copy_bytes
 from rocserve.plane.link import ENTRY_BYTES, LinkEnd
 from rocserve.workers.entries import (
     BACK,
@@ -220,14 +220,6 @@ class WorkerEnd:
         self._unread_bytes -= self._unread.pop(place)
         self._heap.free(place)
 
-    def write(self, place: int, view: memoryview, start: int, data: Buffer) -> None:
-        """Copy bytes into a slot, from its byte `start` on."""
-        nbytes = len(data)
-        if nbytes <= COPIED_IN_PLACE:
-            view[start : start + nbytes] = data
-        else:
-            self._heap.write(place + start, view, start, data)
-
     def _take_returns(self) -> None:
         for place in returned_places(self._returns.take()):
             self._unread_bytes -= self._unread.pop(place, 0)
@@ -294,7 +286,7 @@ class WorkerEnd:
             if result.layout_text:
                 view[result.text_start : result.text_start + len(result.layout_text)] = result.layout_text
             for offset, content in result.contents:
-                self.write(place, view, result.start + offset, content)
+                copy_bytes(view, result.start + offset, content)
         flags = EACH if each else 0
         self._finish(batch, times, ENTRY.pack(RESULTS, flags, 0, 0, place, count, end))
 

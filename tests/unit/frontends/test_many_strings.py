@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.observation import no_observer
+from support.shared_memory import GUARD
 
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
@@ -42,7 +43,7 @@ def model() -> TakingModel:
 def service(plane: PlaneLoop, model: TakingModel) -> InferenceService:
     tables = ServingTableHolder()
     tables.table = ServingTable({"m": ServedModel("m", {1: model}, model)})  # type: ignore[dict-item, arg-type]
-    memory = ClientMemory(tables, ClientRegions(), 0)
+    memory = ClientMemory(tables, ClientRegions(GUARD), 0)
     return InferenceService(tables, Readiness(lambda: True), memory, no_observer(tables), PrivatePaths(), plane)
 
 

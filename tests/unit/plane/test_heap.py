@@ -12,7 +12,16 @@ import pytest
 from support.workers import open_descriptors
 
 from rocserve.plane import anonymous_file
-from rocserve.plane.heap import SMALLEST_SLOT, TRIMMED_AT_ONCE, Heap, HeapFull, HeapReader, aligned, create_file
+from rocserve.plane.heap import (
+    SMALLEST_SLOT,
+    TRIMMED_AT_ONCE,
+    Heap,
+    HeapFull,
+    HeapReader,
+    aligned,
+    copy_bytes,
+    create_file,
+)
 
 LIMIT = 256 << 20
 
@@ -245,29 +254,11 @@ def test_a_file_of_another_size_is_no_heap(size: int) -> None:
 def test_data_is_copied_to_its_place(heap: Heap, nbytes: int) -> None:
     data = Random(nbytes).randbytes(nbytes)
     for source in (data, bytearray(data), memoryview(data)):
-        slot, view = heap.place(nbytes + 200)
+        _slot, view = heap.place(nbytes + 200)
         view[:] = bytes(nbytes + 200)
-        heap.write(slot.offset + 100, view, 100, source)
+        copy_bytes(view, 100, source)
         assert bytes(view[100:-100]) == data
         assert not any(view[:100]) and not any(view[-100:])
-
-
-@pytest.mark.parametrize("kept", [0, 4096, 123_456, 300_000])
-def test_what_is_gone_of_a_mapped_file_becomes_zeros(heap: Heap, tmp_path: Path, kept: int) -> None:
-    # More than is copied in place, so that it is the kernel that copies; touching it would end this process.
-    size = 300_000
-    path = tmp_path / "file"
-    path.write_bytes(b"x" * size)
-    with path.open("r+b") as file:
-        mapping = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
-    slot, view = heap.place(10 + size + 10)
-    view[:] = b"\1" * (size + 20)
-    os.truncate(path, kept)
-    heap.write(slot.offset + 10, view, 10, memoryview(mapping))
-    # The last page that is left is filled up with zeros.
-    assert bytes(view[10 : 10 + kept]) == b"x" * kept
-    assert not any(view[10 + kept : 10 + size])
-    assert bytes(view[:10]) == bytes(view[-10:]) == b"\1" * 10
 
 
 def test_alignment() -> None:

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.processes.entries import ANSWERS, RETURNS
-from rocserve.plane.heap import COPIED_IN_PLACE, Heap, Slot, lay_out
+from rocserve.plane.heap import COPIED_IN_PLACE, Heap, Slot, copy_bytes, lay_out
 from rocserve.plane.link import LinkEnd
 from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.trimming import HeapTrimmer
@@ -55,7 +55,7 @@ class FrontLinkEnd:
             if end - begin <= COPIED_IN_PLACE:
                 view[begin:end] = content
             else:
-                self._heap.write(slot.offset + begin, view, begin, content)
+                copy_bytes(view, begin, content)
         self._slots[slot.offset] = slot
         self._trimmer.trim_later(self._heap, self.take_returns)
         return slot.offset, size

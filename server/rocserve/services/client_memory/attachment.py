@@ -16,13 +16,17 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
 from rocserve.core.serving import Responder, ServingTableHolder
 from rocserve.core.tensors import Buffer
+from rocserve.plane.guarded_mapping import GuardedMapping
 from rocserve.services.client_memory.references import RegionReference, read_reference
 from rocserve.services.client_memory.region import ClientRegion
 from rocserve.services.client_memory.regions import ClientRegions, RegionPart
 
 _ZERO = np.zeros(1, dtype=np.uint8)
 _READ_AT_ONCE = 64 * 1024
-"""Bytes up to which reading an input costs less than looking at it where it lies; Arena joins parts up to here."""
+"""Bytes up to which an input is copied when its request comes."""
+
+SeenPart = tuple[ClientRegion, GuardedMapping, int]
+"""Of a region, whose memory a model is given where it lies: what is known of its mapping, and the part's end."""
 
 
 class ClientMemory:
@@ -47,15 +51,15 @@ class ClientMemory:
         config = self._tables.table.find(head.model_name, head.model_version).config
         left = self._most_bytes
         stays = request.trace is None and _only_copies(config)
-        seen: list[tuple[ClientRegion, int]] = []
+        seen: list[SeenPart] = []
         for index, entry in enumerate(head.inputs):
             reference = read_reference(entry.name, entry.parameters)
             if reference is None:
                 continue
             if stays and reference.nbytes > _READ_AT_ONCE and not _has_other_size(entry, reference.nbytes):
                 region = self._regions.checked(reference)
-                request.data[index] = region.view(reference.offset, reference.nbytes)
-                seen.append((region, reference.offset + reference.nbytes))
+                request.data[index], mapping = region.view(reference.offset, reference.nbytes)
+                seen.append((region, mapping, reference.offset + reference.nbytes))
             else:
                 request.data[index] = self._fetch(entry, reference, left)
                 left -= reference.nbytes
@@ -98,14 +102,14 @@ class RegionResponder(EndingResponder):
         self,
         responder: Responder,
         parts: Mapping[str, RegionPart],
-        seen: Sequence[tuple[ClientRegion, int]],
+        seen: Sequence[SeenPart],
         give_back: Callable[[], None],
         config: ModelConfig,
     ) -> None:
         """
         Args:
             parts: by output.
-            seen: the regions whose memory the model is given where it lies, each with the end of what it is given.
+            seen: what the model is given where it lies.
             give_back: the parts, before the last answer: a client that has it may unregister its regions at once.
         """
         super().__init__(responder, give_back)
@@ -115,9 +119,9 @@ class RegionResponder(EndingResponder):
 
     def send(self, response: InferResponse, final: bool = True) -> None:
         try:
-            for region, end in self._seen:
+            for region, mapping, end in self._seen:
                 # Of a file that has been cut meanwhile the model has seen zeros.
-                region.check_present(end)
+                region.check_whole(mapping, end)
             data = [
                 self._left_in_region(head.name, each)
                 for head, each in zip(response.head.outputs, response.data, strict=True)

@@ -1,38 +1,47 @@
 """One registered region: a part of a file of POSIX shared memory.
 
-This process never touches its memory, but reads and writes it by system calls. A client may cut its file at any time,
-by mistake or not, and a mapping beyond the end of its file ends the process that touches it (SIGBUS), as does one whose
-pages the file system has no room for; a call says so instead.
+It is mapped, and its client may cut the file at any time, by mistake or not: see `plane/guarded_mapping.py`. What a
+request has read or written is therefore checked afterwards.
 """
 
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import stat
 
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument
 from rocserve.core.tensors import Buffer
+from rocserve.plane.guarded_mapping import FaultGuard, GuardedMapping
+from rocserve.plane.heap import copy_bytes
 
 FOLDER = "/dev/shm"
 """Where Linux keeps POSIX shared memory."""
 RESERVED_PREFIX = "triton_python_backend_shm_region_"
 
-_AT_ONCE = 1 << 30
-"""Bytes; a call moves less than 2 GiB."""
-
 
 class ClientRegion:
     """Safe on any thread. The file is closed with the last reference to it."""
 
-    __slots__ = ("_descriptor", "_mapping", "is_leaving", "key", "name", "nbytes", "offset", "users")
+    __slots__ = (
+        "_descriptor",
+        "_guard",
+        "_mapping",
+        "_view",
+        "is_leaving",
+        "key",
+        "name",
+        "nbytes",
+        "offset",
+        "users",
+    )
 
-    def __init__(self, name: str, key: str, offset: int, nbytes: int) -> None:
+    def __init__(self, name: str, key: str, offset: int, nbytes: int, guard: FaultGuard) -> None:
         """Open the file; `offset` and `nbytes` say which part of it the region is.
 
         Raises:
-            ServeError: there is no such file, or it is smaller than that; codes and texts are Triton's.
+            ServeError: there is no such file, it is smaller than that, or cannot be mapped; codes and texts are
+                Triton's.
         """
         self.name = name
         self.key = key
@@ -42,11 +51,15 @@ class ClientRegion:
         """Requests under way that write to it; kept by whoever owns the region."""
         self.is_leaving = False
         """It goes when its last user has."""
-        self._mapping: mmap.mmap | None = None
+        self._guard = guard
         self._descriptor = -1
         self._descriptor = _open(name, key)
         try:
-            self._check_size()
+            if offset + nbytes > os.fstat(self._descriptor).st_size:
+                raise _refused(name, "invalid args")
+            if not nbytes:
+                raise self._unmapped(errno.EINVAL)
+            self._map()
         except ServeError:
             self.close()
             raise
@@ -60,11 +73,14 @@ class ClientRegion:
     def __del__(self) -> None:
         self.close()
 
-    def _check_size(self) -> None:
-        if self.offset + self.nbytes > os.fstat(self._descriptor).st_size:
-            raise _refused(self.name, "invalid args")
-        if not self.nbytes:
-            raise _refused(self.name, f"unable to process address space{os.strerror(errno.EINVAL)}")
+    def _map(self) -> None:
+        try:
+            self._view, self._mapping = self._guard.map(self._descriptor, self.offset + self.nbytes)
+        except OSError as error:
+            raise self._unmapped(error.errno or 0) from None
+
+    def _unmapped(self, number: int) -> ServeError:
+        return _refused(self.name, f"unable to process address space{os.strerror(number)}")
 
     def check_bounds(self, offset: int, nbytes: int) -> None:
         """Raises: ServeError: INVALID_ARGUMENT in Triton's words, the part is not within the region."""
@@ -79,67 +95,43 @@ class ClientRegion:
         if offset + nbytes > self.nbytes:
             raise invalid_argument(f"Invalid offset + byte size for shared memory region: '{self.name}'")
 
-    def read(self, offset: int, nbytes: int) -> bytes:
-        """A copy of a part that is within bounds.
-
-        Raises:
-            ServeError: INVALID_ARGUMENT, the client has cut the file meanwhile.
-        """
-        parts: list[bytes] = []
-        position, end = self.offset + offset, self.offset + offset + nbytes
-        while position < end:
-            part = os.pread(self._descriptor, min(end - position, _AT_ONCE), position)
-            if not part:
-                raise self._cut(end)
-            parts.append(part)
-            position += len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def view(self, offset: int, nbytes: int) -> memoryview:
-        """A part that is within bounds where it lies, for whoever has the kernel copy it (workers.memory.Arena does).
-
-        It stays valid when the region goes.
+    def view(self, offset: int, nbytes: int) -> tuple[memoryview, GuardedMapping]:
+        """A part that is within bounds where it lies, and what `check_whole` takes when it has been read or written. It
+        stays valid when the region goes.
 
         Raises:
             ServeError: INVALID_ARGUMENT, the client has cut the file.
         """
-        begin, end = self.offset + offset, self.offset + offset + nbytes
-        self.check_present(offset + nbytes)
-        mapping = self._mapping
-        if mapping is None:
-            try:
-                mapping = mmap.mmap(self._descriptor, self.offset + self.nbytes, prot=mmap.PROT_READ)
-            except (OSError, ValueError):
-                # The file has been cut elsewhere, or there is no room for the map.
-                return memoryview(self.read(offset, nbytes))
-            self._mapping = mapping
-        return memoryview(mapping)[begin:end]
+        self._check_present(offset + nbytes)
+        if self._mapping.is_torn:
+            self._map()
+        begin = self.offset + offset
+        return self._view[begin : begin + nbytes], self._mapping
 
-    def check_present(self, end: int) -> None:
-        """Raises: ServeError: INVALID_ARGUMENT, the client has cut the file before byte `end` of the region."""
-        if os.fstat(self._descriptor).st_size < self.offset + end:
-            raise self._cut(self.offset + end)
+    def check_whole(self, mapping: GuardedMapping, end: int) -> None:
+        """Raises: ServeError: not all before byte `end` of the region was there: INVALID_ARGUMENT, the client has cut
+        the file; RESOURCE_EXHAUSTED, there is no room for its pages."""
+        self._check_present(end)
+        if mapping.is_torn:
+            text = f"shared memory region '{self.name}' lacks pages: is {FOLDER} large enough?"
+            raise ServeError(StatusCode.RESOURCE_EXHAUSTED, text)
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """A copy of a part that is within bounds; raises as `check_whole` does."""
+        view, mapping = self.view(offset, nbytes)
+        data = bytes(view)
+        self.check_whole(mapping, offset + nbytes)
+        return data
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Fill a part that is within bounds.
+        """Fill a part that is within bounds; raises as `check_whole` does."""
+        view, mapping = self.view(offset, len(data))
+        copy_bytes(view, 0, data)
+        self.check_whole(mapping, offset + len(data))
 
-        Raises:
-            ServeError: INVALID_ARGUMENT, the client has cut the file meanwhile; RESOURCE_EXHAUSTED, there is no room
-                for its pages.
-        """
-        position, view = self.offset + offset, memoryview(data)
-        # A write beyond the end would lengthen the file, which does no harm but is not what the client expects.
-        self.check_present(offset + len(view))
-        while view:
-            try:
-                written = os.pwrite(self._descriptor, view[:_AT_ONCE], position)
-            except OSError as error:
-                text = (
-                    f"shared memory region '{self.name}' cannot be written: {error.strerror}; is {FOLDER} large enough?"
-                )
-                raise ServeError(StatusCode.RESOURCE_EXHAUSTED, text) from None
-            position += written
-            view = view[written:]
+    def _check_present(self, end: int) -> None:
+        if os.fstat(self._descriptor).st_size < self.offset + end:
+            raise self._cut(self.offset + end)
 
     def _cut(self, end: int) -> ServeError:
         size = os.fstat(self._descriptor).st_size

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rocserve.core.errors import ServeError, StatusCode, not_found
 from rocserve.core.tensors import Buffer
+from rocserve.plane.guarded_mapping import FaultGuard
 from rocserve.services.client_memory.references import RegionReference
 from rocserve.services.client_memory.region import ClientRegion
 
@@ -32,7 +33,8 @@ class ClientRegions:
     name is taken until then, and requests may still use it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, guard: FaultGuard) -> None:
+        self._guard = guard
         self._lock = threading.Lock()
         """Guards the dict and the regions' marks."""
         self._regions: dict[str, ClientRegion] = {}
@@ -42,7 +44,7 @@ class ClientRegions:
         with self._lock:
             if name in self._regions:
                 raise taken(name)
-            self._regions[name] = ClientRegion(name, key, offset, nbytes)
+            self._regions[name] = ClientRegion(name, key, offset, nbytes, self._guard)
 
     def unregister(self, name: str) -> None:
         """An unknown one is passed over."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from support.shared_memory import SharedFile, shared_file
+from support.shared_memory import GUARD, SharedFile, shared_file
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
@@ -64,7 +64,7 @@ def file() -> Iterator[SharedFile]:
 
 @pytest.fixture
 def regions(file: SharedFile) -> ClientRegions:
-    regions = ClientRegions()
+    regions = ClientRegions(GUARD)
     regions.register("r", file.key, 0, 4096)
     return regions
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.shared_memory import FOLDER, SharedFile, shared_file
+from support.shared_memory import FOLDER, GUARD, SharedFile, shared_file
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.services.client_memory.region import ClientRegion
@@ -23,12 +23,12 @@ def file() -> Iterator[SharedFile]:
 
 def refusal(name: str, key: str, offset: int = 0, nbytes: int = 16) -> str:
     with pytest.raises(ServeError) as caught:
-        ClientRegion(name, key, offset, nbytes)
+        ClientRegion(name, key, offset, nbytes, GUARD)
     return f"{caught.value.code.name}: {caught.value.text}"
 
 
 def test_a_part_of_a_file_is_read_and_written(file: SharedFile) -> None:
-    region = ClientRegion("r", file.key, 100, 64)
+    region = ClientRegion("r", file.key, 100, 64, GUARD)
     file.put(110, b"abc")
     assert region.read(10, 3) == b"abc"
     region.write(60, memoryview(b"wxyz"))
@@ -37,7 +37,7 @@ def test_a_part_of_a_file_is_read_and_written(file: SharedFile) -> None:
 
 def test_the_slash_before_a_key_may_be_left_out_or_doubled(file: SharedFile) -> None:
     for key in (file.key.removeprefix("/"), "/" + file.key):
-        assert ClientRegion("r", key, 0, 4096).read(4095, 1) == b"\0"
+        assert ClientRegion("r", key, 0, 4096, GUARD).read(4095, 1) == b"\0"
 
 
 @pytest.mark.parametrize("key", ["/no_such_file", "/..", "..", ".", "/../etc/hostname", "/a/b", "a\0b", "x" * 300])
@@ -101,18 +101,18 @@ def test_a_part_lies_within_its_region_not_only_within_the_file(
     file: SharedFile, offset: int, nbytes: int, text: str
 ) -> None:
     with pytest.raises(ServeError) as caught:
-        ClientRegion("r", file.key, 16, 64).check_bounds(offset, nbytes)
+        ClientRegion("r", file.key, 16, 64, GUARD).check_bounds(offset, nbytes)
     assert (caught.value.code, caught.value.text) == (StatusCode.INVALID_ARGUMENT, text)
 
 
 def test_parts_at_the_edges_are_within(file: SharedFile) -> None:
-    region = ClientRegion("r", file.key, 16, 64)
+    region = ClientRegion("r", file.key, 16, 64, GUARD)
     for offset, nbytes in ((0, 64), (63, 1), (63, 0)):
         region.check_bounds(offset, nbytes)
 
 
 def test_a_file_that_its_client_cuts_is_refused_and_harms_nothing(file: SharedFile) -> None:
-    region = ClientRegion("r", file.key, 0, 4096)
+    region = ClientRegion("r", file.key, 0, 4096, GUARD)
     file.cut(100)
     assert region.read(0, 100) == bytes(100)
     text = f"shared memory region 'r' has been cut: byte 101 of '{file.key}' is needed, which has 100 now; register"
@@ -124,7 +124,7 @@ def test_a_file_that_its_client_cuts_is_refused_and_harms_nothing(file: SharedFi
 
 
 def test_a_region_outlives_the_name_of_its_file(file: SharedFile) -> None:
-    region = ClientRegion("r", file.key, 0, 4096)
+    region = ClientRegion("r", file.key, 0, 4096, GUARD)
     file.put(0, b"still here")
     file.path.unlink()
     assert region.read(0, 10) == b"still here"
@@ -134,7 +134,7 @@ def test_the_file_is_closed_with_the_last_reference(file: SharedFile) -> None:
     def descriptors() -> int:
         return sum(file.path.samefile(entry) for entry in Path("/proc/self/fd").iterdir() if entry.exists())
 
-    region = ClientRegion("r", file.key, 0, 4096)
+    region = ClientRegion("r", file.key, 0, 4096, GUARD)
     assert descriptors() == 1
     del region
     refusal("r", file.key, 0, 5000)

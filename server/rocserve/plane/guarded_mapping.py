@@ -1,0 +1,92 @@
+"""Guarded mapping is a file that another process may cut at any time; what is gone of it turns into zeros.
+
+Whoever touches a page beyond the end of a mapped file, or one that its file system has no room for, gets SIGBUS, which
+ends a process. Here a handler puts zeros in the place of that page and of those behind it; who has touched it goes on,
+and asks afterwards whether that has happened. The kernel's own copies (pread, pwrite) return an error instead, and take
+three to four times as long.
+
+The handler is Python code that libffi calls, in the midst of whatever touched the page. It may run there: such memory
+is only copied to and from, by C functions that hold no lock but Python's, and those may call back into Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import signal
+import weakref
+from dataclasses import dataclass
+
+from rocserve.plane import anonymous_file
+
+_SA_SIGINFO = 4
+"""Of signal.h: the handler is given the address."""
+_ADDRESS_WORD = 2
+"""Where it stands in siginfo_t, in words of 64 bits."""
+_REPLACED_AT_ONCE = 64 << 20
+"""Bytes: a fault for each page would take long, and memory for gigabytes may not be had."""
+
+_Handler = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.POINTER(ctypes.c_size_t), ctypes.c_void_p)
+
+
+class _SignalAction(ctypes.Structure):
+    """struct sigaction of glibc and musl, on 64 bits."""
+
+    _fields_ = (
+        ("handler", ctypes.c_void_p),
+        ("mask", ctypes.c_ulong * 16),
+        ("flags", ctypes.c_int),
+        ("restorer", ctypes.c_void_p),
+    )
+
+
+_libc = ctypes.PyDLL(None, use_errno=True)
+_libc.sigaction.argtypes = (ctypes.c_int, ctypes.POINTER(_SignalAction), ctypes.POINTER(_SignalAction))
+
+
+@dataclass(slots=True, eq=False)
+class GuardedMapping:
+    """What is known of a mapping. Not frozen, for it may be torn at any time."""
+
+    begin: int
+    end: int
+    """Addresses, of whole pages."""
+    is_torn: bool = False
+    """Zeros stand in the place of what was touched and was not there; the file is no longer to be had by it."""
+
+
+class FaultGuard:
+    """Maps files of others. A process has one and keeps it until it ends, since signals are the process's. Safe on any
+    thread."""
+
+    def __init__(self) -> None:
+        self._mappings: dict[int, GuardedMapping] = {}
+        self._handler = _Handler(self._on_fault)
+        self._previous: _SignalAction | None = None
+        """What was done about the signal before the first mapping."""
+
+    def map(self, descriptor: int, size: int) -> tuple[memoryview, GuardedMapping]:
+        """A file to write, mapped until nobody holds a view any more. Raises: OSError."""
+        if self._previous is None:
+            self._previous = _SignalAction()
+            handler = ctypes.cast(self._handler, ctypes.c_void_p)
+            _libc.sigaction(signal.SIGBUS, _SignalAction(handler, flags=_SA_SIGINFO), self._previous)
+        view = anonymous_file.map_to_write(descriptor, size)
+        begin = ctypes.addressof(ctypes.c_char.from_buffer(view))
+        mapping = GuardedMapping(begin, begin + (size + mmap.PAGESIZE - 1 & -mmap.PAGESIZE))
+        self._mappings[begin] = mapping
+        # With the array goes the last view, and only then the memory is unmapped.
+        weakref.finalize(view.obj, self._mappings.pop, begin).atexit = False
+        return view, mapping
+
+    def _on_fault(self, number: int, information: ctypes._Pointer[ctypes.c_size_t], context: int) -> None:
+        address = information[_ADDRESS_WORD]
+        # A copy, made in one step: other threads go on meanwhile.
+        for mapping in tuple(self._mappings.values()):
+            if mapping.begin <= address < mapping.end:
+                page = address & -mmap.PAGESIZE
+                mapping.is_torn = True
+                if anonymous_file.put_zeros(page, min(mapping.end - page, _REPLACED_AT_ONCE)):
+                    return
+        # It comes again, and ends the process as it would have done before.
+        _libc.sigaction(signal.SIGBUS, self._previous, None)
