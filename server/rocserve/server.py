@@ -209,7 +209,7 @@ class Server:
         return InferenceService(
             self._tables,
             readiness,
-            ClientMemory(self._tables, self._client_regions, self._settings.max_queue_bytes),
+            ClientMemory(self._tables, self._client_regions, self._settings.max_queue_bytes, self._plane.work_off),
             observer,
             self._paths,
             self._plane,

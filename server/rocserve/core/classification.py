@@ -10,6 +10,11 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.tensors import Tensor, encode_bytes_elements
 
+_MOST_VALUES = 1 << 20
+"""They are sorted while all others wait: 100 ms."""
+_MOST_CLASSES = 1 << 16
+"""In the answer to a request: 60 ms."""
+
 
 def classify(tensor: Tensor, class_count: int, labels: Sequence[str], batching: bool) -> Tensor:
     """The `class_count` highest elements of each row (of the whole tensor without batching), highest first.
@@ -27,6 +32,11 @@ def classify(tensor: Tensor, class_count: int, labels: Sequence[str], batching: 
     rows = tensor.shape[0] if batching and tensor.shape else 1
     values = tensor.numpy().reshape(rows, -1)
     count = min(class_count, values.shape[1])
+    if values.size > _MOST_VALUES or rows * count > _MOST_CLASSES:
+        raise invalid_argument(
+            f"class result not available for output with {values.size} values and {rows * count} classes, at most"
+            f" {_MOST_VALUES} and {_MOST_CLASSES} can be"
+        )
     order = np.argsort(-values.astype(np.float64), axis=1, kind="stable")[:, :count]
     texts = [_text(values[row, index], int(index), labels) for row in range(rows) for index in order[row]]
     shape = (rows, count) if batching else (count,)

@@ -17,6 +17,9 @@ Parameters = Mapping[str, ParameterValue]
 
 NO_PARAMETERS: Parameters = {}
 
+LARGE_RESPONSE = 16 << 20
+"""Bytes of outputs from which on they are first copied, in steps, and then made an answer of, in steps."""
+
 SHARED_REGION = "shared_memory_region"
 SHARED_OFFSET = "shared_memory_offset"
 SHARED_BYTE_SIZE = "shared_memory_byte_size"
@@ -117,6 +120,8 @@ class InferResponse:
     names, datatypes and shapes."""
     is_typed: bool = False
     """The outputs are to go out element by element, in fields of their datatypes."""
+    lasts: bool = False
+    """It is large, and its data stays valid after the responder's call."""
 
     @classmethod
     def of(

@@ -32,6 +32,7 @@ class Outcome(Protocol):
     input_end_ns: int
     output_start_ns: int
     compute_end_ns: int
+    lasts: bool
 
     def outputs_of(self, request_index: int) -> Outputs: ...
 
@@ -181,7 +182,9 @@ class BatchAnswerer:
                 answers.append(failures[index])
                 continue
             try:
-                answers.append(make(entry, *outputs_of(index)))
+                answer = make(entry, *outputs_of(index))
+                answer.lasts = outcome.lasts
+                answers.append(answer)
             except ServeError as refusal:
                 answers.append(refusal)
         return answers

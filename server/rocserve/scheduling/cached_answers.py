@@ -10,13 +10,16 @@ import time
 from rocserve.core.forwarding import ForwardingResponder
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_prefix import request_prefix
-from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.requests import LARGE_RESPONSE, InferRequest, InferResponse
 from rocserve.core.serving import Responder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.trace import QUEUE_START
 from rocserve.core.validation import RequestPlan
-from rocserve.scheduling.response_cache import CachedResponse, ResponseCache, copied_response
+from rocserve.scheduling.response_cache import ResponseCache, copied_response
 
+LARGEST_CACHED = 32 << 20
+"""Bytes of the inputs of a request that is looked up, and of an answer that is kept: each takes as long to go through
+as others may wait, some 30 ms."""
 _DIGEST_BYTES = 32
 _LENGTH = struct.Struct("<Q")
 
@@ -48,6 +51,8 @@ class CachedAnswers:
         Returns:
             None when that was done, else the responder that keeps the answer on its way.
         """
+        if sum(map(len, request.data)) > LARGEST_CACHED:
+            return responder
         started_ns = time.monotonic_ns()
         key = _key(request, plan)
         cached = self._cache.get(self._owner, key)
@@ -58,30 +63,32 @@ class CachedAnswers:
         if request.trace is not None and not self._is_ensemble:
             request.trace.note(QUEUE_START, started_ns)
         answer = InferResponse(cached.head, request.id, list(cached.data), dict(cached.parameters))
+        answer.lasts = cached.nbytes > LARGE_RESPONSE
         (in_order or responder).send(answer)
         return None
 
     def keep(self, key: bytes, response: InferResponse, lookup_ns: int) -> None:
         """Keep the answer to a request that was looked for in vain."""
         started_ns = time.monotonic_ns()
-        entry = copied_response(response)
-        if not self._cache.put(self._owner, key, entry):
-            self._say_too_large(entry, response.id)
+        nbytes = sum(map(len, response.data))
+        if nbytes > LARGEST_CACHED or not self._cache.put(self._owner, key, copied_response(response)):
+            self._say_too_large(nbytes, response.id)
         self._statistics.record_cache_miss(lookup_ns + time.monotonic_ns() - started_ns)
 
     def close(self) -> None:
         """The version is gone."""
         self._cache.forget(self._owner)
 
-    def _say_too_large(self, entry: CachedResponse, request_id: str) -> None:
+    def _say_too_large(self, nbytes: int, request_id: str) -> None:
         if not self._said_too_large:
             self._said_too_large = True
             self._log.warning(
                 "%smodel '%s': a response of %d bytes does not fit into the response cache; --cache-config=local,size=N"
-                " makes it larger",
+                " makes it larger, and one response has %d bytes at most",
                 request_prefix([request_id]),
                 self._name,
-                entry.nbytes,
+                nbytes,
+                LARGEST_CACHED,
             )
 
 

@@ -179,7 +179,9 @@ class RequestBatches:
         if index in outcome.failures:
             return outcome.failures[index]
         try:
-            return self._responses.make(entry, *outcome.outputs_of(index), outcome.parameters_of(index))
+            response = self._responses.make(entry, *outcome.outputs_of(index), outcome.parameters_of(index))
+            response.lasts = outcome.lasts
+            return response
         except ServeError as error:
             return error
 

@@ -6,12 +6,12 @@ import functools
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.requests import InferRequest
+from rocserve.core.requests import LARGE_RESPONSE, InferRequest
 from rocserve.core.serving import Responder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.validation import RequestPlan
@@ -245,7 +245,14 @@ class Scheduler(ABC):
         try:
             self._pump()
         finally:
-            self._answer(batch, outcome)
+            if outcome.nbytes > LARGE_RESPONSE:
+                self._plane.work_off(self._answer_large(batch, outcome))
+            else:
+                self._answer(batch, outcome)
+
+    def _answer_large(self, batch: FormedBatch, outcome: BatchOutcome) -> Generator[None, None, None]:
+        yield from outcome.copy_out()
+        self._answer(batch, outcome)
 
     def _answer(self, batch: FormedBatch, outcome: BatchOutcome) -> None:
         is_answered = True

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+
+import numpy as np
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.plain import from_json
 from rocserve.core.requests import NO_PARAMETERS, Parameters
 from rocserve.core.tensors import Buffer, TensorHead, can_hold
-from rocserve.plane.heap import HeapReader
+from rocserve.plane.heap import COPIED_AT_ONCE, HeapReader
 from rocserve.workers.entries import LONGEST_TEXT_BYTES, ONCE, REMEMBERED_LAYOUTS, numbers
 from rocserve.workers.messages import ResultLayout
 from rocserve.workers.wire import status_code
@@ -50,6 +52,7 @@ class BatchOutcome:
         "error",
         "failures",
         "input_end_ns",
+        "lasts",
         "output_start_ns",
     )
 
@@ -61,6 +64,8 @@ class BatchOutcome:
         self.input_end_ns, self.output_start_ns, self.compute_end_ns = times
         self.failures: dict[int, ServeError] = {}
         """Single requests that failed, by their place in the batch."""
+        self.lasts = False
+        """The outputs lie in memory of their own, and stay valid."""
         self._view = view
         self._open: set[int] | None = None
         self._parameters: dict[int, Parameters] | None = None
@@ -108,6 +113,23 @@ class BatchOutcome:
     def keep_until_release(self, release: Callable[[int], None], place: int) -> None:
         """`release` gives the memory at that place back."""
         self._release, self._place = release, place
+
+    @property
+    def nbytes(self) -> int:
+        """Of the outputs, about."""
+        return len(self._view)
+
+    def copy_out(self) -> Generator[None, None, None]:
+        """Has the outputs last, a step at a time, and gives their place back."""
+        source = np.frombuffer(self._view, np.uint8)
+        own = np.empty(len(source), np.uint8)
+        for start in range(0, len(source), COPIED_AT_ONCE):
+            # numpy lets go of the GIL while it copies.
+            own[start : start + COPIED_AT_ONCE] = source[start : start + COPIED_AT_ONCE]
+            yield
+        self.release()
+        self._view = own.data
+        self.lasts = True
 
     def release(self) -> None:
         """The memory may be used again; the tensors given out must no longer be. May be called twice."""

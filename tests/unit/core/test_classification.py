@@ -33,3 +33,10 @@ def test_texts_have_no_rank():
     tensor = tensor_from_numpy("P", np.array([b"a"], np.object_))
     with pytest.raises(ServeError, match="class result not available for output due to unsupported type 'BYTES'"):
         classify(tensor, 1, (), batching=False)
+
+
+def test_neither_more_values_nor_more_classes_than_others_can_wait_for():
+    with pytest.raises(ServeError, match="with 1048577 values and 1 classes, at most 1048576 and 65536 can be"):
+        classify(tensor_from_numpy("P", np.zeros((1 << 20) + 1, np.float32)), 1, (), batching=False)
+    with pytest.raises(ServeError, match="with 131072 values and 131072 classes"):
+        classify(tensor_from_numpy("P", np.zeros((2, 1 << 16), np.float32)), 1 << 16, (), batching=True)

@@ -12,7 +12,8 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.requests import InferResponse
 from rocserve.core.tensors import Tensor, encode_bytes_elements, tensor_from_numpy
 from rocserve.frontends.grpc.codec import InferCodec
-from rocserve.frontends.grpc.response_codec import REMEMBERED_HEADS, ResponseEncoder
+from rocserve.frontends.grpc.response_codec import REMEMBERED_HEADS, ResponseEncoder, join_large
+from rocserve.plane.heap import COPIED_AT_ONCE
 from rocserve.protocol.grpc_service_pb2 import ModelInferResponse, ModelStreamInferResponse
 
 VALUES = np.arange(16, dtype="<i4").reshape(1, 16)
@@ -132,3 +133,15 @@ def test_remembered_heads_are_bounded() -> None:
     for number in range(2 * REMEMBERED_HEADS + 10):
         encoder.encode_response(_response(model_version=str(number)))
         assert len(encoder._heads) <= REMEMBERED_HEADS
+
+
+def test_a_large_message_is_joined_in_steps() -> None:
+    parts = [b"head", memoryview(np.arange(COPIED_AT_ONCE // 4 + 1, dtype=np.int32)).cast("B"), b"", b"tail"]
+    steps, count = join_large(parts), 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            assert end.value == b"".join(parts) and count == 4
+            return
+        count += 1

@@ -123,7 +123,7 @@ def models(plane: PlaneLoop) -> dict[str, HandModel]:
 def served(serve: Any, plane: PlaneLoop, models: dict[str, HandModel]) -> Any:
     tables = ServingTableHolder()
     tables.table = ServingTable({name: ServedModel(name, {1: model}, model) for name, model in models.items()})  # type: ignore[dict-item, arg-type]
-    memory = ClientMemory(tables, ClientRegions(GUARD), 0)
+    memory = ClientMemory(tables, ClientRegions(GUARD), 0, plane.work_off)
     service = InferenceService(tables, Readiness(lambda: True), memory, no_observer(tables), PrivatePaths(), plane)
     handlers = InferenceHandlers(service, InferCodec(), RequestMemory())
     return serve({INFER: UnaryRoute(handlers.model_infer), STREAM: StreamRoute(handlers.model_stream_infer)})

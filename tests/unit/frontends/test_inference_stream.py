@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from tritonclient.grpc import service_pb2 as pb
@@ -32,6 +33,7 @@ class Call:
 
 class Service:
     paths = PrivatePaths(())
+    plane: Any = None
 
     def __init__(self, infer: Callable[[Responder], None]) -> None:
         self._infer = infer

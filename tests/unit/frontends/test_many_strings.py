@@ -43,7 +43,7 @@ def model() -> TakingModel:
 def service(plane: PlaneLoop, model: TakingModel) -> InferenceService:
     tables = ServingTableHolder()
     tables.table = ServingTable({"m": ServedModel("m", {1: model}, model)})  # type: ignore[dict-item, arg-type]
-    memory = ClientMemory(tables, ClientRegions(GUARD), 0)
+    memory = ClientMemory(tables, ClientRegions(GUARD), 0, plane.work_off)
     return InferenceService(tables, Readiness(lambda: True), memory, no_observer(tables), PrivatePaths(), plane)
 
 

@@ -30,6 +30,9 @@ from rocserve.workers.results import Outputs
 class Outcome:
     """What a channel reports; doubles the FP32 input, row by row."""
 
+    nbytes = 0
+    lasts = False
+
     def __init__(self, batch: Execution, error: ServeError | None, failures: Mapping[int, ServeError]) -> None:
         self.error = error
         self.failures = failures

@@ -34,6 +34,9 @@ from .conftest import config
 class HandOutcome:
     """What a worker says of a batch."""
 
+    nbytes = 0
+    lasts = False
+
     def __init__(self, error: ServeError | None, open_requests: set[int], failures: dict[int, ServeError]) -> None:
         self.error = error
         self.failures = failures

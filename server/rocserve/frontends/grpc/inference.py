@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -11,10 +11,13 @@ from rocserve.core.errors import ServeError, StatusCode, unimplemented
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.tensors import Buffer
 from rocserve.frontends.grpc.codec import InferCodec
 from rocserve.frontends.grpc.guards import address_of, guarded_routes
 from rocserve.frontends.grpc.request_codec import id_of_refused
+from rocserve.frontends.grpc.response_codec import join_large
 from rocserve.frontends.grpc.transport import Route, StreamCall, StreamRoute, UnaryCall, UnaryRoute
+from rocserve.plane.loop import PlaneLoop
 from rocserve.scheduling.response_sequencer import ResponseSequencer, Ticket
 from rocserve.services.forwarded_headers import HeaderForwarding
 from rocserve.services.inference import exiting
@@ -26,6 +29,7 @@ class Inference(Protocol):
     """What takes the requests: the server's own service, or a front end's way to it."""
 
     paths: PrivatePaths
+    plane: PlaneLoop
 
     def infer(self, request: InferRequest, client: ClientResponder) -> None: ...
 
@@ -46,6 +50,7 @@ class InferenceHandlers:
         self.codec = codec
         self.memory = memory
         self.paths = service.paths
+        self.plane = service.plane
         self._forwarding = forwarding
         self._streams: set[InferenceStream] = set()
         self._exiting = False
@@ -105,11 +110,21 @@ class _UnaryResponder:
         raise unimplemented("ModelInfer RPC doesn't support models with decoupled transaction policy")
 
     def send(self, response: InferResponse, final: bool = True) -> None:
+        codec = self._handlers.codec
         try:
-            message = self._handlers.codec.encode_response(response)
+            if response.lasts and not response.is_typed:
+                self._handlers.plane.work_off(self._reply_large(codec.parts(response)))
+                return
+            message = codec.encode_response(response)
         except ServeError as error:
             self.fail(error)
             return
+        self._reply(message)
+
+    def _reply_large(self, parts: Sequence[Buffer]) -> Generator[None, None, None]:
+        self._reply((yield from join_large(parts)))
+
+    def _reply(self, message: bytes) -> None:
         self._handlers.memory.release(self)
         self._call.reply(message)
 
@@ -144,6 +159,7 @@ class InferenceStream:
         self.codec = codec
         self.memory = memory
         self.paths = service.paths
+        self.plane = service.plane
         self.call = call
         self._service = service
         self._on_end = on_end
@@ -266,12 +282,19 @@ class _StreamResponder:
         self._ticket.end()
 
     def send(self, response: InferResponse, final: bool = True) -> None:
+        codec = self._stream.codec
         try:
-            message = self._stream.codec.encode_stream_response(response, final)
+            if response.lasts and final:
+                self._stream.plane.work_off(self._answer_large(codec.stream_parts(response, final)))
+                return
+            message = codec.encode_stream_response(response, final)
         except ServeError as error:
             self.fail(error, final)
             return
         self._answer(message, final)
+
+    def _answer_large(self, parts: Sequence[Buffer]) -> Generator[None, None, None]:
+        self._answer((yield from join_large(parts)))
 
     def end(self) -> None:
         request = self.request

@@ -6,13 +6,18 @@ are put between.
 
 from __future__ import annotations
 
+import io
 import math
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from rocserve.core.requests import InferResponse, Parameters, ResponseHead
 from rocserve.core.tensors import Buffer
 from rocserve.core.wire_format import length_prefix
 from rocserve.frontends.grpc.typed_answers import typed_answer
+from rocserve.plane.heap import COPIED_AT_ONCE
 from rocserve.protocol.grpc_service_pb2 import ModelInferResponse, ModelStreamInferResponse
 from rocserve.protocol.parameters import write_parameters
 
@@ -36,6 +41,23 @@ class _EncodedHead:
     """How many bytes each output should have, and what stands before them."""
 
 
+def join_large(parts: Sequence[Buffer]) -> Generator[None, None, bytes]:
+    """The parts as one message, a step at a time."""
+    # What the stream holds becomes the message without a copy.
+    stream = io.BytesIO(bytes(sum(map(_nbytes, parts))))
+    written, end = np.frombuffer(stream.getbuffer(), np.uint8), 0
+    for part in parts:
+        source = np.frombuffer(part, np.uint8)
+        for start in range(0, len(source), COPIED_AT_ONCE):
+            piece = source[start : start + COPIED_AT_ONCE]
+            # numpy lets go of the GIL while it copies.
+            written[end : end + len(piece)] = piece
+            end += len(piece)
+            yield
+    del written
+    return stream.getvalue()
+
+
 class ResponseEncoder:
     """Encodes responses and remembers their heads. May be called from several threads."""
 
@@ -52,18 +74,26 @@ class ResponseEncoder:
         """
         if response.is_typed:
             return typed_answer(response).SerializeToString()
+        return b"".join(self.parts(response))
+
+    def parts(self, response: InferResponse) -> list[Buffer]:
+        """The pieces of a serialised ModelInferResponse."""
         parts: list[Buffer] = []
         self._collect(response, parts)
-        return b"".join(parts)
+        return parts
 
     def encode_stream_response(self, response: InferResponse, final: bool) -> bytes:
         """A serialised ModelStreamInferResponse, which says whether it is the request's last; raises as
         `encode_response` does."""
+        return b"".join(self.stream_parts(response, final))
+
+    def stream_parts(self, response: InferResponse, final: bool) -> list[Buffer]:
+        """The pieces of a serialised ModelStreamInferResponse."""
         parts: list[Buffer] = []
         self._collect(response, parts, self._finality[final])
         size = sum(map(_nbytes, parts))
         parts.insert(0, length_prefix(ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER, size))
-        return b"".join(parts)
+        return parts
 
     def encode_stream_error(
         self, text: str, request_id: str = "", model_name: str = "", final: bool | None = None

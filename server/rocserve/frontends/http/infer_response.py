@@ -49,7 +49,7 @@ class InferBody:
 
 def detached(response: InferResponse) -> InferResponse:
     """The response on memory of its own, for whoever answers later."""
-    return replace(response, data=[bytes(data) for data in response.data])
+    return response if response.lasts else replace(response, data=[bytes(data) for data in response.data])
 
 
 class InferBodyWriter:

@@ -22,7 +22,7 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.phases import PhaseTotals
 from rocserve.core.request_memory import Holding, MemoryFull
 from rocserve.core.request_prefix import request_prefix
-from rocserve.core.requests import NO_PARAMETERS, InferRequest, InferResponse
+from rocserve.core.requests import LARGE_RESPONSE, NO_PARAMETERS, InferRequest, InferResponse
 from rocserve.core.sequences import (
     SEQUENCE_END,
     SEQUENCE_ID,
@@ -130,7 +130,7 @@ class EnsembleRun:
             dispatch_traced(self._ensemble.tables, request.request, request, trace)
 
     def step_sent(self, request: StepRequest, response: InferResponse, is_last: bool) -> None:
-        """A member's answer; its tensors are copied, for their memory is the worker's."""
+        """A member's answer; its tensors are copied where their memory is the worker's."""
         step = request.step
         iteration = self._iteration_of(request)
         outputs = [tensor for tensor in response.outputs if tensor.name in step.output_map]
@@ -145,7 +145,12 @@ class EnsembleRun:
             sequence, _ = take_sequence(response.parameters)
         made = {
             step.output_map[tensor.name]: _Held(
-                Tensor(step.output_map[tensor.name], tensor.datatype, tensor.shape, bytes(tensor.data)),
+                Tensor(
+                    step.output_map[tensor.name],
+                    tensor.datatype,
+                    tensor.shape,
+                    tensor.data if response.lasts else bytes(tensor.data),
+                ),
                 sequence,
                 len(tensor.data),
             )
@@ -307,7 +312,11 @@ class EnsembleRun:
             return error
         sequence = next(iter(held.values())).sequence or _NO_SEQUENCE
         parameters = _told(sequence) if outputs else NO_PARAMETERS
-        return InferResponse.of(self._config.name, str(self._ensemble.version), self._request.id, outputs, parameters)
+        answer = InferResponse.of(self._config.name, str(self._ensemble.version), self._request.id, outputs, parameters)
+        made_bytes = [entry.noted_bytes for entry in held.values()]
+        # What came with the request may not last.
+        answer.lasts = all(made_bytes) and sum(made_bytes) > LARGE_RESPONSE
+        return answer
 
     def _output(self, name: str, tensor: Tensor) -> Tensor:
         config = self._ensemble.outputs[name]

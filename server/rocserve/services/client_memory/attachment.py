@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,6 +17,7 @@ from rocserve.core.requests import InferRequest, InferResponse, InputHead, Reque
 from rocserve.core.serving import Responder, ServingTableHolder
 from rocserve.core.tensors import Buffer
 from rocserve.plane.guarded_mapping import GuardedMapping
+from rocserve.plane.heap import COPIED_AT_ONCE
 from rocserve.services.client_memory.references import RegionReference, read_reference
 from rocserve.services.client_memory.region import ClientRegion
 from rocserve.services.client_memory.regions import ClientRegions, RegionPart
@@ -32,9 +33,20 @@ SeenPart = tuple[ClientRegion, GuardedMapping, int]
 class ClientMemory:
     """On the data plane's thread."""
 
-    def __init__(self, tables: ServingTableHolder, regions: ClientRegions, most_bytes: int) -> None:
-        """`most_bytes`: of one request's inputs. A file may be said to be longer than all memory."""
+    def __init__(
+        self,
+        tables: ServingTableHolder,
+        regions: ClientRegions,
+        most_bytes: int,
+        work_off: Callable[[Iterator[None]], object],
+    ) -> None:
+        """
+        Args:
+            most_bytes: of one request's inputs. A file may be said to be longer than all memory.
+            work_off: takes the steps of what takes long.
+        """
         self._tables = tables
+        self._work_off = work_off
         self._regions = regions
         self._most_bytes = most_bytes
 
@@ -73,7 +85,7 @@ class ClientMemory:
         except ServeError:
             self._give_back(parts)
             raise
-        return RegionResponder(responder, parts, seen, partial(self._give_back, parts), config)
+        return RegionResponder(responder, parts, seen, partial(self._give_back, parts), config, self._work_off)
 
     def _fetch(self, entry: InputHead, reference: RegionReference, left: int) -> Buffer:
         """`left`: how many bytes of the request may yet be fetched."""
@@ -105,46 +117,55 @@ class RegionResponder(EndingResponder):
         seen: Sequence[SeenPart],
         give_back: Callable[[], None],
         config: ModelConfig,
+        work_off: Callable[[Iterator[None]], object],
     ) -> None:
         """
         Args:
             parts: by output.
             seen: what the model is given where it lies.
             give_back: the parts, before the last answer: a client that has it may unregister its regions at once.
+            work_off: takes the steps of large answers.
         """
         super().__init__(responder, give_back)
         self._parts = parts
         self._seen = seen
+        self._work_off = work_off
         self._where = f"in ensemble '{config.name}', " if config.ensemble_steps else ""
 
     def send(self, response: InferResponse, final: bool = True) -> None:
+        steps = self._send(response, final)
+        if response.lasts:
+            self._work_off(steps)
+        else:
+            for _ in steps:
+                pass
+
+    def _send(self, response: InferResponse, final: bool) -> Generator[None, None, None]:
+        data = list(response.data)
         try:
             for region, mapping, end in self._seen:
                 # Of a file that has been cut meanwhile the model has seen zeros.
                 region.check_whole(mapping, end)
-            data = [
-                self._left_in_region(head.name, each)
-                for head, each in zip(response.head.outputs, response.data, strict=True)
-            ]
+            for index, head in enumerate(response.head.outputs):
+                if head.name in self._parts:
+                    yield from self._leave(self._parts[head.name], head.name, memoryview(data[index]))
+                    data[index] = b""
         except ServeError as error:
             self.fail(error, final)
             return
         # A new one: what was given may be kept, to answer other requests.
-        told = replace(response, data=data, in_shared_memory=self._parts.keys())
-        super().send(told, final)
+        super().send(replace(response, data=data, in_shared_memory=self._parts.keys()), final)
 
-    def _left_in_region(self, name: str, data: Buffer) -> Buffer:
-        part = self._parts.get(name)
-        if part is None:
-            return data
+    def _leave(self, part: RegionPart, name: str, data: memoryview) -> Generator[None, None, None]:
         nbytes = len(data)
         if nbytes > part.nbytes:
             raise internal(
                 f"{self._where}shared memory size specified with the request for output '{name}'"
                 f" ({part.nbytes} bytes) should be at least {nbytes} bytes to hold the results"
             )
-        part.write(data)
-        return b""
+        for start in range(0, nbytes, COPIED_AT_ONCE):
+            part.write(start, data[start : start + COPIED_AT_ONCE])
+            yield
 
 
 def _only_copies(config: ModelConfig) -> bool:

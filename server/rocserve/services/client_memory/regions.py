@@ -21,9 +21,9 @@ class RegionPart:
     offset: int
     nbytes: int
 
-    def write(self, data: Buffer) -> None:
-        """Fill it from its beginning; `data` is no longer than it is. Raises as ClientRegion.write does."""
-        self.region.write(self.offset, data)
+    def write(self, start: int, data: Buffer) -> None:
+        """Fill it from its byte `start`; `data` is no longer than what is left. Raises as ClientRegion.write does."""
+        self.region.write(self.offset + start, data)
 
 
 class ClientRegions:

@@ -63,6 +63,9 @@ class Row:
 class Outcome:
     """What a channel reports: OUT is the value; STATE_OUT is STATE_IN with the value behind it."""
 
+    nbytes = 0
+    lasts = False
+
     def __init__(
         self, batch: Execution, error: ServeError | None, failures: Mapping[int, ServeError], compute_ns: int
     ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,9 +85,13 @@ def tables() -> ServingTableHolder:
     return tables
 
 
+take_all = deque[None](maxlen=0).extend
+"""In one step."""
+
+
 @pytest.fixture
 def memory(tables: ServingTableHolder, regions: ClientRegions) -> ClientMemory:
-    return ClientMemory(tables, regions, most_bytes=1 << 20)
+    return ClientMemory(tables, regions, most_bytes=1 << 20, work_off=take_all)
 
 
 def part(nbytes: int | None = 16, offset: int | None = None, region: Any = "r", **more: Any) -> dict[str, Any]:
@@ -265,7 +270,7 @@ def test_references_that_are_refused(
 
 
 def test_no_more_is_fetched_than_may_wait(tables: ServingTableHolder, regions: ClientRegions) -> None:
-    memory = ClientMemory(tables, regions, most_bytes=4000)
+    memory = ClientMemory(tables, regions, most_bytes=4000, work_off=take_all)
     texts = [InputHead(name, "BYTES", (1,), part(2001)) for name in ("A", "B")]
     memory.attach(request(texts[0]), Heard(regions))
     assert error_of(memory, request(*texts), regions) == (
@@ -381,3 +386,17 @@ def test_several_regions_may_lie_in_one_file(regions: ClientRegions, file: Share
     regions.unregister("nothing")
     regions.unregister("r")
     assert [region.name for region in regions.registered()] == ["inner", "second"]
+
+
+def test_a_large_output_is_left_in_steps(tables: ServingTableHolder, regions: ClientRegions, large: SharedFile) -> None:
+    begun: list[Iterator[None]] = []
+    memory, heard = ClientMemory(tables, regions, 1 << 20, begun.append), Heard(regions)
+    responder = memory.attach(request(outputs={"OUT": part(4 * LARGE, 0, "large")}), heard)
+    given = answer(bytes(range(250)) * (4 * LARGE // 250))
+    given.lasts = True
+    responder.send(given)
+    assert heard.told == []
+    (steps,) = begun
+    take_all(steps)
+    assert heard.told[0].data == [b""]
+    assert large.get(4, 4 * LARGE) == given.data[0]
