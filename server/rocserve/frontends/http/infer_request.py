@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -184,23 +187,39 @@ class InferText:
     """Of the inputs: what the JSON holds, or where they lie behind it."""
 
 
+_IN_JSON: Any = object()
+"""In place of where a tensor lies behind the JSON."""
+_ELEMENTS = re.compile(rb'"data"\s*:\s*(\[[][\w\s,.+-]*\])')
+"""The elements of a tensor that is no strings."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _RememberedText:
-    """JSON that holds nothing of one request alone: its tensors stand behind it, and it has no id."""
+    """JSON without id that holds nothing of one request alone but elements of tensors, cut out of it."""
 
     head: RequestHead
     form: AnswerForm
     parts: list[slice]
+    """Of the inputs."""
     binary_length: int
+
+    def request(self, elements: list[bytes], binary: memoryview) -> InferRequest:
+        """Raises: ServeError, the elements are not what the head says."""
+        values = iter(elements)
+        data: list[Buffer] = [
+            _json_data(parse_json(next(values)), entry) if part is _IN_JSON else binary[part]
+            for part, entry in zip(self.parts, self.head.inputs, strict=True)
+        ]
+        return InferRequest(self.head, "", data)
 
 
 class InferRequestReader:
-    """Reads the JSON and what stands behind it. Clients send the same JSON again and again, with other tensors: it is
-    parsed once. Called on the event loop."""
+    """Reads the JSON and what stands behind it. Clients send the same JSON again and again, with other tensors: all but
+    their elements is parsed once. Called on the event loop."""
 
     def __init__(self, heads: RequestHeads) -> None:
         self._heads = heads
-        self._texts: dict[tuple[str, str, bytes], _RememberedText] = {}
+        self._texts: dict[tuple[str | bytes, ...], _RememberedText] = {}
 
     def read(
         self, body: Buffer, header_length: int, model_name: str, model_version: str
@@ -218,15 +237,19 @@ class InferRequestReader:
         if header_length > LONGEST_REMEMBERED_TEXT:
             text = parse_infer_text(model_name, len(binary), view[:header_length])
             return self.request(text, binary, model_name, model_version), text.form
-        key = (model_name, model_version, bytes(view[:header_length]))
+        json = bytes(view[:header_length])
+        texts = _ELEMENTS.split(json)
+        elements = texts[1::2]
+        key = (model_name, model_version, *texts[::2])
         known = self._texts.get(key)
         # A body of another length does not fit its JSON, and is refused.
         if known is not None and known.binary_length == len(binary):
-            return InferRequest(known.head, "", [binary[part] for part in known.parts]), known.form
-        text = parse_infer_text(model_name, len(binary), key[2])
+            with suppress(ServeError):  # What is wrong is found below, and told as of the whole.
+                return known.request(elements, binary), known.form
+        text = parse_infer_text(model_name, len(binary), json)
         request = self.request(text, binary, model_name, model_version)
-        parts = [part for part in text.data if isinstance(part, slice)]
-        if not text.id and text.sequence is None and len(parts) == len(text.data):
+        parts = [part if isinstance(part, slice) else _IN_JSON for part in text.data]
+        if not text.id and text.sequence is None and _are_all_elements(len(elements), json, parts):
             if len(self._texts) >= REMEMBERED_TEXTS:
                 self._texts.clear()
             self._texts[key] = _RememberedText(request.head, text.form, parts, len(binary))
@@ -255,6 +278,16 @@ def parse_infer_text(model_name: str, binary_length: int, json: Buffer) -> Infer
     check_entries(len(inputs) + len(outputs) + len(others) + sum(len(given.shape) for given in inputs))
     sequence = None if parameters is None else parameters.sequence
     return InferText(request_id, inputs, outputs, others or NO_PARAMETERS, sequence, form, data)
+
+
+def _are_all_elements(count: int, json: bytes, parts: list[slice]) -> bool:
+    """Whether what `_ELEMENTS` finds, `count` times, are the elements of the inputs in their order, and no others."""
+    if count != parts.count(_IN_JSON):
+        return False
+    numbers = itertools.count()
+    numbered = parse_json(_ELEMENTS.sub(lambda found: b'"data":%d' % next(numbers), json))
+    found = (find(entry, "data") for entry in numbered["inputs"])
+    return [number for number in found if number is not MISSING] == list(range(count))
 
 
 def check_entries(count: int) -> None:
@@ -288,7 +321,8 @@ def _read_inputs(head: Any, binary_length: int, model_name: str) -> tuple[list[I
         size, region = find(parameters, "binary_data_size"), find(parameters, "shared_memory_region")
         _check_one_source(find(entry, "data") is not MISSING, size is not MISSING, region is not MISSING)
         name, datatype, shape = _input_head(entry)
-        told: dict[str, ParameterValue] = {}
+        told = NO_PARAMETERS if region is MISSING else _shared_memory(parameters)
+        given = InputHead(name, datatype, shape, told)
         if size is not MISSING:
             end = position + unsigned(size, "Unable to parse 'binary_data_size'")
             if end > binary_length:
@@ -299,11 +333,10 @@ def _read_inputs(head: Any, binary_length: int, model_name: str) -> tuple[list[I
             data.append(slice(position, end))
             position = end
         elif region is not MISSING:
-            told = _shared_memory(parameters)
             data.append(b"")
         else:
-            data.append(_json_data(entry, datatype, shape, name))
-        inputs.append(InputHead(name, datatype, shape, told or NO_PARAMETERS))
+            data.append(_json_data(entry["data"], given))
+        inputs.append(given)
     if position != binary_length:
         raise invalid_argument(f"unexpected additional input data for model '{model_name}'")
     return inputs, data
@@ -317,11 +350,11 @@ def _input_head(entry: Any) -> tuple[str, str, tuple[int, ...]]:
     return name, datatype, shape
 
 
-def _json_data(entry: Any, datatype: str, shape: tuple[int, ...], name: str) -> bytes:
-    count = math.prod(shape) if shape else 0
+def _json_data(data: Any, head: InputHead) -> bytes:
+    count = math.prod(head.shape) if head.shape else 0
     if count == 0:
         return b""
-    return raw_contents(array(entry["data"], "Unable to parse 'data'"), datatype, count, name)
+    return raw_contents(array(data, "Unable to parse 'data'"), head.datatype, count, head.name)
 
 
 def _check_one_source(has_data: bool, has_binary: bool, has_shared_memory: bool) -> None:

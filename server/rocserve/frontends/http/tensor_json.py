@@ -112,7 +112,8 @@ def _numbers(elements: list[Any], datatype: DataType) -> bytes:
         return np.array(elements, dtype=np.bool_).tobytes()
     if datatype in _FLOATING:
         _check(kinds <= {int, float}, _NOT_A_NUMBER)
-        return _converted(elements, np.dtype(np.float64), datatype, _NOT_A_NUMBER)
+        with np.errstate(over="ignore"):
+            return _converted(elements, np.dtype(np.float64), datatype, _NOT_A_NUMBER)
     if datatype in _UNSIGNED:
         _check(kinds <= {int} and min(elements, default=0) >= 0, _NOT_UNSIGNED)
         return _converted(elements, np.dtype(np.uint64), datatype, _NOT_UNSIGNED)
@@ -125,8 +126,7 @@ def _converted(elements: list[Any], wide: np.dtype[Any], datatype: DataType, fau
         array = np.array(elements, dtype=wide)
     except OverflowError:
         raise ServeError(StatusCode.INTERNAL, fault) from None
-    with np.errstate(over="ignore"):
-        return array.astype(datatype.numpy_dtype, copy=False).tobytes()
+    return array.astype(datatype.numpy_dtype, copy=False).tobytes()
 
 
 def _bytes_contents(elements: list[Any]) -> bytes:

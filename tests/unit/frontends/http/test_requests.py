@@ -78,7 +78,7 @@ def test_equal_requests_have_one_head() -> None:
     assert read({**body, "parameters": {"a": 1}}, reader=reader)[0].head is not first.head
     one = read({**body, "parameters": {"a": 1}}, reader=reader)[0].head
     assert read({**body, "parameters": {"a": True}}, reader=reader)[0].head is not one
-    long = {**body, "parameters": {str(number): number for number in range(MOST_ENTRIES)}}
+    long = {**body, "id": "i", "parameters": {str(number): number for number in range(MOST_ENTRIES)}}
     assert read(long, reader=reader)[0].head is not read(long, reader=reader)[0].head
 
 
@@ -104,8 +104,45 @@ def test_the_same_json_again() -> None:
     for _ in range(2):
         request = read(named, b"\1\2\3", reader)[0]
         assert (request.id, request.sequence) == ("i", SequenceTag(3, False, False))
-    for data in ([1, 2], [3, 4]):
-        assert bytes(read({"inputs": [{**INPUT, "data": data}]}, reader=reader)[0].data[0]) == bytes(data)
+
+
+def test_the_same_json_with_other_elements() -> None:
+    reader = InferRequestReader(RequestHeads())
+    two: dict[str, Any] = {
+        "inputs": [
+            {**INPUT, "data": [1, 2]},
+            {**INPUT, "name": "Y", "parameters": {"binary_data_size": 1}},
+            {**INPUT, "name": "Z", "datatype": "FP32", "data": [[0.5], [2]]},
+        ]
+    }
+    first, form = read(two, b"y", reader)
+    two["inputs"][0]["data"] = [[[3], 4]]
+    two["inputs"][2]["data"] = [-1e3, 1]
+    again, same_form = read(two, b"z", reader)
+    assert same_form is form
+    assert first.data == [b"\1\2", b"y", struct.pack("<2f", 0.5, 2)]
+    assert again.data == [b"\3\4", b"z", struct.pack("<2f", -1000, 1)]
+    for wrong, text in (([1, 2, 3], "Shape does not match"), ([1, 0.5], "non-signed-integer")):
+        two["inputs"][0]["data"] = wrong
+        with pytest.raises(ServeError, match=text):
+            read(two, b"z", reader)
+    with pytest.raises(ServeError, match="after an array element"):
+        read(b'{"inputs":[{"name":"X","datatype":"INT8","shape":[2],"data":[1 2]}]}', reader=reader)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"data":[9,9],"inputs":[{"name":"X","datatype":"INT8","shape":[2],"d\\u0061ta":[%d,2]}]}',
+        b'{"inputs":[{"name":"X","datatype":"INT8","shape":[2],"data":[9,9],"data":[%d,2]}]}',
+        b'{"inputs":[{"name":"X","datatype":"INT8","shape":[2],"\\"data":[9,9],"d\\u0061ta":[%d,2]}]}',
+        b'{"inputs":[{"name":"X","datatype":"INT8","shape":[2],"data":[%d,2]}],"more":{"data":[9,9]}}',
+    ],
+)
+def test_other_arrays_are_not_taken_for_elements(text: bytes) -> None:
+    reader = InferRequestReader(RequestHeads())
+    for number in (1, 3):
+        assert read(text % number, reader=reader)[0].data == [bytes([number, 2])]
 
 
 def test_no_more_than_so_many_texts_are_remembered() -> None:
