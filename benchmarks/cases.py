@@ -83,8 +83,8 @@ ADD_SUB_TARGETS = {
 }
 
 
-def _expect(*arrays: NDArray[numpy.generic]) -> Callable[[Outputs], None]:
-    """A check that OUTPUT0, OUTPUT1, ... are these."""
+def expect_outputs(*arrays: NDArray[numpy.generic]) -> Callable[[Outputs], None]:
+    """Makes a check that OUTPUT0, OUTPUT1, ... are these."""
 
     def check(outputs: Outputs) -> None:
         for index, array in enumerate(arrays):
@@ -109,7 +109,7 @@ def add_sub_cases(group: str, model_prefix: str = "") -> list[Case]:
             connections=1,
             streams=streams,
             message=infer_request(model_prefix + model, {"INPUT0": left, "INPUT1": right}),
-            check=_expect(left + right, left - right),
+            check=expect_outputs(left + right, left - right),
             targets=ADD_SUB_TARGETS.get((model_prefix + model, streams), ()),
         )
         for model, batching in (("add_sub", False), ("add_sub_batched", True))
@@ -132,7 +132,7 @@ def identity_cases() -> list[Case]:
             connections=connections,
             streams=1,
             message=infer_request("identity", {"INPUT0": numbers}),
-            check=_expect(numbers),
+            check=expect_outputs(numbers),
             targets=(Target(Quantity.RATE, "triton", 2.0),),
         )
         for connections in (1, 4)
@@ -156,7 +156,7 @@ def http_cases() -> list[Case]:
             connections=connections,
             streams=1,
             message=b"",
-            check=_expect(left + right, left - right),
+            check=expect_outputs(left + right, left - right),
             http=http_request("http_add_sub", {"INPUT0": left, "INPUT1": right}),
         )
         for connections in (1, 32)
@@ -171,7 +171,7 @@ def http_cases() -> list[Case]:
         connections=1,
         streams=1,
         message=b"",
-        check=_expect(numbers),
+        check=expect_outputs(numbers),
         http=http_request("http_identity", {"INPUT0": numbers}),
     )
     return [*small, large]

@@ -7,9 +7,11 @@ from typing import Protocol
 
 from benchmarks.cases import Case
 from benchmarks.load_generator import INFER_CALL, Load, frame, run_load
-from benchmarks.probe import Probe, WrongAnswer
+from benchmarks.probe import Probe, WrongAnswer, answer_over_http
 from benchmarks.ratios import Measurement
 from benchmarks.server_process import ServerProcess
+
+WARM_UP_SECONDS = 0.5
 
 
 class Contender(Protocol):
@@ -55,7 +57,7 @@ class ServedContender:
             )
         if case.region is not None:
             self._probe.register(case.region)
-        self.measure(case, seconds=0.5)
+        self.measure(case, WARM_UP_SECONDS)
 
     def measure(self, case: Case, seconds: float) -> Measurement:
         load = Load(case.connections, case.streams, seconds, case.load_threads)
@@ -74,4 +76,4 @@ class ServedContender:
         """Ask once, and check the outputs; the bytes of the answer's body."""
         if case.http is None:
             return self._probe.answer(case.message, case.check)
-        return self._probe.answer_over_http(self._server.http_address, case.http, case.check)
+        return answer_over_http(self.name, self._server.http_address, case.http, case.check)

@@ -1,9 +1,10 @@
-"""An infer request over HTTP, as tritonclient writes it: JSON, and the tensors as raw bytes behind it."""
+"""An infer request over HTTP: as tritonclient writes it, with the tensors as raw bytes behind JSON, or all in JSON."""
 
 from __future__ import annotations
 
 import http.client
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy
@@ -14,7 +15,10 @@ from tritonclient.utils import np_to_triton_dtype
 from benchmarks.load_generator import Call
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
+JSON_HEADERS = {"Content-Type": "application/json"}
 CALL_SECONDS = 30.0
+
+Arrays = dict[str, NDArray[numpy.generic]]
 
 
 class HttpRequestFailed(RuntimeError):
@@ -23,23 +27,20 @@ class HttpRequestFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """What is posted."""
+    """What is posted, and how its answer is read."""
 
     path: str
     body: bytes
-    json_length: int
-    """Bytes of the body that are its JSON."""
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(self.json_length)}
+    headers: Mapping[str, str]
+    read: Callable[[bytes, Mapping[str, str]], Arrays]
+    """Makes the outputs, by name, of an answer's body and headers."""
 
     @property
     def call(self) -> Call:
         """As h2load sends it, one request at a time on each connection."""
         return Call(self.path, tuple(f"{name}: {value}" for name, value in self.headers.items()), ("--h1",))
 
-    def send(self, address: str) -> tuple[dict[str, NDArray[numpy.generic]], int]:
+    def send(self, address: str) -> tuple[Arrays, int]:
         """Ask the server at host:port once: its outputs by name, and the bytes of its answer's body.
 
         Raises:
@@ -55,10 +56,7 @@ class HttpRequest:
             connection.close()
         if response.status != http.HTTPStatus.OK:
             raise HttpRequestFailed(f"HTTP status {response.status}: {body.decode(errors='replace')}")
-        json_length = response.headers.get(HEADER_LENGTH)
-        result = InferenceServerClient.parse_response_body(body, header_length=json_length and int(json_length))
-        names = [output["name"] for output in result.get_response()["outputs"]]
-        return {name: result.as_numpy(name) for name in names}, len(body)
+        return self.read(body, response.headers), len(body)
 
 
 def http_request(model: str, inputs: Mapping[str, NDArray[numpy.generic]]) -> HttpRequest:
@@ -69,4 +67,37 @@ def http_request(model: str, inputs: Mapping[str, NDArray[numpy.generic]]) -> Ht
         tensor.set_data_from_numpy(array)
         tensors.append(tensor)
     body, json_length = InferenceServerClient.generate_request_body(tensors)
-    return HttpRequest(f"/v2/models/{model}/infer", bytes(body), json_length)
+    headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(json_length)}
+    return HttpRequest(f"/v2/models/{model}/infer", bytes(body), headers, _read_tensors)
+
+
+def json_request(model: str, inputs: Mapping[str, NDArray[numpy.generic]]) -> HttpRequest:
+    """A KServe v2 request with all tensors in JSON."""
+    tensors = [
+        {
+            "name": name,
+            "shape": array.shape,
+            "datatype": np_to_triton_dtype(array.dtype),
+            "data": array.ravel().tolist(),
+        }
+        for name, array in inputs.items()
+    ]
+    body = json.dumps({"inputs": tensors}).encode()
+    return HttpRequest(f"/v2/models/{model}/infer", body, JSON_HEADERS, _read_tensors)
+
+
+def plain_json_request(path: str, inputs: Mapping[str, NDArray[numpy.generic]]) -> HttpRequest:
+    """A request of one JSON object, whose members are the tensors by name; so is the answer."""
+    body = json.dumps({name: array.tolist() for name, array in inputs.items()}).encode()
+    return HttpRequest(path, body, JSON_HEADERS, _read_members)
+
+
+def _read_tensors(body: bytes, headers: Mapping[str, str]) -> Arrays:
+    json_length = headers.get(HEADER_LENGTH)
+    result = InferenceServerClient.parse_response_body(body, header_length=json_length and int(json_length))
+    names = [output["name"] for output in result.get_response()["outputs"]]
+    return {name: result.as_numpy(name) for name in names}
+
+
+def _read_members(body: bytes, headers: Mapping[str, str]) -> Arrays:
+    return {name: numpy.array(data) for name, data in json.loads(body).items()}

@@ -26,7 +26,7 @@ def machine_facts(triton: TritonPeer | None) -> list[str]:
         f"Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in OUR_PACKAGES),
     ]
     if triton is not None:
-        versions = triton.versions()
+        versions = triton.environment.versions()
         packages = ", ".join(f"{name} {versions.get(name, 'missing')}" for name in TRITON_PACKAGES)
         facts.append(f"Triton {TRITON_VERSION} out of {WHEEL}, its Python backend with {packages}")
     facts.append(f"load generator on the same cores: {h2load_version()}")

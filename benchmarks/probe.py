@@ -63,23 +63,8 @@ class Probe:
             raw: bytes = self._send(message, timeout=CALL_SECONDS)
         except grpc.RpcError as error:
             raise WrongAnswer(f"{self._name}: {error.code().name}: {error.details()}") from error
-        self._check(check, _outputs(InferResult(service_pb2.ModelInferResponse.FromString(raw))))
+        check_answer(self._name, check, _outputs(InferResult(service_pb2.ModelInferResponse.FromString(raw))))
         return FRAME_HEADER.size + len(raw)
-
-    def answer_over_http(self, address: str, request: HttpRequest, check: Callable[[Outputs], None]) -> int:
-        """As `answer`, at the server's port of HTTP; returns the bytes of the answer's body."""
-        try:
-            outputs, nbytes = request.send(address)
-        except (HttpRequestFailed, OSError) as error:
-            raise WrongAnswer(f"{self._name}: {error}") from error
-        self._check(check, outputs)
-        return nbytes
-
-    def _check(self, check: Callable[[Outputs], None], outputs: Outputs) -> None:
-        try:
-            check(outputs)
-        except (AssertionError, KeyError) as error:
-            raise WrongAnswer(f"{self._name} answered wrongly: {error}") from error
 
     def register(self, region: SharedRegion) -> None:
         """Let the server use a region of shared memory; once more does nothing."""
@@ -125,6 +110,24 @@ class Probe:
         )
         if problem:
             raise WrongAnswer(f"{self._name}, model {model}: {problem}")
+
+
+def answer_over_http(name: str, address: str, request: HttpRequest, check: Callable[[Outputs], None]) -> int:
+    """As `Probe.answer`, at the HTTP port of the server `name`; returns the bytes of the answer's body."""
+    try:
+        outputs, nbytes = request.send(address)
+    except (HttpRequestFailed, OSError) as error:
+        raise WrongAnswer(f"{name}: {error}") from error
+    check_answer(name, check, outputs)
+    return nbytes
+
+
+def check_answer(name: str, check: Callable[[Outputs], None], outputs: Outputs) -> None:
+    """Raise WrongAnswer when the outputs of the server `name` are not those that `check` wants."""
+    try:
+        check(outputs)
+    except (AssertionError, KeyError) as error:
+        raise WrongAnswer(f"{name} answered wrongly: {error}") from error
 
 
 def _outputs(result: InferResult) -> Outputs:

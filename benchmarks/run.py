@@ -16,6 +16,8 @@ from benchmarks.cases import Case, add_sub_cases, http_cases, identity_cases, sh
 from benchmarks.comparison import Comparison, compare
 from benchmarks.contenders import Contender, ServedContender
 from benchmarks.digits import load_digits
+from benchmarks.environments import PeerUnavailable
+from benchmarks.http_peers import HTTP_PEERS_GROUP, http_peer_facts, measure_http_peers
 from benchmarks.load_generator import LoadFailed, h2load_program
 from benchmarks.machine import machine_facts
 from benchmarks.migraphx import MIGRAPHX_FACTS, MIGRAPHX_GROUP, installation_to_measure, measure_migraphx
@@ -28,7 +30,7 @@ from benchmarks.rocserve_peer import rocserve_server
 from benchmarks.sample_ensemble import SampleEnsemble
 from benchmarks.server_process import ServerFailed, ServerProcess, free_port, http_flags
 from benchmarks.table import render
-from benchmarks.triton_peer import MEASURED_FLAGS, TritonPeer, TritonUnavailable, default_cache_folder, provision
+from benchmarks.triton_peer import MEASURED_FLAGS, TritonPeer, default_cache_folder, provision
 from rocserve.core.errors import ServeError
 
 GROUPS = (
@@ -42,9 +44,10 @@ GROUPS = (
     OVERLOAD_GROUP,
     ROCAL_GROUP,
     MIGRAPHX_GROUP,
+    HTTP_PEERS_GROUP,
 )
 ENSEMBLE_GROUPS = frozenset({"digits", "resnet50"})
-GROUPS_WITHOUT_TRITON = frozenset({ROCAL_GROUP, MIGRAPHX_GROUP})
+GROUPS_WITHOUT_TRITON = frozenset({ROCAL_GROUP, MIGRAPHX_GROUP, HTTP_PEERS_GROUP})
 UNCOMPARED_GROUPS = GROUPS_WITHOUT_TRITON | {OVERLOAD_GROUP}
 """Those that are measured in ways of their own."""
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -120,10 +123,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if MIGRAPHX_GROUP in options.groups:
             with tempfile.TemporaryDirectory(prefix="rocserve-benchmark-") as folder:
                 comparisons += measure_migraphx(options.rounds, options.seconds, Path(folder), progress)
-    except (LoadFailed, ServeError, ServerFailed, TritonUnavailable, WrongAnswer) as problem:
+        if HTTP_PEERS_GROUP in options.groups:
+            with tempfile.TemporaryDirectory(prefix="rocserve-benchmark-") as folder:
+                comparisons += measure_http_peers(options.rounds, options.seconds, Path(folder), progress)
+    except (LoadFailed, ServeError, ServerFailed, PeerUnavailable, WrongAnswer) as problem:
         print(f"benchmarks: {problem}", file=sys.stderr)
-        if isinstance(problem, TritonUnavailable):
-            print("benchmarks: --no-triton measures without it", file=sys.stderr)
+        if isinstance(problem, PeerUnavailable):
+            print("benchmarks: --no-triton measures without Triton, --only without a group", file=sys.stderr)
         return 2
     facts.append(
         f"{options.rounds} interleaved rounds of {options.seconds:g} s; medians over the rounds, ratios paired in them"
@@ -138,6 +144,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         facts += ROCAL_FACTS
     if MIGRAPHX_GROUP in options.groups:
         facts += MIGRAPHX_FACTS
+    if HTTP_PEERS_GROUP in options.groups:
+        facts += http_peer_facts()
     subject = NOISE_SUBJECT if options.noise else SUBJECT
     page = render(comparisons, subject, "rocserve against its peers", facts, sections)
     print(page)

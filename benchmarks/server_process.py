@@ -1,4 +1,4 @@
-"""A server under test as a process of its own: started, waited for over gRPC, ended with all its children."""
+"""A server under test as a process of its own: started, waited for, ended with all its children."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -63,15 +65,20 @@ class ServerProcess:
         self,
         name: str,
         command: Sequence[str],
-        port: int,
+        port: int | None,
         log_file: Path,
         environment: Mapping[str, str] | None = None,
         clean_up: Callable[[], None] | None = None,
         http_port: int | None = None,
+        ready_path: str = "",
     ) -> None:
-        """Keep what is needed to start; `port` is the gRPC port that the command names, `http_port` the other one.
+        """Keep what is needed to start.
 
-        `clean_up` is called when the server is gone.
+        Args:
+            port: the gRPC port that the command names; None = it speaks HTTP alone.
+            clean_up: called when the server is gone.
+            http_port: the other one.
+            ready_path: what is asked over HTTP whether the server is ready, where there is no gRPC.
         """
         self.name = name
         self.port = port
@@ -80,6 +87,7 @@ class ServerProcess:
         self._command = list(command)
         self._environment = dict(environment) if environment is not None else None
         self._clean_up = clean_up
+        self._ready_path = ready_path
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -94,7 +102,7 @@ class ServerProcess:
         return f"127.0.0.1:{self.http_port}"
 
     def __enter__(self) -> Self:
-        """Start, and return once ServerReady says so.
+        """Start, and return once the server says that it is ready.
 
         Raises:
             ServerFailed: the process ended or was not ready in time.
@@ -134,20 +142,29 @@ class ServerProcess:
     def _wait_until_ready(self) -> None:
         assert self._process is not None
         deadline = time.monotonic() + START_SECONDS
-        with InferenceServerClient(self.address) as client:
-            while time.monotonic() < deadline:
-                if self._process.poll() is not None:
-                    raise ServerFailed(
-                        f"{self.name} ended with status {self._process.returncode} before it was ready;"
-                        f" its log ends with:\n{self._log_tail()}"
-                    )
-                with suppress(InferenceServerException):
-                    if client.is_server_ready(client_timeout=1.0):
-                        return
-                time.sleep(0.1)
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise ServerFailed(
+                    f"{self.name} ended with status {self._process.returncode} before it was ready;"
+                    f" its log ends with:\n{self._log_tail()}"
+                )
+            if self._is_ready():
+                return
+            time.sleep(0.1)
         raise ServerFailed(
             f"{self.name} was not ready within {START_SECONDS:.0f} s; its log ends with:\n{self._log_tail()}"
         )
+
+    def _is_ready(self) -> bool:
+        if self.port is None:
+            connection = HTTPConnection(self.http_address, timeout=1.0)
+            with suppress(OSError, HTTPException), closing(connection):
+                connection.request("GET", self._ready_path)
+                return connection.getresponse().status == HTTPStatus.OK
+            return False
+        with suppress(InferenceServerException), InferenceServerClient(self.address) as client:
+            return bool(client.is_server_ready(client_timeout=1.0))
+        return False
 
     def _log_tail(self) -> str:
         lines = self.log_file.read_text(errors="replace").splitlines()

@@ -10,7 +10,7 @@ from support.perf_analyzer import PerfAnalyzer, Row, provision_perf_analyzer
 from support.server import RocserveProcess
 from support.simple_models import drop_simple_models
 
-from benchmarks.triton_peer import TritonUnavailable
+from benchmarks.environments import PeerUnavailable
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -25,7 +25,7 @@ SEQUENCES = ("--num-of-sequences", "3", "--sequence-length", "8", "--input-data"
 def perf_analyzer() -> PerfAnalyzer:
     try:
         return provision_perf_analyzer()
-    except TritonUnavailable as error:
+    except PeerUnavailable as error:
         pytest.skip(f"no Triton here: {error}")
 
 

@@ -14,7 +14,8 @@ from support.parity.models import write_models
 from support.parity.pair import Pair, Paired, Servers, running_servers
 from support.parity.recorded import ANSWERS, RecordedTriton
 
-from benchmarks.triton_peer import TritonPeer, TritonUnavailable, default_cache_folder, provision
+from benchmarks.environments import PeerUnavailable
+from benchmarks.triton_peer import TritonPeer, default_cache_folder, provision
 
 NO_TRITON = "no Triton here"
 PROVISION_SECONDS = 900
@@ -39,7 +40,7 @@ def triton_peer() -> TritonPeer:
     """An installed Triton; it is brought by pip when it is not there."""
     try:
         return provision(default_cache_folder())
-    except TritonUnavailable as error:
+    except PeerUnavailable as error:
         pytest.skip(f"{NO_TRITON}: {error}")
 
 

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.triton_peer import TritonUnavailable, default_cache_folder, folder_lock, provision
+from benchmarks.environments import PeerUnavailable, folder_lock
+from benchmarks.triton_peer import default_cache_folder, provision
 
 WHEEL = "tritonclient==2.50.0"
 """The last one that carries it."""
@@ -43,15 +44,15 @@ def provision_perf_analyzer() -> PerfAnalyzer:
     """Install it beside Triton unless it is there.
 
     Raises:
-        TritonUnavailable: this machine cannot run it, or pip could not get it.
+        PeerUnavailable: this machine cannot run it, or pip could not get it.
     """
     cache = default_cache_folder()
     peer = provision(cache)
     folder = cache / "perf-analyzer"
     with folder_lock(cache):
         if not (folder / "perf_analyzer").is_file():
-            _install(folder, peer.site_packages / "nvidia_pytriton.libs")
-    return PerfAnalyzer(folder / "perf_analyzer", (folder, peer.site_packages / "nvidia_pytriton.libs"))
+            _install(folder, peer.environment.site_packages / "nvidia_pytriton.libs")
+    return PerfAnalyzer(folder / "perf_analyzer", (folder, peer.environment.site_packages / "nvidia_pytriton.libs"))
 
 
 def _install(folder: Path, libraries: Path) -> None:
@@ -60,7 +61,7 @@ def _install(folder: Path, libraries: Path) -> None:
     command += ["--platform=manylinux1_x86_64", f"--dest={folder}", WHEEL]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
-        raise TritonUnavailable(f"pip could not get {WHEEL}: {done.stderr.strip()[-300:]}")
+        raise PeerUnavailable(f"pip could not get {WHEEL}: {done.stderr.strip()[-300:]}")
     for name, pattern in _LIBRARIES.items():
         (folder / name).unlink(missing_ok=True)
         (folder / name).symlink_to(_only(libraries, pattern))
@@ -75,5 +76,5 @@ def _install(folder: Path, libraries: Path) -> None:
 def _only(folder: Path, pattern: str) -> Path:
     found: Sequence[Path] = sorted(folder.glob(pattern))
     if not found:
-        raise TritonUnavailable(f"there is no {pattern} in {folder}")
+        raise PeerUnavailable(f"there is no {pattern} in {folder}")
     return found[0]

@@ -70,5 +70,5 @@ def test_as_h2load_sends_it() -> None:
     assert CASE.http is not None
     call = CASE.http.call
     assert call.path == "/v2/models/http_add_sub/infer"
-    assert f"{HEADER_LENGTH}: {CASE.http.json_length}" in call.headers
+    assert f"{HEADER_LENGTH}: {CASE.http.headers[HEADER_LENGTH]}" in call.headers
     assert call.options == ("--h1",)

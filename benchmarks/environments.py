@@ -1,0 +1,90 @@
+"""Virtual environments of peers: each is filled by pip once, below a cache folder, and kept between runs."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+CACHE = Path("~/.cache/rocserve").expanduser()
+PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+class PeerUnavailable(RuntimeError):
+    """A peer cannot be had on this machine; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """A virtual environment of the Python that runs the benchmarks."""
+
+    folder: Path
+
+    @property
+    def programs(self) -> Path:
+        return self.folder / "bin"
+
+    @property
+    def site_packages(self) -> Path:
+        return self.folder / "lib" / f"python{PYTHON_VERSION}" / "site-packages"
+
+    def versions(self) -> dict[str, str]:
+        """Versions of what is installed, by name in lower case."""
+        found = importlib.metadata.distributions(path=[str(self.site_packages)])
+        return {distribution.metadata["Name"].lower(): distribution.version for distribution in found}
+
+    def provision(
+        self,
+        requirements: Sequence[str],
+        without_dependencies: Sequence[str] = (),
+        complete: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Make and fill it unless that was done before with the same requirements.
+
+        Args:
+            without_dependencies: requirements that are installed before the others, alone.
+            complete: what is to be done after pip.
+
+        Raises:
+            PeerUnavailable: pip could not get something, or `complete` raised it.
+        """
+        wanted = json.dumps([*without_dependencies, *requirements])
+        stamp = self.folder / "provisioned.json"
+        with folder_lock(self.folder.parent):
+            if stamp.is_file() and stamp.read_text() == wanted:
+                return
+            # What an interrupted run left is no base to build on.
+            shutil.rmtree(self.folder, ignore_errors=True)
+            _run_step([sys.executable, "-m", "venv", str(self.folder)])
+            pip = [str(self.programs / "python"), "-m", "pip", "install", "--quiet"]
+            if without_dependencies:
+                _run_step([*pip, "--no-deps", *without_dependencies])
+            _run_step([*pip, *requirements])
+            complete()
+            stamp.write_text(wanted)
+
+
+def _run_step(command: list[str]) -> None:
+    """Run one installation command; PeerUnavailable carries the end of what it printed."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    finished = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if finished.returncode:
+        output = "\n".join((finished.stdout + finished.stderr).splitlines()[-15:])
+        raise PeerUnavailable(f"`{' '.join(command)}` ended with status {finished.returncode}:\n{output}")
+
+
+@contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Keep a second run from installing into the same folder at once; it waits and finds the work done."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

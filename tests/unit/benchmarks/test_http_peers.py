@@ -1,0 +1,101 @@
+"""The group http_peers: what is asked of each server, and how a small one that can be made to fail is measured."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.http_peers import HTTP_PEERS, INPUTS, HttpContender, http_peer_cases
+from benchmarks.http_request import plain_json_request
+from benchmarks.probe import WrongAnswer
+from benchmarks.server_process import ServerProcess, free_port
+
+CASE = http_peer_cases()[0]
+REQUEST = plain_json_request("/add_sub", INPUTS)
+SERVER = """\
+import json
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+
+class AddSub(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def answer(self, body):
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        self.answer(b"ready")
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        pairs = list(zip(asked["INPUT0"][0], asked["INPUT1"][0], strict=True))
+        off = int(Path(sys.argv[2]).read_text())
+        sums, differences = [left + right + off for left, right in pairs], [left - right for left, right in pairs]
+        self.answer(json.dumps({"OUTPUT0": [sums], "OUTPUT1": [differences]}).encode())
+
+    def log_message(self, format, *values): ...
+
+
+ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), AddSub).serve_forever()
+"""
+
+
+@pytest.fixture
+def contender(tmp_path: Path) -> Iterator[HttpContender]:
+    (tmp_path / "off").write_text("0")
+    (tmp_path / "server.py").write_text(SERVER)
+    port = free_port()
+    command = [sys.executable, str(tmp_path / "server.py"), str(port), str(tmp_path / "off")]
+    with ServerProcess("small", command, None, tmp_path / "log", http_port=port, ready_path="/health") as server:
+        yield HttpContender(server, REQUEST, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("h2load") is None, reason="h2load (nghttp2-client) is not installed")
+def test_only_right_answers_are_measured(contender: HttpContender, tmp_path: Path) -> None:
+    assert contender.measure(CASE, seconds=0.5).rate > 10
+    (tmp_path / "off").write_text("1")
+    with pytest.raises(WrongAnswer, match="small answered wrongly"):
+        contender.measure(CASE, seconds=0.5)
+
+
+def test_all_servers_are_asked_for_the_same_tensors() -> None:
+    numbers = {name: array.ravel().tolist() for name, array in INPUTS.items()}
+    for peer in HTTP_PEERS:
+        asked = json.loads(peer.request.body)
+        if "inputs" in asked:
+            assert {entry["name"]: entry["data"] for entry in asked["inputs"]} == numbers
+            assert [(entry["datatype"], entry["shape"]) for entry in asked["inputs"]] == [("INT32", [1, 16])] * 2
+        else:
+            assert {name: rows[0] for name, rows in asked.items()} == numbers
+
+
+def test_answers_of_both_forms_are_read() -> None:
+    left, right = INPUTS.values()
+    results = {"OUTPUT0": left + right, "OUTPUT1": left - right}
+    v2 = {
+        "outputs": [
+            {"name": name, "datatype": "INT32", "shape": [1, 16], "data": array.ravel().tolist()}
+            for name, array in results.items()
+        ]
+    }
+    plain = {name: array.tolist() for name, array in results.items()}
+    for peer in HTTP_PEERS:
+        CASE.check(peer.request.read(json.dumps(v2 if "/v2/" in peer.request.path else plain).encode(), {}))
+
+
+def test_the_port_and_folder_stand_where_a_server_is_told_them(tmp_path: Path) -> None:
+    servers = [peer.server(1234, tmp_path) for peer in HTTP_PEERS]
+    assert {server.http_address for server in servers} == {"127.0.0.1:1234"}
+    assert {server.log_file.parent for server in servers} == {tmp_path}
+    assert len({server.name for server in servers}) == len(servers)
