@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -247,6 +248,42 @@ def test_a_large_input_that_is_cut_while_it_waits(client, server):
         error = answers.next()
         assert error is not None
         assert f"'wide' has been cut: byte {values.nbytes} of '{file.key}' is needed, which has 4096 now" in str(error)
+
+
+def test_a_file_that_is_cut_again_and_again_while_it_is_copied(client, server):
+    values = np.random.default_rng(3).random(LARGE, dtype=np.float32)
+    other = np.arange(LARGE, dtype=np.float32)
+    sent, shared = (triton.InferInput("INPUT0", [LARGE], "FP32") for _ in range(2))
+    sent.set_data_from_numpy(other)
+    shared.set_shared_memory("r", values.nbytes)
+    place = shared_output("OUTPUT0", values.nbytes, values.nbytes)
+    serving = server.server_process()
+    with shared_file(2 * values.nbytes) as file:
+        client.register_system_shared_memory("r", file.key, 2 * values.nbytes)
+        stopped = threading.Event()
+
+        def cut() -> None:
+            while not stopped.wait(0.001):
+                file.cut(values.nbytes // 2)
+                file.cut(2 * values.nbytes)
+
+        cutting = threading.Thread(target=cut)
+        cutting.start()
+        refusals = 0
+        for _ in range(40):
+            try:
+                client.infer("large", [shared], outputs=[place])
+            except InferenceServerException as error:
+                assert "shared memory region 'r' " in str(error)
+                refusals += 1
+        assert (client.infer("large", [sent]).as_numpy("OUTPUT0") == other).all()
+        stopped.set()
+        cutting.join()
+        assert refusals
+        file.put(0, values.tobytes())
+        client.infer("large", [shared], outputs=[place])
+        assert file.get(values.nbytes, values.nbytes) == values.tobytes()
+    assert serving.is_running() and server.server_process() == serving
 
 
 def test_a_region_stays_while_a_request_is_to_write_to_it(client, server, file):
