@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -93,6 +93,79 @@ def test_memory_that_is_read_only_and_not_aligned(model_source: SourceMaker) -> 
     data = memoryview(b"x" + array.tobytes())[1:]
     result = model.execute(Batch({"INPUT0": Tensor("INPUT0", DataType.FP32, (1, 2), data)}, ("OUTPUT0",), (1,)))
     np.testing.assert_array_equal(result.outputs["OUTPUT0"], array)
+
+
+LARGE = 100_000
+"""Elements that take less time to be written in place than to be copied."""
+
+
+def batch_with_room(rows: int, wanted: Sequence[str], room: dict[str, Any], **inputs: np.ndarray[Any, Any]) -> Batch:
+    batch = batch_of(*wanted, **inputs)
+    return replace(batch, request_sizes=(rows,), room=room)
+
+
+def test_large_outputs_are_written_where_there_is_room(model_source: SourceMaker) -> None:
+    model = load(model_source("model.onnx", add_sub(LARGE), max_batch_size=8))
+    left = np.arange(3 * LARGE, dtype=np.int32).reshape(3, LARGE)
+    left.flags.writeable = False
+    right = left[::-1].copy()
+    room = {name: np.zeros((3, LARGE), np.int32) for name in ("OUTPUT0", "OUTPUT1")}
+    batch = batch_with_room(3, ("OUTPUT1", "OUTPUT0"), room, INPUT0=left, INPUT1=right)
+    outputs = model.execute(batch).outputs
+    assert list(outputs) == ["OUTPUT1", "OUTPUT0"]
+    assert all(outputs[name] is room[name] for name in room)
+    np.testing.assert_array_equal(room["OUTPUT0"], left + right)
+    np.testing.assert_array_equal(room["OUTPUT1"], left - right)
+
+
+@pytest.mark.parametrize(
+    ("length", "room"),
+    [
+        (16, (3, 16)),
+        (LARGE, None),
+        (LARGE, (3, 1)),
+    ],
+)
+def test_outputs_that_are_small_or_without_room_have_memory_of_their_own(
+    model_source: SourceMaker, length: int, room: tuple[int, ...] | None
+) -> None:
+    model = load(model_source("model.onnx", identity(FLOAT, ["batch", length]), max_batch_size=8))
+    array = np.ones((3, length), np.float32)
+    given = {} if room is None else {"OUTPUT0": np.zeros(room, np.float32)}
+    output = model.execute(batch_with_room(3, ("OUTPUT0",), given, INPUT0=array)).outputs["OUTPUT0"]
+    assert output is not given.get("OUTPUT0")
+    np.testing.assert_array_equal(output, array)
+
+
+def test_a_large_output_of_another_shape_than_the_model_says(model_source: SourceMaker) -> None:
+    node = helper.make_node("Slice", ["X", "FROM", "TO"], ["Y"])
+    number = (TensorProto.INT64, [1])
+    content = graph([node], {"X": (FLOAT, [LARGE]), "FROM": number, "TO": number}, {"Y": (FLOAT, [LARGE])})
+    model = load(model_source("model.onnx", content))
+    x = np.arange(LARGE, dtype=np.float32)
+    for end in (LARGE, 5):
+        room = {"Y": np.zeros(LARGE, np.float32)}
+        batch = batch_with_room(1, ("Y",), room, X=x, FROM=np.array([0]), TO=np.array([end]))
+        np.testing.assert_array_equal(model.execute(batch).outputs["Y"], x[:end])
+
+
+def test_an_output_whose_size_the_model_does_not_say_has_memory_of_its_own(model_source: SourceMaker) -> None:
+    model = load(model_source("model.onnx", identity(FLOAT, ["batch", "length"]), max_batch_size=8))
+    array, room = np.ones((1, LARGE), np.float32), {"OUTPUT0": np.zeros((1, LARGE), np.float32)}
+    output = model.execute(batch_with_room(1, ("OUTPUT0",), room, INPUT0=array)).outputs["OUTPUT0"]
+    assert output is not room["OUTPUT0"]
+    np.testing.assert_array_equal(output, array)
+
+
+def test_what_the_engine_refuses_is_told_alike_where_there_is_room(model_source: SourceMaker) -> None:
+    model = load(model_source("model.onnx", identity(FLOAT, ["batch", LARGE]), max_batch_size=8))
+    room = {"OUTPUT0": np.zeros((1, LARGE), np.float32)}
+    texts = []
+    for given in (room, {}):
+        with pytest.raises(ServeError) as caught:
+            model.execute(batch_with_room(1, ("OUTPUT0",), given, INPUT0=np.ones((1, LARGE + 1), np.float32)))
+        texts.append(caught.value.text)
+    assert texts[0] == texts[1]
 
 
 def test_strings(model_source: SourceMaker) -> None:

@@ -18,7 +18,7 @@ from rocserve.backends.onnx.foreign_parameters import left_alone, warning
 from rocserve.backends.onnx.migraphx_provider import pads_with_first_row
 from rocserve.backends.onnx.opener import SessionOpener, require_model, session_facts
 from rocserve.backends.onnx.providers import Provider, ProviderPlan, plan_providers
-from rocserve.backends.onnx.runs import Run, SizedRun, session_run
+from rocserve.backends.onnx.runs import PlacedRun, Run, SizedRun, placed_run, session_run
 from rocserve.backends.onnx.signature import session_signature
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, invalid_argument
@@ -74,7 +74,8 @@ def _load(model: ModelSource, plan: ProviderPlan) -> LoadedModel:
         return load_fixed_shapes(model, opener, plan.compiling)
     session = opener.open()
     signature = session_signature(session, model.config)
-    return OnnxModel(session_run(session, signature), signature, model.config, session_facts(session))
+    placed = placed_run(session, signature, model.config.max_batch_size > 0)
+    return OnnxModel(session_run(session, signature), signature, model.config, session_facts(session), placed=placed)
 
 
 def load_fixed_shapes(model: ModelSource, opener: SessionOpener, provider: Provider) -> LoadedModel:
@@ -112,14 +113,17 @@ class OnnxModel:
         config: ModelConfig,
         properties: Mapping[str, str],
         sizes: Sequence[int] = (),
+        placed: PlacedRun | None = None,
     ) -> None:
         """
         Args:
             properties: what its metadata says of it.
             sizes: the batch sizes that it runs at, each of which is to be warmed up; empty = any.
+            placed: the way for large outputs, where there is one.
         """
         self.properties = properties
         self._run = run
+        self._placed = placed
         self._signature = signature
         self._config = config
         self._sizes = tuple(sizes)
@@ -150,7 +154,7 @@ class OnnxModel:
         inputs = self._inputs(batch)
         wanted = batch.requested_outputs
         try:
-            results = self._run(wanted, inputs)
+            results = self._results(batch, inputs)
         except ServeError:
             raise
         except (engine_errors.InvalidArgument, ValueError) as error:
@@ -164,6 +168,17 @@ class OnnxModel:
 
     def close(self) -> None:
         del self._run
+        self._placed = None
+
+    def _results(self, batch: Batch, inputs: Mapping[str, np.ndarray[Any, Any]]) -> Sequence[np.ndarray[Any, Any]]:
+        placed = self._placed
+        if placed is not None and placed.suits(batch):
+            try:
+                return placed(batch, inputs)
+            except Exception:
+                # An output may be of another shape than the model says. A fault of the inputs' comes again.
+                _LOG.debug("model '%s' cannot write its outputs in place", self._config.name, exc_info=True)
+        return self._run(batch.requested_outputs, inputs)
 
     def _inputs(self, batch: Batch) -> Mapping[str, np.ndarray[Any, Any]]:
         if not self._takes_text:

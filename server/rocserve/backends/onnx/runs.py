@@ -1,14 +1,17 @@
-"""Ways to run a session: as it is, with BF16 tensors, at fixed batch sizes. Each is safe on several threads at once."""
+"""Ways to run a session: as it is, into memory that is given, with BF16 tensors, at fixed batch sizes. Each is safe on
+several threads at once."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnxruntime
 
+from rocserve.backends.base import Batch
 from rocserve.backends.batch_sizes import Arrays, run_in_pieces
 from rocserve.core.datatypes import DataType
 from rocserve.core.requests import Signature
@@ -18,6 +21,8 @@ Array = np.ndarray[Any, Any]
 Run = Callable[[Sequence[str], Mapping[str, Array]], Sequence[Array]]
 """From the names of the outputs that are wanted and all inputs to those outputs. BF16 goes as its uint16 bits."""
 
+_PLACED_FROM = 256 << 10
+"""Bytes of outputs from which on telling where they go takes less time than copying them there."""
 _ONNX_BFLOAT16 = 16
 """TensorProto.DataType.BFLOAT16 (onnx.proto)."""
 
@@ -28,6 +33,48 @@ def session_run(session: Any, signature: Signature) -> Run:
         return Bfloat16Run(session, signature)
     run: Run = session.run
     return run
+
+
+def placed_run(session: Any, signature: Signature, batching: bool) -> PlacedRun | None:
+    """None: the session's outputs are not on the CPU, or the rows of a batch do not tell how large they are."""
+    fixed = all(
+        spec.datatype not in (DataType.BYTES, DataType.BF16) and -1 not in spec.shape[int(batching) :]
+        for spec in signature.outputs
+    )
+    on_cpu = session.get_providers() == ["CPUExecutionProvider"]
+    takes_bf16 = any(spec.datatype is DataType.BF16 for spec in signature.inputs)
+    return PlacedRun(session, signature, batching) if fixed and on_cpu and not takes_bf16 else None
+
+
+class PlacedRun:
+    """Has a session write its outputs into a batch's room; without, it is given memory of the engine's own."""
+
+    def __init__(self, session: Any, signature: Signature, batching: bool) -> None:
+        """`batching`: whether outputs have the batch's rows."""
+        self._session = session
+        self._first = int(batching)
+        self._shapes = {spec.name: spec.shape[self._first :] for spec in signature.outputs}
+        self._row_bytes = sum(math.prod(self._shapes[spec.name]) * spec.datatype.itemsize for spec in signature.outputs)
+
+    def suits(self, batch: Batch) -> bool:
+        """Whether the batch has room for all outputs that it wants, and they are large."""
+        if sum(batch.request_sizes) * self._row_bytes < _PLACED_FROM:
+            return False
+        room = batch.room
+        return all(
+            name in room and room[name].shape[self._first :] == self._shapes[name] for name in batch.requested_outputs
+        )
+
+    def __call__(self, batch: Batch, inputs: Mapping[str, Array]) -> Sequence[Array]:
+        """The arrays of the room, which hold the outputs now."""
+        outputs = [batch.room[name] for name in batch.requested_outputs]
+        binding = self._session.io_binding()
+        for name, array in inputs.items():
+            binding.bind_cpu_input(name, array)
+        for name, place in zip(batch.requested_outputs, outputs, strict=True):
+            binding.bind_output(name, "cpu", 0, place.dtype, place.shape, place.ctypes.data)
+        self._session.run_with_iobinding(binding)
+        return outputs
 
 
 class Bfloat16Run:
