@@ -45,6 +45,7 @@ test: setup
 # What takes long, and a running Triton instead of its recorded answers.
 test-long: setup
 	$(PYTEST) -m long --triton=live
+	$(PYTEST) tests/parity --front-ends=2
 
 test-all: test test-long
 

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from support.server import RocserveProcess
 from xdist.scheduler import LoadFileScheduling
 
 pytest_plugins = ("support.migraphx", "support.parity.summary")
@@ -15,6 +16,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--front-ends",
+        type=int,
+        default=0,
+        help="processes a protocol, where a test does not say",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    RocserveProcess.default_front_ends = config.getoption("front_ends")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

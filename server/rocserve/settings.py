@@ -224,14 +224,14 @@ NO_TIME_LIMITS = TimeLimits(0.0, 0.0, 0.0, 0.0)
 
 
 _CPUS_OF_ONE_PROCESS = 4
-"""Up to so many the server's own process serves gRPC: the CPUs are needed for what the models do."""
+"""Up to so many the server's own process serves clients: the CPUs are needed for what the models do."""
 _CPUS_A_FRONT_END = 3
 """One for the front end; the server's scheduling and the workers have the others."""
 _MOST_FRONT_ENDS = 16
 
 
 def default_front_ends(cpus: int) -> int:
-    """Processes that serve gRPC where no flag says how many, by the CPUs that may be used."""
+    """Processes that serve a protocol where no flag says how many, by the CPUs that may be used."""
     return 0 if cpus <= _CPUS_OF_ONE_PROCESS else min(cpus // _CPUS_A_FRONT_END, _MOST_FRONT_ENDS)
 
 
@@ -265,7 +265,8 @@ class ServerSettings:
     allow_mixed_tls: bool = False
     """One of gRPC and HTTP may ask clients for certificates while the other does not."""
     front_ends: int | None = None
-    """Processes that serve gRPC; 0 = the server's own, None = by the CPUs that may be used."""
+    """Processes that serve gRPC, and as many that serve HTTP; 0 = the server's own, None = by the CPUs that may be
+    used."""
     write_timeout_seconds: float = 60.0
     """An answer that its client has not read by then is given up."""
     max_model_instances: int | None = None

@@ -41,9 +41,9 @@ def rocserve_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rocser
         yield server
 
 
-@pytest.fixture(scope="session")
-def http_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
-    """One server for the tests of the HTTP front end that leave it as they found it."""
+@pytest.fixture(scope="session", params=[0, 2], ids=["one-process", "front-ends"])
+def http_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    """A server for the tests of HTTP that leave it as they found it: once all in one process, once with front ends."""
     folder = tmp_path_factory.mktemp("http")
     repository = folder / "repository"
     repository.mkdir()
@@ -58,6 +58,7 @@ def http_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocservePr
         "--allow-remote-files=true",
         "--allow-remote-models=true",
         "--http-header-forward-pattern=^x-forwarded-.*",
+        f"--front-ends={request.param}",
         "--http-max-input-size=1000000",
         *METRICS,
     )

@@ -20,7 +20,7 @@ import psutil
 import tritonclient.grpc as triton
 
 _PR_SET_PDEATHSIG = 1
-_FRONT_END = "rocserve:grpc:"
+_FRONT_ENDS = ("rocserve:grpc:", "rocserve:http:")
 _STARTED = re.compile(r"Started (GRPCInference|HTTP)Service at \S+?:(\d+)")
 
 
@@ -37,6 +37,9 @@ class RocserveProcess:
 
     With `outlives=False` the kernel kills it when the thread that started it ends, however that ends.
     """
+
+    default_front_ends = 0
+    """Unless a flag says otherwise; pytest's --front-ends sets it."""
 
     def __init__(
         self,
@@ -63,7 +66,7 @@ class RocserveProcess:
             "--allow-metrics=false",
             "--exit-on-error=false",
             # However many CPUs there are.
-            "--front-ends=0",
+            f"--front-ends={self.default_front_ends}",
             *flags,
         ]
         self._log = log
@@ -158,9 +161,9 @@ class RocserveProcess:
         """The processes that hold models."""
         return [process for process in self.family() if _is_worker(process)]
 
-    def front_ends(self) -> list[psutil.Process]:
-        """The processes that serve clients."""
-        return [process for process in self.family() if _name(process).startswith(_FRONT_END)]
+    def front_ends(self, protocol: str = "grpc") -> list[psutil.Process]:
+        """The processes that serve clients of a protocol, grpc or http."""
+        return [process for process in self.family() if _name(process).startswith(f"rocserve:{protocol}:")]
 
     def zygote(self) -> psutil.Process | None:
         """The process that forks workers."""
@@ -201,7 +204,7 @@ def _command(process: psutil.Process) -> str:
 
 def _is_worker(process: psutil.Process) -> bool:
     name = _name(process)
-    return name.startswith("rocserve:") and not name.startswith(_FRONT_END)
+    return name.startswith("rocserve:") and not name.startswith(_FRONT_ENDS)
 
 
 def _name(process: psutil.Process) -> str:

@@ -62,3 +62,8 @@ def unimplemented(text: str) -> ServeError:
 
 def internal(text: str) -> ServeError:
     return ServeError(StatusCode.INTERNAL, text)
+
+
+def deadline_exceeded() -> ServeError:
+    """The client's time is up, or would be before the answer is there."""
+    return ServeError(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")

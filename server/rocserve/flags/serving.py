@@ -202,8 +202,8 @@ SERVER = (
         "front-ends",
         "front_ends",
         at_least(0, int, most=64),
-        "processes that serve gRPC; 0 = the server itself does (default 0 with up to 4 CPUs, else one for 3 of them, at"
-        " most 16)",
+        "processes that serve gRPC, and as many that serve HTTP; 0 = the server itself does (default 0 with up to 4"
+        " CPUs, else one for 3 of them, at most 16)",
         value="N",
     ),
     Flag(

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from rocserve.settings import GrpcSettings, HttpSettings, MetricsSettings
+
 
 @dataclass(frozen=True, slots=True)
 class CertificateFiles:
@@ -140,6 +142,16 @@ class RenewedContext(ssl.SSLContext):
         self._reloader.renewed()
         assert self._reloader.context is not None
         return self._reloader.context.wrap_bio(*arguments, **named)
+
+
+def tls_context(
+    grpc: GrpcSettings, port: HttpSettings | MetricsSettings, user: str, log: logging.Logger
+) -> ssl.SSLContext | None:
+    """TLS of a port of HTTP, which has gRPC's certificates; None = it has none. Raises: OSError."""
+    if not (port.use_ssl or port.use_ssl_mutual) or grpc.server_cert is None or grpc.server_key is None:
+        return None
+    root = grpc.root_cert if port.use_ssl_mutual else None
+    return RenewedContext(CertificateFiles(grpc.server_cert, grpc.server_key, root), user, log)
 
 
 def _no_password() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,17 +12,19 @@ from typing import TYPE_CHECKING
 from rocserve.backends.parameters import usable_cpus
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.serving import ServingTableHolder
-from rocserve.frontends.certificates import CertificateFiles, RenewedContext
+from rocserve.frontends.certificates import tls_context
+from rocserve.frontends.grpc.guards import full_name
+from rocserve.frontends.grpc.method_routes import MethodRoutes
 from rocserve.frontends.grpc.service import GrpcService
-from rocserve.frontends.grpc.transport import Route, TransportOptions, file_limit, transport_options
+from rocserve.frontends.grpc.transport import Route, TransportOptions, transport_options
+from rocserve.frontends.listen_address import ListenAddress
 from rocserve.plane.loop import PlaneLoop
-from rocserve.services.admin_calls import ADMIN_METHODS, AdminCalls
+from rocserve.services.admin_calls import Access
 from rocserve.services.forwarded_headers import header_forwarding
 from rocserve.services.inference import InferenceService
-from rocserve.services.methods import Method
+from rocserve.services.method import Method
 from rocserve.services.readiness import Readiness
-from rocserve.services.restrictions import GRPC_HEADER_PREFIX, Restriction, restrictions
-from rocserve.settings import HttpSettings, MetricsSettings, ServerSettings, default_front_ends
+from rocserve.settings import ServerSettings, default_front_ends
 
 if TYPE_CHECKING:
     # A server of gRPC alone is spared HTTP's modules, one whose front ends are processes gRPC itself.
@@ -31,15 +32,7 @@ if TYPE_CHECKING:
     from rocserve.frontends.grpc.reactor import ReactorTransport
     from rocserve.frontends.http.listener import HttpListener
     from rocserve.frontends.metrics.endpoint import MetricsEndpoint
-    from rocserve.frontends.processes.supervisor import FrontEndProcesses
-
-_KEPT_DESCRIPTORS = 256
-"""For the server itself, of the files that may be open: workers take some, and so do files that are read."""
-_TLS_BYTES = 320 << 10
-"""That an HTTP connection with TLS takes: asyncio has a buffer of 256 KiB for each. Together they may take as much as
-requests."""
-_LEAST_TLS_CONNECTIONS = 64
-"""However little that is."""
+    from rocserve.frontends.processes.supervisor import FrontEndParts, FrontEndProcesses
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +73,9 @@ class FrontEnds:
         self._grpc: GrpcService | None = None
         self._handlers: InferenceHandlers | None = None
         self._transport: ReactorTransport | None = None
-        self._processes: FrontEndProcesses | None = None
+        self._counts = _Counts.of(settings)
+        self._processes: list[FrontEndProcesses] = []
+        self._common: FrontEndParts | None = None
 
     async def start(self) -> None:
         """Listen on all ports.
@@ -90,8 +85,12 @@ class FrontEnds:
         """
         try:
             await self._start_metrics()
-            await self._start_http()
-            await self._start_grpc()
+            # Processes take their time to come up.
+            for outcome in await asyncio.gather(self._start_http(), self._start_grpc(), return_exceptions=True):
+                if isinstance(outcome, BaseException):
+                    raise outcome
+                for line in outcome:
+                    self._log.info("%s", line)
         except (OSError, RuntimeError, ValueError):
             await self.drain(time.monotonic())
             await self.stop_metrics()
@@ -103,8 +102,8 @@ class FrontEnds:
             self._grpc.begin_exit()
         if self._handlers is not None:
             self._plane.call_soon(self._handlers.begin_exit)
-        if self._processes is not None:
-            self._processes.begin_exit()
+        for processes in self._processes:
+            processes.begin_exit()
 
     async def drain(self, deadline: float) -> None:
         """Refuse what is new, let what is open finish until the deadline (time.monotonic()), close all but metrics;
@@ -115,11 +114,12 @@ class FrontEnds:
         """
         grace = max(0.0, deadline - time.monotonic())
         transport, processes, http = self._transport, self._processes, self._http
-        self._transport = self._processes = self._http = None
+        self._transport = self._http = None
+        self._processes = []
         try:
             outcomes = await asyncio.gather(
                 *([asyncio.to_thread(transport.stop, grace)] if transport is not None else []),
-                *([processes.stop(grace)] if processes is not None else []),
+                *(each.stop(grace) for each in processes),
                 *([http.stop(grace)] if http is not None else []),
                 return_exceptions=True,
             )
@@ -141,13 +141,14 @@ class FrontEnds:
         settings = self._settings.metrics
         if not settings.allow:
             return
+        from rocserve.frontends.http.listener import most_descriptors
         from rocserve.frontends.http.protocol import ConnectionLimits
         from rocserve.frontends.metrics.endpoint import MOST_CONNECTIONS, MetricsEndpoint
 
         limits = ConnectionLimits(
             write_seconds=self._settings.write_timeout_seconds,
             most=MOST_CONNECTIONS,
-            most_descriptors=_most_descriptors(),
+            most_descriptors=most_descriptors(),
         )
         endpoint = MetricsEndpoint(
             settings.address,
@@ -155,106 +156,105 @@ class FrontEnds:
             self._served.write_metrics,
             limits,
             self._log.getChild("metrics"),
-            self._tls(settings, "metrics"),
+            tls_context(self._settings.grpc, settings, "metrics", self._log),
         )
         port = self.ports["metrics"] = await endpoint.start()
         self._metrics = endpoint
         self._log.info("Started Metrics Service at %s:%d", settings.address, port)
 
-    def _tls(self, port: HttpSettings | MetricsSettings, user: str) -> ssl.SSLContext | None:
-        """Raises: OSError."""
-        grpc = self._settings.grpc
-        if not (port.use_ssl or port.use_ssl_mutual) or grpc.server_cert is None or grpc.server_key is None:
-            return None
-        root = grpc.root_cert if port.use_ssl_mutual else None
-        return RenewedContext(CertificateFiles(grpc.server_cert, grpc.server_key, root), user, self._log)
-
-    async def _start_http(self) -> None:
+    async def _start_http(self) -> Sequence[str]:
+        """Lines for the log."""
         settings = self._settings.http
         if not settings.allow:
-            return
-        from rocserve.frontends.http.listener import HttpListener
-        from rocserve.frontends.http.protocol import ConnectionLimits
-        from rocserve.frontends.http.service import HttpService
-
+            return ()
         served, log = self._served, self._log.getChild("http")
-        service = HttpService(
-            served.inference,
-            served.methods,
-            served.tables,
-            settings,
-            served.memory,
-            log,
-            self._settings.admin_addresses,
-        )
-        tls = self._tls(settings, "HTTP")
-        limits = ConnectionLimits(
-            idle_seconds=settings.keepalive_seconds,
-            write_seconds=self._settings.write_timeout_seconds,
-            most=None if tls is None else max(served.memory.limit_bytes // _TLS_BYTES, _LEAST_TLS_CONNECTIONS),
-            most_descriptors=_most_descriptors(),
-        )
-        listener = HttpListener(service.handle, log, limits, tls)
-        port = await listener.start("HTTP", "http", settings.address, settings.port, settings.reuse_port)
-        self.ports["http"] = port
-        self._http = listener
-        self._log.info("HTTP: %s", service.describe_access())
-        self._log.info("Started HTTPService at %s:%d", settings.address, port)
+        where = ListenAddress("HTTP", "http", settings.address, settings.port, settings.reuse_port)
+        access = Access.of(self._settings, settings, log)
+        if self._counts.http:
+            routes = MethodRoutes(asyncio.get_running_loop(), served.memory, log)
+            port = await self._start_processes(
+                where,
+                self._counts.http,
+                {full_name(name): routes.of(method) for name, method in served.methods.items()},
+                log,
+            )
+        else:
+            from rocserve.frontends.http.large_bodies import LargeBodies
+            from rocserve.frontends.http.models import ServedModels
+            from rocserve.frontends.http.responders import LoopCalls
+            from rocserve.frontends.http.serving import HttpParts, start_http
 
-    async def _start_grpc(self) -> None:
+            calls = LoopCalls(asyncio.get_running_loop())
+            models = ServedModels(served.tables)
+            parts = HttpParts(served.inference, served.methods, models, served.memory, calls, LargeBodies())
+            self._http, port = await start_http(self._settings, where, parts, log)
+        self.ports["http"] = port
+        return (
+            self._counts.tell("HTTP", self._counts.http),
+            f"HTTP: {access.describe()}",
+            f"Started HTTPService at {settings.address}:{port}",
+        )
+
+    async def _start_grpc(self) -> Sequence[str]:
+        """Lines for the log."""
         settings = self._settings.grpc
         if not settings.allow:
-            return
-        served, plane, log = self._served, self._plane, self._log.getChild("grpc")
-        cpus = usable_cpus()
-        asked = self._settings.front_ends
-        count = default_front_ends(cpus) if asked is None else asked
+            return ()
+        served, log, count = self._served, self._log.getChild("grpc"), self._counts.grpc
         loop = asyncio.get_running_loop()
-        restricted = restrictions(settings.restricted, log, GRPC_HEADER_PREFIX)
-        admin = AdminCalls(self._settings.admin_addresses, ADMIN_METHODS if settings.use_ssl_mutual else restricted)
+        access = Access.of(self._settings, settings, log)
         service = self._grpc = GrpcService(
             served.methods,
             served.tables,
             served.readiness,
             served.subscribe,
-            loop,
-            loop.call_soon if count else plane.call_soon,
-            log,
-            restricted,
-            admin,
-            served.memory,
+            loop.call_soon if count else self._plane.call_soon,
+            access,
+            MethodRoutes(loop, served.memory, log),
         )
         options = transport_options(settings, self._settings.write_timeout_seconds)
-        why = f"by default with {cpus} CPUs" if asked is None else "as --front-ends says"
         if count:
-            port = await self._start_processes(count, options, service.routes(), log)
-            log.info("gRPC is served by %d processes, %s", count, why)
+            port = await self._start_processes(options.where, count, service.routes(), log)
         else:
-            port = self._start_transport(options, restricted, service.routes(), log)
-            log.info("gRPC is served by this process, %s", why)
+            port = self._start_transport(options, access, service.routes(), log)
         self.ports["grpc"] = port
-        self._log.info("gRPC: %s", service.describe_access())
-        self._log.info("Started GRPCInferenceService at %s:%d", settings.address, port)
+        return (
+            self._counts.tell("gRPC", count),
+            f"gRPC: {access.describe()}",
+            f"Started GRPCInferenceService at {settings.address}:{port}",
+        )
 
     async def _start_processes(
-        self, count: int, options: TransportOptions, routes: Mapping[str, Route], log: logging.Logger
+        self, where: ListenAddress, count: int, routes: Mapping[str, Route], log: logging.Logger
     ) -> int:
-        from rocserve.frontends.processes.supervisor import FrontEndProcesses
+        from rocserve.frontends.processes.edition import Edition
+        from rocserve.frontends.processes.supervisor import FrontEndParts, FrontEndProcesses
 
-        served = self._served
-        processes = FrontEndProcesses(
-            count, self._command, options, routes, served.inference, self._plane, served.memory, log
-        )
+        served, loop = self._served, asyncio.get_running_loop()
+        if self._common is None:
+            edition = Edition()
+            served.subscribe(edition.count)
+            self._common = FrontEndParts(
+                self._command,
+                served.inference,
+                self._plane,
+                served.memory,
+                self._counts.grpc + self._counts.http,
+                edition.descriptor,
+                self._settings.grpc.max_message_bytes,
+            )
+            served.inference.watch_wants(lambda: loop.call_soon_threadsafe(self._tell_wants))
+        processes = FrontEndProcesses(where, count, routes, self._common, log)
         port = await processes.start()
-        self._processes = processes
+        self._processes.append(processes)
         return port
 
+    def _tell_wants(self) -> None:
+        for processes in self._processes:
+            processes.tell_wants(self._served.inference.wants_origins)
+
     def _start_transport(
-        self,
-        options: TransportOptions,
-        restricted: Mapping[str, Restriction],
-        routes: Mapping[str, Route],
-        log: logging.Logger,
+        self, options: TransportOptions, access: Access, routes: Mapping[str, Route], log: logging.Logger
     ) -> int:
         from rocserve.frontends.grpc.codec import InferCodec
         from rocserve.frontends.grpc.inference import InferenceHandlers
@@ -263,14 +263,31 @@ class FrontEnds:
         served = self._served
         forwarding = header_forwarding(self._settings.grpc.header_forward_pattern)
         handlers = InferenceHandlers(served.inference, InferCodec(), served.memory, forwarding)
-        all_routes = {**routes, **handlers.routes(restricted)}
+        all_routes = {**routes, **handlers.routes(access.restrictions)}
         transport = ReactorTransport(options, all_routes, log, self._plane, served.memory)
         port = transport.start()
         self._handlers, self._transport = handlers, transport
         return port
 
 
-def _most_descriptors() -> int | None:
-    """That HTTP's connections and all else may take together; None = any number."""
-    limit = file_limit()
-    return None if limit is None else limit - min(_KEPT_DESCRIPTORS, limit // 4)
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """How many processes serve each protocol; 0 = the server's own does."""
+
+    grpc: int
+    http: int
+    why: str
+
+    @classmethod
+    def of(cls, settings: ServerSettings) -> _Counts:
+        cpus = usable_cpus()
+        asked = settings.front_ends
+        count = default_front_ends(cpus) if asked is None else asked
+        return cls(
+            count if settings.grpc.allow else 0,
+            count if settings.http.allow else 0,
+            f"by default with {cpus} CPUs" if asked is None else "as --front-ends says",
+        )
+
+    def tell(self, protocol: str, count: int) -> str:
+        return f"{protocol} is served by {f'{count} processes' if count else 'this process'}, {self.why}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from rocserve.core.errors import ServeError, unavailable
+from rocserve.core.errors import ServeError, deadline_exceeded, unavailable
 from rocserve.core.requests import InferRequest
 from rocserve.core.serving import Responder
 from rocserve.core.validation import RequestPlan
@@ -13,7 +13,7 @@ from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.batch_policy import batch_policy
 from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.queue import QueueFull, RequestQueue
-from rocserve.scheduling.refusals import cancelled, deadline_exceeded
+from rocserve.scheduling.refusals import cancelled
 from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
 from rocserve.scheduling.scheduler import Scheduler, SchedulerParts, Work
 from rocserve.scheduling.triage import NOTHING, Triage

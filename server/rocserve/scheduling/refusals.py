@@ -36,11 +36,6 @@ def cancelled() -> ServeError:
     return ServeError(StatusCode.CANCELLED, "the request was cancelled before it ran")
 
 
-def deadline_exceeded() -> ServeError:
-    """Its client's time is up, or would be before the answer is there."""
-    return ServeError(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
-
-
 def not_handed_over(batch: FormedBatch, error: Exception, model_name: str, log: logging.Logger) -> ServeError:
     """What the requests of a batch are told that could not be given to its worker. Called while the error is being
     handled, which the log gets whole."""

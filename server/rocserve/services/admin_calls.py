@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.services.restrictions import PROTOCOLS, Restriction
-from rocserve.settings import AdminAddresses
+from rocserve.services.restrictions import GRPC_HEADER_PREFIX, PROTOCOLS, Restriction, restrictions
+from rocserve.settings import AdminAddresses, GrpcSettings, HttpSettings, ServerSettings
 
 _CHANGES_SETTINGS = frozenset({"TraceSetting", "LogSettings"})
 """Without settings in the request they only tell."""
@@ -88,16 +89,32 @@ class AdminCalls:
         return _ANYBODY if method in self._protected else _LOCAL_ONLY
 
 
-def describe_access(restrictions: Mapping[str, Restriction], admin: AdminCalls) -> str:
-    """Who may call what, in one line for the log."""
-    headers: dict[str, set[str]] = {}
-    for method, restriction in restrictions.items():
-        headers.setdefault(restriction.header, set()).add(PROTOCOLS[method])
-    restricted = {name for names in headers.values() for name in names}
-    free = ", ".join(sorted({*PROTOCOLS.values()} - restricted)) or "nothing"
-    parts = [f"anybody may call {free}"]
-    parts += [f"with header '{header}' {', '.join(sorted(names))}" for header, names in sorted(headers.items())]
-    return f"{'; '.join(parts)}; admin calls: {admin.describe()}"
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may call what of one protocol."""
+
+    restrictions: Mapping[str, Restriction]
+    """By method, those that want a secret header."""
+    admin: AdminCalls
+
+    @classmethod
+    def of(cls, settings: ServerSettings, port: GrpcSettings | HttpSettings, log: logging.Logger) -> Access:
+        prefix = GRPC_HEADER_PREFIX if isinstance(port, GrpcSettings) else ""
+        restricted = restrictions(port.restricted, log, prefix)
+        return cls(
+            restricted, AdminCalls(settings.admin_addresses, ADMIN_METHODS if port.use_ssl_mutual else restricted)
+        )
+
+    def describe(self) -> str:
+        """In one line for the log."""
+        headers: dict[str, set[str]] = {}
+        for method, restriction in self.restrictions.items():
+            headers.setdefault(restriction.header, set()).add(PROTOCOLS[method])
+        restricted = {name for names in headers.values() for name in names}
+        free = ", ".join(sorted({*PROTOCOLS.values()} - restricted)) or "nothing"
+        parts = [f"anybody may call {free}"]
+        parts += [f"with header '{header}' {', '.join(sorted(names))}" for header, names in sorted(headers.items())]
+        return f"{'; '.join(parts)}; admin calls: {self.admin.describe()}"
 
 
 def _admits(addresses: AdminAddresses, peer: Peer) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
+from types import MappingProxyType
+from typing import Protocol
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.dispatch import dispatch
@@ -13,7 +15,7 @@ from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import SequenceId
 from rocserve.core.serving import Responder, ServingTableHolder
 from rocserve.core.tensors import COUNTED_AT_ONCE, count_elements
-from rocserve.plane.loop import PlaneLoop
+from rocserve.plane.loop import Plane, PlaneLoop
 from rocserve.services.client_limits import ClientLimits
 from rocserve.services.client_memory.attachment import ClientMemory
 from rocserve.services.observation import ClientResponder, RequestObserver
@@ -21,6 +23,32 @@ from rocserve.services.readiness import Readiness
 
 _COUNTED_APART = 4 * COUNTED_AT_ONCE
 """Bytes of an input: fewer have no more elements than are counted in a step."""
+
+
+NOT_FOR_DECOUPLED: Mapping[str, str] = MappingProxyType(
+    {
+        "GRPC": "ModelInfer RPC doesn't support models with decoupled transaction policy",
+        "HTTP": "HTTP end point doesn't support models with decoupled transaction policy",
+    }
+)
+"""By the protocol of a request that can have one response only."""
+
+
+class Inference(Protocol):
+    """What takes the requests of a front end: the server's own service, or the way to it from another process."""
+
+    paths: PrivatePaths
+
+    @property
+    def plane(self) -> Plane:
+        """On whose thread requests are handed in."""
+
+    def infer(self, request: InferRequest, client: ClientResponder) -> None:
+        """Schedule a request; never blocks, and every error goes to the responder."""
+
+    def refuse(self, error: ServeError, find_id: Callable[[], str]) -> None:
+        """No request could be made of what has come; its client has been told. `find_id` looks what id it was to have,
+        as far as that can be read; it is asked where the log wants it."""
 
 
 def exiting() -> ServeError:
@@ -66,15 +94,12 @@ class InferenceService:
         self._observer.on_switched = callback
 
     def refuse(self, error: ServeError, find_id: Callable[[], str]) -> None:
-        """A front end could not make a request of what has come; it has told its client why.
-
-        `find_id` looks what id the request was to have, as far as that can be read; it is asked where the log wants it.
-        """
+        """See Inference."""
         if self._observer.is_on:
             self._observer.note_refusal(error, find_id)
 
     def infer(self, request: InferRequest, client: ClientResponder) -> None:
-        """Schedule a request; never blocks, and every error goes to the responder."""
+        """See Inference."""
         responder: Responder = client
         is_observed = self._observer.is_on
         if is_observed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,28 +14,10 @@ from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.services.amd_inference_server import AmdInferenceServerService
 from rocserve.services.client_memory.service import ClientMemoryService
 from rocserve.services.log_control import LogControlService
+from rocserve.services.method import Method, QuickMethod, SlowMethod
 from rocserve.services.queries import QueryService
 from rocserve.services.repository_control import RepositoryControlService
 from rocserve.services.trace_control import TraceControlService
-
-
-@dataclass(frozen=True, slots=True)
-class QuickMethod:
-    """Answered in place, on any thread."""
-
-    request: type[Message]
-    answer: Callable[[Any], Message]
-
-
-@dataclass(frozen=True, slots=True)
-class SlowMethod:
-    """Answered by a task of the event loop."""
-
-    request: type[Message]
-    answer: Callable[[Any], Awaitable[Message]]
-
-
-Method = QuickMethod | SlowMethod
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,9 @@ class RequestOrigin:
 class ClientResponder(Responder, Protocol):
     """A front end's responder."""
 
+    takes_one: bool
+    """There is room for one response only."""
+
     def origin(self) -> RequestOrigin:
         """Asked as soon as the request has come, and only of those that are looked at."""
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
-from typing import Protocol
 
 from rocserve.core.errors import ServeError, StatusCode, unimplemented
-from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.tensors import Buffer
@@ -17,23 +15,11 @@ from rocserve.frontends.grpc.guards import address_of, guarded_routes
 from rocserve.frontends.grpc.request_codec import id_of_refused
 from rocserve.frontends.grpc.response_codec import join_large
 from rocserve.frontends.grpc.transport import Route, StreamCall, StreamRoute, UnaryCall, UnaryRoute
-from rocserve.plane.loop import PlaneLoop
 from rocserve.scheduling.response_sequencer import ResponseSequencer, Ticket
 from rocserve.services.forwarded_headers import HeaderForwarding
-from rocserve.services.inference import exiting
-from rocserve.services.observation import ClientResponder, RequestOrigin
+from rocserve.services.inference import NOT_FOR_DECOUPLED, Inference, exiting
+from rocserve.services.observation import RequestOrigin
 from rocserve.services.restrictions import Restriction
-
-
-class Inference(Protocol):
-    """What takes the requests: the server's own service, or a front end's way to it."""
-
-    paths: PrivatePaths
-    plane: PlaneLoop
-
-    def infer(self, request: InferRequest, client: ClientResponder) -> None: ...
-
-    def refuse(self, error: ServeError, find_id: Callable[[], str]) -> None: ...
 
 
 class InferenceHandlers:
@@ -96,6 +82,8 @@ class InferenceHandlers:
 
 
 class _UnaryResponder:
+    takes_one = True
+
     __slots__ = ("_call", "_handlers", "held_bytes")
 
     def __init__(self, call: UnaryCall, handlers: InferenceHandlers) -> None:
@@ -107,7 +95,7 @@ class _UnaryResponder:
         return _origin(self._call)
 
     def expect_many(self) -> None:
-        raise unimplemented("ModelInfer RPC doesn't support models with decoupled transaction policy")
+        raise unimplemented(NOT_FOR_DECOUPLED["GRPC"])
 
     def send(self, response: InferResponse, final: bool = True) -> None:
         codec = self._handlers.codec
@@ -252,6 +240,8 @@ class InferenceStream:
 
 class _StreamResponder:
     """Answers one request of a stream."""
+
+    takes_one = False
 
     __slots__ = (
         "_callback",

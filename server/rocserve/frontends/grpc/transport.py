@@ -7,9 +7,7 @@ block; answers may come from any thread.
 from __future__ import annotations
 
 import errno
-import os
 import resource
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Protocol
 from rocserve.core.errors import StatusCode
 from rocserve.frontends.certificates import CertificateFiles
 from rocserve.frontends.grpc.unfinished import WaitingLimits
+from rocserve.frontends.listen_address import ListenAddress
 from rocserve.settings import GrpcSettings
 
 Metadata = Sequence[tuple[str, str | bytes]]
@@ -202,6 +201,10 @@ class TransportOptions:
         return self.write_timeout_ms / 1000 + nbytes / LEAST_READ_BYTES_PER_SECOND
 
     @property
+    def where(self) -> ListenAddress:
+        return ListenAddress("gRPC", "grpc", self.address, self.port, self.reuse_port)
+
+    @property
     def target(self) -> str:
         """Address and port as gRPC wants them."""
         return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
@@ -284,32 +287,16 @@ def channel_arguments(options: TransportOptions) -> ChannelArguments:
 
 def binding_error(options: TransportOptions) -> OSError:
     """Why gRPC could not bind. It does not say, so a plain socket asks the system again."""
-    where = f"{options.address}:{options.port}"
+    where = options.where
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(
-            options.address, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if options.reuse_port:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            probe.bind(place)
+        with where.bind() as probe:
             probe.listen()
     except OSError as error:
-        number, reason = error.errno or errno.EADDRNOTAVAIL, error.strerror or str(error)
-    else:
-        if options.secure:
-            used = ", ".join(str(path) for path in (options.server_cert, options.server_key, options.root_cert) if path)
-            return OSError(errno.EINVAL, f"cannot serve gRPC with TLS: expected PEM files that belong together: {used}")
-        number, reason = errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)
-    return OSError(number, f"cannot serve gRPC at {where}: {reason}; {_way_out(number)}")
-
-
-def _way_out(number: int) -> str:
-    # Names that cannot be resolved have numbers below zero.
-    if number == errno.EADDRNOTAVAIL or number < 0:
-        return "name an address of this machine with --grpc-address"
-    return "name another with --grpc-port, or switch gRPC off with --allow-grpc=false"
+        return where.refusal(error)
+    if options.secure:
+        used = ", ".join(str(path) for path in (options.server_cert, options.server_key, options.root_cert) if path)
+        return OSError(errno.EINVAL, f"cannot serve gRPC with TLS: expected PEM files that belong together: {used}")
+    return where.refusal(OSError(errno.EADDRINUSE, ""))
 
 
 def status_text(text: str) -> str:

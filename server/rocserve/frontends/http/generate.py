@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from rocserve.core.errors import ServeError, internal, invalid_argument
+from rocserve.core.errors import ServeError, deadline_exceeded, internal, invalid_argument
 from rocserve.core.model_config import InputConfig
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import Holding
@@ -22,7 +22,6 @@ from rocserve.frontends.http.management import Place
 from rocserve.frontends.http.protocol import Request, Response
 from rocserve.frontends.http.responders import AnswerStream, Asked, Outcome
 from rocserve.frontends.http.tensor_json import json_elements, raw_contents
-from rocserve.scheduling.refusals import deadline_exceeded
 
 NESTED = "parameters"
 """The member whose members are taken as if they stood beside it."""
@@ -157,14 +156,14 @@ class GenerateHandler:
             raise not_allowed(JSON)
         began_ns = time.monotonic_ns()
         deadline = self._parts.deadlines.of(request.headers)
-        version = self._parts.tables.table.find(place.model, place.version)
+        models = self._parts.models
+        config = models.find(place.model, place.version) or await models.ask(place.model, place.version)
         body: Buffer = b""
         holding = Holding()
         try:
             if request.headers.get("content-encoding", "identity") not in ("", "identity"):
                 raise invalid_argument("Unsupported content-encoding, only 'identity' is supported.")
             body = await self._parts.bodies.json_body(request, holding)
-            config = version.config
             parse = partial(parse_generate, config.name, place.version, config.max_batch_size, tuple(config.inputs))
             is_large = len(body) > LARGE_JSON
             generate_request = await self._parts.large.parse(parse, body) if is_large else parse(body)

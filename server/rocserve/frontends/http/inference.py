@@ -14,7 +14,6 @@ from rocserve.core.errors import ServeError, StatusCode, unimplemented
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse
-from rocserve.core.serving import ServingTableHolder
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.body import IDENTITY, BodyReader, compressed, request_encoding, response_encoding
 from rocserve.frontends.http.deadlines import RequestDeadlines
@@ -29,11 +28,12 @@ from rocserve.frontends.http.infer_request import (
 from rocserve.frontends.http.infer_response import BINARY_ONLY, AnswerForm, InferBody, InferBodyWriter, takes_long
 from rocserve.frontends.http.large_bodies import LARGE_JSON, LargeBodies
 from rocserve.frontends.http.management import Place
+from rocserve.frontends.http.models import Models
 from rocserve.frontends.http.protocol import Request, Response
 from rocserve.frontends.http.raw_request import raw_request
-from rocserve.frontends.http.responders import NOT_FOR_DECOUPLED, Asked, LoopCalls, Outcome, SingleAnswer
+from rocserve.frontends.http.responders import Asked, Calls, Outcome, SingleAnswer
 from rocserve.services.forwarded_headers import HeaderForwarding
-from rocserve.services.inference import InferenceService
+from rocserve.services.inference import NOT_FOR_DECOUPLED, Inference
 from rocserve.services.observation import RequestOrigin
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -47,13 +47,13 @@ _ONE_PIECE = 128 << 10
 class HandlerParts:
     """What inference requests are served with, those of generate too."""
 
-    service: InferenceService
-    tables: ServingTableHolder
+    service: Inference
+    models: Models
     bodies: BodyReader
     memory: RequestMemory
     deadlines: RequestDeadlines
     large: LargeBodies
-    calls: LoopCalls
+    calls: Calls
     run: Callable[[Request, Coroutine[Any, Any, Response | None]], None]
     """Has a task answer, whose errors are told."""
     failure: Callable[[Request, Exception], Response]
@@ -97,25 +97,42 @@ class InferHandler:
         if request.method != "POST":
             raise not_allowed()
         try:
-            headers = request.headers
-            deadline = self._parts.deadlines.of(headers)
-            version = self._parts.tables.table.find(place.model, place.version)
-            if version.config.decoupled:
-                raise unimplemented(NOT_FOR_DECOUPLED)
-            intake = _Intake(
-                request,
-                place,
-                time.monotonic_ns(),
-                deadline,
-                request_encoding(headers.get("content-encoding")),
-                headers.get(HEADER_LENGTH.lower()),
-                version.config,
-                Holding(),
-            )
+            deadline = self._parts.deadlines.of(request.headers)
+            config = self._parts.models.find(place.model, place.version)
+            if config is not None:
+                self._begin(request, place, deadline, config)
+                return
         except ServeError as error:
-            self._parts.service.refuse(error, str)
-            request.respond(error_response(error, PLAIN))
+            self._refuse_unread(request, error)
             return
+        self._parts.run(request, self._ask(request, place, deadline))
+
+    async def _ask(self, request: Request, place: Place, deadline: float | None) -> None:
+        try:
+            config = await self._parts.models.ask(place.model, place.version)
+            self._begin(request, place, deadline, config)
+        except ServeError as error:
+            self._refuse_unread(request, error)
+
+    def _refuse_unread(self, request: Request, error: ServeError) -> None:
+        self._parts.service.refuse(error, str)
+        request.respond(error_response(error, PLAIN))
+
+    def _begin(self, request: Request, place: Place, deadline: float | None, config: ModelConfig) -> None:
+        """Raises: ServeError, HttpError."""
+        if config.decoupled:
+            raise unimplemented(NOT_FOR_DECOUPLED["HTTP"])
+        headers = request.headers
+        intake = _Intake(
+            request,
+            place,
+            time.monotonic_ns(),
+            deadline,
+            request_encoding(headers.get("content-encoding")),
+            headers.get(HEADER_LENGTH.lower()),
+            config,
+            Holding(),
+        )
         if not request.is_whole or intake.encoding != IDENTITY or _may_be_large(intake):
             self._parts.run(request, self._receive(intake))
             return

@@ -38,8 +38,8 @@ _LENGTHS = struct.Struct("<QQ")
 class LargeBodies:
     """All calls are made on the loop."""
 
-    def __init__(self) -> None:
-        self._places = asyncio.Semaphore(_MOST_PROCESSES)
+    def __init__(self, most_processes: int = _MOST_PROCESSES) -> None:
+        self._places = asyncio.Semaphore(most_processes)
         self._idle: dict[_Process, asyncio.TimerHandle] = {}
 
     async def parse(self, function: Callable[[Buffer], Any], body: Buffer) -> Any:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import os
 import socket
 import ssl
 from collections.abc import Callable
@@ -14,7 +12,9 @@ from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any
 
+from rocserve.frontends.grpc.transport import file_limit
 from rocserve.frontends.http.protocol import Connection, ConnectionLimits, Connections, Request
+from rocserve.frontends.listen_address import ListenAddress
 from rocserve.observability.rate_limits import LogRateLimit
 
 _PENDING_CONNECTIONS = 1024
@@ -32,6 +32,8 @@ _CLOSE_SECONDS = 1.0
 _WATCH_SECONDS = 1.0
 """How often connections are looked at whose clients keep them waiting."""
 _SECONDS_BETWEEN_REMARKS = 10.0
+_KEPT_DESCRIPTORS = 256
+"""For the process itself, of the files that may be open: workers take some, and so do files that are read."""
 
 
 class HttpListener:
@@ -83,7 +85,7 @@ class HttpListener:
                 loop.add_reader(listening, self._take, listening)
         except OSError as error:
             await self.stop()
-            raise _binding_refusal(what, address, port, error, flags) from None
+            raise ListenAddress(what, flags, address, port).refusal(error) from None
         return int(self._listening[0].getsockname()[1])
 
     async def stop(self, grace_seconds: float = 0.0) -> None:
@@ -245,10 +247,7 @@ class _Arrival:
     task: asyncio.Task[Any]
 
 
-def _binding_refusal(what: str, address: str, port: int, error: OSError, flags: str) -> OSError:
-    """Why a port cannot be listened on, and what to do."""
-    why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-    remedy = f"name another with --{flags}-port, or switch {what} off with --allow-{flags}=false"
-    if error.errno in (errno.EADDRNOTAVAIL, None) or (error.errno and error.errno < 0):
-        remedy = f"name an address of this machine with --{flags}-address"
-    return OSError(error.errno, f"cannot serve {what} at {address}:{port}: {why}; {remedy}")
+def most_descriptors() -> int | None:
+    """That HTTP's connections and all else may take together; None = any number."""
+    limit = file_limit()
+    return None if limit is None else limit - min(_KEPT_DESCRIPTORS, limit // 4)

@@ -1,4 +1,4 @@
-"""From the event loop to the data plane's thread, which runs a request, and back to whoever waits for its answer."""
+"""From the event loop to whoever runs a request, on the plane's thread, and back to whoever waits for its answer."""
 
 from __future__ import annotations
 
@@ -7,20 +7,25 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
-from rocserve.core.errors import ServeError, StatusCode, internal, unimplemented
+from rocserve.core.errors import ServeError, StatusCode, deadline_exceeded, internal, unimplemented
 from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.frontends.http.infer_response import detached
-from rocserve.scheduling.refusals import deadline_exceeded
-from rocserve.services.inference import InferenceService
+from rocserve.services.inference import NOT_FOR_DECOUPLED, Inference
 from rocserve.services.observation import ClientResponder, RequestOrigin
 
-NOT_FOR_DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 BACKLOG_LIMIT_BYTES = 256 << 20
 """Of responses that a client does not fetch."""
 
 Outcome = InferResponse | ServeError
+
+
+class Calls(Protocol):
+    """Calls back on the event loop: that itself, for what happens on its own thread."""
+
+    def call_soon(self, call: Callable[[], None], /) -> object: ...
 
 
 class LoopCalls:
@@ -31,7 +36,7 @@ class LoopCalls:
         self._calls: deque[Callable[[], None]] = deque()
         self._is_woken = False
 
-    def call_soon(self, call: Callable[[], None]) -> None:
+    def call_soon(self, call: Callable[[], None], /) -> None:
         """From any thread."""
         self._calls.append(call)
         if not self._is_woken:
@@ -56,7 +61,7 @@ class Asked:
     memory: RequestMemory
     holding: Holding
     """Of the request; given back when it has been answered."""
-    calls: LoopCalls
+    calls: Calls
     deadline: float | None = None
     """time.monotonic() seconds, which are the loop's too, after which the client is told that it has passed, whatever
     becomes of the request."""
@@ -72,7 +77,7 @@ class HttpResponder(ClientResponder):
         self._memory = asked.memory
         self._request_holding = asked.holding
         self._answer_holding = Holding()
-        self._service: InferenceService | None = None
+        self._service: Inference | None = None
         """Once the request has been handed over."""
         self._callbacks: list[Callable[[], None]] = []
         self._is_gone = False
@@ -81,12 +86,12 @@ class HttpResponder(ClientResponder):
         self.is_refused = False
         """Whether it failed before it was scheduled."""
 
-    def hand_over(self, service: InferenceService, request: InferRequest) -> None:
+    def hand_over(self, service: Inference, request: InferRequest) -> None:
         """On the loop: have the request scheduled, on the data plane's thread."""
         self._service = service
         service.plane.call_soon(partial(self._schedule, service, request))
 
-    def _schedule(self, service: InferenceService, request: InferRequest) -> None:
+    def _schedule(self, service: Inference, request: InferRequest) -> None:
         try:
             service.infer(request, self)
         except Exception as error:
@@ -125,13 +130,15 @@ class HttpResponder(ClientResponder):
         self._callbacks.clear()
         self._memory.release(self._request_holding)
 
-    def _note_failure(self) -> None:
-        if not self._is_scheduled:
+    def _note_failure(self, error: ServeError) -> None:
+        if error.is_refusal or not self._is_scheduled:
             self.is_refused = True
 
 
 class SingleAnswer(HttpResponder):
     """The responder of a request that has one response, which is handed to a callback on the loop."""
+
+    takes_one = True
 
     def __init__(self, asked: Asked, answer: Callable[[SingleAnswer, Outcome], None]) -> None:
         """`answer`: gets the response, on memory of its own, or the error; not called when the client has gone."""
@@ -142,7 +149,7 @@ class SingleAnswer(HttpResponder):
         )
 
     def expect_many(self) -> None:
-        raise unimplemented(NOT_FOR_DECOUPLED)
+        raise unimplemented(NOT_FOR_DECOUPLED["HTTP"])
 
     def send(self, response: InferResponse, final: bool = True) -> None:
         self._forget()
@@ -152,7 +159,7 @@ class SingleAnswer(HttpResponder):
         self.fail(internal("expected a single response, got 0"))
 
     def fail(self, error: ServeError, final: bool = True) -> None:
-        self._note_failure()
+        self._note_failure(error)
         self._forget()
         self._calls.call_soon(partial(self._set, error))
 
@@ -196,6 +203,8 @@ class SingleAnswer(HttpResponder):
 class AnswerStream(HttpResponder):
     """The responder of a request that has any number of responses."""
 
+    takes_one = False
+
     def __init__(self, asked: Asked) -> None:
         super().__init__(asked)
         self._queue: asyncio.Queue[Outcome | None] = asyncio.Queue()
@@ -238,7 +247,7 @@ class AnswerStream(HttpResponder):
         self._calls.call_soon(partial(self._put, None, True))
 
     def fail(self, error: ServeError, final: bool = True) -> None:
-        self._note_failure()
+        self._note_failure(error)
         if final:
             self._forget()
         self._calls.call_soon(partial(self._put, error, final))

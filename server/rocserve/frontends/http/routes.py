@@ -34,7 +34,7 @@ _OF_A_MODEL = {
 NOWHERE = Place()
 
 
-class Inference(enum.Enum):
+class InferenceUrl(enum.Enum):
     """The ways to ask a model."""
 
     INFER = "infer"
@@ -42,14 +42,14 @@ class Inference(enum.Enum):
     GENERATE_STREAM = "generate_stream"
 
 
-_INFERENCES = {entry.value: entry for entry in Inference}
+_INFERENCES = {entry.value: entry for entry in InferenceUrl}
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
     """Where a request goes."""
 
-    to: Inference | ManagementRoute
+    to: InferenceUrl | ManagementRoute
     place: Place
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from rocserve.core.errors import ServeError
 from rocserve.core.request_memory import Holding, RequestMemory
-from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.http.body import BodyReader
 from rocserve.frontends.http.deadlines import RequestDeadlines
 from rocserve.frontends.http.errors import PLAIN, HttpError, error_response, not_allowed, not_found
@@ -20,16 +19,17 @@ from rocserve.frontends.http.inference import HandlerParts, InferHandler
 from rocserve.frontends.http.json_text import json_bytes
 from rocserve.frontends.http.large_bodies import LARGE_JSON, LargeBodies
 from rocserve.frontends.http.management import ManagementRoute, Place
+from rocserve.frontends.http.models import Models
 from rocserve.frontends.http.protocol import Request, Response
-from rocserve.frontends.http.responders import LoopCalls
-from rocserve.frontends.http.routes import Inference, find_destination, parse_message
+from rocserve.frontends.http.responders import Calls
+from rocserve.frontends.http.routes import InferenceUrl, find_destination, parse_message
 from rocserve.observability.failures import RequestFailures
-from rocserve.services.admin_calls import ADMIN_METHODS, FORWARDING_HEADERS, AdminCalls, Peer, describe_access
+from rocserve.services.admin_calls import FORWARDING_HEADERS, Access, Peer
 from rocserve.services.forwarded_headers import header_forwarding
-from rocserve.services.inference import InferenceService
-from rocserve.services.methods import Method, SlowMethod
-from rocserve.services.restrictions import Restriction, restrictions
-from rocserve.settings import AdminAddresses, HttpSettings
+from rocserve.services.inference import Inference
+from rocserve.services.method import Method, SlowMethod
+from rocserve.services.restrictions import Restriction
+from rocserve.settings import HttpSettings
 
 _REMEMBERED_PATHS = 1024
 
@@ -39,35 +39,32 @@ class HttpService:
 
     def __init__(
         self,
-        inference: InferenceService,
+        inference: Inference,
         methods: Mapping[str, Method],
-        tables: ServingTableHolder,
+        models: Models,
         settings: HttpSettings,
         memory: RequestMemory,
         log: logging.Logger,
-        admin_addresses: AdminAddresses | None,
+        access: Access,
+        calls: Calls,
+        large: LargeBodies,
     ) -> None:
+        """`calls`: has the thread on which requests are handed in call back on the event loop."""
         self._methods = methods
         self._memory = memory
         self._failures = RequestFailures(log)
-        self._restrictions = restrictions(settings.restricted, log)
-        self._admin = AdminCalls(admin_addresses, ADMIN_METHODS if settings.use_ssl_mutual else self._restrictions)
-        self._large = LargeBodies()
-        calls = LoopCalls(asyncio.get_running_loop())
+        self._access = access
+        self._large = large
         self._bodies = BodyReader(settings.max_input_size, memory)
         forwarding = header_forwarding(settings.header_forward_pattern)
         deadlines = RequestDeadlines(settings.request_timeout_seconds)
         parts = HandlerParts(
-            inference, tables, self._bodies, memory, deadlines, self._large, calls, self._run, self._failure
+            inference, models, self._bodies, memory, deadlines, self._large, calls, self._run, self._failure
         )
         self._infer = InferHandler(parts, forwarding)
         self._generate = GenerateHandler(parts)
         self._find_destination = functools.lru_cache(_REMEMBERED_PATHS)(find_destination)
         self._tasks: dict[asyncio.Task[object], Holding] = {}
-
-    def describe_access(self) -> str:
-        """Who may call what, for the log."""
-        return describe_access(self._restrictions, self._admin)
 
     def handle(self, request: Request) -> None:
         """Answers a request, at once or later."""
@@ -102,13 +99,13 @@ class HttpService:
             self._run(request, self._manage(request, to, place))
             return
         self._admit(request, "ModelInfer")
-        if to is Inference.INFER:
+        if to is InferenceUrl.INFER:
             self._infer.answer(request, place)
         else:
-            self._run(request, self._generate.answer(request, place, streams=to is Inference.GENERATE_STREAM))
+            self._run(request, self._generate.answer(request, place, streams=to is InferenceUrl.GENERATE_STREAM))
 
     def _admit(self, request: Request, method: str) -> None:
-        restriction: Restriction | None = self._restrictions.get(method)
+        restriction: Restriction | None = self._access.restrictions.get(method)
         if restriction is not None and not restriction.admits(request.headers.get(restriction.header.lower())):
             raise HttpError(403, f"This API is restricted, expecting header '{restriction.header}'", PLAIN)
 
@@ -123,7 +120,7 @@ class HttpService:
                 message = self._methods[route.method].request.FromString(await self._large.parse(parse, body))
             else:
                 message = route.request(place, body)
-            self._admin.check(route.method, _peer(request), lambda: message)
+            self._access.admin.check(route.method, _peer(request), lambda: message)
             response = await self._call(self._methods[route.method], message, holding)
             told = route.answer(response)
         except ServeError as error:

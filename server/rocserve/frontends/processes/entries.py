@@ -18,7 +18,8 @@ From the server, on the ring ANSWERS:
 - ANSWER_HEAD: number; a = place, b = bytes of an AnswerHead in JSON.
 - ANSWER: number = a token; a = the number of its head; b = place of the sizes (u64 each) of its outputs, and of these
   behind them, each at a multiple of 64; c = bytes of the slot. flags FINAL; NONE: there is no further answer; ERROR:
-  count = a status code, b = place, c = bytes of its text; REFUSAL with it: no model has had the request.
+  count = a status code, b = place, c = bytes of its text; REFUSAL with it: no model has had the request; FULL: there is
+  no memory for it (MemoryFull).
 - MANY: number = a token: any number of answers will come.
 - WATCH: number = a token: tell when its client goes.
 - ORIGINS: flags FINAL: from now on requests are to tell where they come from; without: no more.
@@ -46,7 +47,7 @@ HEAD, REQUEST, LEFT, REFUSED = range(1, 5)
 ANSWER_HEAD, ANSWER, MANY, WATCH, ORIGINS, EXIT = range(16, 22)
 
 IN_TURN, SINGLE = 1, 2
-FINAL, NONE, ERROR, REFUSAL = 1, 2, 4, 8
+FINAL, NONE, ERROR, REFUSAL, FULL = 1, 2, 4, 8, 16
 
 REMEMBERED_HEADS = 1024
 """Of a kind: whoever tells of heads refers to the last so many, and the other end keeps twice as many. Numbers are not

@@ -1,7 +1,8 @@
 """Forwarding of all calls but inference: a front end's clients ask it, and the server answers.
 
-The front end tells the server of a call with all that its client sent, and where that is; the server hands it to the
-same routes that it would serve itself, and tells what they say. So who may call what is decided in one place.
+A front end of gRPC tells the server of a call with all that its client sent, and where that is; the server hands it to
+the same routes that it would serve itself, and tells what they say. One of HTTP makes a message of what its client
+asks, as the server would, decides whether the client may, and forwards no more than that message.
 """
 
 from __future__ import annotations
@@ -55,20 +56,17 @@ def _as_metadata(pairs: tuple[tuple[str, ...], ...]) -> Metadata:
 class Forwarding:
     """A front end's side. On its loop's thread."""
 
-    def __init__(self, memory: RequestMemory) -> None:
+    def __init__(self, memory: RequestMemory, control: ControlSocket) -> None:
         self._memory = memory
-        self._control: ControlSocket | None = None
+        self._control = control
         self._numbers = itertools.count(1)
         self._open: dict[int, _ForwardedUnary | _ForwardedStream] = {}
-
-    def begin(self, control: ControlSocket) -> None:
-        self._control = control
 
     def routes(self) -> Mapping[str, Route]:
         """By full names."""
         names = PROTOCOLS.keys() - _OWN
         return {
-            full_name(name): StreamRoute(self._forward_stream) if name in _STREAMS else UnaryRoute(self._forward)
+            full_name(name): StreamRoute(self._forward_stream) if name in _STREAMS else UnaryRoute(self.forward)
             for name in names
         }
 
@@ -82,14 +80,14 @@ class Forwarding:
             del self._open[number]
 
     def send(self, number: int, head: Any, body: bytes = b"") -> None:
-        assert self._control is not None
         self._control.send(number, head, body)
 
     def cancel(self, number: int) -> None:
         if self._open.pop(number, None) is not None:
             self.send(number, Cancelled())
 
-    def _forward(self, call: UnaryCall) -> None:
+    def forward(self, call: UnaryCall) -> None:
+        """Have the server answer a call."""
         holding = Holding()
         try:
             self._memory.admit(holding, len(call.message))

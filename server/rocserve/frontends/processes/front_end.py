@@ -12,6 +12,7 @@ from collections.abc import Callable
 from rocserve.core.errors import ServeError
 from rocserve.core.plain import from_json
 from rocserve.core.private_paths import PrivatePaths
+from rocserve.core.request_memory import MemoryFull
 from rocserve.core.requests import InferRequest, InferResponse, RequestHead
 from rocserve.frontends.processes.entries import (
     ANSWER,
@@ -20,6 +21,7 @@ from rocserve.frontends.processes.entries import (
     ERROR,
     EXIT,
     FINAL,
+    FULL,
     HEAD,
     IN_TURN,
     LEFT,
@@ -42,7 +44,7 @@ from rocserve.plane import anonymous_file
 from rocserve.plane.doorbell import SocketRinger, drain_rings, sleep_word
 from rocserve.plane.heap import Heap, HeapFull, HeapReader
 from rocserve.plane.link import LinkEnd
-from rocserve.plane.loop import PlaneLoop
+from rocserve.plane.loop import Plane
 from rocserve.services.observation import ClientResponder
 from rocserve.workers.entries import ENTRY
 from rocserve.workers.request_details import write_details
@@ -61,7 +63,7 @@ class RemoteInference:
     def __init__(
         self,
         connection: socket.socket,
-        plane: PlaneLoop,
+        plane: Plane,
         paths: PrivatePaths,
         log: logging.Logger,
         on_gone: Callable[[], None],
@@ -93,7 +95,7 @@ class RemoteInference:
         self._end = FrontLinkEnd(ends, self._heap, plane)
         self._end.ring = SocketRinger(sleep_word(server_sleeps), connection).ring
         os.close(server_sleeps)
-        sleeps = anonymous_file.open_for_reading(plane.doorbell.files.sleeps)
+        sleeps = anonymous_file.open_for_reading(plane.sleeps)
         socket.send_fds(connection, [ATTACH], [sleeps])
         os.close(sleeps)
         self._heads: dict[RequestHead, int] = {}
@@ -120,7 +122,7 @@ class RemoteInference:
             return
         token = self._tokens.pop() if self._tokens else self._new_token()
         self._open[token] = (client, request.id)
-        flags = IN_TURN if request.in_turn else SINGLE
+        flags = (IN_TURN if request.in_turn else 0) | (SINGLE if client.takes_one else 0)
         deadline_ns = int(request.deadline * 1e9) if request.deadline is not None else 0
         self._end.post(ENTRY.pack(REQUEST, flags, 0, token, number | nbytes << 32, place, max(deadline_ns, 0)))
 
@@ -210,7 +212,8 @@ class RemoteInference:
         view = self._answers_heap.view(place, nbytes)
         try:
             if flags & ERROR:
-                error = ServeError(status_code(code), bytes(view).decode())
+                text = bytes(view).decode()
+                error = MemoryFull(text) if flags & FULL else ServeError(status_code(code), text)
                 error.is_refusal = bool(flags & REFUSAL)
                 client.fail(error, final)
                 return

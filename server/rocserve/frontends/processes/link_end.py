@@ -12,7 +12,7 @@ from rocserve.core.tensors import Buffer
 from rocserve.frontends.processes.entries import ANSWERS, RETURNS
 from rocserve.plane.heap import COPIED_IN_PLACE, Heap, Slot, copy_bytes, lay_out
 from rocserve.plane.link import LinkEnd
-from rocserve.plane.loop import PlaneLoop
+from rocserve.plane.loop import Plane
 from rocserve.plane.trimming import HeapTrimmer
 from rocserve.workers.entries import numbers, return_entries, returned_places
 
@@ -25,7 +25,7 @@ _REMEMBERED_LAYOUTS = 1024
 class FrontLinkEnd:
     """One end's posting. On the plane's thread."""
 
-    def __init__(self, link: LinkEnd, heap: Heap, plane: PlaneLoop) -> None:
+    def __init__(self, link: LinkEnd, heap: Heap, plane: Plane) -> None:
         """`heap`: its own."""
         self._messages, self._returns = link.writers[ANSWERS], link.writers[RETURNS]
         self._returned = link.readers[RETURNS]

@@ -1,7 +1,7 @@
 """A front end's process: serves clients on a port that it shares with others of its kind, and asks the server.
 
-It has one thread, the data plane's. Inference goes to the server by a link, all other calls by the control socket. It
-has no models, no repository and no asyncio loop; what it is to do the server's own command line tells it.
+It has one thread, its loop's. Inference goes to the server by a link, all other calls by the control socket. It has no
+models and no repository; what it is to do the server's own command line tells it.
 """
 
 from __future__ import annotations
@@ -13,23 +13,17 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import astuple, replace
-from functools import partial
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from rocserve.backends.parameters import usable_cpus
 from rocserve.core.heap_trim import HeapTrim, keep_freed_memory
 from rocserve.core.lifeline import die_with_holder
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import MemoryUse, RequestMemory
 from rocserve.flags import settings_again
-from rocserve.frontends.grpc.codec import InferCodec
-from rocserve.frontends.grpc.inference import InferenceHandlers
-from rocserve.frontends.grpc.reactor import ReactorTransport
-from rocserve.frontends.grpc.transport import transport_options
 from rocserve.frontends.processes.control_socket import (
     NOBODYS,
     ControlSocket,
@@ -42,9 +36,7 @@ from rocserve.frontends.processes.control_socket import (
 from rocserve.frontends.processes.forwarding import Forwarding
 from rocserve.frontends.processes.front_end import RemoteInference
 from rocserve.observability.logs import ROOT, LinesWithLevels
-from rocserve.plane.loop import PlaneLoop, default_spin
-from rocserve.services.forwarded_headers import header_forwarding
-from rocserve.services.restrictions import GRPC_HEADER_PREFIX, restrictions
+from rocserve.plane.loop import Plane
 from rocserve.settings import ServerSettings
 
 _PASSED_OVER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -54,20 +46,34 @@ _CHECK_SECONDS = 1.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The descriptors of the lifeline, of the control socket and of the link; the number of this front end and how many
-    there are; the port; the bytes that all may use for requests; then the server's own flags."""
-    lifeline, control, link, number, count, port, memory_bytes = map(int, arguments[:7])
+    """What its clients speak, "grpc" or "http"; the descriptors of the lifeline, of the control socket, of the link and
+    of the serving table's edition; the number of this front end, how many there are, of both protocols, and the port;
+    the bytes that all may use for requests; then the server's own flags."""
+    protocol = arguments[0]
+    lifeline, control, link, edition, number, count, port, memory_bytes = map(int, arguments[1:9])
     for each in _PASSED_OVER:
         signal.signal(each, signal.SIG_IGN)
-    for descriptor in (lifeline, control, link):
+    for descriptor in (lifeline, control, link, edition):
         os.set_inheritable(descriptor, False)
     with suppress(OSError):
-        Path("/proc/self/comm").write_text(f"rocserve:grpc:{number}")
+        Path("/proc/self/comm").write_text(f"rocserve:{protocol}:{number}")
     kept = die_with_holder(lifeline)
-    settings = settings_again(arguments[7:])
-    memory = RequestMemory(memory_bytes, count)
+    task = FrontEndTask(
+        settings_again(arguments[9:]),
+        port,
+        RequestMemory(memory_bytes, count),
+        _open_log().getChild(protocol),
+        socket.socket(fileno=control),
+        socket.socket(fileno=link),
+        edition,
+    )
+    # Each is spared the other's modules.
+    if protocol == "grpc":
+        from rocserve.frontends.processes.grpc_front_end import serve
+    else:
+        from rocserve.frontends.processes.http_front_end import serve
     try:
-        FrontEnd(settings, port, memory, _open_log()).run(socket.socket(fileno=control), socket.socket(fileno=link))
+        serve(task)
     except (EOFError, ConnectionError):
         pass  # The server has ended meanwhile.
     finally:
@@ -75,62 +81,76 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-class FrontEnd:
-    """gRPC's."""
+@dataclass(frozen=True, slots=True)
+class FrontEndTask:
+    """What a front end is started with."""
 
-    def __init__(self, settings: ServerSettings, port: int, memory: RequestMemory, log: logging.Logger) -> None:
-        self._settings = settings
-        self._port = port
+    settings: ServerSettings
+    port: int
+    memory: RequestMemory
+    """Its share."""
+    log: logging.Logger
+    control: socket.socket
+    link: socket.socket
+    edition: int
+    """See edition.py."""
+
+
+class WayToServer:
+    """What front ends of all protocols have: their link, their control socket, and what they tell of themselves."""
+
+    def __init__(
+        self,
+        task: FrontEndTask,
+        plane: Plane,
+        stop: Callable[[float], object],
+        begin_exit: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        Args:
+            stop: called when it is to refuse new calls, to answer those in flight within so many seconds, and then to
+                end its process.
+            begin_exit: called when the server begins to end.
+
+        Raises:
+            EOFError, ConnectionError: the server is gone.
+        """
+        settings, memory = task.settings, task.memory
+        self._plane = plane
         self._memory = memory
-        self._log = log
-        spin = default_spin(usable_cpus()) if settings.spin is None else settings.spin
-        self._plane = PlaneLoop(log.getChild("plane"), spin)
-        self._forwarding = Forwarding(memory)
+        self._stop = stop
         self._trim = HeapTrim(lambda: memory.used_bytes, keep_freed_memory())
         self._reported = MemoryUse()
-        self._control: ControlSocket
-        self._handlers: InferenceHandlers
-        self._transport: ReactorTransport
-
-    def run(self, control: socket.socket, link: socket.socket) -> None:
-        """Until the server says so or is gone. Raises: EOFError, ConnectionError: the server is gone."""
-        settings, plane, log = self._settings, self._plane, self._log.getChild("grpc")
         self._control = ControlSocket(
-            control,
-            PlaneWatch(control, plane),
+            task.control,
+            PlaneWatch(task.control, plane),
             settings.grpc.max_message_bytes,
             self._on_message,
             lambda reason: os._exit(0),
         )
-        self._forwarding.begin(self._control)
+        self.forwarding = Forwarding(memory, self._control)
         paths = PrivatePaths((*settings.model_repositories, *settings.worker_load_folders))
-        inference = RemoteInference(link, plane, paths, log, on_gone=lambda: os._exit(0), on_exit=self._begin_exit)
-        plane.add_source(inference)
-        forwarded = header_forwarding(settings.grpc.header_forward_pattern)
-        handlers = self._handlers = InferenceHandlers(inference, InferCodec(), self._memory, forwarded)
-        restricted = restrictions(settings.grpc.restricted, log, GRPC_HEADER_PREFIX)
-        routes = {**handlers.routes(restricted), **self._forwarding.routes()}
-        options = transport_options(settings.grpc, settings.write_timeout_seconds)
-        options = replace(options, port=self._port, reuse_port=True)
-        self._transport = ReactorTransport(options, routes, log, plane, self._memory)
-        try:
-            self._transport.start()
-        except (OSError, RuntimeError, ValueError) as error:
-            self._control.send(NOBODYS, _not_listening(error))
-            return
+        self.inference = RemoteInference(
+            task.link, plane, paths, task.log, on_gone=lambda: os._exit(0), on_exit=begin_exit
+        )
+        plane.add_source(self.inference)
+
+    def tell_listening(self) -> None:
         self._control.send(NOBODYS, Listening())
-        plane.call_soon(self._check)
-        plane.run()
+        self._plane.call_soon(self._check)
+
+    def tell_refusal(self, error: Exception) -> None:
+        """The port cannot be listened on; the process is to end."""
+        if isinstance(error, OSError) and not error.filename:
+            self._control.send(NOBODYS, NotListening(error.errno or 0, error.strerror or str(error)))
+        else:
+            self._control.send(NOBODYS, NotListening(0, str(error)))
 
     def _on_message(self, call: int, head: Any, body: bytes) -> None:
         if call != NOBODYS:
-            self._forwarding.on_message(call, head, body)
+            self.forwarding.on_message(call, head, body)
         elif isinstance(head, Stop):
-            # All has been sent by then, and what Python and gRPC would tidy up the system does.
-            self._transport.stop_soon(head.grace_seconds, partial(os._exit, 0))
-
-    def _begin_exit(self) -> None:
-        self._handlers.begin_exit()
+            self._stop(head.grace_seconds)
 
     def _check(self) -> None:
         self._plane.call_at(time.monotonic() + _CHECK_SECONDS, self._check)
@@ -141,12 +161,6 @@ class FrontEnd:
         # Nothing is under way when it is time to.
         if self._trim.check():
             self._trim.trim()
-
-
-def _not_listening(error: Exception) -> NotListening:
-    if isinstance(error, OSError) and not error.filename:
-        return NotListening(error.errno or 0, error.strerror or str(error))
-    return NotListening(0, str(error))
 
 
 def _open_log() -> logging.Logger:

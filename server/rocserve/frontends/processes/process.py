@@ -1,4 +1,4 @@
-"""One process that serves gRPC, as the server sees it: its sockets, its link, what it says and how it ends."""
+"""One process that serves gRPC or HTTP, as the server sees it: its sockets, its link, what it says and how it ends."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ class FrontEndProcess:
 
     def __init__(
         self,
+        protocol: str,
         number: int,
         inference: InferenceService,
         plane: PlaneLoop,
@@ -53,7 +54,12 @@ class FrontEndProcess:
         log: logging.Logger,
         on_ended: Callable[[FrontEndProcess, str], None],
     ) -> None:
-        """`on_ended`: called once, with how it has ended."""
+        """
+        Args:
+            protocol: gRPC or HTTP.
+            on_ended: called once, with how it has ended.
+        """
+        self.protocol = protocol
         self.number = number
         self._inference = inference
         self._plane = plane
@@ -78,6 +84,7 @@ class FrontEndProcess:
         routes: Mapping[str, Route],
         most_body_bytes: int,
         lifeline: int,
+        edition: int,
         numbers: Sequence[int],
         command: Sequence[str],
     ) -> None:
@@ -85,6 +92,7 @@ class FrontEndProcess:
         Args:
             routes: of the calls that it forwards; called on the loop.
             lifeline: the reading end of a pipe; when its writing end is gone, the process ends.
+            edition: see edition.py.
             numbers, command: what it is to be told, see main.py.
 
         Raises:
@@ -99,13 +107,16 @@ class FrontEndProcess:
             reader, writer = os.pipe2(os.O_CLOEXEC)
             peers.callback(os.close, writer)
             own.callback(os.close, reader)
-            self._link = FrontLink(link, self._plane, self._inference, self._on_link_gone, self._log)
-            passed = (lifeline, peer_control.fileno(), peer_link.fileno())
+            self._link = FrontLink(
+                link, self.protocol.upper(), self._plane, self._inference, self._on_link_gone, self._log
+            )
+            passed = (lifeline, peer_control.fileno(), peer_link.fileno(), edition)
             self._process = subprocess.Popen(
                 [
                     sys.executable,
                     str(_BOOTSTRAP),
                     "rocserve.frontends.processes.main",
+                    self.protocol.lower(),
                     *map(str, (*passed, *numbers)),
                     *command,
                 ],
@@ -115,7 +126,7 @@ class FrontEndProcess:
                 pass_fds=passed,
             )
             own.pop_all()
-        self._output = WorkerOutput(reader, f"front end {self.number}: ", self._log)
+        self._output = WorkerOutput(reader, f"front end {self.number} of {self.protocol}: ", self._log)
         self._calls = ForwardedCalls(routes, self._log)
         self._control = ControlSocket(
             control, AsyncioWatch(control), most_body_bytes, self._on_message, self._on_closed
@@ -162,7 +173,7 @@ class FrontEndProcess:
     def _on_closed(self, reason: str) -> None:
         if self._closed_at is None:
             self._closed_at = time.monotonic()
-            self._log.debug("front end %d: %s", self.number, reason)
+            self._log.debug("front end %d of %s: %s", self.number, self.protocol, reason)
             self._reap()
 
     def _reap(self) -> None:
@@ -185,7 +196,9 @@ class FrontEndProcess:
         if last := (reason.args[-1] if reason is not None else self._output.last_line):
             how += f": {last}"
         if not self.listening.done():
-            self.listening.set_exception(RuntimeError(f"a front end of gRPC has ended before it listened ({how})"))
+            self.listening.set_exception(
+                RuntimeError(f"a front end of {self.protocol} has ended before it listened ({how})")
+            )
         self.ended.set_result(None)
         self._on_ended(self, how)
 

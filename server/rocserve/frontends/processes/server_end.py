@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from rocserve.core.errors import ServeError, StatusCode, unimplemented
 from rocserve.core.plain import to_json
+from rocserve.core.request_memory import MemoryFull
 from rocserve.core.requests import InferRequest, InferResponse, RequestHead
 from rocserve.core.sequences import SequenceTag
 from rocserve.frontends.processes.entries import (
@@ -20,6 +21,7 @@ from rocserve.frontends.processes.entries import (
     ERROR,
     EXIT,
     FINAL,
+    FULL,
     HEAD,
     HEAP_BYTES,
     IN_TURN,
@@ -44,7 +46,7 @@ from rocserve.plane.doorbell import SocketRinger, drain_rings, sleep_word
 from rocserve.plane.heap import Heap, HeapFull, HeapReader, ReadSlot
 from rocserve.plane.link import LinkEnd
 from rocserve.plane.loop import PlaneLoop
-from rocserve.services.inference import InferenceService
+from rocserve.services.inference import NOT_FOR_DECOUPLED, InferenceService
 from rocserve.services.observation import RequestOrigin
 from rocserve.workers.entries import ENTRY
 from rocserve.workers.request_details import read_details
@@ -65,6 +67,7 @@ class FrontLink:
     def __init__(
         self,
         connection: socket.socket,
+        protocol: str,
         plane: PlaneLoop,
         service: InferenceService,
         on_gone: Callable[[str], None],
@@ -72,8 +75,11 @@ class FrontLink:
     ) -> None:
         """Makes what both ends share and puts the front's part on the socket. From any thread.
 
-        `on_gone`: called once when the front's end is closed, or talks nonsense.
+        Args:
+            protocol: what its clients speak, as in RequestOrigin.
+            on_gone: called once when the front's end is closed, or talks nonsense.
         """
+        self.protocol = protocol
         self._connection = connection
         self._plane = plane
         self._service = service
@@ -88,7 +94,7 @@ class FrontLink:
             reading(own),
             requests,
             self._heap.open_for_reading(),
-            reading(plane.doorbell.files.sleeps),
+            reading(plane.sleeps),
         ]
         assert len(files) == _FOR_THE_FRONT
         socket.send_fds(connection, [ATTACH], files)
@@ -226,6 +232,7 @@ class FrontLink:
         text = error.text.encode(errors="replace")
         place = self._end.text_place(text)
         flags = ERROR | (FINAL if final else 0) | (REFUSAL if refused else 0)
+        flags |= FULL if isinstance(error, MemoryFull) else 0
         self._end.post(ENTRY.pack(ANSWER, flags, int(error.code), token, 0, place, len(text)))
         if final:
             self._open.pop(token, None)
@@ -274,12 +281,12 @@ class FrontLink:
 class RemoteResponder:
     """Implements observation.ClientResponder for a request of a front."""
 
-    __slots__ = ("_callbacks", "_has_left", "_is_single", "_link", "_origin", "_token", "held_bytes", "is_accepted")
+    __slots__ = ("_callbacks", "_has_left", "_link", "_origin", "_token", "held_bytes", "is_accepted", "takes_one")
 
-    def __init__(self, link: FrontLink, token: int, is_single: bool, origin: bytes) -> None:
+    def __init__(self, link: FrontLink, token: int, takes_one: bool, origin: bytes) -> None:
         self._link = link
         self._token = token
-        self._is_single = is_single
+        self.takes_one = takes_one
         self._origin = origin
         self._callbacks: list[Callable[[], None]] | None = None
         self._has_left = False
@@ -291,14 +298,14 @@ class RemoteResponder:
         """See ClientResponder. A request that came before the server asked for origins has none."""
         if not self._origin:
             now_ns = time.monotonic_ns()
-            return RequestOrigin("GRPC", (now_ns, now_ns), {}, "")
+            return RequestOrigin(self._link.protocol, (now_ns, now_ns), {}, "")
         protocol, received_ns, headers, address = json.loads(self._origin)
         return RequestOrigin(protocol, tuple(received_ns), headers, address)
 
     def expect_many(self) -> None:
         """See Responder."""
-        if self._is_single:
-            raise unimplemented("ModelInfer RPC doesn't support models with decoupled transaction policy")
+        if self.takes_one:
+            raise unimplemented(NOT_FOR_DECOUPLED[self._link.protocol])
         self._link.tell(MANY, self._token)
 
     def send(self, response: InferResponse, final: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Supervisor of the processes that serve gRPC: starts them on one port, starts those again that die, and ends them.
+"""Supervisor of a protocol's processes: starts them on one port, starts those again that die, and ends them.
 
 They are started by exec: a fork of a process with threads, and with gRPC in it, is no sound process. Each end knows of
 the other's by its sockets: what is left behind by either is let go at once.
@@ -11,9 +11,11 @@ import logging
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from rocserve.core.request_memory import RequestMemory
-from rocserve.frontends.grpc.transport import Route, TransportOptions, binding_error
+from rocserve.frontends.grpc.transport import Route
+from rocserve.frontends.listen_address import ListenAddress
 from rocserve.frontends.processes.process import FrontEndProcess
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.retry import RetryPolicy
@@ -30,35 +32,45 @@ _AT_ONCE_SECONDS = 1.0
 """The same where there is no grace time."""
 
 
+@dataclass(frozen=True, slots=True)
+class FrontEndParts:
+    """What the front ends of all protocols have in common."""
+
+    command: Sequence[str]
+    """The flags that the server was started with."""
+    inference: InferenceService
+    """What answers inference, on the plane's thread."""
+    plane: PlaneLoop
+    memory: RequestMemory
+    """What the front ends use counts in it."""
+    shares: int
+    """Of its limit: how many front ends there are."""
+    edition: int
+    """See edition.py."""
+    most_body_bytes: int
+    """Of a message that is forwarded."""
+
+
 class FrontEndProcesses:
     """All calls are made on the asyncio loop."""
 
     def __init__(
         self,
+        where: ListenAddress,
         count: int,
-        command: Sequence[str],
-        options: TransportOptions,
         routes: Mapping[str, Route],
-        inference: InferenceService,
-        plane: PlaneLoop,
-        memory: RequestMemory,
+        common: FrontEndParts,
         log: logging.Logger,
     ) -> None:
         """
         Args:
-            command: the flags that the server was started with.
-            options: their port is the one that all share.
+            where: what all of them serve; they share its port.
             routes: of all that the front ends forward; called on the loop.
-            inference: what answers the others, on the plane's thread.
-            memory: what the front ends use counts in it.
         """
+        self._where = where
         self._count = count
-        self._command = command
-        self._options = options
         self._routes = routes
-        self._inference = inference
-        self._plane = plane
-        self._memory = memory
+        self._common = common
         self._log = log
         self._reservation: socket.socket | None = None
         self._lifeline_reader, self._lifeline_writer = os.pipe2(os.O_CLOEXEC)
@@ -76,10 +88,11 @@ class FrontEndProcesses:
         Raises:
             OSError, RuntimeError: they cannot; none is left.
         """
-        self._reservation = reserve_port(self._options)
+        try:
+            self._reservation = self._where.bind()
+        except OSError as error:
+            raise self._where.refusal(error) from None
         self._port = self._reservation.getsockname()[1]
-        loop = asyncio.get_running_loop()
-        self._inference.watch_wants(lambda: loop.call_soon_threadsafe(self._tell_wants))
         for number in range(self._count):
             self._spawn(number)
         try:
@@ -87,7 +100,9 @@ class FrontEndProcesses:
                 await asyncio.gather(*(front_end.listening for front_end in self._running.values()))
         except TimeoutError:
             await self.stop(0.0)
-            raise RuntimeError(f"the front ends of gRPC have not begun to listen within {_START_SECONDS:g} s") from None
+            raise RuntimeError(
+                f"the front ends of {self._where.protocol} have not begun to listen within {_START_SECONDS:g} s"
+            ) from None
         except (OSError, RuntimeError):
             await self.stop(0.0)
             raise
@@ -127,24 +142,29 @@ class FrontEndProcesses:
         ends = [front_end.ended for front_end in running]
         await asyncio.wait(ends, timeout=grace_seconds + (_END_SECONDS if grace_seconds else _AT_ONCE_SECONDS))
         for front_end in self._running.values():
-            self._log.warning("front end %d of gRPC has not ended in time; it is killed", front_end.number)
+            self._log.warning(
+                "front end %d of %s has not ended in time; it is killed", front_end.number, front_end.protocol
+            )
             front_end.kill()
         await asyncio.wait(ends, timeout=_END_SECONDS)
 
     def _spawn(self, number: int) -> None:
         self._restarts.pop(number, None)
-        front_end = FrontEndProcess(number, self._inference, self._plane, self._memory, self._log, self._ended)
-        numbers = (number, self._count, self._port, self._memory.limit_bytes)
-        front_end.start(
-            self._routes, self._options.max_receive_message_bytes, self._lifeline_reader, numbers, self._command
+        common = self._common
+        front_end = FrontEndProcess(
+            self._where.protocol, number, common.inference, common.plane, common.memory, self._log, self._ended
         )
-        front_end.tell_wants(self._inference.wants_origins)
+        numbers = (number, common.shares, self._port, common.memory.limit_bytes)
+        front_end.start(
+            self._routes, common.most_body_bytes, self._lifeline_reader, common.edition, numbers, common.command
+        )
+        front_end.tell_wants(common.inference.wants_origins)
         self._running[number] = front_end
 
-    def _tell_wants(self) -> None:
-        wants = self._inference.wants_origins
+    def tell_wants(self, wants_origins: bool) -> None:
+        """Whether requests are to say where they come from."""
         for front_end in self._running.values():
-            front_end.tell_wants(wants)
+            front_end.tell_wants(wants_origins)
 
     def _ended(self, front_end: FrontEndProcess, how: str) -> None:
         number = front_end.number
@@ -155,8 +175,9 @@ class FrontEndProcesses:
         self._deaths[number] = deaths
         pause = (_RESTARTS.pause(deaths) or 0.0) if deaths else 0.0
         self._log.error(
-            "front end %d of gRPC has ended (%s), and its clients' connections with it; another is started%s",
+            "front end %d of %s has ended (%s), and its clients' connections with it; another is started%s",
             number,
+            front_end.protocol,
             how,
             f" in {pause:g} s" if pause else "",
         )
@@ -169,34 +190,7 @@ class FrontEndProcesses:
         except OSError as error:
             self._deaths[number] = self._deaths.get(number, 0) + 1
             pause = _RESTARTS.pause(self._deaths[number]) or 0.0
-            self._log.error("front end %d of gRPC cannot be started (%s); it is tried again", number, error)
+            self._log.error(
+                "front end %d of %s cannot be started (%s); it is tried again", number, self._where.protocol, error
+            )
             self._restarts[number] = asyncio.get_running_loop().call_later(pause, self._restart, number)
-
-
-def reserve_port(options: TransportOptions) -> socket.socket:
-    """A socket that keeps the port for processes of this user, which share it; it does not listen.
-
-    Without `reuse_port` it is an error when anybody else has the port, and nobody else can share it from then on but
-    this user's servers that ask for it (SO_REUSEPORT).
-
-    Raises:
-        OSError: the port cannot be had.
-    """
-    try:
-        family, kind, protocol, _, place = socket.getaddrinfo(
-            options.address, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        reservation = socket.socket(family, kind, protocol)
-        try:
-            reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if options.reuse_port:
-                reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            reservation.bind(place)
-            # Linux asks for the option of both when another binds; this one has bound without it, alone.
-            reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        except OSError:
-            reservation.close()
-            raise
-    except OSError:
-        raise binding_error(options) from None
-    return reservation

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from rocserve.core.errors import ServeError
+from rocserve.core.errors import ServeError, deadline_exceeded
 from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import SequenceId, SequenceTag
 from rocserve.core.serving import Responder
@@ -15,7 +15,7 @@ from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.compute_times import ComputeTimes
 from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.queue import QueueFull
-from rocserve.scheduling.refusals import cancelled, deadline_exceeded
+from rocserve.scheduling.refusals import cancelled
 from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
 from rocserve.scheduling.scheduler import Scheduler, SchedulerParts, Work
 from rocserve.scheduling.sequence.admission import Admission

@@ -6,11 +6,11 @@ import heapq
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 
-from rocserve.core.errors import ServeError, unavailable
+from rocserve.core.errors import ServeError, deadline_exceeded, unavailable
 from rocserve.core.sequences import SequenceId
 from rocserve.scheduling.compute_times import ComputeTimes
 from rocserve.scheduling.queue import QueueFull, QueueLimits
-from rocserve.scheduling.refusals import Refused, cancelled, deadline_exceeded
+from rocserve.scheduling.refusals import Refused, cancelled
 from rocserve.scheduling.sequence.slots import Backlog, Place, SequenceInstance, SequenceRequest, Slot
 from rocserve.scheduling.triage import half_time
 

@@ -26,8 +26,8 @@ def examine_machine(host: Host) -> Iterator[Finding]:
     yield _fact("Python", f"{platform.python_version()} ({sys.executable})")
     cpus = usable_cpus()
     yield _fact("system", f"{platform.platform()}, {cpus} CPUs may be used")
-    served = f"{count} processes of their own" if (count := default_front_ends(cpus)) else "the server's own process"
-    yield _fact("gRPC", f"served by {served}, unless --front-ends says otherwise")
+    served = f"{count} processes each" if (count := default_front_ends(cpus)) else "the server's own process"
+    yield _fact("gRPC and HTTP", f"served by {served}, unless --front-ends says otherwise")
     memory = free_host_memory(host)
     if memory is not None:
         yield _fact("memory", f"{size(memory.free_bytes)} of {size(memory.total_bytes)} free ({memory.place})")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocserve.frontends.http.management import ManagementRoute, Place
-from rocserve.frontends.http.routes import Inference, find_destination
+from rocserve.frontends.http.routes import InferenceUrl, find_destination
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def test_methods(path: str, method: str, place: Place) -> None:
     assert (destination.to.method, destination.place) == (method, place)
 
 
-@pytest.mark.parametrize("what", list(Inference))
-def test_inference(what: Inference) -> None:
+@pytest.mark.parametrize("what", list(InferenceUrl))
+def test_inference(what: InferenceUrl) -> None:
     destination = find_destination("POST", f"/v2/models/m/versions/2/{what.value}")
     assert destination is not None
     assert (destination.to, destination.place) == (what, Place("m", "2"))

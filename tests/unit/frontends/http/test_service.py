@@ -9,12 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from rocserve.core.request_memory import RequestMemory
-from rocserve.core.serving import ServingTableHolder
+from rocserve.frontends.http.large_bodies import LargeBodies
 from rocserve.frontends.http.listener import HttpListener
 from rocserve.frontends.http.protocol import Request
 from rocserve.frontends.http.service import HttpService
 from rocserve.protocol import grpc_service_pb2 as pb
-from rocserve.services.methods import SlowMethod
+from rocserve.services.admin_calls import Access, AdminCalls
+from rocserve.services.method import SlowMethod
 from rocserve.settings import HttpSettings
 
 LOG = logging.getLogger("test")
@@ -31,7 +32,9 @@ async def test_a_load_goes_on_without_its_client_and_counts_as_long() -> None:
     memory = RequestMemory()
     methods = {"RepositoryModelLoad": SlowMethod(pb.RepositoryModelLoadRequest, load)}
     inference: Any = SimpleNamespace()
-    service = HttpService(inference, methods, ServingTableHolder(), HttpSettings(), memory, LOG, None)
+    access = Access({}, AdminCalls(None, ()))
+    loop = asyncio.get_running_loop()
+    service = HttpService(inference, methods, inference, HttpSettings(), memory, LOG, access, loop, LargeBodies())
     left = asyncio.Event()
 
     def handle(request: Request) -> None:

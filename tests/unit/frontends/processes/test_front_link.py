@@ -30,7 +30,8 @@ LOG = logging.getLogger("rocserve.test.front_link")
 class Client:
     """Waits for answers in the front."""
 
-    def __init__(self) -> None:
+    def __init__(self, takes_one: bool) -> None:
+        self.takes_one = takes_one
         self.responses: list[InferResponse] = []
         self.errors: list[ServeError] = []
         self.many = False
@@ -109,7 +110,7 @@ class Ends:
         self.reasons: list[str] = []
         self.server_gone = threading.Event()
         self.exits = threading.Event()
-        self.link = FrontLink(servers, self.server, self.service, self.reasons.append, LOG)  # type: ignore[arg-type]
+        self.link = FrontLink(servers, "GRPC", self.server, self.service, self.reasons.append, LOG)  # type: ignore[arg-type]
         self.remote = RemoteInference(fronts, self.front, PrivatePaths(()), LOG, self.server_gone.set, self.exits.set)
         self.connection = fronts
         self.front.add_source(self.remote)
@@ -118,7 +119,7 @@ class Ends:
         self.front.start()
 
     def ask(self, request: InferRequest) -> Client:
-        client = Client()
+        client = Client(not request.in_turn)
         self.front.call_soon(lambda: self.remote.infer(request, client))
         return client
 

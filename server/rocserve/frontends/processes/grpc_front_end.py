@@ -1,0 +1,48 @@
+"""A front end of gRPC: the transport and the handlers that the server would have itself, on a loop as the server's."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import partial
+
+from rocserve.backends.parameters import usable_cpus
+from rocserve.frontends.grpc.codec import InferCodec
+from rocserve.frontends.grpc.inference import InferenceHandlers
+from rocserve.frontends.grpc.reactor import ReactorTransport
+from rocserve.frontends.grpc.transport import transport_options
+from rocserve.frontends.processes.main import FrontEndTask, WayToServer
+from rocserve.plane.loop import PlaneLoop, default_spin
+from rocserve.services.forwarded_headers import header_forwarding
+from rocserve.services.restrictions import GRPC_HEADER_PREFIX, restrictions
+
+
+def serve(task: FrontEndTask) -> None:
+    """Until the server says so or is gone. Raises: EOFError, ConnectionError: the server is gone."""
+    settings, log = task.settings, task.log
+    spin = default_spin(usable_cpus()) if settings.spin is None else settings.spin
+    plane = PlaneLoop(log.getChild("plane"), spin)
+    transport: ReactorTransport
+    handlers: InferenceHandlers
+
+    def stop(grace_seconds: float) -> None:
+        # All has been sent by then, and what Python and gRPC would tidy up the system does.
+        transport.stop_soon(grace_seconds, partial(os._exit, 0))
+
+    def begin_exit() -> None:
+        handlers.begin_exit()
+
+    way = WayToServer(task, plane, stop, begin_exit)
+    forwarded = header_forwarding(settings.grpc.header_forward_pattern)
+    handlers = InferenceHandlers(way.inference, InferCodec(), task.memory, forwarded)
+    restricted = restrictions(settings.grpc.restricted, log, GRPC_HEADER_PREFIX)
+    routes = {**handlers.routes(restricted), **way.forwarding.routes()}
+    options = transport_options(settings.grpc, settings.write_timeout_seconds)
+    transport = ReactorTransport(replace(options, port=task.port, reuse_port=True), routes, log, plane, task.memory)
+    try:
+        transport.start()
+    except (OSError, RuntimeError, ValueError) as error:
+        way.tell_refusal(error)
+        return
+    way.tell_listening()
+    plane.run()

@@ -1,0 +1,217 @@
+"""HTTP served by processes of their own: what no one of them knows alone. The tests of test_http.py run with them
+too."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support.certificates import make_authority
+from support.http_requests import ask
+from support.metrics import port_of, scrape
+from support.models import add_constant, drop
+from support.python_models import write_model
+from support.server import RocserveProcess, wait_until
+from support.trace_file import read_entries
+from tritonclient.utils import InferenceServerException
+
+CONFIG = """
+platform: "onnx_onnxv1"
+max_batch_size: 8
+input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
+dynamic_batching { }
+"""
+# Each request takes a fifth of a second.
+PATIENT = """
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(0.2)
+        return [
+            pb_utils.InferenceResponse(
+                [pb_utils.Tensor("Y", pb_utils.get_input_tensor_by_name(request, "X").as_numpy())]
+            )
+            for request in requests
+        ]
+"""
+PATIENT_CONFIG = """
+backend: "python"
+input { name: "X" data_type: TYPE_FP32 dims: [ 1, 2 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 1, 2 ] }
+"""
+CLIENTS = 16
+"""With a connection each: no front end is without one, but once in 30,000 times."""
+BODY = {"inputs": [{"name": "X", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    folder = tmp_path_factory.mktemp("http-front-ends")
+    repository = folder / "repository"
+    drop(repository, "m", add_constant(1.0), CONFIG)
+    write_model(repository / "patient", PATIENT, PATIENT_CONFIG)
+    flags = (
+        "--front-ends=2",
+        "--model-control-mode=explicit",
+        "--load-model=*",
+        "--max-requests-per-client=8",
+        "--allow-metrics=true",
+        "--metrics-address=127.0.0.1",
+        "--metrics-port=0",
+        f"--trace-config=triton,file={folder / 'traces'}",
+        "--trace-config=level=TIMESTAMPS",
+        "--grpc-restricted-protocol=metadata:key=word",
+        "--http-restricted-api=statistics:key=word",
+    )
+    with RocserveProcess([repository], *flags, log=folder / "log") as process:
+        process.wait_until_ready(60)
+        yield process
+
+
+def infer(server: RocserveProcess, model: str = "m", **more: Any) -> tuple[int, Any]:
+    """By a connection of its own, and so by a front end that chance gives it."""
+    return ask(server, "POST", f"/v2/models/{model}/infer", {**BODY, **more})
+
+
+def test_all_serve(server: RocserveProcess) -> None:
+    clients = [http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20) for _ in range(CLIENTS)]
+    for client in clients:
+        client.request("GET", "/v2/models/m")
+        assert client.getresponse().read().startswith(b'{"name":"m"')
+    for front_end in server.front_ends("http"):
+        assert any(each.status == psutil.CONN_ESTABLISHED for each in front_end.net_connections("tcp"))
+    for client in clients:
+        client.close()
+    assert "HTTP is served by 2 processes, as --front-ends says" in server.log_text
+    assert server.log_text.count("Started HTTPService") == 1
+
+
+def test_what_one_has_changed_all_know(server: RocserveProcess) -> None:
+    for turn in range(5):
+        assert ask(server, "POST", "/v2/repository/models/m/unload")[0] == 200
+        for _ in range(CLIENTS):
+            status, answer = infer(server)
+            assert (status, answer["error"][:31]) == (404, "Request for unknown model: 'm' ")
+            assert ask(server, "POST", "/v2/models/m/generate", {"X": [1, 2]})[0] == 404
+        # In turns with batches and without: what a body without shapes means changes with it.
+        batch_size = 8 if turn % 2 else 0
+        dims = "[2]" if batch_size else "[-1, 2]"
+        config = (
+            f'{{"platform": "onnx_onnxv1", "max_batch_size": {batch_size},'
+            f' "input": [{{"name": "X", "data_type": "TYPE_FP32", "dims": {dims}}}],'
+            f' "output": [{{"name": "Y", "data_type": "TYPE_FP32", "dims": {dims}}}]}}'
+        )
+        loaded = ask(server, "POST", "/v2/repository/models/m/load", {"parameters": {"config": config}})
+        assert loaded[0] == 200, loaded
+        for _ in range(CLIENTS):
+            assert infer(server)[1]["outputs"][0]["data"] == [2.0, 3.0]
+            status, answer = ask(server, "POST", "/v2/models/m/generate", {"X": [1, 2]})
+            assert (status, answer["Y"]) == (200, [2.0, 3.0])
+
+
+def test_what_is_restricted_is_so_by_protocol(server: RocserveProcess) -> None:
+    for _ in range(4):
+        assert ask(server, "GET", "/v2/models/m/stats") == (
+            403,
+            {"error": "This API is restricted, expecting header 'key'"},
+        )
+        assert ask(server, "GET", "/v2/models/m/stats", headers={"Key": "word"})[0] == 200
+        assert ask(server, "GET", "/v2/models/m")[0] == 200
+    with pytest.raises(InferenceServerException, match="This protocol is restricted, expecting header"):
+        server.client().get_model_metadata("m")
+
+
+def test_a_client_s_requests_are_counted_over_all(server: RocserveProcess) -> None:
+    with ThreadPoolExecutor(2 * CLIENTS) as pool:
+        answers = list(pool.map(lambda _: infer(server, "patient"), range(2 * CLIENTS)))
+    refused = [answer for status, answer in answers if status == 429]
+    assert 0 < len(refused) < 2 * CLIENTS
+    assert all("as many as one client may have (--max-requests-per-client)" in answer["error"] for answer in refused)
+    assert infer(server, "patient")[0] == 200
+
+
+def test_the_log_and_traces_tell_of_requests(server: RocserveProcess, tmp_path: Path) -> None:
+    assert ask(server, "POST", "/v2/logging", {"log_verbose_level": 1})[0] == 200
+    assert ask(server, "POST", "/v2/trace/setting", {"trace_rate": "1"})[0] == 200
+    try:
+        for number in range(CLIENTS):
+            assert infer(server, id=f"seen-{number}")[0] == 200
+            ask(server, "POST", "/v2/models/m/infer", {"id": f"refused-{number}", "inputs": [{}]})
+        for what in ("seen", "refused"):
+            wait_until(
+                lambda what=what: all(f"{what}-{number}" in server.log_text for number in range(CLIENTS)),
+                what=f"all ids of requests that are {what}",
+            )
+        settings = ask(server, "GET", "/v2/trace/setting")[1]
+        file = Path(settings["trace_file"])
+        wait_until(lambda: "HTTP_RECV_START" in str(read_entries(file)), what="a trace")
+        assert "GRPC" not in str(read_entries(file))
+    finally:
+        ask(server, "POST", "/v2/logging", {"log_verbose_level": 0})
+        ask(server, "POST", "/v2/trace/setting", {"trace_rate": "0"})
+
+
+def test_memory_of_requests_is_counted_in_all(server: RocserveProcess) -> None:
+    """A front end tells of what it holds: here half a body."""
+    port = port_of(server)
+
+    def requests() -> float:
+        return float(scrape(port)['rocserve_request_memory_bytes{kind="request"}'])
+
+    client = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20)
+    client.putrequest("POST", "/v2/models/m/infer")
+    client.putheader("Content-Length", "2000000")
+    client.endheaders(bytes(1_000_000))
+    wait_until(lambda: requests() >= 1_000_000, what="a report of the front end")
+    client.close()
+    wait_until(lambda: requests() == 0, what="the report that the client has gone")
+
+
+def test_over_tls_with_certificates_that_are_renewed(tmp_path: Path) -> None:
+    authority, other = make_authority(tmp_path / "authority"), make_authority(tmp_path / "other")
+    repository = tmp_path / "repository"
+    drop(repository, "m", add_constant(1.0), CONFIG)
+    files = (f"--grpc-server-cert={authority.certificate}", f"--grpc-server-key={authority.key}")
+    flags = ("--front-ends=2", "--http-use-ssl=true", *files)
+
+    def live(root: Path) -> bool:
+        context = ssl.create_default_context(cafile=str(root))
+        client = http.client.HTTPSConnection("localhost", server.http_port, timeout=20, context=context)
+        try:
+            client.request("GET", "/v2/health/live")
+            return client.getresponse().status == 200
+        finally:
+            client.close()
+
+    with RocserveProcess([repository], *flags, log=tmp_path / "tls.log") as server:
+        assert all(live(authority.root) for _ in range(CLIENTS))
+        authority.key.write_bytes(other.key.read_bytes())
+        authority.certificate.write_bytes(other.certificate.read_bytes())
+        assert all(live(other.root) for _ in range(CLIENTS))
+
+
+def test_the_end_loses_no_request(tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    write_model(repository / "patient", PATIENT, PATIENT_CONFIG)
+    with (
+        RocserveProcess([repository], "--front-ends=2", log=tmp_path / "plain.log") as server,
+        ThreadPoolExecutor(CLIENTS) as pool,
+    ):
+        server.wait_until_ready()
+        answers = [pool.submit(infer, server, "patient") for _ in range(CLIENTS)]
+        executed = server.client().get_inference_statistics
+        wait_until(lambda: executed("patient").model_stats[0].execution_count >= 2, what="the second execution")
+        assert server.terminate() == 0
+        outcomes = [answer.result() for answer in answers]
+    assert all(status == 200 for status, _ in outcomes), outcomes

@@ -1,0 +1,238 @@
+"""Front ends of HTTP that die or stand still: their own clients notice, and nobody else."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from support.certificates import make_authority
+from support.models import add_constant, drop
+from support.python_models import write_model
+from support.server import RocserveProcess, wait_until
+
+CLIENTS = 12
+CONFIG = """
+platform: "onnx_onnxv1"
+max_batch_size: 8
+input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
+dynamic_batching { }
+"""
+# Each request takes a fifth of a second, and leaves a mark.
+PATIENT = """
+import pathlib
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            time.sleep(0.2)
+            with open(pathlib.Path(__file__).parents[3] / "executed", "a") as file:
+                file.write("x")
+        return [
+            pb_utils.InferenceResponse(
+                [pb_utils.Tensor("Y", pb_utils.get_input_tensor_by_name(request, "X").as_numpy())]
+            )
+            for request in requests
+        ]
+"""
+PATIENT_CONFIG = """
+backend: "python"
+input { name: "X" data_type: TYPE_FP32 dims: [ 1, 2 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 1, 2 ] }
+"""
+
+
+@pytest.fixture
+def server(serve, repository: Path) -> RocserveProcess:
+    drop(repository, "m", add_constant(1.0), CONFIG)
+    write_model(repository / "patient", PATIENT, PATIENT_CONFIG)
+    return serve(repository, "--front-ends=2", "--exit-timeout-secs=2")
+
+
+def body(number: float) -> bytes:
+    return json.dumps({"inputs": [{"name": "X", "shape": [1, 2], "datatype": "FP32", "data": [number, 0]}]}).encode()
+
+
+def infer(client: http.client.HTTPConnection, model: str, number: float) -> float:
+    """What the model makes of the number. Raises: OSError, http.client.HTTPException: the connection has ended."""
+    client.request("POST", f"/v2/models/{model}/infer", body(number))
+    response = client.getresponse()
+    answer = json.loads(response.read())
+    assert response.status == 200, answer
+    return float(answer["outputs"][0]["data"][0])
+
+
+class Client:
+    """Asks without pause by one connection, and counts."""
+
+    def __init__(self, server: RocserveProcess, number: int, stop: threading.Event) -> None:
+        self.answers = 0
+        self.failures = 0
+        self.wrong = 0
+        self._number = number * 100_000
+        self._client = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20)
+        self._stop = stop
+        self.thread = threading.Thread(target=self._ask, daemon=True)
+        self.thread.start()
+
+    def _ask(self) -> None:
+        while not self._stop.is_set():
+            number = self._number + self.answers % 10_000
+            try:
+                self.wrong += infer(self._client, "m", number) != number + 1
+            except (OSError, http.client.HTTPException):
+                self.failures += 1
+                self._client.close()
+                time.sleep(0.01)
+            else:
+                self.answers += 1
+        self._client.close()
+
+
+@contextmanager
+def clients(server: RocserveProcess) -> Iterator[list[Client]]:
+    stop = threading.Event()
+    made = [Client(server, number, stop) for number in range(CLIENTS)]
+    try:
+        wait_until(lambda: all(client.answers for client in made), what="an answer for each client")
+        yield made
+    finally:
+        stop.set()
+        for client in made:
+            client.thread.join(30)
+
+
+def wait_for_more(asking: list[Client]) -> None:
+    counts = [client.answers for client in asking]
+    wait_until(
+        lambda: all(client.answers > count for client, count in zip(asking, counts, strict=True)),
+        what="further answers for each client",
+    )
+
+
+def clients_of(front_end: psutil.Process) -> int:
+    return sum(each.status == psutil.CONN_ESTABLISHED for each in front_end.net_connections("tcp"))
+
+
+def listens(process: psutil.Process, port: int) -> bool:
+    try:
+        connections = process.net_connections("tcp")
+    except psutil.NoSuchProcess:
+        return False
+    return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in connections)
+
+
+def wait_for_both(server: RocserveProcess, gone: psutil.Process) -> None:
+    wait_until(
+        lambda: (
+            gone not in server.front_ends("http")
+            and [listens(each, server.http_port) for each in server.front_ends("http")] == [True, True]
+        ),
+        what="both front ends",
+    )
+
+
+def test_a_killed_front_end_takes_its_own_clients_along(server: RocserveProcess) -> None:
+    assert server.process is not None
+    process, of_grpc = psutil.Process(server.process.pid), server.front_ends()
+    descriptors = 0
+    with clients(server) as asking:
+        for turn in range(4):
+            for client in asking:
+                client.failures = 0
+            victim = max(server.front_ends("http"), key=clients_of)
+            hit = clients_of(victim)
+            victim.kill()
+            wait_for_both(server, victim)
+            wait_for_more(asking)
+            assert sum(client.failures > 0 for client in asking) <= hit, "others than its clients have noticed"
+            if turn == 0:
+                descriptors = process.num_fds()
+        wait_until(lambda: process.num_fds() <= descriptors + 2, 5, "the return of its descriptors")
+    assert sum(client.wrong for client in asking) == 0
+    assert "of HTTP has ended (killed by SIGKILL)" in server.log_text
+    assert server.front_ends() == of_grpc
+    assert len(server.workers()) == 2, "workers have died with it"
+
+
+def test_what_its_clients_waited_for_is_not_run(server: RocserveProcess, repository: Path) -> None:
+    count = 20
+
+    def ask(_: int) -> bool:
+        client = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20)
+        try:
+            return infer(client, "patient", 1.0) == 1.0
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            client.close()
+
+    executed = repository.parent / "executed"
+    with ThreadPoolExecutor(count) as pool:
+        answers = [pool.submit(ask, number) for number in range(count)]
+        wait_until(executed.exists, what="the first execution")
+        for front_end in server.front_ends("http"):
+            front_end.kill()
+        assert sum(answer.result() for answer in answers) < count / 2
+    wait_until(lambda: ask(0), what="an answer of the next front end")
+    assert len(executed.read_text()) < count / 2
+
+
+def test_one_that_stands_still_holds_nobody_up(server: RocserveProcess) -> None:
+    with clients(server) as asking:
+        still, other = sorted(server.front_ends("http"), key=clients_of)
+        assert clients_of(other), "chance gave all clients to one front end"
+        still.send_signal(signal.SIGSTOP)
+        try:
+            for _ in range(3):
+                counts = [client.answers for client in asking]
+                time.sleep(0.3)
+                went_on = sum(client.answers > count for client, count in zip(asking, counts, strict=True))
+                assert went_on >= clients_of(other)
+        finally:
+            still.send_signal(signal.SIGCONT)
+        wait_for_more(asking)
+        assert not any(client.failures for client in asking)
+
+
+def test_the_server_ends_without_one_that_stands_still(server: RocserveProcess) -> None:
+    still, other = server.front_ends("http")
+    still.send_signal(signal.SIGSTOP)
+    assert server.terminate() == 0
+    assert "of HTTP has not ended in time; it is killed" in server.log_text
+    wait_until(lambda: not still.is_running() and not other.is_running(), 5, "the end of both")
+
+
+def test_one_that_cannot_listen_says_why_and_comes_once_it_can(tmp_path: Path, repository: Path) -> None:
+    authority = make_authority(tmp_path / "authority")
+    files = (f"--grpc-server-cert={authority.certificate}", f"--grpc-server-key={authority.key}")
+    good = authority.certificate.read_bytes()
+    flags = ("--front-ends=2", "--http-use-ssl=true", *files)
+    with RocserveProcess([repository], *flags, log=tmp_path / "tls.log") as server:
+        authority.certificate.write_text("nonsense")
+        first, second = server.front_ends("http")
+        first.kill()
+        wait_until(lambda: "has ended (exit status 0: cannot serve HTTP with TLS" in server.log_text, what="the reason")
+        assert listens(second, server.http_port)
+        authority.certificate.write_bytes(good)
+        wait_for_both(server, first)
+
+
+def test_a_killed_server_leaves_nothing_behind(server: RocserveProcess) -> None:
+    family = server.family()
+    with clients(server):
+        server.kill()
+    wait_until(lambda: not any(process.is_running() for process in family), 10, "the end of all its processes")
