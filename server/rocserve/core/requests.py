@@ -79,7 +79,7 @@ class InferRequest:
 
     head: RequestHead
     id: str
-    data: list[Buffer]
+    data: Sequence[Buffer]
     """The bytes of `head.inputs`, in their order; views on the client's own message. Of those in shared memory, none
     until they have been fetched."""
     deadline: float | None = None
@@ -112,7 +112,7 @@ class InferResponse:
 
     head: ResponseHead
     id: str
-    data: list[Buffer]
+    data: Sequence[Buffer]
     """The bytes of `head.outputs`, in their order."""
     parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
     in_shared_memory: Collection[str] = ()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InputConfig, ModelConfig
+from rocserve.core.request_form import RequestForm, RequestLayout, client_parameters
 from rocserve.core.request_parameters import check_request_parameters, class_count
 from rocserve.core.request_prefix import request_prefix
-from rocserve.core.requests import InferRequest, InputHead, RequestHead
-from rocserve.core.tensors import Buffer, element_fault
+from rocserve.core.requests import NO_PARAMETERS, InferRequest, InputHead, Parameters, RequestHead
+from rocserve.core.tensor_places import sizes_of
+from rocserve.core.tensors import Buffer, TensorHead, element_fault
 
 _REMEMBERED_HEADS = 1024
 
@@ -36,9 +39,9 @@ class InputPlan:
     """What the data must measure; -1 for BYTES, whose elements are counted instead."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class RequestPlan:
-    """What is known of a request from its head alone."""
+    """What a model version knows of a request from its head alone: all that is worked out once for equal heads."""
 
     batch_size: int
     """Rows of the first dimension; 1 for a model that does not batch."""
@@ -55,11 +58,25 @@ class RequestPlan:
     """0 = the model's default level."""
     timeout_microseconds: int
     """0 = none."""
-    input_bytes: list[int] = field(init=False)
-    """`nbytes` of the inputs."""
+    parameters: Parameters
+    """The client's own, which a model that sees each request for itself is told."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "input_bytes", [entry.nbytes for entry in self.inputs])
+    @cached_property
+    def input_bytes(self) -> list[int]:
+        """`nbytes` of the inputs."""
+        return [entry.nbytes for entry in self.inputs]
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Of all inputs together; 0 where that is each request's own."""
+        return 0 if -1 in self.input_bytes else sum(self.input_bytes)
+
+    @cached_property
+    def form(self) -> RequestForm:
+        """What the request is to a worker."""
+        heads = tuple(TensorHead(entry.name, entry.datatype, entry.shape) for entry in self.inputs)
+        more = (self.priority, self.timeout_microseconds, self.parameters)
+        return RequestForm(RequestLayout(heads, self.outputs, self.batch_size, *more))
 
     def input_shape(self, name: str) -> tuple[int, ...]:
         """Of an input that the request has."""
@@ -72,8 +89,10 @@ class RequestValidator:
     Of several faults the one in the last input is told, and inputs are listed from the last: Triton keeps them so.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, sees_requests: bool = False) -> None:
+        """`sees_requests`: the model sees each request for itself, with what its client says beside the tensors."""
         self._config = config
+        self._sees_requests = sees_requests
         self._inputs = {entry.name: entry for entry in config.inputs}
         self._required = tuple(entry.name for entry in config.inputs if not entry.optional)
         self._outputs = tuple(entry.name for entry in config.outputs)
@@ -91,7 +110,7 @@ class RequestValidator:
             if len(self._plans) >= _REMEMBERED_HEADS:
                 self._plans.clear()
             self._plans[request.head] = plan
-        if [*map(len, request.data)] != plan.input_bytes:
+        if sizes_of(request.data) != plan.input_bytes:
             for index, (entry, data) in enumerate(zip(plan.inputs, request.data, strict=True)):
                 if len(data) != entry.nbytes:
                     self._check_bytes(entry, data, request, index)
@@ -129,6 +148,7 @@ class RequestValidator:
             classifications=classifications,
             priority=int(head.parameters.get("priority", 0)),
             timeout_microseconds=int(head.parameters.get("timeout", 0)),
+            parameters=client_parameters(head) if self._sees_requests else NO_PARAMETERS,
         )
 
     def _shape_to_share(self, entry: InputPlan) -> tuple[int, ...]:

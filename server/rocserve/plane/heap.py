@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.tensor_places import ALIGNMENT
 from rocserve.core.tensors import Buffer
 from rocserve.plane import anonymous_file
 
-SMALLEST_SLOT = 64
-"""Bytes; tensors begin at multiples of it, for the engines' vector instructions."""
+SMALLEST_SLOT = ALIGNMENT
+"""Bytes."""
 
 TRIMMED_AT_ONCE = 64 << 20
 """Bytes that one call of `trim` gives back: some 12 ms, in which its process does nothing else."""
@@ -37,21 +39,6 @@ COPIED_AT_ONCE = 4 << 20
 _UNMAPPED = memoryview(b"")
 
 
-def aligned(offset: int) -> int:
-    """Where the next tensor of a slot may begin."""
-    return (offset + SMALLEST_SLOT - 1) & -SMALLEST_SLOT
-
-
-def lay_out(sizes: Iterable[int], end: int) -> tuple[list[int], int]:
-    """Where tensors of these sizes begin, from `end` on, and the end of the last."""
-    offsets: list[int] = []
-    for size in sizes:
-        begin = (end + SMALLEST_SLOT - 1) & -SMALLEST_SLOT
-        offsets.append(begin)
-        end = begin + size
-    return offsets, end
-
-
 def copy_bytes(view: memoryview, start: int, data: Buffer) -> None:
     """Copy a flat view of bytes to memory, from its byte `start` on."""
     nbytes = len(data)
@@ -60,6 +47,25 @@ def copy_bytes(view: memoryview, start: int, data: Buffer) -> None:
     else:
         # numpy lets go of the GIL while it copies.
         np.frombuffer(view, np.uint8, nbytes, start)[:] = np.frombuffer(data, np.uint8)
+
+
+def fill(view: memoryview, pieces: Iterable[Buffer], at_once: int = sys.maxsize) -> list[tuple[int, Buffer]]:
+    """Copy buffers, one behind the other, to memory that they fill.
+
+    Returns: those of more than `at_once` bytes, which are left out, and where they belong.
+    """
+    left_out: list[tuple[int, Buffer]] = []
+    if len(view) <= COPIED_IN_PLACE:
+        view[:] = b"".join(pieces)
+        return left_out
+    start = 0
+    for piece in pieces:
+        if len(piece) <= at_once:
+            copy_bytes(view, start, piece)
+        else:
+            left_out.append((start, piece))
+        start += len(piece)
+    return left_out
 
 
 class HeapFull(ServeError):
@@ -233,8 +239,8 @@ class HeapReader:
 
     def view(self, offset: int, nbytes: int) -> memoryview:
         """The bytes of a tensor whose place a trusted owner gave."""
-        start = offset & self._mask
-        return self._part(offset >> self._shift)[start : start + nbytes]
+        start, index = offset & self._mask, offset >> self._shift
+        return (self._parts.get(index) or self._part(index))[start : start + nbytes]
 
     def checked(self, offset: int, nbytes: int) -> memoryview:
         """The bytes of a tensor whose place an owner gave who may lie. Raises: ValueError: they are not there."""

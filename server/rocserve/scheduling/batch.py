@@ -12,16 +12,13 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.ragged import ragged_batching
 from rocserve.core.requests import InferResponse
 from rocserve.core.statistics import ModelStatistics
-from rocserve.core.tensors import TensorHead
-from rocserve.core.validation import RequestPlan
 from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.responses import ResponseMaker
 from rocserve.workers.channel import Channel
-from rocserve.workers.request_details import client_parameters
-from rocserve.workers.request_layouts import BatchForm, Member, RequestForm, RequestLayout
+from rocserve.workers.request_layouts import BatchForm, Member
 from rocserve.workers.results import Outputs
 
-_REMEMBERED_FORMS = 1024
+_TOGETHER, _GROUPED = BatchForm(), BatchForm(is_grouped=True)
 
 
 class Outcome(Protocol):
@@ -68,49 +65,27 @@ class FormedBatch:
 
 
 class BatchLayouts:
-    """The forms of a model version's requests, remembered for equal heads, which most are."""
+    """What batches of a model version are to its workers."""
 
-    def __init__(self, config: ModelConfig, sees_requests: bool = False) -> None:
-        """`sees_requests`: the model sees each request for itself, with what its client says beside the tensors."""
-        self._sees_requests = sees_requests
-        self._forms: dict[RequestPlan, RequestForm] = {}
+    def __init__(self, config: ModelConfig) -> None:
         self._scattered = ragged_batching(config).scattered
 
     def of(self, batch: FormedBatch, channel: Channel) -> tuple[BatchForm, Sequence[Member]]:
         """What a batch is to a channel, any channel, and its requests."""
-        members = [Member(self.form(entry), entry.request.data) for entry in batch.entries]
+        members = [Member(entry.plan.form, entry.request.data) for entry in batch.entries]
         return self.batch_form(batch), members
 
     def batch_form(self, batch: FormedBatch) -> BatchForm:
-        cuts = None
         if self._scattered:
             cuts = {
                 name: [scatter.shape_of(entry.plan.input_shape(scatter.source)) for entry in batch.entries]
                 for name, scatter in self._scattered.items()
             }
-        return BatchForm(cuts, batch.one_by_one)
+            return BatchForm(cuts, batch.one_by_one)
+        return _GROUPED if batch.one_by_one else _TOGETHER
 
     def forget(self, batch: FormedBatch) -> None:
         """Nothing of the batch ran."""
-
-    def form(self, entry: QueuedRequest) -> RequestForm:
-        plan = entry.plan
-        form = self._forms.get(plan)
-        if form is None:
-            if len(self._forms) >= _REMEMBERED_FORMS:
-                self._forms.clear()
-            form = self._forms[plan] = self._make(entry)
-        return form
-
-    def _make(self, entry: QueuedRequest) -> RequestForm:
-        plan = entry.plan
-        heads = tuple(TensorHead(spec.name, spec.datatype, spec.shape) for spec in plan.inputs)
-        if not self._sees_requests:
-            return RequestForm(RequestLayout(heads, plan.outputs, plan.batch_size))
-        parameters = client_parameters(entry.request.head)
-        return RequestForm(
-            RequestLayout(heads, plan.outputs, plan.batch_size, plan.priority, plan.timeout_microseconds, parameters)
-        )
 
 
 class BatchAnswerer:

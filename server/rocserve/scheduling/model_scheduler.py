@@ -38,7 +38,7 @@ class ModelScheduler(Scheduler):
         """See Scheduler."""
         self._check_outage()
         now_ns = time.monotonic_ns()
-        entry = QueuedRequest(request, plan, responder, now_ns, nbytes=sum(map(len, request.data)))
+        entry = QueuedRequest(request, plan, responder, now_ns, nbytes=plan.nbytes or sum(map(len, request.data)))
         queue = self._queue
         queue.admit(entry, now_ns / 1e9)
         try:

@@ -84,7 +84,7 @@ class RequestBatches:
             on_answered: called on the data plane's thread for each batch whose last request ended after `answer`.
             on_left: called from any thread for a request in a worker whose client has gone.
         """
-        self._layouts = BatchLayouts(config, sees_requests=True)
+        self._layouts = BatchLayouts(config)
         self._decoupled = config.decoupled
         self._responses = ResponseMaker(config, version)
         self._statistics = statistics
@@ -108,7 +108,7 @@ class RequestBatches:
             single.number = channel.open_request(functools.partial(self._said, single))
             running.requests.append(single)
             request = entry.request
-            members.append(Member(self._layouts.form(entry), request.data, single.number, write_details(request)))
+            members.append(Member(entry.plan.form, request.data, single.number, write_details(request)))
             if request.trace is not None:
                 self._begin_trace(single, request.trace)
         running.open_count = len(members)

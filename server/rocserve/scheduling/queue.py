@@ -95,7 +95,9 @@ class RequestQueue:
         """
         if self._count >= self._limits.max_requests or self._nbytes + entry.nbytes > self._limits.max_bytes:
             raise QueueFull(entry.request.id)
-        level = self._level(entry.level)
+        level = self._levels.get(entry.level)
+        if level is None:
+            level = self._open(entry.level)
         limit = level.policy.max_queue_size
         if limit and len(level) >= limit:
             raise QueueFull(entry.request.id)
@@ -105,7 +107,7 @@ class RequestQueue:
     def push_back(self, entries: list[QueuedRequest]) -> None:
         """Put requests that were taken but not run back to the front, in their order."""
         for entry in reversed(entries):
-            self._level(entry.level).push_back(entry)
+            (self._levels[entry.level] if entry.level in self._levels else self._open(entry.level)).push_back(entry)
             self._add(entry)
 
     def take(self, count: int) -> list[QueuedRequest]:
@@ -170,11 +172,9 @@ class RequestQueue:
     def _policy(self, level: int) -> QueuePolicy:
         return self._policies.get(level, self._default_policy)
 
-    def _level(self, number: int) -> Level:
-        level = self._levels.get(number)
-        if level is None:
-            level = self._levels[number] = Level(self._policy(number))
-            insort(self._order, number)
+    def _open(self, number: int) -> Level:
+        level = self._levels[number] = Level(self._policy(number))
+        insort(self._order, number)
         return level
 
     def _close_empty(self, number: int) -> None:

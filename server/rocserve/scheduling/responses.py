@@ -33,12 +33,16 @@ class ResponseMaker:
         self._batching = config.max_batch_size > 0
         self._outputs = {output.name: output for output in config.outputs}
         self._forms: dict[tuple[RequestPlan, tuple[TensorHead, ...]], _Form] = {}
+        # Those of a batch are mostly the same.
+        self._last_plan: RequestPlan | None = None
+        self._last_heads: tuple[TensorHead, ...] | None = None
+        self._last_form = _Form(ResponseHead(self._name, self._version, ()), None)
 
     def make(
         self,
         entry: QueuedRequest,
         heads: tuple[TensorHead, ...],
-        data: list[Buffer],
+        data: Sequence[Buffer],
         parameters: Parameters = NO_PARAMETERS,
     ) -> InferResponse:
         """The response to a request, of all outputs that it wants.
@@ -48,7 +52,10 @@ class ResponseMaker:
         """
         plan = entry.plan
         try:
-            form = self._forms.get((plan, heads)) or self._form(plan, heads)
+            if heads is not self._last_heads or plan is not self._last_plan:
+                self._last_form = self._forms.get((plan, heads)) or self._form(plan, heads)
+                self._last_plan, self._last_heads = plan, heads
+            form = self._last_form
             if form.wanted is not None:
                 data = [data[index] for index in form.wanted]
             response = InferResponse(form.head, entry.request.id, data, parameters)

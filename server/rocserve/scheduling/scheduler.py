@@ -14,7 +14,7 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import LARGE_RESPONSE, InferRequest
 from rocserve.core.serving import Responder
 from rocserve.core.statistics import ModelStatistics
-from rocserve.core.validation import RequestPlan
+from rocserve.core.validation import RequestPlan, RequestValidator
 from rocserve.plane.loop import PlaneLoop
 from rocserve.scheduling.batch import BatchAnswerer, BatchLayouts, FormedBatch
 from rocserve.scheduling.drain import Drain
@@ -67,6 +67,7 @@ class Scheduler(ABC):
         """`sends_ahead`: whether a busy instance may be sent more, which then can no longer be overtaken."""
         config = self._config = parts.config
         self.version = parts.version
+        self.validator = RequestValidator(config, parts.answers_requests)
         self._statistics = parts.statistics
         self._log = parts.log
         self._plane = parts.plane

@@ -9,7 +9,7 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest
 from rocserve.core.serving import Responder
 from rocserve.core.statistics import ModelStatistics
-from rocserve.core.validation import RequestPlan, RequestValidator
+from rocserve.core.validation import RequestPlan
 from rocserve.scheduling.cached_answers import CachedAnswers
 from rocserve.scheduling.queue import QueueFull
 from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
@@ -34,7 +34,6 @@ class ScheduledVersion:
         self.config = config
         self.config_message = config_message
         self.statistics = statistics
-        self._validator = RequestValidator(config)
         self._scheduler = scheduler
         self._answers = answers
         batching = config.dynamic_batching
@@ -50,7 +49,7 @@ class ScheduledVersion:
     def infer(self, request: InferRequest, responder: Responder) -> None:
         """See core.serving.ServedVersion."""
         try:
-            plan = self._validator.validate(request)
+            plan = self._scheduler.validator.validate(request)
         except ServeError as error:
             # As in Triton, what does not fit the model has never been one of its requests.
             responder.fail(error)

@@ -34,9 +34,9 @@ class _Gathered:
 def request_inputs(request: ReceivedRequest, heap: HeapReader) -> list[memoryview]:
     """The bytes of a request's inputs where they lie."""
     places = request.form.places
-    offsets, sizes, end = places.of(heap.view(request.place, places.table_bytes))
-    view = heap.view(request.place, end)
-    return [view[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
+    bounds, size = places.of(heap.view(request.place, places.table_bytes))
+    view = heap.view(request.place, size)
+    return [view[begin:end] for begin, end in bounds]
 
 
 def details_of(request: ReceivedRequest, heap: HeapReader) -> bytes:
@@ -44,7 +44,7 @@ def details_of(request: ReceivedRequest, heap: HeapReader) -> bytes:
     if not request.details_bytes:
         return b""
     places = request.form.places
-    _, _, end = places.of(heap.view(request.place, places.table_bytes))
+    _, end = places.of(heap.view(request.place, places.table_bytes))
     return bytes(heap.view(request.place, end + request.details_bytes)[end:])
 
 
@@ -70,11 +70,11 @@ class BatchGatherer:
         gathered = self._gathered.get(key)
         if gathered is None:
             gathered = _remembered(self._gathered, key, self._room(form, len(requests)))
-        view, places, sizes = self._heap.view, form.places, form.places.sizes
-        for offset, size, column in zip(places.offsets, sizes, gathered.columns, strict=True):
-            start = 0
-            for request in requests:
-                column[start : start + size] = view(request.place + offset, size)
+        blocks = [self._heap.view(request.place, form.places.end) for request in requests]
+        for (begin, end), column in zip(form.places.bounds, gathered.columns, strict=True):
+            start, size = 0, end - begin
+            for block in blocks:
+                column[start : start + size] = block[begin:end]
                 start += size
         return gathered.batch
 

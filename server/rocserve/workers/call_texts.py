@@ -14,8 +14,9 @@ from rocserve.backends.request_model import Answer, ModelCall, ModelResponse
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.plain import from_json, to_json
+from rocserve.core.tensor_places import aligned, lay_out
 from rocserve.core.tensors import Tensor, TensorHead, can_hold, flat_octets, heads_of
-from rocserve.plane.heap import Heap, HeapReader, Slot, aligned, lay_out
+from rocserve.plane.heap import Heap, HeapReader, Slot
 from rocserve.workers.entries import LONGEST_TEXT_BYTES, numbers
 from rocserve.workers.messages import CallLayout, ResultLayout
 from rocserve.workers.wire import LONGEST_TEXT

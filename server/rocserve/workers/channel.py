@@ -19,11 +19,13 @@ from typing import Protocol
 from rocserve.backends.request_model import RESCHEDULED, Answer, ModelCall, ModelResponse, Result
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument, unavailable
 from rocserve.core.model_config import NO_LIMITS, InstanceRateLimiter
+from rocserve.core.request_form import RequestForm
+from rocserve.core.tensor_places import aligned, padded
 from rocserve.core.tensors import Buffer, Tensor
 from rocserve.core.trace import Trace
 from rocserve.plane import anonymous_file, heap, link
 from rocserve.plane.doorbell import SocketRinger, drain_rings
-from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapFull, HeapReader, ReadSlot, Slot, aligned, copy_bytes
+from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapFull, HeapReader, ReadSlot, Slot, copy_bytes, fill
 from rocserve.plane.link import ENTRY_BYTES, LinkBroken, LinkEnd
 from rocserve.plane.loop import TimerHandle
 from rocserve.workers.answer_watch import Owed
@@ -60,7 +62,7 @@ from rocserve.workers.entries import (
     WORKER_RINGS,
     return_entries,
 )
-from rocserve.workers.request_layouts import BatchForm, Member, RequestForm
+from rocserve.workers.request_layouts import BatchForm, Member
 from rocserve.workers.results import BatchOutcome, OutputCuts, ResultReader
 from rocserve.workers.wire import ATTACH, LONGEST_TEXT, status_code
 
@@ -320,7 +322,7 @@ class Channel:
     def _write(self, members: Sequence[Member]) -> tuple[Slot, int, _Large]:
         """The slot of a batch, the entries of its table, and what is still to be copied."""
         forms = self._forms
-        fresh = [form for form in dict.fromkeys([member.form for member in members]) if form not in forms]
+        fresh = [form for form in {member.form for member in members} if form not in forms]
         try:
             return self._write_with(fresh, members)
         except BaseException:
@@ -337,7 +339,7 @@ class Channel:
         inputs, forms, pack = self._inputs, self._forms, ENTRY.pack
         count = len(members) + len(fresh)
         table: list[bytes] = []
-        texts: list[tuple[int, bytes]] = []
+        pieces: list[Buffer] = []
         end = aligned(count * ENTRY_BYTES)
         for form in fresh:
             text = form.text
@@ -345,26 +347,20 @@ class Channel:
                 raise internal(f"the layout of a request takes {len(text)} bytes, at most {LONGEST_TEXT_BYTES} can be")
             number = forms[form] = next(self._form_numbers)
             table.append(pack(LAYOUT, 0, 0, number, end, len(text), 0))
-            texts.append((end, text))
-            end = aligned(end + len(text))
-        starts: list[int] = []
+            pieces += padded((text,))
+            end += aligned(len(text))
         for member in members:
             form, details = member.form, member.details
-            places = form.places
-            starts.append(end)
             table.append(pack(REQUEST, 0, 0, forms[form], member.number, end, len(details)))
-            end += places.end if places.sizes is not None else places.measure(member.data)
+            of_member, nbytes = form.places.pieces(member.data)
+            pieces += of_member
+            end += nbytes
             if details:
-                texts.append((end, details))
-                end += len(details)
-            end = aligned(end)
+                pieces += padded((details,))
+                end += aligned(len(details))
         slot, view = inputs.place(end)
-        view[: count * ENTRY_BYTES] = b"".join(table)
-        for start, text in texts:
-            view[start : start + len(text)] = text
-        large: list[tuple[int, Buffer]] = []
-        for start, member in zip(starts, members, strict=True):
-            large += member.form.places.write(view, start, member.data)
+        pieces = [*padded((b"".join(table),)), *pieces]
+        large = fill(view, pieces, COPIED_AT_ONCE)
         return slot, count, (view, large) if large else None
 
     # Requests of a model that sees each for itself

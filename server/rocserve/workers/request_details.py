@@ -10,13 +10,10 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from rocserve.core.requests import InferRequest, RequestHead
+from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import SequenceId
 
 _START = struct.Struct("<QBII")
-
-RESERVED = frozenset({"priority", "timeout"})
-"""Parameters that the protocol reads; so are those that begin with "triton_"."""
 
 
 class RequestDetails(NamedTuple):
@@ -61,12 +58,3 @@ def read_details(data: bytes) -> RequestDetails:
         raise ValueError(f"the names in the details of a request end at byte {label_end} of {len(data)}")
     sequence: SequenceId = data[id_end:label_end].decode() if label_length else index
     return RequestDetails(data[_START.size : id_end].decode(), sequence, flags, data[label_end:].decode())
-
-
-def client_parameters(head: RequestHead) -> dict[str, bool | int | float | str]:
-    """Those of a request's head that are the client's own."""
-    return {
-        name: value
-        for name, value in head.parameters.items()
-        if name not in RESERVED and not name.startswith("triton_")
-    }

@@ -9,8 +9,9 @@ from rocserve.backends.request_model import Answer, ModelResponse, Rescheduled, 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.plain import to_json
+from rocserve.core.tensor_places import aligned
 from rocserve.core.tensors import Buffer, TensorHead, flat_octets
-from rocserve.plane.heap import aligned, copy_bytes
+from rocserve.plane.heap import copy_bytes
 from rocserve.workers.entries import (
     AGAIN,
     ENTRY,

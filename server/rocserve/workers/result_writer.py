@@ -15,8 +15,8 @@ from rocserve.core.datatypes import DataType, datatype_of
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.plain import to_json
 from rocserve.core.requests import Signature
+from rocserve.core.tensor_places import lay_out
 from rocserve.core.tensors import Buffer, Tensor, TensorHead, bytes_elements, encode_bytes_elements, flat_octets, octets
-from rocserve.plane.heap import lay_out
 from rocserve.workers.entries import numbers
 from rocserve.workers.messages import RequestFailure, ResultLayout
 from rocserve.workers.worker_end import OutgoingResult, WorkerEnd, checked

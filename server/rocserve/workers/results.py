@@ -18,7 +18,7 @@ from rocserve.workers.entries import LONGEST_TEXT_BYTES, ONCE, REMEMBERED_LAYOUT
 from rocserve.workers.messages import ResultLayout
 from rocserve.workers.wire import status_code
 
-Outputs = tuple[tuple[TensorHead, ...], list[Buffer]]
+Outputs = tuple[tuple[TensorHead, ...], Sequence[Buffer]]
 """What one request's part of a result is, and its bytes."""
 Part = tuple[tuple[TensorHead, ...], Sequence[tuple[int, int]]]
 """What one request's part of a result is, and the first byte and the end of each of its outputs."""

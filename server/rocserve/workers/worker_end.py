@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.plain import from_json
+from rocserve.core.request_form import RequestLayout
+from rocserve.core.tensor_places import TensorPlaces, aligned
 from rocserve.core.tensors import Buffer
 from rocserve.plane.doorbell import SocketRinger, SocketSleeper, sleep_word
-from rocserve.plane.heap import Heap, HeapReader, aligned, copy_bytes
+from rocserve.plane.heap import Heap, HeapReader, copy_bytes
 from rocserve.plane.link import ENTRY_BYTES, LinkEnd
 from rocserve.workers.entries import (
     BACK,
@@ -39,7 +41,6 @@ from rocserve.workers.entries import (
     WORKER_RINGS,
     returned_places,
 )
-from rocserve.workers.request_layouts import InputPlaces, RequestLayout
 from rocserve.workers.wire import ATTACH, LONGEST_TEXT
 
 _MOST_DESCRIPTORS = 6
@@ -56,7 +57,7 @@ class RequestForm:
     """A layout as the worker keeps it. Compared by identity."""
 
     layout: RequestLayout
-    places: InputPlaces
+    places: TensorPlaces
 
 
 @dataclass(slots=True)
@@ -183,7 +184,7 @@ class WorkerEnd:
                 requests.append(ReceivedRequest(forms[number], a, place + b, c))
             elif kind == LAYOUT:
                 layout = from_json(RequestLayout, bytes(self.inputs.view(place + a, b)))
-                forms[number] = RequestForm(layout, InputPlaces(layout.inputs))
+                forms[number] = RequestForm(layout, TensorPlaces(layout.inputs))
             else:
                 raise ValueError(f"a message of kind {kind} among the requests of a batch")
         while len(forms) > 2 * REMEMBERED_LAYOUTS:

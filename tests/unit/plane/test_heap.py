@@ -11,6 +11,7 @@ from random import Random
 import pytest
 from support.workers import open_descriptors
 
+from rocserve.core.tensor_places import aligned
 from rocserve.plane import anonymous_file
 from rocserve.plane.heap import (
     SMALLEST_SLOT,
@@ -18,7 +19,6 @@ from rocserve.plane.heap import (
     Heap,
     HeapFull,
     HeapReader,
-    aligned,
     copy_bytes,
     create_file,
 )

@@ -161,6 +161,7 @@ async def test_what_a_killed_worker_had_not_taken_may_run_elsewhere(workshop: Wo
     first = await run_add_sub(channel)
     assert first.error is None
     os.kill(pid, signal.SIGSTOP)
+    await until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     asked = [run_add_sub(channel) for _ in range(3)]
     await asyncio.sleep(0.05)
     os.kill(pid, signal.SIGKILL)

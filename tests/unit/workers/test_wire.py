@@ -10,10 +10,10 @@ from rocserve.core.custom_metrics import MetricChange, MetricChanges, MetricKind
 from rocserve.core.errors import StatusCode
 from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.core.plain import from_json, to_json
+from rocserve.core.request_form import RequestLayout
 from rocserve.core.requests import Signature
 from rocserve.workers import messages
 from rocserve.workers.messages import Load, Spawn
-from rocserve.workers.request_layouts import RequestLayout
 from rocserve.workers.wire import decode_message, encode_message, status_code
 
 CONTROL = [

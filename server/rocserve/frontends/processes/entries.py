@@ -1,25 +1,26 @@
 """What a front and the server tell each other: entries of 32 bytes (`workers/entries.py`), in the rings of a link.
 
-Tensors and texts lie in slots of the heap of whoever sends them; (place) is a slot's offset. A token names a request
-until its last answer.
+Tensors and texts lie in the heap of whoever sends them; at a (place) stand first the sizes (u64 each) of what lies
+there, then these, each at a multiple of 64; flags PACKED: tensors alone, of the sizes that follow from their head. A
+token names a request until its last answer.
 
 From the front, on the ring REQUESTS:
 
-- HEAD: number; a = place, b = bytes of a RequestHead in JSON. It stands for that number from here on.
+- HEAD: number; a = place, b = bytes: a RequestHead in JSON. It stands for that number from here on.
 - REQUEST: number = its token; a = the number of its head, and in the upper half how many bytes its slot has; b = place
-  of the sizes (u64 each) of its inputs, of its details and of its origin, and of these behind them; c = its deadline in
-  time.monotonic_ns(), 0 = it has none. flags IN_TURN: it is one of a stream. SINGLE: it can have one answer only.
+  of its inputs, its details and its origin; c = its deadline in time.monotonic_ns(), 0 = it has none. flags IN_TURN: it
+  is one of a stream. SINGLE: it can have one answer only.
 - LEFT: number = the token of a request whose client has gone.
-- REFUSED: count = a status code; a = place of two texts, the error's and the id that the request was to have; b, c =
-  their bytes. No request could be made of what had come; its client has been told.
+- REFUSED: count = a status code; a = place, b = bytes: two texts, the error's and the id that the request was to have.
+  No request could be made of what had come; its client has been told.
 
 From the server, on the ring ANSWERS:
 
-- ANSWER_HEAD: number; a = place, b = bytes of an AnswerHead in JSON.
-- ANSWER: number = a token; a = the number of its head; b = place of the sizes (u64 each) of its outputs, and of these
-  behind them, each at a multiple of 64; c = bytes of the slot. flags FINAL; NONE: there is no further answer; ERROR:
-  count = a status code, b = place, c = bytes of its text; REFUSAL with it: no model has had the request; FULL: there is
-  no memory for it (MemoryFull).
+- ANSWER_HEAD: number; a = place, b = bytes: an AnswerHead in JSON.
+- ANSWER: number = a token; a = the number of its head; b = place, c = bytes: its outputs. flags FINAL; NONE: there is
+  no further answer; ERROR: count = a status code, and a text lies there; REFUSAL with it: no model has had the request;
+  FULL: there is no memory for it (MemoryFull).
+- RETURN: as below, of places in the server's own heap: what has been told before lies there, and nothing else will.
 - MANY: number = a token: any number of answers will come.
 - WATCH: number = a token: tell when its client goes.
 - ORIGINS: flags FINAL: from now on requests are to tell where they come from; without: no more.
@@ -34,7 +35,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
+from rocserve.core.datatypes import DataType
 from rocserve.core.requests import NO_PARAMETERS, InputHead, Parameters, RequestedOutput, RequestHead, ResponseHead
+from rocserve.core.tensor_places import TensorPlaces
+from rocserve.core.tensors import TensorHead
 
 REQUESTS = ANSWERS = 0
 RETURNS = 1
@@ -48,6 +52,7 @@ ANSWER_HEAD, ANSWER, MANY, WATCH, ORIGINS, EXIT = range(16, 22)
 
 IN_TURN, SINGLE = 1, 2
 FINAL, NONE, ERROR, REFUSAL, FULL = 1, 2, 4, 8, 16
+PACKED = 32
 
 REMEMBERED_HEADS = 1024
 """Of a kind: whoever tells of heads refers to the last so many, and the other end keeps twice as many. Numbers are not
@@ -62,6 +67,14 @@ class AnswerHead:
     parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
     in_shared_memory: tuple[str, ...] = ()
     is_typed: bool = False
+
+
+def input_places(head: RequestHead) -> TensorPlaces | None:
+    """Where the inputs of requests lie that have as many bytes as their shapes say; None: that is not said."""
+    try:
+        return TensorPlaces([TensorHead(each.name, DataType(each.datatype), each.shape) for each in head.inputs])
+    except ValueError:
+        return None  # There is no such datatype.
 
 
 def write_head(head: RequestHead) -> bytes:

@@ -14,6 +14,7 @@ from rocserve.core.plain import from_json
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import MemoryFull
 from rocserve.core.requests import InferRequest, InferResponse, RequestHead
+from rocserve.core.tensor_places import PackedTensors, TensorPlaces
 from rocserve.frontends.processes.entries import (
     ANSWER,
     ANSWER_HEAD,
@@ -28,6 +29,7 @@ from rocserve.frontends.processes.entries import (
     MANY,
     NONE,
     ORIGINS,
+    PACKED,
     REFUSAL,
     REFUSED,
     REMEMBERED_HEADS,
@@ -36,9 +38,10 @@ from rocserve.frontends.processes.entries import (
     SINGLE,
     WATCH,
     AnswerHead,
+    input_places,
     write_head,
 )
-from rocserve.frontends.processes.link_end import FrontLinkEnd, read
+from rocserve.frontends.processes.link_end import FrontLinkEnd, framed, read
 from rocserve.frontends.processes.server_end import ATTACH
 from rocserve.plane import anonymous_file
 from rocserve.plane.doorbell import SocketRinger, drain_rings, sleep_word
@@ -46,7 +49,7 @@ from rocserve.plane.heap import Heap, HeapFull, HeapReader
 from rocserve.plane.link import LinkEnd
 from rocserve.plane.loop import Plane
 from rocserve.services.observation import ClientResponder
-from rocserve.workers.entries import ENTRY
+from rocserve.workers.entries import ENTRY, RETURN
 from rocserve.workers.request_details import write_details
 from rocserve.workers.wire import status_code
 
@@ -98,9 +101,9 @@ class RemoteInference:
         sleeps = anonymous_file.open_for_reading(plane.sleeps)
         socket.send_fds(connection, [ATTACH], [sleeps])
         os.close(sleeps)
-        self._heads: dict[RequestHead, int] = {}
+        self._heads: dict[RequestHead, tuple[int, TensorPlaces | None]] = {}
         self._told_heads = 0
-        self._answer_heads: dict[int, AnswerHead] = {}
+        self._answer_heads: dict[int, tuple[AnswerHead, TensorPlaces]] = {}
         self._open: dict[int, tuple[ClientResponder, str]] = {}
         """By token: who waits, and the request's id."""
         self._tokens: list[int] = []
@@ -111,18 +114,22 @@ class RemoteInference:
 
     def infer(self, request: InferRequest, client: ClientResponder) -> None:
         """Hand a request to the server; every error goes to the responder."""
-        head = request.head
-        number = self._heads.get(head)
         try:
-            if number is None:
-                number = self._tell_head(head)
-            place, nbytes = self._write(request, client)
+            number, places = self._heads.get(request.head) or self._tell_head(request.head)
+            details = write_details(request)
+            origin = _origin_text(client) if self._tells_origins else b""
+            flags = (IN_TURN if request.in_turn else 0) | (SINGLE if client.takes_one else 0)
+            packed = places.packed(request.data) if places is not None and not details and not origin else None
+            if packed is None or places is None:
+                packed, nbytes = framed((*request.data, details, origin))
+            else:
+                flags, nbytes = flags | PACKED, places.end
+            place = self._end.place(packed, nbytes)
         except HeapFull as error:
             client.fail(error)
             return
         token = self._tokens.pop() if self._tokens else self._new_token()
         self._open[token] = (client, request.id)
-        flags = (IN_TURN if request.in_turn else 0) | (SINGLE if client.takes_one else 0)
         deadline_ns = int(request.deadline * 1e9) if request.deadline is not None else 0
         self._end.post(ENTRY.pack(REQUEST, flags, 0, token, number | nbytes << 32, place, max(deadline_ns, 0)))
 
@@ -130,26 +137,23 @@ class RemoteInference:
         """No request could be made of what has come; its client has been told."""
         if self._tells_origins:
             told, wanted = error.text.encode(errors="replace"), find_id().encode(errors="replace")
-            place = self._end.text_place(told + wanted)
-            self._end.post(ENTRY.pack(REFUSED, 0, int(error.code), 0, place, len(told), len(wanted)))
+            pieces, nbytes = framed((told, wanted))
+            place = self._end.place(pieces, nbytes)
+            self._end.post(ENTRY.pack(REFUSED, 0, int(error.code), 0, place, nbytes, 0))
 
     def _new_token(self) -> int:
         self._next_token += 1
         return self._next_token
 
-    def _tell_head(self, head: RequestHead) -> int:
+    def _tell_head(self, head: RequestHead) -> tuple[int, TensorPlaces | None]:
         if len(self._heads) >= REMEMBERED_HEADS:
             del self._heads[next(iter(self._heads))]
-        text = write_head(head)
-        place = self._end.text_place(text)
-        number = self._heads[head] = self._told_heads = self._told_heads + 1
-        self._end.post(ENTRY.pack(HEAD, 0, 0, number, place, len(text), 0))
-        return number
-
-    def _write(self, request: InferRequest, client: ClientResponder) -> tuple[int, int]:
-        """The place and the size of a request's slot. Raises: HeapFull."""
-        origin = _origin_text(client) if self._tells_origins else b""
-        return self._end.place(request.data, (write_details(request), origin))
+        pieces, nbytes = framed((write_head(head),))
+        place = self._end.place(pieces, nbytes)
+        self._told_heads += 1
+        known = self._heads[head] = self._told_heads, input_places(head)
+        self._end.post(ENTRY.pack(HEAD, 0, 0, self._told_heads, place, nbytes, 0))
+        return known
 
     # What comes
 
@@ -184,8 +188,12 @@ class RemoteInference:
         elif kind == ANSWER_HEAD:
             if len(self._answer_heads) >= 2 * REMEMBERED_HEADS:
                 del self._answer_heads[next(iter(self._answer_heads))]
-            self._answer_heads[number] = from_json(AnswerHead, bytes(self._answers_heap.view(a, b)))
-            self._end.give_back(a)
+            (text,) = read(self._answers_heap.view(a, b), 1)
+            told = from_json(AnswerHead, bytes(text))
+            self._answer_heads[number] = told, TensorPlaces(told.head.outputs)
+        elif kind == RETURN:
+            for place in (a, b, c)[:count]:
+                self._end.give_back(place)
         elif kind == WATCH:
             waiting = self._open.get(number)
             if waiting is not None:
@@ -210,20 +218,17 @@ class RemoteInference:
             client.end()
             return
         view = self._answers_heap.view(place, nbytes)
-        try:
-            if flags & ERROR:
-                text = bytes(view).decode()
-                error = MemoryFull(text) if flags & FULL else ServeError(status_code(code), text)
-                error.is_refusal = bool(flags & REFUSAL)
-                client.fail(error, final)
-                return
-            told = self._answer_heads[head_number]
-            data = read(view, len(told.head.outputs))
-            client.send(
-                InferResponse(told.head, request_id, data, told.parameters, told.in_shared_memory, told.is_typed), final
-            )
-        finally:
-            self._end.give_back(place)
+        if flags & ERROR:
+            text = bytes(read(view, 1)[0]).decode()
+            error = MemoryFull(text) if flags & FULL else ServeError(status_code(code), text)
+            error.is_refusal = bool(flags & REFUSAL)
+            client.fail(error, final)
+            return
+        told, places = self._answer_heads[head_number]
+        data = PackedTensors(view, places) if flags & PACKED else read(view, len(told.head.outputs))
+        client.send(
+            InferResponse(told.head, request_id, data, told.parameters, told.in_shared_memory, told.is_typed), final
+        )
 
     def _left(self, token: int, client: ClientResponder) -> None:
         waiting = self._open.get(token)

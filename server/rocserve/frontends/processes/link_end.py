@@ -5,21 +5,26 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
+from rocserve.core.tensor_places import lay_out, padded
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.processes.entries import ANSWERS, RETURNS
-from rocserve.plane.heap import COPIED_IN_PLACE, Heap, Slot, copy_bytes, lay_out
-from rocserve.plane.link import LinkEnd
+from rocserve.plane.heap import Heap, Slot, fill
+from rocserve.plane.link import ENTRY_BYTES, LinkEnd
 from rocserve.plane.loop import Plane
 from rocserve.plane.trimming import HeapTrimmer
 from rocserve.workers.entries import numbers, return_entries, returned_places
 
 _RETRY_SECONDS = 0.001
 """After a ring was full."""
-_REMEMBERED_LAYOUTS = 1024
-"""Of slots: clients send the same sizes again and again."""
+_REMEMBERED_TABLES = 1024
+"""Clients send the same sizes again and again."""
+_PAGE_BYTES = 64 << 10
+_LARGEST_SHARED = _PAGE_BYTES // 8
+"""Bytes up to which something shares a page: copying it costs less than a slot of its own."""
+_NO_PAGE = memoryview(b"")
 
 
 class FrontLinkEnd:
@@ -36,6 +41,9 @@ class FrontLinkEnd:
         self._trimmer = HeapTrimmer(plane)
         self._slots: dict[int, Slot] = {}
         """Of its own heap, by place: what the other end may still read."""
+        self._of_turn: list[int] = []
+        """Of these, what it need not keep for longer than it handles the entries of this turn."""
+        self._page, self._page_place, self._page_used = _NO_PAGE, 0, 0
         self.ring: Callable[[], None] = _nobody
 
     def post(self, entry: bytes) -> None:
@@ -44,27 +52,32 @@ class FrontLinkEnd:
             self._plane.at_end_of_turn(self.flush)
         self._posts.append(entry)
 
-    def place(self, tensors: Sequence[Buffer], texts: Sequence[bytes] = ()) -> tuple[int, int]:
-        """The place and the bytes of a slot that begins with the sizes (u64 each) of all of these; tensors lie behind
-        them, then the texts. It is kept until the other end has returned it. Raises: HeapFull."""
-        contents = [*tensors, *texts]
-        table, bounds, size = _layout(tuple(map(len, contents)), len(tensors))
-        slot, view = self._heap.place(size)
-        view[: len(table)] = table
-        for (begin, end), content in zip(bounds, contents, strict=True):
-            if end - begin <= COPIED_IN_PLACE:
-                view[begin:end] = content
-            else:
-                copy_bytes(view, begin, content)
+    def place(self, pieces: Iterable[Buffer], nbytes: int) -> int:
+        """The place of so many bytes, which is kept until the other end has returned it. Raises: HeapFull."""
+        slot, view = self._new_slot(nbytes)
+        fill(view, pieces)
+        return slot.offset
+
+    def place_in_turn(self, pieces: Iterable[Buffer], nbytes: int) -> int:
+        """As `place`, of what the other end reads while it handles this turn's entries: small ones share a slot."""
+        if nbytes > _LARGEST_SHARED:
+            place = self.place(pieces, nbytes)
+            self._of_turn.append(place)
+            return place
+        if self._page_used + nbytes > len(self._page):
+            slot, self._page = self._new_slot(_PAGE_BYTES)
+            self._page_place, self._page_used = slot.offset, 0
+            self._of_turn.append(slot.offset)
+        begin = self._page_used
+        self._page_used = end = begin + nbytes
+        fill(self._page[begin:end], pieces)
+        return self._page_place + begin
+
+    def _new_slot(self, nbytes: int) -> tuple[Slot, memoryview]:
+        slot, view = self._heap.place(nbytes)
         self._slots[slot.offset] = slot
         self._trimmer.trim_later(self._heap, self.take_returns)
-        return slot.offset, size
-
-    def text_place(self, text: bytes) -> int:
-        slot, view = self._heap.place(len(text))
-        view[:] = text
-        self._slots[slot.offset] = slot
-        return slot.offset
+        return slot, view
 
     def give_back(self, place: int) -> None:
         """A place in the other's heap that nobody reads any more. From any thread."""
@@ -77,14 +90,20 @@ class FrontLinkEnd:
 
     def flush(self) -> None:
         posts, messages = self._posts, self._messages
+        if self._of_turn:
+            # The other end gives them back when it has come to here.
+            entries = return_entries(self._of_turn)
+            posts += [entries[start : start + ENTRY_BYTES] for start in range(0, len(entries), ENTRY_BYTES)]
+            self._of_turn.clear()
+            self._page, self._page_used = _NO_PAGE, 0
         count = min(len(posts), messages.room)
         if count:
             messages.post(b"".join([posts.popleft() for _ in range(count)]))
         to_return = self._to_return
-        entries = min(self._returns.room, -(-len(to_return) // 3)) if to_return else 0
-        if entries:
-            self._returns.post(return_entries(to_return[: 3 * entries]))
-            del to_return[: 3 * entries]
+        returns = min(self._returns.room, -(-len(to_return) // 3)) if to_return else 0
+        if returns:
+            self._returns.post(return_entries(to_return[: 3 * returns]))
+            del to_return[: 3 * returns]
         if count:
             # Places that come back are nothing to be woken for.
             self.ring()
@@ -94,6 +113,7 @@ class FrontLinkEnd:
     def drop(self) -> None:
         """Nobody takes it any more."""
         self._posts.clear()
+        self._of_turn.clear()
         self._slots.clear()
         self._trimmer.forget(self._heap)
 
@@ -103,29 +123,23 @@ class FrontLinkEnd:
             slots.pop(place, None)
 
 
-def read(view: memoryview, tensors: int, texts: int = 0) -> list[Buffer]:
-    """What `place` has written: so many tensors, and so many texts."""
-    count = tensors + texts
-    return [view[begin:end] for begin, end in _bounds(bytes(view[: 8 * count]), tensors)]
+def framed(contents: Sequence[Buffer]) -> tuple[list[Buffer], int]:
+    """What lies at a place of these, and how many bytes that is: their sizes (u64 each), and they behind them."""
+    pieces = padded([numbers(len(contents)).pack(*map(len, contents)), *contents])
+    return pieces, sum(map(len, pieces))
 
 
-@lru_cache(_REMEMBERED_LAYOUTS)
-def _layout(sizes: tuple[int, ...], tensors: int) -> tuple[bytes, tuple[tuple[int, int], ...], int]:
-    """The table of a slot, where each of what stands behind it begins and ends, and the slot's bytes. `tensors`: so
-    many of the sizes are of tensors, the others of texts."""
-    table = numbers(len(sizes))
-    offsets, end = lay_out(sizes[:tensors], table.size)
-    for size in sizes[tensors:]:
-        offsets.append(end)
-        end += size
-    bounds = tuple((offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))
-    return table.pack(*sizes), bounds, end
+def read(view: memoryview, count: int) -> list[Buffer]:
+    """Of so many contents, framed."""
+    return [view[begin:end] for begin, end in _bounds(bytes(view[: 8 * count]))]
 
 
-@lru_cache(_REMEMBERED_LAYOUTS)
-def _bounds(table: bytes, tensors: int) -> tuple[tuple[int, int], ...]:
-    """As `_layout`, of a table that has come."""
-    return _layout(numbers(len(table) // 8).unpack(table), tensors)[1]
+@lru_cache(_REMEMBERED_TABLES)
+def _bounds(table: bytes) -> list[tuple[int, int]]:
+    """Where each of the contents behind such a table begins and ends."""
+    sizes = numbers(len(table) // 8).unpack(table)
+    offsets, _ = lay_out(sizes, len(table))
+    return [(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True)]
 
 
 def _nobody() -> None:

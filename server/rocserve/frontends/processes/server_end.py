@@ -8,13 +8,15 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rocserve.core.errors import ServeError, StatusCode, unimplemented
 from rocserve.core.plain import to_json
 from rocserve.core.request_memory import MemoryFull
 from rocserve.core.requests import InferRequest, InferResponse, RequestHead
 from rocserve.core.sequences import SequenceTag
+from rocserve.core.tensor_places import PackedTensors, TensorPlaces
+from rocserve.core.tensors import Buffer
 from rocserve.frontends.processes.entries import (
     ANSWER,
     ANSWER_HEAD,
@@ -29,6 +31,7 @@ from rocserve.frontends.processes.entries import (
     MANY,
     NONE,
     ORIGINS,
+    PACKED,
     REFUSAL,
     REFUSED,
     REMEMBERED_HEADS,
@@ -38,12 +41,13 @@ from rocserve.frontends.processes.entries import (
     SINGLE,
     WATCH,
     AnswerHead,
+    input_places,
     read_head,
 )
-from rocserve.frontends.processes.link_end import FrontLinkEnd, read
+from rocserve.frontends.processes.link_end import FrontLinkEnd, framed, read
 from rocserve.plane import anonymous_file, heap, link
 from rocserve.plane.doorbell import SocketRinger, drain_rings, sleep_word
-from rocserve.plane.heap import Heap, HeapFull, HeapReader, ReadSlot
+from rocserve.plane.heap import Heap, HeapFull, HeapReader
 from rocserve.plane.link import LinkEnd
 from rocserve.plane.loop import PlaneLoop
 from rocserve.services.inference import NOT_FOR_DECOUPLED, InferenceService
@@ -105,8 +109,10 @@ class FrontLink:
             os.close(descriptor)
         self._inbox = ends.readers[REQUESTS]
         self._end = FrontLinkEnd(ends, self._heap, plane)
-        self._heads: dict[int, RequestHead] = {}
-        self._answer_heads: dict[object, int] = {}
+        self.give_back = self._end.give_back
+        """A place in the front's heap that nobody reads any more. From any thread."""
+        self._heads: dict[int, tuple[RequestHead, TensorPlaces | None]] = {}
+        self._answer_heads: dict[object, tuple[int, TensorPlaces]] = {}
         self._told_heads = 0
         self._open: dict[int, RemoteResponder] = {}
         self._is_open = True
@@ -148,44 +154,52 @@ class FrontLink:
             return False
         try:
             self._end.take_returns()
-            for entry in ENTRY.iter_unpack(self._inbox.take()):
-                self._handle(*entry)
+            for kind, flags, count, number, a, b, c in ENTRY.iter_unpack(self._inbox.take()):
+                if kind == REQUEST:
+                    self._begin(flags, number, a & 0xFFFFFFFF, b, a >> 32, c)
+                else:
+                    self._handle(kind, count, number, a, b)
         except Exception as error:
             self._log.exception("a front's message could not be handled")
             self._gone(f"it sent what cannot be read: {error}")
         return True
 
-    def _handle(self, kind: int, flags: int, count: int, number: int, a: int, b: int, c: int) -> None:
-        if kind == REQUEST:
-            self._begin(flags, number, a & 0xFFFFFFFF, b, a >> 32, c)
-        elif kind == HEAD:
+    def _handle(self, kind: int, count: int, number: int, a: int, b: int) -> None:
+        if kind == HEAD:
             if len(self._heads) >= 2 * REMEMBERED_HEADS:
                 del self._heads[next(iter(self._heads))]
-            self._heads[number] = read_head(bytes(self._requests_heap.view(a, b)))
-            self._end.give_back(a)
+            (text,) = read(self._requests_heap.view(a, b), 1)
+            head = read_head(bytes(text))
+            self._heads[number] = head, input_places(head)
+            self.give_back(a)
         elif kind == LEFT:
             responder = self._open.get(number)
             if responder is not None:
                 responder.left()
         elif kind == REFUSED:
-            texts = bytes(self._requests_heap.view(a, b + c))
-            self._end.give_back(a)
-            error = ServeError(StatusCode(count), texts[:b].decode(errors="replace"))
-            self._service.refuse(error, texts[b:].decode)
+            told, wanted = map(bytes, read(self._requests_heap.view(a, b), 2))
+            self.give_back(a)
+            self._service.refuse(ServeError(StatusCode(count), told.decode(errors="replace")), wanted.decode)
         else:
             raise ValueError(f"a message of kind {kind}")
 
     def _begin(self, flags: int, token: int, head_number: int, place: int, nbytes: int, deadline_ns: int) -> None:
-        head = self._heads[head_number]
+        head, places = self._heads[head_number]
         view = self._requests_heap.view(place, nbytes)
-        *data, details_text, origin = read(view, len(head.inputs), 2)
         request_id, sequence = "", None
-        if details_text:
-            details = read_details(bytes(details_text))
-            request_id = details.request_id
-            if details.correlation_id or details.flags:
-                sequence = SequenceTag(details.correlation_id, bool(details.flags & 1), bool(details.flags & 2))
-        responder = self._open[token] = RemoteResponder(self, token, bool(flags & SINGLE), bytes(origin))
+        data: Sequence[Buffer]
+        origin: Buffer = b""
+        if flags & PACKED:
+            assert places is not None, "of a head that says no sizes"
+            data = PackedTensors(view, places)
+        else:
+            *data, details_text, origin = read(view, len(head.inputs) + 2)
+            if details_text:
+                details = read_details(bytes(details_text))
+                request_id = details.request_id
+                if details.correlation_id or details.flags:
+                    sequence = SequenceTag(details.correlation_id, bool(details.flags & 1), bool(details.flags & 2))
+        responder = self._open[token] = RemoteResponder(self, token, flags, place, origin)
         request = InferRequest(
             head,
             request_id,
@@ -193,7 +207,7 @@ class FrontLink:
             deadline_ns / 1e9 if deadline_ns else None,
             bool(flags & IN_TURN),
             sequence=sequence,
-            slot=ReadSlot(self._end.give_back, place),
+            slot=responder,
         )
         self._service.infer(request, responder)
         responder.is_accepted = True
@@ -207,33 +221,41 @@ class FrontLink:
         key: object = response.head
         if response.in_shared_memory or response.is_typed:
             key = (response.head, tuple(response.in_shared_memory), response.is_typed)
-        number = self._answer_heads.get(key) if not response.parameters else None
-        if number is None:
-            number = self._tell_head(key, response)
-        place, nbytes = self._end.place(response.data)
-        self._end.post(ENTRY.pack(ANSWER, FINAL if final else 0, 0, token, number, place, nbytes))
+        known = self._answer_heads.get(key) if not response.parameters else None
+        number, places = known or self._tell_head(key, response)
+        flags = FINAL if final else 0
+        packed = places.packed(response.data)
+        if packed is None:
+            packed, nbytes = framed(response.data)
+        else:
+            flags, nbytes = flags | PACKED, places.end
+        place = self._end.place_in_turn(packed, nbytes)
+        self._end.post(ENTRY.pack(ANSWER, flags, 0, token, number, place, nbytes))
         if final:
             self._open.pop(token, None)
 
-    def _tell_head(self, key: object, response: InferResponse) -> int:
-        number = self._told_heads = self._told_heads + 1
+    def _tell_head(self, key: object, response: InferResponse) -> tuple[int, TensorPlaces]:
+        self._told_heads += 1
+        known = self._told_heads, TensorPlaces(response.head.outputs)
         if not response.parameters:
             if len(self._answer_heads) >= REMEMBERED_HEADS:
                 del self._answer_heads[next(iter(self._answer_heads))]
-            self._answer_heads[key] = number
+            self._answer_heads[key] = known
         shared = tuple(response.in_shared_memory)
         text = to_json(AnswerHead(response.head, response.parameters, shared, response.is_typed))
-        self._end.post(ENTRY.pack(ANSWER_HEAD, 0, 0, number, self._end.text_place(text), len(text), 0))
-        return number
+        pieces, nbytes = framed((text,))
+        place = self._end.place_in_turn(pieces, nbytes)
+        self._end.post(ENTRY.pack(ANSWER_HEAD, 0, 0, self._told_heads, place, nbytes, 0))
+        return known
 
     def fail(self, token: int, error: ServeError, final: bool, refused: bool = False) -> None:
         if not self._is_open:
             return
-        text = error.text.encode(errors="replace")
-        place = self._end.text_place(text)
+        pieces, nbytes = framed((error.text.encode(errors="replace"),))
+        place = self._end.place_in_turn(pieces, nbytes)
         flags = ERROR | (FINAL if final else 0) | (REFUSAL if refused else 0)
         flags |= FULL if isinstance(error, MemoryFull) else 0
-        self._end.post(ENTRY.pack(ANSWER, flags, int(error.code), token, 0, place, len(text)))
+        self._end.post(ENTRY.pack(ANSWER, flags, int(error.code), token, 0, place, nbytes))
         if final:
             self._open.pop(token, None)
 
@@ -279,27 +301,32 @@ class FrontLink:
 
 
 class RemoteResponder:
-    """Implements observation.ClientResponder for a request of a front."""
+    """Implements observation.ClientResponder for a request of a front, whose slot the front gets back when nobody holds
+    this any more."""
 
-    __slots__ = ("_callbacks", "_has_left", "_link", "_origin", "_token", "held_bytes", "is_accepted", "takes_one")
+    _callbacks: list[Callable[[], None]] | None = None
+    _has_left = False
+    held_bytes = 0
+    is_accepted = False
+    """An error before is the request's own, one after is an answer of the model."""
 
-    def __init__(self, link: FrontLink, token: int, takes_one: bool, origin: bytes) -> None:
+    def __init__(self, link: FrontLink, token: int, flags: int, place: int, origin: Buffer) -> None:
+        """`flags`, `place`: of the request's entry."""
         self._link = link
         self._token = token
-        self.takes_one = takes_one
+        self.takes_one = bool(flags & SINGLE)
+        self._place = place
         self._origin = origin
-        self._callbacks: list[Callable[[], None]] | None = None
-        self._has_left = False
-        self.held_bytes = 0
-        self.is_accepted = False
-        """An error before is the request's own, one after is an answer of the model."""
+
+    def __del__(self) -> None:
+        self._link.give_back(self._place)
 
     def origin(self) -> RequestOrigin:
         """See ClientResponder. A request that came before the server asked for origins has none."""
         if not self._origin:
             now_ns = time.monotonic_ns()
             return RequestOrigin(self._link.protocol, (now_ns, now_ns), {}, "")
-        protocol, received_ns, headers, address = json.loads(self._origin)
+        protocol, received_ns, headers, address = json.loads(bytes(self._origin))
         return RequestOrigin(protocol, tuple(received_ns), headers, address)
 
     def expect_many(self) -> None:

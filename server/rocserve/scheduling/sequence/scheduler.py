@@ -10,7 +10,7 @@ from rocserve.core.errors import ServeError, deadline_exceeded
 from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import SequenceId, SequenceTag
 from rocserve.core.serving import Responder
-from rocserve.core.validation import RequestPlan, RequestValidator
+from rocserve.core.validation import RequestPlan
 from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.compute_times import ComputeTimes
 from rocserve.scheduling.entry import QueuedRequest
@@ -44,7 +44,6 @@ class SequenceScheduler(Scheduler):
         batching = config.sequence_batching
         assert batching is not None, "a model without sequences"
         self._router = parts.router
-        self._validator = RequestValidator(config)
         controls = ControlTensors(batching, config.max_batch_size > 0)
         self._admission = Admission(config, controls.correlation_id)
         self._keeper = StateKeeper(config, parts.initial_states)
@@ -78,7 +77,9 @@ class SequenceScheduler(Scheduler):
             return
         self._check_outage()
         now_ns = time.monotonic_ns()
-        entry = SequenceRequest(request, plan, responder, now_ns, nbytes=sum(map(len, request.data)), tag=tag)
+        entry = SequenceRequest(
+            request, plan, responder, now_ns, nbytes=plan.nbytes or sum(map(len, request.data)), tag=tag
+        )
         if self._waits_for_answers:
             entry.responder = entry.answers = SequenceResponder(responder, entry, self._keeper, self._ended)
         if self._iterative:
@@ -110,7 +111,7 @@ class SequenceScheduler(Scheduler):
 
     def adopt(self, request: InferRequest, responder: Responder) -> None:
         """See router.SequenceOwner."""
-        plan = self._validator.validate(request)
+        plan = self.validator.validate(request)
         if self._config.decoupled:
             responder.expect_many()
         self.submit(request, plan, responder)

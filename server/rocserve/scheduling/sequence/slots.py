@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ class SequenceRequest(QueuedRequest):
     """Its client has gone."""
     answers: SequenceResponder | None = None
     """Takes its answers on their way; follows the request when it is to run once more."""
-    bare: tuple[list[Buffer], RequestPlan] | None = None
+    bare: tuple[Sequence[Buffer], RequestPlan] | None = None
     """Its data and its plan as they came, once controls and states have been added."""
 
 

@@ -64,17 +64,19 @@ class ClientMemory:
         left = self._most_bytes
         stays = request.trace is None and _only_copies(config)
         seen: list[SeenPart] = []
+        data = list(request.data)
         for index, entry in enumerate(head.inputs):
             reference = read_reference(entry.name, entry.parameters)
             if reference is None:
                 continue
             if stays and reference.nbytes > _READ_AT_ONCE and not _has_other_size(entry, reference.nbytes):
                 region = self._regions.checked(reference)
-                request.data[index], mapping = region.view(reference.offset, reference.nbytes)
+                data[index], mapping = region.view(reference.offset, reference.nbytes)
                 seen.append((region, mapping, reference.offset + reference.nbytes))
             else:
-                request.data[index] = self._fetch(entry, reference, left)
+                data[index] = self._fetch(entry, reference, left)
                 left -= reference.nbytes
+        request.data = data
         wanted = _wanted_parts(head)
         if not wanted and not seen:
             return responder

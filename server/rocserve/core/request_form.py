@@ -1,0 +1,47 @@
+"""What a request is to whoever runs it: one layout for all of a head, and where their inputs lie in a slot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rocserve.core.plain import to_json
+from rocserve.core.requests import NO_PARAMETERS, Parameters, RequestHead
+from rocserve.core.tensor_places import TensorPlaces
+from rocserve.core.tensors import TensorHead
+
+_RESERVED = frozenset({"priority", "timeout"})
+"""Parameters that the protocol reads; so are those that begin with "triton_"."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLayout:
+    """All of a request but its id, its sequence and its data. It travels as JSON, once for all requests alike."""
+
+    inputs: tuple[TensorHead, ...]
+    requested_outputs: tuple[str, ...]
+    rows: int
+    """Of the first dimension; 1 where the model does not batch."""
+    priority: int = 0
+    timeout_microseconds: int = 0
+    parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
+    """The client's own."""
+
+
+class RequestForm:
+    """A layout as the server keeps it: with its text, and where inputs lie. Compared by identity."""
+
+    __slots__ = ("layout", "places", "text")
+
+    def __init__(self, layout: RequestLayout) -> None:
+        self.layout = layout
+        self.places = TensorPlaces(layout.inputs)
+        self.text = to_json(layout)
+
+
+def client_parameters(head: RequestHead) -> dict[str, bool | int | float | str]:
+    """Those of a request's head that are the client's own."""
+    return {
+        name: value
+        for name, value in head.parameters.items()
+        if name not in _RESERVED and not name.startswith("triton_")
+    }

@@ -1,0 +1,146 @@
+"""Where tensors whose heads are known lie in a slot: one behind the other, each at a multiple of 64."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import overload
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, internal
+from rocserve.core.tensors import Buffer, TensorHead
+
+ALIGNMENT = 64
+"""Bytes; tensors begin at multiples of it, for the engines' vector instructions."""
+
+_GAPS = tuple(map(bytes, range(ALIGNMENT)))
+"""By their size."""
+
+Bounds = list[tuple[int, int]]
+"""Of each tensor, where it begins and where it ends."""
+
+
+def aligned(offset: int) -> int:
+    """Where the next tensor of a slot may begin."""
+    return (offset + ALIGNMENT - 1) & -ALIGNMENT
+
+
+def lay_out(sizes: Iterable[int], end: int) -> tuple[list[int], int]:
+    """Where tensors of these sizes begin, from `end` on, and the end of the last."""
+    offsets: list[int] = []
+    for size in sizes:
+        begin = (end + ALIGNMENT - 1) & -ALIGNMENT
+        offsets.append(begin)
+        end = begin + size
+    return offsets, end
+
+
+def padded(parts: Iterable[Buffer]) -> list[Buffer]:
+    """Buffers, each with what makes the next begin where a tensor may."""
+    pieces: list[Buffer] = []
+    for part in parts:
+        pieces.append(part)
+        gap = -len(part) & ALIGNMENT - 1
+        if gap:
+            pieces.append(_GAPS[gap])
+    return pieces
+
+
+class TensorPlaces:
+    """The places of tensors of these heads. What stands behind them begins at a multiple of 64 as well.
+
+    Where a size does not follow from a shape, as with BYTES, the sizes of all stand before them (u64 each).
+    """
+
+    __slots__ = ("_heads", "_is_dense", "_sizes_struct", "bounds", "end", "sizes")
+
+    def __init__(self, heads: Sequence[TensorHead]) -> None:
+        self._heads = heads
+        self._sizes_struct = struct.Struct(f"<{len(heads)}Q")
+        self.sizes: list[int] | None = None
+        """None: each time there are others."""
+        if all(head.datatype is not DataType.BYTES for head in heads):
+            self.sizes = [math.prod(head.shape) * head.datatype.itemsize for head in heads]
+            self.bounds, self.end = _bounds(self.sizes, 0)
+            self._is_dense = sum(self.sizes) == self.end
+
+    def packed(self, data: Sequence[Buffer]) -> Sequence[Buffer] | None:
+        """What lies in the first `end` bytes of a slot for tensors of the sizes that follow from the heads; None: these
+        are of others."""
+        if sizes_of(data) != self.sizes:
+            return None
+        if type(data) is PackedTensors:
+            return (data.block,)
+        return data if self._is_dense else padded(data)
+
+    def pieces(self, data: Sequence[Buffer]) -> tuple[Sequence[Buffer], int]:
+        """What lies in a slot for the tensors, and how many bytes that is.
+
+        Raises:
+            ServeError: INTERNAL, a tensor's bytes are not as many as its shape says.
+        """
+        packed = self.packed(data)
+        if packed is not None:
+            return packed, self.end
+        sizes = sizes_of(data)
+        for head, size in zip(self._heads, sizes, strict=True):
+            if head.datatype is not DataType.BYTES and size != math.prod(head.shape) * head.datatype.itemsize:
+                raise _wrong_size(head, size)
+        pieces = padded([self._sizes_struct.pack(*sizes), *data])
+        return pieces, sum(map(len, pieces))
+
+    def of(self, table: memoryview) -> tuple[Bounds, int]:
+        """Where the tensors lie, and what stands behind them. `table`: the beginning of their slot."""
+        if self.sizes is not None:
+            return self.bounds, self.end
+        return _bounds(self._sizes_struct.unpack_from(table), self._sizes_struct.size)
+
+    @property
+    def table_bytes(self) -> int:
+        return 0 if self.sizes is not None else self._sizes_struct.size
+
+
+class PackedTensors(Sequence[Buffer]):
+    """The data of tensors where they lie in a slot; a view of a single one is made when it is asked for."""
+
+    __slots__ = ("_bounds", "block", "sizes")
+
+    def __init__(self, block: memoryview, places: TensorPlaces) -> None:
+        """Raises: ValueError: the block is not of that length, or there is none."""
+        if places.sizes is None or len(block) != places.end:
+            raise ValueError(f"tensors in {len(block)} bytes, which are not as their heads say")
+        self.block = block
+        self.sizes = places.sizes
+        self._bounds = places.bounds
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __iter__(self) -> Iterator[Buffer]:
+        block = self.block
+        return iter([block[begin:end] for begin, end in self._bounds])
+
+    @overload
+    def __getitem__(self, index: int) -> Buffer: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Buffer]: ...
+
+    def __getitem__(self, index: int | slice) -> Buffer | Sequence[Buffer]:
+        return list(self)[index]
+
+
+def sizes_of(data: Sequence[Buffer]) -> list[int]:
+    """How many bytes each has."""
+    return data.sizes if type(data) is PackedTensors else [*map(len, data)]
+
+
+def _bounds(sizes: Sequence[int], start: int) -> tuple[Bounds, int]:
+    offsets, end = lay_out(sizes, start)
+    return [(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True)], aligned(end)
+
+
+def _wrong_size(head: TensorHead, size: int) -> ServeError:
+    expected = math.prod(head.shape) * head.datatype.itemsize
+    return internal(f"input '{head.name}' of shape {list(head.shape)} needs {expected} bytes, got {size}")
