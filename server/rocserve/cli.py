@@ -237,7 +237,15 @@ def _serve(options: argparse.Namespace, command: Sequence[str], post: Post | Non
     # Before there are children, which would be left behind.
     groups = _control_groups(supervisor, log.logger.getChild("workers")) if settings.workers.control_groups else None
     try:
-        launcher = WorkerLauncher(registry.preload, log.logger.getChild("workers"), settings.workers, groups)
+        launcher = WorkerLauncher(
+            registry.preload,
+            log.logger.getChild("workers"),
+            settings.workers,
+            groups,
+            lifeline=supervisor.lifeline,
+            zygote=supervisor.zygote,
+            on_zygote=supervisor.keep_zygote,
+        )
     except ValueError as error:
         print(f"rocserve serve: --worker-user={settings.workers.user}: {error}", file=sys.stderr)
         return 2

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,6 +13,7 @@ from rocserve.core.lifeline import die_with_holder
 from rocserve.core.plain import from_json, to_json
 from rocserve.settings import ServerSettings
 from rocserve.supervisor import Post
+from rocserve.workers.zygote_process import ZygoteProcess
 
 _SIGNALS_AT_ONCE = 16
 
@@ -19,6 +22,8 @@ _SIGNALS_AT_ONCE = 16
 class Handover:
     ports: Mapping[str, int] = field(default_factory=dict)
     """Where clients were served, by the parts of the settings: where any free port was asked for, it stays the same."""
+    zygote: int = 0
+    """Its process id; its connection comes along."""
     control_groups: str = ""
     """The folder of the cgroups of workers."""
 
@@ -34,10 +39,28 @@ class SupervisorLink:
         self.takes_place_of = post.end
         """How the server before has ended; "" = there was none."""
         self._handover = from_json(Handover, post.left) if post.left else Handover()
+        self._descriptors = post.descriptors
+        self._serves = False
 
     @property
     def control_groups(self) -> str:
         return self._handover.control_groups
+
+    @property
+    def zygote(self) -> ZygoteProcess | None:
+        """That of the server before; None: there was none."""
+        if not self._descriptors:
+            return None
+        return ZygoteProcess(self._handover.zygote, socket.socket(fileno=os.dup(self._descriptors[0])))
+
+    def keep_zygote(self, zygote: ZygoteProcess) -> None:
+        """Have the next server know this one."""
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors = (os.dup(zygote.connection.fileno()),)
+        self._handover = replace(self._handover, zygote=zygote.pid)
+        if self._serves:
+            self.leave()
 
     def settings(self, settings: ServerSettings) -> ServerSettings:
         """The settings as they are for this server: in the place of another it serves where that did, and a model that
@@ -55,8 +78,9 @@ class SupervisorLink:
 
     def leave(self, **changes: Any) -> None:
         """Have the next server know this; the first time says that this one serves."""
+        self._serves = True
         self._handover = replace(self._handover, **changes)
-        self._connection.send(to_json(self._handover))
+        socket.send_fds(self._connection, [to_json(self._handover)], self._descriptors)
 
     def _on_readable(self, on_signal: Callable[[int], None]) -> None:
         try:

@@ -253,6 +253,7 @@ class Server:
             await asyncio.gather(started, return_exceptions=True)
             return 0
         started.result()
+        self._launcher.end_kept()
         failed = self._repository.failed_models()
         if failed and self._settings.exit_on_error:
             for name, reason in failed.items():

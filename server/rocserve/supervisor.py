@@ -23,10 +23,8 @@ _ENDING = (signal.SIGTERM, signal.SIGINT)
 _MOST_DESCRIPTORS = 4
 _MESSAGE_BYTES = 1 << 20
 _FIRST_PAUSE_SECONDS = 0.1
-"""Before the second start in a row; the first is at once, and each further pause is twice the last."""
+"""After a server that has not come to serve; after each further one the pause is twice the last."""
 _LONGEST_PAUSE_SECONDS = 5.0
-_HEALTHY_SECONDS = 10.0
-"""A server that lived for so long died of something new."""
 
 
 class Post(NamedTuple):
@@ -54,6 +52,8 @@ class Supervisor:
         self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._connection: socket.socket | None = None
         """To the server that runs."""
+        self._serves = False
+        """It has left something for the next one."""
         self._left = b""
         self._descriptors: tuple[int, ...] = ()
         self._asked_to_end = 0
@@ -65,9 +65,9 @@ class Supervisor:
             # Where one is ignored from the start (nohup) it stays so.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, _pass_over)
-        end, deaths = "", 0
+        end, failures = "", 0
         while True:
-            began = time.monotonic()
+            self._serves = False
             own, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             server = os.fork()
             if not server:
@@ -79,8 +79,8 @@ class Supervisor:
             if self._asked_to_end or not self._left or (status >= 0 and not end):
                 return status if status >= 0 else 128 - status
             end = f"was killed by {_name(-status)}" if status < 0 else f"ended with status {status}"
-            deaths = 1 if time.monotonic() - began >= _HEALTHY_SECONDS else deaths + 1
-            if deaths > 1 and not self._rest(min(_FIRST_PAUSE_SECONDS * 2.0 ** (deaths - 2), _LONGEST_PAUSE_SECONDS)):
+            failures = 0 if self._serves else failures + 1
+            if failures and not self._rest(min(_FIRST_PAUSE_SECONDS * 2.0 ** (failures - 1), _LONGEST_PAUSE_SECONDS)):
                 return 0
 
     def _be_server(self, connection: socket.socket, end: str) -> int:
@@ -118,7 +118,7 @@ class Supervisor:
             return False
         for descriptor in self._descriptors:
             os.close(descriptor)
-        self._left, self._descriptors = left, tuple(descriptors)
+        self._left, self._descriptors, self._serves = left, tuple(descriptors), True
         return True
 
     def _take_signals(self, server: int, connection: socket.socket) -> int | None:

@@ -2,22 +2,91 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import statistics
 import subprocess
 import sys
+import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
+import tritonclient.grpc as triton
+from support.delegated_cgroup import delegated_cgroup, python_within
 from support.load import ConstantLoad
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.server import RocserveProcess, wait_until
 from tritonclient.utils import InferenceServerException
 
-DEATHS = 5
+DEATHS = 10
 MOST_SUPERVISOR_BYTES = 15 << 20
+SLACK = 8
+"""Descriptors of clients' connections that come and go."""
+PYTHON_CONFIG = """
+backend: "python"
+input { name: "X" data_type: TYPE_FP32 dims: [ 1, 2 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 1, 2 ] }
+"""
+ADDS = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse(
+                [pb_utils.Tensor("Y", pb_utils.get_input_tensor_by_name(request, "X").as_numpy() + 2)]
+            )
+            for request in requests
+        ]
+"""
+SPEAKS = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        print("ready to add")
+
+"""
+BOUNDED = 'parameters { key: "worker_memory_bytes" value { string_value: "4000000000" } }'
+CHAIN = """
+platform: "ensemble"
+input { name: "X" data_type: TYPE_FP32 dims: [ 1, 2 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 1, 2 ] }
+ensemble_scheduling {
+  step { model_name: "m" model_version: -1 input_map { key: "X" value: "X" } output_map { key: "Y" value: "BETWEEN" } }
+  step {
+    model_name: "python" model_version: -1
+    input_map { key: "X" value: "BETWEEN" } output_map { key: "Y" value: "Y" }
+  }
+}
+"""
+# Stays in `execute`, once it is asked for a negative number, until a file is there or for ever.
+STAYS = """
+import pathlib
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        folder = pathlib.Path(__file__).parents[3]
+        responses = []
+        for request in requests:
+            values = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+            if not (folder / "go").exists():
+                (folder / "inside").touch()
+                while not (folder / "go").exists():
+                    time.sleep(0.01)
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", values + 2)]))
+        return responses
+"""
 
 
 def kill_and_wait(server: RocserveProcess, number: int = signal.SIGKILL) -> float:
@@ -37,21 +106,67 @@ def is_ready(server: RocserveProcess) -> bool:
     return False
 
 
+def drop_python(repository: Path, name: str, source: str, config: str = "") -> None:
+    (repository / name / "1").mkdir(parents=True)
+    (repository / name / "1" / "model.py").write_text(source)
+    (repository / name / "config.pbtxt").write_text(PYTHON_CONFIG + config)
+
+
+def ask(server: RocserveProcess, model: str) -> list[list[float]]:
+    entry = triton.InferInput("X", [1, 2], "FP32")
+    entry.set_data_from_numpy(np.array([[1.0, 2.0]], np.float32))
+    with server.client() as client:
+        return client.infer(model, [entry], client_timeout=20).as_numpy("Y").tolist()
+
+
+def pids(server: RocserveProcess) -> set[int]:
+    return {worker.pid for worker in server.workers()}
+
+
+def holdings(server: RocserveProcess) -> dict[str, int]:
+    """Of all processes: how many there are, their descriptors and their memory, shared pages in parts."""
+    family = server.family()
+    return {
+        "processes": len(family),
+        "descriptors": sum(process.num_fds() for process in family),
+        "MiB": sum(process.memory_full_info().pss for process in family) >> 20,
+    }
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("front_ends", [0, 2])
 def test_deaths_under_load(serve, repository: Path, front_ends: int) -> None:
     drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
+    drop_python(repository, "python", ADDS, "instance_group { count: 2 kind: KIND_CPU }")
+    (repository / "chain" / "1").mkdir(parents=True)
+    (repository / "chain" / "config.pbtxt").write_text(CHAIN)
     server: RocserveProcess = serve(repository, f"--front-ends={front_ends}")
-    ports = server.port, server.http_port
-    with ConstantLoad(server.address, "m", {1.0}) as load:
+    ports, workers = (server.port, server.http_port), pids(server)
+    assert len(workers) == 3
+    seconds = []
+    with ExitStack() as running:
+        loads = [
+            (running.enter_context(ConstantLoad(server.address, model, {constant}, 2)), constant)
+            for model, constant in (("m", 1.0), ("python", 2.0), ("chain", 3.0))
+        ]
+        before: dict[str, int] = {}
         for death in range(DEATHS):
-            load.wait_until_answered_by(1.0, times=20)
-            took = kill_and_wait(server, signal.SIGSEGV if death % 2 else signal.SIGKILL)
-            print(f"ready again after {took:.2f} s")
-        load.wait_until_answered_by(1.0, times=20)
+            for load, constant in loads:
+                load.wait_until_answered_by(constant, times=20)
+            seconds.append(kill_and_wait(server, signal.SIGSEGV if death % 2 else signal.SIGKILL))
+            before = before or holdings(server)
+        for load, constant in loads:
+            load.wait_until_answered_by(constant, times=20)
+    print(f"ready again after {statistics.median(seconds):.2f} s, at most {max(seconds):.2f} s")
+    assert pids(server) == workers
     assert (server.port, server.http_port) == ports
-    assert load.wrong == []
-    assert {status for status, _ in load.failures} == {"StatusCode.UNAVAILABLE"}
+    assert [wrong for load, _ in loads for wrong in load.wrong] == []
+    assert {status for load, _ in loads for status, _ in load.failures} == {"StatusCode.UNAVAILABLE"}
     assert "the server's process was killed by SIGSEGV" in server.log_text
+    wait_until(lambda: holdings(server)["descriptors"] <= before["descriptors"] + SLACK, 10, f"{before} again")
+    after = holdings(server)
+    assert after["processes"] == before["processes"]
+    assert after["MiB"] <= before["MiB"] * 1.15 + 16, f"{before} became {after}"
     assert server.process is not None
     assert psutil.Process(server.process.pid).memory_info().rss < MOST_SUPERVISOR_BYTES
     assert server.terminate() == 0
@@ -108,3 +223,103 @@ def test_a_model_that_was_broken_since_keeps_no_other_from_being_served(serve, r
     kill_and_wait(server)
     with ConstantLoad(server.address, "m", {1.0}, 1) as load:
         load.wait_until_answered_by(1.0)
+
+
+def ask_in_background(server: RocserveProcess, model: str) -> threading.Thread:
+    def run() -> None:
+        with suppress(InferenceServerException):
+            ask(server, model)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("is_released", [True, False])
+def test_a_worker_that_is_at_a_request(serve, repository: Path, is_released: bool) -> None:
+    """It is taken over once it has ended that, and ended where that does not come to be."""
+    drop_python(repository, "stays", STAYS)
+    server: RocserveProcess = serve(repository)
+    workers = pids(server)
+    ask_in_background(server, "stays")
+    wait_until((repository.parent / "inside").exists, 10, "the request in the model")
+    server.server_process().kill()
+    if is_released:
+        wait_until(lambda: "this one takes its place" in server.log_text, 20, "the next server")
+        (repository.parent / "go").touch()
+    wait_until(lambda: is_ready(server), 60, "readiness")
+    assert (pids(server) == workers) == is_released
+    (repository.parent / "go").touch()
+    assert ask(server, "stays") == [[3.0, 4.0]]
+
+
+def test_what_has_changed_or_ended_meanwhile_is_loaded_anew(serve, repository: Path) -> None:
+    for name in ("same", "changed", "ended", "gone"):
+        drop(repository, name, add_constant(1.0), ADD_CONSTANT_CONFIG)
+    server: RocserveProcess = serve(repository)
+    by_name = {worker.name(): worker for worker in server.workers()}
+    assert server.process is not None
+    supervisor = psutil.Process(server.process.pid)
+    supervisor.suspend()
+    server.server_process().kill()
+    by_name["rocserve:ended"].kill()
+    drop(repository, "changed", add_constant(2.0), ADD_CONSTANT_CONFIG)
+    shutil.rmtree(repository / "gone")
+    time.sleep(3.0)
+    supervisor.resume()
+    wait_until(lambda: is_ready(server), 30, "readiness")
+    wait_until(lambda: len(server.workers()) == 3, 10, "the end of what nobody claims")
+    kept = {worker.name() for worker in server.workers()} & {
+        name for name, worker in by_name.items() if worker.is_running()
+    }
+    assert kept == {"rocserve:same"}
+    assert [ask(server, name) for name in ("same", "changed", "ended")] == [[[2.0, 3.0]], [[3.0, 4.0]], [[2.0, 3.0]]]
+
+
+def test_a_zygote_that_dies_with_the_server(serve, repository: Path) -> None:
+    drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
+    server: RocserveProcess = serve(repository)
+    workers, zygote = pids(server), server.zygote()
+    assert zygote is not None
+    zygote.kill()
+    wait_until(lambda: "the zygote, which starts workers, has ended" in server.log_text, 10, "the zygote's end")
+    for _ in range(2):
+        # Nobody holds the first one's workers; those of the next are held by its own zygote.
+        kill_and_wait(server)
+        assert ask(server, "m") == [[2.0, 3.0]]
+        wait_until(lambda: not pids(server) & workers, 10, "the end of the first one's workers")
+        assert len(server.workers()) == 1
+
+
+def test_a_worker_that_was_taken_over_is_watched(serve, repository: Path) -> None:
+    """Its end is noticed, its last words are in the log, and another takes its place."""
+    source = ADDS.replace(
+        "    def execute", "    def initialize(self, args):\n        print('ready to add')\n\n    def execute"
+    )
+    drop_python(repository, "python", source)
+    server: RocserveProcess = serve(repository)
+    kill_and_wait(server)
+    (worker,) = server.workers()
+    worker.kill()
+    wait_until(lambda: "ended unexpectedly (killed by signal 9)" in server.log_text, 10, "the end in the log")
+    wait_until(lambda: pids(server) - {worker.pid}, 10, "another worker")
+    wait_until(lambda: server.client().is_model_ready("python"), 20, "the model's return")
+    assert ask(server, "python") == [[3.0, 4.0]]
+    wait_until(lambda: server.log_text.count("ready to add") == 2, 10, "the new worker's line")
+
+
+def test_cgroups_of_workers_go_on_and_go(repository: Path, tmp_path: Path) -> None:
+    drop_python(
+        repository, "python", ADDS, 'parameters { key: "worker_memory_bytes" value { string_value: "4000000000" } }'
+    )
+    with delegated_cgroup() as folder:
+        program = python_within(folder, tmp_path / "python")
+        with RocserveProcess([repository], log=tmp_path / "server.log", python=program) as server:
+            server.wait_until_ready()
+            workers, groups = pids(server), sorted(folder.glob("worker-*"))
+            assert len(groups) == 1
+            for _ in range(3):
+                kill_and_wait(server)
+            assert (pids(server), sorted(folder.glob("worker-*"))) == (workers, groups)
+            assert server.terminate() == 0
+        assert list(folder.glob("worker-*")) == []

@@ -164,7 +164,7 @@ class RequestModels:
         (folder / "1" / "model.py").touch()
         (folder / "config.pbtxt").write_text(config)
         (definition,) = read_model_definitions(folder, REGISTRY)
-        loaded = await self._loader.load(definition, 1, folder / "1", lambda: None, lambda text: None)
+        loaded = await self._loader.load(definition, 1, folder / "1", "", lambda: None, lambda text: None)
         self._loaded[name] = loaded
         self._publish()
         return loaded

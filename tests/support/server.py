@@ -168,7 +168,7 @@ class RocserveProcess:
     def zygote(self) -> psutil.Process | None:
         """The process that forks workers."""
         children = (process for process in self.family() if not _is_worker(process))
-        return next((process for process in children if "zygote" in _command(process)), None)
+        return next((process for process in children if "rocserve.workers.zygote" in _command(process)), None)
 
     def terminate(self, seconds: float = 40.0, whole_group: bool = False) -> int:
         """SIGTERM, to the server or to its workers as well; the exit status."""

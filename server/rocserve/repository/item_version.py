@@ -26,11 +26,12 @@ class ItemVersionLoader:
         definition: ModelDefinition,
         version: int,
         version_folder: Path,
+        content: str,
         on_change: Callable[[], None],
         on_progress: Callable[[str], None],
     ) -> LoadedVersion:
         """See repository.loader.VersionLoader."""
-        loaded = await self._loader.load(definition, version, version_folder, on_change, on_progress)
+        loaded = await self._loader.load(definition, version, version_folder, content, on_change, on_progress)
         return ItemVersion(loaded) if definition.dialect is Dialect.AMD else loaded
 
 

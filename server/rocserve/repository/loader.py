@@ -35,10 +35,12 @@ class VersionLoader(Protocol):
         definition: ModelDefinition,
         version: int,
         version_folder: Path,
+        content: str,
         on_change: Callable[[], None],
         on_progress: Callable[[str], None],
     ) -> LoadedVersion:
-        """Load one version and warm it up. Cancelling the call ends the load and frees all that it took.
+        """Load one version and warm it up. Cancelling the call ends the load and frees all that it took. `content`: two
+        loads with the same one load the same.
 
         `on_change` is to be called, from any thread, whenever `available` changes, or `status_reason` because something
         is wrong or no longer is. `on_progress` is called on the loop while the load lasts, with what it is at in one

@@ -304,7 +304,7 @@ class ManagedVersion:
 
         try:
             return await self._context.loader.load(
-                content.definition, self.number, folder, self._on_change, on_progress
+                content.definition, self.number, folder, content.key(self.number), self._on_change, on_progress
             )
         except ServeError:
             # Half of the files may have been from before; what failed then says nothing about what is there now.

@@ -59,6 +59,7 @@ class _Order:
     definition: ModelDefinition
     version: int
     folder: Path
+    content: str
     on_change: Callable[[], None]
     on_progress: Callable[[str], None]
 
@@ -128,6 +129,7 @@ class WorkerVersionLoader:
         definition: ModelDefinition,
         version: int,
         version_folder: Path,
+        content: str,
         on_change: Callable[[], None],
         on_progress: Callable[[str], None],
     ) -> LoadedVersion:
@@ -148,7 +150,7 @@ class WorkerVersionLoader:
             )
             await warm_up_ensemble(ensemble, definition.folder, self._mail.plane)
             return ensemble
-        order = _Order(definition, version, version_folder, on_change, on_progress)
+        order = _Order(definition, version, version_folder, content, on_change, on_progress)
         plan = plan_engine(definition, self._machine)
         if definition.backend.choose_engine is not None:
             self._log.info("%s: engine %s: %s", order.name, plan.engine.name, plan.reason)
@@ -201,6 +203,7 @@ class WorkerVersionLoader:
             start_call=wiring.start_call,
             log=self._log.getChild("workers"),
             limits=limits,
+            content=order.content,
         )
         give_back = self._reserve(plan)
         try:

@@ -76,8 +76,10 @@ def worker_group(
     start_call: CallStarter,
     log: logging.Logger,
     limits: TimeLimits = NO_TIME_LIMITS,
+    content: str = "",
 ) -> WorkerGroup:
     """The workers of a version, not yet started. `start_call`: runs what the model calls, where its backend may.
+    `content`: see WorkerGroup.
 
     Raises:
         ServeError: INVALID_ARGUMENT, the interpreter that the model asks for cannot run it, or a bound is no number.
@@ -104,6 +106,7 @@ def worker_group(
         bounds=worker_bounds(definition.config.parameters),
         start_call=start_call if backend.answers_requests else None,
         limits=limits,
+        content=content,
     )
 
 

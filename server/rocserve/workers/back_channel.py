@@ -29,17 +29,30 @@ class BackChannel:
     """
 
     def __init__(self, end: SharedWorkerEnd, log: logging.Logger) -> None:
-        self._end = end
         self._log = log
-        self.responses = ResponseWriter(end)
         self._numbers = itertools.count(1)
         self._calls: dict[int, OnAnswer] = {}
+        self._reader = threading.Thread()
+        self.renew(end)
+
+    def renew(self, end: SharedWorkerEnd) -> None:
+        """Talk by this end, from `start` on. The numbers of requests are each server's own; what answers those of
+        another keeps to that one's end."""
+        self._end = end
+        self.responses = ResponseWriter(end)
         self._requests: dict[int, BatchedResponder] = {}
         self._left_early: dict[int, bool] = {}
         """Requests that were cancelled before they came up here, and some that had ended."""
 
     def start(self) -> None:
-        threading.Thread(target=self._read, name="back channel", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, name="back channel", daemon=True)
+        self._reader.start()
+
+    def stop(self) -> None:
+        """The server is gone: nobody waits for the answers that the model still owes, and none comes to its calls."""
+        for responder in list(self._requests.values()):
+            responder.is_cancelled = True
+        self._reader.join()
 
     def call(self, call: ModelCall, on_answer: OnAnswer) -> None:
         """See request_model.ModelCalls.
@@ -75,8 +88,8 @@ class BackChannel:
                 elif kind == CANCELLED:
                     self._cancel(request)
             is_open = sleeper.sleep(None, end.back.has_mail)
-        for on_answer in list(self._calls.values()):
-            self._tell(on_answer, unavailable("the server is gone"), True)
+        while self._calls:
+            self._tell(self._calls.popitem()[1], unavailable("the server is gone"), True)
 
     def _take_answer(self, number: int, flags: int, code: int, place: int, count: int) -> None:
         final = bool(flags & FINAL)

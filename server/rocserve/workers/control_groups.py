@@ -100,6 +100,11 @@ class ControlGroups:
             raise
         return ControlGroup(folder, memory_bytes, tasks)
 
+    def left(self) -> list[ControlGroup]:
+        """Those that other servers have made."""
+        own = f"worker-{os.getpid()}-"
+        return [ControlGroup(each, 0, 0) for each in self.folder.glob("worker-*") if not each.name.startswith(own)]
+
 
 def enter(folder: str) -> None:
     """Move this process into a cgroup. Raises: OSError: the kernel refuses."""

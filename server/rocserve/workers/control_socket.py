@@ -50,6 +50,13 @@ class ControlSocket:
         except BlockingIOError:
             return data
 
+    def renew(self, connection: socket.socket) -> None:
+        """Talk to another server."""
+        with self._lock:
+            self._connection.close()
+            self._connection = connection
+            self._rest = self._waiting = b""
+
     def receive(self) -> ControlMessage:
         """The next message. Raises: EOFError, ConnectionError: the server is gone."""
         (length,) = FRAME_LENGTH.unpack(self._receive_exactly(FRAME_LENGTH.size))

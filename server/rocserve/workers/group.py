@@ -87,12 +87,14 @@ class WorkerGroup:
         policy: RestartPolicy = DEFAULT_POLICY,
         start_call: CallStarter | None = None,
         limits: TimeLimits = NO_TIME_LIMITS,
+        content: str = "",
     ) -> None:
         """`load` is what all workers load; kind, device and instance count come from the plans. `forked`: whether the
         backend may be forked from the zygote; with an interpreter of its own or on a GPU a worker never is.
         `loader`: what stands before the interpreter in the workers' command; also then they are not forked.
         `writable`: the folders that the engine writes to. `bounds`: see LaunchOptions.
-        `start_call`: of a backend that answers requests; runs what its models call, on the data plane's thread."""
+        `start_call`: of a backend that answers requests; runs what its models call, on the data plane's thread.
+        `content`: see WorkerSupervisor."""
         self._events = events
         self._down: set[int] = set()
         self._progress: dict[int, str] = {}
@@ -125,6 +127,7 @@ class WorkerGroup:
                 start_call,
                 plan.rate_limiter,
                 limits,
+                content,
             )
             for index, plan in enumerate(plans)
         ]

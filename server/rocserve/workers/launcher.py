@@ -7,10 +7,9 @@ import itertools
 import logging
 import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,16 +19,16 @@ from rocserve.settings import KEEP_USER, WorkerSettings
 from rocserve.workers.channel import Channel
 from rocserve.workers.control_groups import ControlGroup, ControlGroups
 from rocserve.workers.isolation import Confinement, candidates, worker_environment
-from rocserve.workers.messages import Exited, Spawn, Spawned, SpawnFailed
+from rocserve.workers.kept_workers import KeptWorkers
+from rocserve.workers.messages import Exited, Keep, Kept, KeptListed, ListKept, Spawn, Spawned, SpawnFailed
 from rocserve.workers.process import WorkerProcess
 from rocserve.workers.resource_watch import ResourceWatch
 from rocserve.workers.spawner import MOST_DESCRIPTORS
 from rocserve.workers.wire import decode_message, encode_message
 from rocserve.workers.worker_output import WorkerOutput
+from rocserve.workers.zygote_process import ZygoteProcess
 
 _MESSAGE_BYTES = 64 * 1024
-_SEND_BUFFER_BYTES = 1024 * 1024
-"""Launches queue here while the zygote imports."""
 _LAUNCH_ATTEMPTS = 3
 _HEALTHY_SECONDS = 5.0
 _ANSWER_SECONDS = 60.0
@@ -39,7 +38,15 @@ _FULL_SECONDS = 0.05
 """Between two looks whether the zygote takes further launches."""
 
 
+_TAKE_OVER = b"!"
+"""With a control socket and channels; it says nothing itself."""
+_KEPT_DESCRIPTORS = 3
+
 NO_BOUNDS: Mapping[str, int] = {}
+
+
+def _nothing(zygote: object) -> None:
+    """Where the zygote ends with this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +94,8 @@ class WorkerLauncher:
     `start` needs no asyncio loop and is to be called before grpc is imported, so that the zygote gets the machine to
     itself while the server imports the rest; everything else runs on the loop. Should the zygote die, workers go on,
     and the next launch starts another. One that does not answer is killed.
+
+    Zygote and workers outlive the server where somebody else holds their lifeline, and the zygote's connection.
     """
 
     def __init__(
@@ -96,10 +105,15 @@ class WorkerLauncher:
         settings: WorkerSettings | None = None,
         groups: ControlGroups | None = None,
         answer_seconds: float = _ANSWER_SECONDS,
+        lifeline: int | None = None,
+        zygote: ZygoteProcess | None = None,
+        on_zygote: Callable[[ZygoteProcess], None] = _nothing,
     ) -> None:
         """`preload`: the modules that the zygote imports ahead, where they are installed.
 
         `settings`: None = workers run as this process' own user. `groups`: None = this process may make no cgroups.
+        `lifeline`: all end when this pipe breaks; None = with this process. `zygote`: of the server before, with the
+        workers that it has kept. `on_zygote`: told of each that is started.
 
         Raises:
             ValueError: the user that the settings name cannot be had.
@@ -112,11 +126,15 @@ class WorkerLauncher:
         self._watch = ResourceWatch()
         self._told_of_user: set[str] = set()
         """The models whose workers do not run as the user that is meant for them."""
-        self._lifeline_reader, self._lifeline_writer = os.pipe2(os.O_CLOEXEC)
-        # Workers open it anew, other users' as well (core/lifeline.py).
-        os.fchmod(self._lifeline_reader, 0o444)
-        self._zygote: subprocess.Popen[bytes] | None = None
-        self._connection: socket.socket | None = None
+        self._lifeline_writer: int | None = None
+        if lifeline is None:
+            lifeline, self._lifeline_writer = os.pipe2(os.O_CLOEXEC)
+            # Workers open it anew, other users' as well (core/lifeline.py).
+            os.fchmod(lifeline, 0o444)
+        self._lifeline = lifeline
+        self._on_zygote = on_zygote
+        self._zygote = zygote
+        self._kept = KeptWorkers()
         self._answer_seconds = answer_seconds
         self._started_at = 0.0
         self._heard_at = 0.0
@@ -132,27 +150,17 @@ class WorkerLauncher:
         return str(self._groups.folder) if self._groups is not None else ""
 
     def start(self) -> None:
-        """Start the zygote. It imports the modules on its own; a launch meanwhile waits for it."""
-        self._connection, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        with other:
-            descriptors = (other.fileno(), self._lifeline_reader)
-            bootstrap = Path(__file__).with_name("bootstrap.py")
-            command = [
-                sys.executable,
-                str(bootstrap),
-                "rocserve.workers.zygote",
-                *map(str, descriptors),
-                *self._preload,
-            ]
-            self._zygote = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                pass_fds=descriptors,
-                # ONNX Runtime's own builds report usage over the network, with a thread that a zygote must not have.
-                env={"ORT_DISABLE_TELEMETRY": "1", **worker_environment(os.environ, self._settings)},
-            )
-        self._started_at = time.monotonic()
+        """Start the zygote, unless there is one. It imports the modules on its own; a launch meanwhile waits for it."""
+        self._started_at = self._heard_at = time.monotonic()
+        if self._zygote is not None:
+            with suppress(OSError):  # It has ended.
+                self._zygote.connection.send(encode_message(ListKept()), socket.MSG_DONTWAIT)
+            return
+        self._kept.are_known.set()
+        environment = worker_environment(os.environ, self._settings)
+        self._zygote = ZygoteProcess.start(self._preload, self._lifeline, environment)
+        self._heard_at = 0.0
+        self._on_zygote(self._zygote)
 
     async def launch(self, options: LaunchOptions, channels: Sequence[Channel], log: logging.Logger) -> WorkerProcess:
         """Start a worker with these channels; what it writes goes to `log`.
@@ -162,6 +170,7 @@ class WorkerLauncher:
             OSError: no descriptor, or no cgroup, can be had for it.
         """
         control, peer_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        takeover, peer_takeover = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         output_reader, output_writer = os.pipe2(os.O_CLOEXEC)
         # A model, or what it starts, may open /dev/stderr.
         os.fchmod(output_writer, 0o622)
@@ -178,7 +187,8 @@ class WorkerLauncher:
         try:
             if self._groups is not None and (settings.memory_bytes or settings.tasks):
                 group = self._groups.create(settings.memory_bytes, settings.tasks)
-            descriptors = [output_writer, peer_control.fileno(), *(peer.fileno() for peer in peers)]
+            given = (peer_control, peer_takeover, *peers, takeover)
+            descriptors = [output_writer, *(each.fileno() for each in given), output_reader]
             for _ in range(_LAUNCH_ATTEMPTS):
                 answer = asyncio.get_running_loop().create_future()
                 launch = _Launch(options.model_name, settings, group, make, answer)
@@ -197,9 +207,55 @@ class WorkerLauncher:
             raise
         finally:
             os.close(output_writer)
-            peer_control.close()
+            for each in (peer_control, takeover, peer_takeover, *peers):
+                each.close()
+
+    async def has_kept(self, key: str) -> bool:
+        """Whether a worker of the server before has loaded what has this key."""
+        if not self._kept.are_known.is_set():
+            self._attach()
+            try:
+                await asyncio.wait_for(self._kept.are_known.wait(), self._answer_seconds)
+            except TimeoutError:
+                self._zygote_silent()
+        return self._kept.has(key)
+
+    async def take_over(
+        self, key: str, options: LaunchOptions, channels: Sequence[Channel], log: logging.Logger
+    ) -> WorkerProcess:
+        """The worker that `has_kept` has told of, with these channels."""
+        kept = self._kept.take(key)
+        control, peer_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        peers = [peer_control, *(channel.take_peer() for channel in channels)]
+        try:
+            with kept.takeover:
+                socket.send_fds(kept.takeover, [_TAKE_OVER], [peer.fileno() for peer in peers], socket.MSG_DONTWAIT)
+        except OSError:
+            pass  # It has ended; its control socket tells.
+        finally:
             for peer in peers:
                 peer.close()
+        bounds: Mapping[str, Any] = options.bounds
+        settings = replace(self._settings, **bounds)
+        folder = kept.control_group
+        group = ControlGroup(Path(folder), settings.memory_bytes, settings.tasks) if folder else None
+        output = WorkerOutput(kept.output, options.output_prefix, log)
+        worker = self._workers[kept.pid] = WorkerProcess(kept.pid, kept.pidfd, control, output, channels, group)
+        self._watch_bounds(worker, settings, group)
+        return worker
+
+    def keep(self, worker: WorkerProcess, key: str) -> None:
+        """Have a worker that serves held for the server that may come after this one."""
+        if self._zygote is not None:
+            with suppress(OSError):  # It would be loaded anew then.
+                self._zygote.connection.send(encode_message(Keep(worker.pid, key)), socket.MSG_DONTWAIT)
+
+    def end_kept(self) -> None:
+        """What has not been claimed by now is wanted no more: its model is gone, or another."""
+        groups = self._kept.control_groups
+        self._kept.end()
+        for folder in groups:
+            self._watch.add_grouped(ControlGroup(Path(folder), 0, 0), None)
 
     def set_verbose(self, verbose: bool) -> None:
         """Have all workers write details to the log, or none, from now on."""
@@ -209,18 +265,15 @@ class WorkerLauncher:
     async def close(self) -> None:
         """End the zygote; the workers are to have been stopped."""
         await self._watch.close()
-        self._detach()
-        if self._zygote is not None:
-            self._zygote.kill()
-            self._zygote.wait()
-            self._zygote = None
-        os.close(self._lifeline_writer)
-        os.close(self._lifeline_reader)
+        self._end_zygote()
+        if self._lifeline_writer is not None:
+            os.close(self._lifeline_writer)
+            os.close(self._lifeline)
 
     async def _spawn(self, options: LaunchOptions, descriptors: Sequence[int], launch: _Launch) -> WorkerProcess | None:
         """One attempt; None when the zygote ended meanwhile."""
         if len(descriptors) > MOST_DESCRIPTORS:
-            raise internal(f"a worker can have {MOST_DESCRIPTORS - 2} instances, not {len(descriptors) - 2}")
+            raise internal(f"a worker can have {MOST_DESCRIPTORS - 5} instances, not {len(descriptors) - 5}")
         spawn_id = next(self._spawn_ids)
         named = worker_environment(os.environ, self._settings, options.model_name)
         message = Spawn(
@@ -281,25 +334,30 @@ class WorkerLauncher:
 
     def _attach(self) -> socket.socket:
         """The connection to a zygote, watched by the running loop."""
-        if self._connection is None:
+        if self._zygote is None:
             self.start()
-        assert self._connection is not None
+        assert self._zygote is not None
+        connection = self._zygote.connection
         if not self._attached:
             self._attached = True
-            asyncio.get_running_loop().add_reader(self._connection, self._on_readable, self._connection)
-        return self._connection
+            asyncio.get_running_loop().add_reader(connection, self._on_readable, connection)
+        return connection
 
-    def _detach(self) -> None:
-        if self._connection is not None:
-            if self._attached:
-                asyncio.get_running_loop().remove_reader(self._connection)
-            self._attached = False
-            self._connection.close()
-            self._connection = None
+    def _end_zygote(self) -> str:
+        """Kill it; how it has ended."""
+        zygote, self._zygote = self._zygote, None
+        if zygote is None:
+            return ""
+        if self._attached:
+            asyncio.get_running_loop().remove_reader(zygote.connection)
+        self._attached = False
+        return zygote.end()
 
     def _on_readable(self, connection: socket.socket) -> None:
         try:
-            data, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+            data, descriptors, _, _ = socket.recv_fds(
+                connection, _MESSAGE_BYTES, _KEPT_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+            )
         except ConnectionError:
             data, descriptors = b"", []
         if not data:
@@ -317,6 +375,20 @@ class WorkerLauncher:
                 worker = self._workers.pop(pid, None)
                 if worker is not None:
                     worker.has_exited(wait_status)
+                self._kept.exited(pid)
+            case Kept() as kept:
+                self._kept.add(kept, descriptors)
+            case KeptListed():
+                self._list_ended()
+
+    def _list_ended(self) -> None:
+        """All are known that the server before had; cgroups of others are of workers that have ended since."""
+        if self._groups is not None:
+            known = self._kept.control_groups
+            for group in self._groups.left():
+                if str(group.folder) not in known:
+                    self._watch.add_grouped(group, None)
+        self._kept.are_known.set()
 
     def _spawned(self, spawn_id: int, pid: int, pidfd: int | None, user_problem: str) -> None:
         launch = self._launches.get(spawn_id)
@@ -324,15 +396,18 @@ class WorkerLauncher:
             # At once: the next message may already be that it has exited.
             worker = self._workers[pid] = launch.make(pid, pidfd)
             launch.worker.set_result(worker)
-            if launch.group is not None:
-                self._watch.add_grouped(launch.group, worker)
-            else:
-                self._watch.add(worker, launch.settings.memory_bytes, launch.settings.tasks)
+            self._watch_bounds(worker, launch.settings, launch.group)
             if user_problem:
                 self._warn_of_user(launch.model_name, user_problem)
         elif pidfd is not None:
             # Nobody waits any more: its control socket is closed, and so it ends by itself.
             os.close(pidfd)
+
+    def _watch_bounds(self, worker: WorkerProcess, settings: WorkerSettings, group: ControlGroup | None) -> None:
+        if group is not None:
+            self._watch.add_grouped(group, worker)
+        else:
+            self._watch.add(worker, settings.memory_bytes, settings.tasks)
 
     def _warn_of_user(self, model_name: str, problem: str) -> None:
         """Once with what to do, and then a line for each further model. `problem`: "root: user 'nobody' cannot ..."."""
@@ -365,15 +440,16 @@ class WorkerLauncher:
             self._preload = ()
 
     def _zygote_gone(self) -> None:
-        if self._connection is None:
+        if self._zygote is None:
             return
-        self._detach()
-        if self._zygote is not None:
-            self._zygote.kill()
-            status = self._zygote.wait()
-            self._log.error("the zygote, which starts workers, has ended (exit status %s); workers go on", status)
-        if time.monotonic() - self._started_at < _HEALTHY_SECONDS:
+        is_own = self._zygote.is_own
+        end = self._end_zygote()
+        self._log.error("the zygote, which starts workers, has ended (%s); workers go on", end)
+        if is_own and time.monotonic() - self._started_at < _HEALTHY_SECONDS:
             self._do_without_preload()
+        # They have noticed, and end.
+        self.end_kept()
+        self._kept.are_known.set()
         for launch in self._launches.values():
             if not launch.worker.done():
                 launch.worker.set_exception(ConnectionResetError("the zygote has ended"))

@@ -1,5 +1,8 @@
 """A worker process: one version of a model on one device.
 
+Should the server die it stays, with its model: what was under way is dropped, and the next server hands it a new
+control socket and new channels over its take-over socket, where the zygote holds the other end meanwhile.
+
 The main thread holds the talk on the control socket and loads and warms up the model; then each channel has a thread of
 its own that takes batches and answers them (engines release the GIL while they compute, or have one channel only). With
 a model that sees each request for itself it is the other way round, see `request_service.py`.
@@ -15,8 +18,11 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
+from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.lifeline import die_with_holder
 from rocserve.observability.logs import LinesWithLevels
@@ -31,6 +37,8 @@ from rocserve.workers.worker_end import error_text
 _SERVER_LOG = "rocserve"
 """The logger above all of the server's own."""
 _PASSED_OVER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_MOST_DESCRIPTORS = 253
+"""That Linux lets pass in one message."""
 _LONGEST_REPORT = 500
 """Characters: it is one line of the index."""
 _OOM_SCORE = 300
@@ -38,15 +46,16 @@ _OOM_SCORE = 300
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Entry of a worker that was started by exec: the title, the lifeline, the control socket, the channels."""
-    title, lifeline, control, *channels = arguments
-    for descriptor in (lifeline, control, *channels):
-        os.set_inheritable(int(descriptor), False)
-    return run(title, int(lifeline), int(control), [int(channel) for channel in channels])
+    """Entry of a worker that was started by exec: the title, the lifeline, the control and the take-over socket, the
+    channels."""
+    title, lifeline, control, takeover, *channels = arguments[0], *map(int, arguments[1:])
+    for descriptor in (lifeline, control, takeover, *channels):
+        os.set_inheritable(descriptor, False)
+    return run(title, lifeline, control, takeover, channels)
 
 
-def run(title: str, lifeline: int, control: int, channels: Sequence[int]) -> int:
-    """Be a worker on these descriptors until the server says so or is gone; the exit status."""
+def run(title: str, lifeline: int, control: int, takeover: int, channels: Sequence[int]) -> int:
+    """Be a worker on these descriptors until the server says so, or is gone and no other comes; the exit status."""
     _become(title)
     kept = die_with_holder(lifeline)
     _open_output()
@@ -54,7 +63,7 @@ def run(title: str, lifeline: int, control: int, channels: Sequence[int]) -> int
     log = logging.getLogger("rocserve.worker")
     try:
         connection = ControlSocket(socket.socket(fileno=control))
-        return Worker(connection, [socket.socket(fileno=channel) for channel in channels], log).run()
+        return Worker(connection, socket.socket(fileno=takeover), _sockets(channels), log).run()
     except (EOFError, ConnectionError):
         return 0
     finally:
@@ -64,15 +73,18 @@ def run(title: str, lifeline: int, control: int, channels: Sequence[int]) -> int
 class Worker:
     """The worker's side of the control conversation."""
 
-    def __init__(self, control: ControlSocket, channels: Sequence[socket.socket], log: logging.Logger) -> None:
+    def __init__(
+        self, control: ControlSocket, takeover: socket.socket, channels: Sequence[socket.socket], log: logging.Logger
+    ) -> None:
         self._control = control
+        self._takeover = takeover
         self._channels = channels
         self._log = log
         self._quiet_levels: dict[str, int] = {}
         """By logger, while the log is verbose: what it was before."""
 
     def run(self) -> int:
-        """Raises: EOFError, OSError: the server is gone."""
+        """Raises: EOFError, OSError: the server is gone, and no other has come."""
         load = self._receive()
         if not isinstance(load, Load):
             raise ValueError(f"expected Load, got {type(load).__name__}")
@@ -85,7 +97,7 @@ class Worker:
                 # Before the engine starts its threads, which inherit it.
                 os.sched_setaffinity(0, load.cores)
             if load.answers_requests:
-                service = RequestService(load, self._channels[0], reports.report, self._control.send, self._log)
+                service = RequestService(load, self._channels[0], reports.report, self._send_metrics, self._log)
             else:
                 service = TensorService(load, self._channels, reports.report, self._log)
             loaded = Loaded(service.signature, time.monotonic_ns() - started, dict(service.properties))
@@ -100,17 +112,52 @@ class Worker:
                 service.warm_up(request)
             except BaseException as error:
                 return self._fail("warm up", error, load)
-            service.serve(lambda: self._control.send(WarmedUp(time.monotonic_ns() - started)), self._receive)
+            while not service.serve(lambda: self._control.send(WarmedUp(time.monotonic_ns() - started)), self._wait):
+                self._wait_for_server(service, loaded)
+                reports.repeat()
         service.close()
         return 0
 
-    def _receive(self) -> ControlMessage:
-        """The next message that is not about the log. Raises: EOFError, OSError."""
+    def _wait(self) -> bool:
+        """Until the end. False: the server is gone."""
+        try:
+            self._receive(ends_without=False)
+        except (EOFError, ConnectionError):
+            return False
+        return True
+
+    def _wait_for_server(self, service: ModelService, loaded: Loaded) -> None:
+        """Have what a new server shares with its workers, and tell it what was told to the one before.
+
+        Raises: EOFError, OSError.
+        """
+        data, descriptors, _, _ = socket.recv_fds(self._takeover, 1, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        if not data:
+            _end_group()
+            raise EOFError("no other server has come")
+        control, *channels = _sockets(descriptors)
+        self._control.renew(control)
+        load = self._receive()
+        assert isinstance(load, Load)
+        self._set_verbose(load.verbose)
+        service.renew(channels)
+        self._control.send(replace(loaded, properties=dict(service.properties)))
+        self._receive()  # WarmUp: it is warm.
+
+    def _send_metrics(self, changes: MetricChanges) -> None:
+        """While there is no server they are for nobody."""
+        with suppress(OSError):
+            self._control.send(changes)
+
+    def _receive(self, ends_without: bool = True) -> ControlMessage:
+        """The next message that is not about the log. `ends_without`: the worker ends where the server is gone. Raises:
+        EOFError, OSError."""
         try:
             while isinstance(message := self._control.receive(), Verbosity):
                 self._set_verbose(message.verbose)
         except (EOFError, ConnectionError):
-            _end_group()
+            if ends_without:
+                _end_group()
             raise
         return message
 
@@ -156,6 +203,15 @@ class Reports:
         if progress != self._last:
             self._last = progress
             self._control.tell(progress)
+
+    def repeat(self) -> None:
+        """For a server that has not heard it."""
+        if self._last is not None:
+            self._control.tell(self._last)
+
+
+def _sockets(descriptors: Sequence[int]) -> list[socket.socket]:
+    return [socket.socket(fileno=descriptor) for descriptor in descriptors]
 
 
 def _file_fault(error: BaseException, model_folder: str) -> ServeError | None:

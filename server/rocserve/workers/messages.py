@@ -3,7 +3,7 @@
 Control messages go over a worker's control socket, one at a time: Load -> Loaded | LoadFailed,
 WarmUp -> WarmedUp | LoadFailed, Unload -> (the worker ends). Progress and MetricChanges come from the worker in
 between. Batches and their results go by the links of instances (`entries.py`), which carry what is below as JSON.
-Spawn and its answers go between the server and the zygote.
+Spawn, Keep and ListKept go to the zygote, and their answers come from it.
 """
 
 from __future__ import annotations
@@ -176,4 +176,34 @@ class Exited:
     """As os.waitpid gives it."""
 
 
-ZygoteMessage = Spawn | Spawned | SpawnFailed | Exited
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """This worker serves: should the server die, hold it for the next one."""
+
+    pid: int
+    key: str
+    """Tells all that its load depends on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListKept:
+    """Another server asks which workers are held for it. Those that are not have nobody any more: end them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A worker that is held; the server's end of its take-over socket, the reading end of its output pipe and, where
+    the kernel has them, a pidfd come along."""
+
+    pid: int
+    key: str
+    control_group: str
+    """The folder of its cgroup; "" = it has none of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptListed:
+    """There are no more."""
+
+
+ZygoteMessage = Spawn | Spawned | SpawnFailed | Exited | Keep | ListKept | Kept | KeptListed

@@ -16,7 +16,7 @@ from rocserve.core.requests import Signature
 from rocserve.workers.messages import Load, WarmUp
 from rocserve.workers.tensor_executor import TensorExecutor
 from rocserve.workers.warmup import warm_up_batches, with_ragged_shapes
-from rocserve.workers.worker_end import WorkerEnd
+from rocserve.workers.worker_end import ServerGone, WorkerEnd
 
 
 class ModelService(Protocol):
@@ -31,8 +31,12 @@ class ModelService(Protocol):
     def warm_up(self, message: WarmUp) -> None:
         """Raises: ServeError or any exception: the model cannot be served."""
 
-    def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], object]) -> None:
-        """Say `ready` once batches are taken, and take them until `wait_for_end` returns; then end those in hand."""
+    def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> bool:
+        """Say `ready` once batches are taken, and take them until `wait_for_end` returns; then end those in hand, or,
+        where it returns False, drop them. Returns what it returned."""
+
+    def renew(self, channels: Sequence[socket.socket]) -> None:
+        """Serve on other channels from now on; before `serve`."""
 
     def close(self) -> None: ...
 
@@ -69,15 +73,20 @@ class TensorService:
         self._model.warm_up([with_ragged_shapes(sample, message.config) for sample in samples])
         self._config = message.config
 
-    def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], object]) -> None:
+    def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> bool:
         """See ModelService."""
         threads = self._start_executors()
         ready()
-        wait_for_end()
+        is_wanted = wait_for_end()
         for executor, _ in threads:
-            executor.stop()
+            executor.stop(is_wanted)
         for _, thread in threads:
             thread.join()
+        return is_wanted
+
+    def renew(self, channels: Sequence[socket.socket]) -> None:
+        """See ModelService."""
+        self._channels = channels
 
     def close(self) -> None:
         self._model.close()
@@ -96,10 +105,14 @@ class TensorService:
     def _execute(self, executor: TensorExecutor) -> None:
         try:
             executor.run()
+        except ServerGone:
+            pass
         except BaseException:
             # An instance that cannot go on must not look as if it could: the server restarts the worker.
             self._log.exception("an instance failed")
             os._exit(70)
+        finally:
+            executor.close()
 
 
 def model_source(load: Load, report: Callable[[str], None]) -> ModelSource:

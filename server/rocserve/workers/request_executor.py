@@ -27,13 +27,13 @@ class RequestExecutor:
         self._log = log
 
     def run(self) -> None:
-        """Until the server closes the channel, or `stop`."""
+        """Until the server closes the channel, or `stop`. Raises: ServerGone."""
         for batch in self._end.batches():
             self._run_batch(batch)
 
-    def stop(self) -> None:
-        """End `run` after the batches that were already posted. From any thread."""
-        self._end.stop()
+    def stop(self, is_wanted: bool) -> None:
+        """See WorkerEnd."""
+        self._end.stop(is_wanted)
 
     def _run_batch(self, received: ReceivedBatch) -> None:
         input_end = output_start = received.taken_ns

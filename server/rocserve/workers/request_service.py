@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rocserve.backends.base import Batch, model_properties
@@ -25,7 +25,7 @@ from rocserve.workers.messages import Load, WarmUp
 from rocserve.workers.model_service import model_source
 from rocserve.workers.request_executor import RequestExecutor
 from rocserve.workers.warmup import warm_up_batches
-from rocserve.workers.worker_end import SharedWorkerEnd
+from rocserve.workers.worker_end import ServerGone, SharedWorkerEnd
 
 
 class RequestService:
@@ -71,25 +71,38 @@ class RequestService:
                 if isinstance(answer, ServeError):
                     raise answer
 
-    def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], object]) -> None:
+    def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> bool:
         """See ModelService."""
         executor = RequestExecutor(self._end, self._model, self._back, self._log)
+        is_wanted = True
 
         def stop() -> None:
-            try:
-                wait_for_end()
-            except (EOFError, ConnectionError):
-                pass  # The server is gone.
-            executor.stop()
+            nonlocal is_wanted
+            is_wanted = wait_for_end()
+            executor.stop(is_wanted)
 
-        threading.Thread(target=stop, name="control", daemon=True).start()
+        control = threading.Thread(target=stop, name="control", daemon=True)
+        control.start()
         ready()
         try:
             executor.run()
+        except ServerGone:
+            pass
         except BaseException:
             # An instance that cannot go on must not look as if it could: the server restarts the worker.
             self._log.exception("an instance failed")
             os._exit(70)
+        # Where the server is gone, the channel may have told of it first.
+        control.join()
+        return is_wanted
+
+    def renew(self, channels: Sequence[socket.socket]) -> None:
+        """See ModelService."""
+        self._back.stop()
+        self._end.close()
+        self._end = SharedWorkerEnd(channels[0])
+        self._back.renew(self._end)
+        self._back.start()
 
     def close(self) -> None:
         self._model.close()

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import shutil
 import signal
 import socket
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from rocserve.workers import main as worker
 from rocserve.workers.isolation import Identity, choose, confine
-from rocserve.workers.messages import Exited, Spawn, Spawned, SpawnFailed, ZygoteMessage
+from rocserve.workers.messages import (
+    Exited,
+    Keep,
+    Kept,
+    KeptListed,
+    ListKept,
+    Spawn,
+    Spawned,
+    SpawnFailed,
+    ZygoteMessage,
+)
 from rocserve.workers.wire import decode_message, encode_message
 
 MOST_DESCRIPTORS = 250
@@ -21,13 +33,32 @@ MOST_DESCRIPTORS = 250
 _LONGEST_MESSAGE = 1024 * 1024
 
 
+@dataclass(slots=True)
+class _Held:
+    """What is held of a worker for the server that may come after this one."""
+
+    output: int
+    takeover: int
+    control_group: str
+    key: str = ""
+    """"" = it does not serve yet."""
+
+    def close(self) -> None:
+        os.close(self.output)
+        os.close(self.takeover)
+
+
 class Spawner:
-    """Serves the server on one connection; one thread."""
+    """Serves one server after the other on one connection; one thread."""
 
     def __init__(self, connection: socket.socket, lifeline: int, kept: int) -> None:
         self._connection = connection
         self._lifeline = lifeline
         self._kept = kept
+        self._held: dict[int, _Held] = {}
+        # Two for each worker; the workers get the limit that was given.
+        self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (self._open_files[1], self._open_files[1]))
         self._single_threaded = len(list(Path("/proc/self/task").iterdir())) == 1
         if not self._single_threaded:
             print("the zygote has several threads after its imports; workers are started by exec", file=sys.stderr)
@@ -57,22 +88,43 @@ class Spawner:
         )
         if not data:
             return False
-        spawn = decode_message(data)
-        if not isinstance(spawn, Spawn):
-            raise ValueError(f"expected Spawn, got {type(spawn).__name__}")
+        match decode_message(data):
+            case Spawn() as spawn:
+                self._start(spawn, descriptors)
+            case Keep(pid, key):
+                if held := self._held.get(pid):
+                    held.key = key
+            case ListKept():
+                self._list_kept()
+            case message:
+                raise ValueError(f"a {type(message).__name__} is nothing for the zygote")
+        return True
+
+    def _start(self, spawn: Spawn, descriptors: list[int]) -> None:
+        held = _Held(descriptors.pop(), descriptors.pop(), spawn.confinement.control_group)
         try:
             identity, problem = choose(spawn.confinement, _program_files(spawn))
-            pid = self._spawn(spawn, identity, descriptors)
+            pid = self._spawn(spawn, identity, descriptors, held)
         except OSError as error:
+            held.close()
             self._send(SpawnFailed(spawn.spawn_id, str(error)))
-            return True
+            return
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        self._send_spawned(Spawned(spawn.spawn_id, pid, problem))
-        return True
+        self._held[pid] = held
+        self._send_with_pidfd(Spawned(spawn.spawn_id, pid, problem), pid)
 
-    def _spawn(self, spawn: Spawn, identity: Identity | None, descriptors: list[int]) -> int:
+    def _list_kept(self) -> None:
+        for pid, held in self._held.items():
+            if held.key:
+                message = Kept(pid, held.key, held.control_group)
+                self._send_with_pidfd(message, pid, held.takeover, held.output)
+            else:
+                _end_group(pid)
+        self._send(KeptListed())
+
+    def _spawn(self, spawn: Spawn, identity: Identity | None, descriptors: list[int], held: _Held) -> int:
         interpreter = spawn.interpreter or sys.executable
         forked = spawn.forked and self._single_threaded
         if not forked:
@@ -82,17 +134,17 @@ class Spawner:
             return pid
         status = 70
         try:
-            self._leave()
-            output, control, *channels = descriptors
+            self._leave(held)
+            output, control, takeover, *channels = descriptors
             os.dup2(output, 1)
             os.dup2(output, 2)
             os.close(output)
             os.environ.update(spawn.environment)
             confine(identity, spawn.confinement)
             if not forked:
-                self._execute(spawn, interpreter, [control, *channels])
+                self._execute(spawn, interpreter, [control, takeover, *channels])
             _reseed()
-            status = worker.run(spawn.title, self._lifeline, control, channels)
+            status = worker.run(spawn.title, self._lifeline, control, takeover, channels)
         except BaseException as error:
             os.write(2, f"the worker could not be started: {error!r}\n".encode())
         finally:
@@ -100,8 +152,8 @@ class Spawner:
             # Not sys.exit: what the zygote's modules have registered for its end is not the worker's.
             os._exit(status)
 
-    def _leave(self) -> None:
-        """In a new child: let go of what is the zygote's.
+    def _leave(self, held: _Held) -> None:
+        """In a new child: let go of what is the zygote's, and above all of what is other workers'.
 
         It leads a process group of its own, to which the processes belong that a model starts: they end with it.
         """
@@ -112,6 +164,9 @@ class Spawner:
         os.close(self._child_ended_writer)
         os.close(self._kept)
         self._connection.close()
+        for each in (held, *self._held.values()):
+            each.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, self._open_files)
 
     def _execute(self, spawn: Spawn, interpreter: str, descriptors: list[int]) -> None:
         handed = [self._lifeline, *descriptors]
@@ -133,18 +188,21 @@ class Spawner:
                 return
             # Before the worker is reaped its number is surely its own.
             _end_group(ended.si_pid)
+            if held := self._held.pop(ended.si_pid, None):
+                held.close()
             self._send(Exited(*os.waitpid(ended.si_pid, 0)))
 
-    def _send_spawned(self, spawned: Spawned) -> None:
-        """Nobody but the zygote reaps the worker, so the pidfd is surely the worker's."""
-        message = encode_message(spawned)
+    def _send_with_pidfd(self, message: ZygoteMessage, pid: int, *descriptors: int) -> None:
+        """Nobody but the zygote reaps the worker, so the pidfd, which comes last, is surely the worker's."""
         try:
-            descriptor = os.pidfd_open(spawned.pid)
+            pidfds = [os.pidfd_open(pid)]
         except OSError:
-            self._connection.send(message)
-            return
-        socket.send_fds(self._connection, [message], [descriptor])
-        os.close(descriptor)
+            pidfds = []
+        try:
+            socket.send_fds(self._connection, [encode_message(message)], [*descriptors, *pidfds])
+        finally:
+            for pidfd in pidfds:
+                os.close(pidfd)
 
     def _send(self, message: ZygoteMessage) -> None:
         self._connection.send(encode_message(message))

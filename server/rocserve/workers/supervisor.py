@@ -6,15 +6,17 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError, internal, unavailable
 from rocserve.core.model_config import NO_LIMITS, InstanceKind, InstanceRateLimiter
+from rocserve.core.plain import to_json
 from rocserve.core.requests import Signature
 from rocserve.plane.heap import Heap
 from rocserve.settings import NO_TIME_LIMITS, TimeLimits
@@ -25,6 +27,11 @@ from rocserve.workers.launcher import LaunchOptions, WorkerLauncher
 from rocserve.workers.load_limit import LoadLimit
 from rocserve.workers.messages import Load, Progress, WarmUp
 from rocserve.workers.process import WorkerProcess
+
+_TAKE_OVER_SECONDS = 10.0
+"""A worker that the server before has left may still be at what that has sent it; with a longer batch it is ended."""
+
+_Start = Callable[[LaunchOptions, Sequence[Channel], logging.Logger], Awaitable[WorkerProcess]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +101,13 @@ class WorkerSupervisor:
         start_call: CallStarter | None,
         rate_limiter: InstanceRateLimiter = NO_LIMITS,
         limits: TimeLimits = NO_TIME_LIMITS,
+        content: str = "",
     ) -> None:
         """`inputs`: the heap of the version, where requests' tensors lie.
-        `start_call`: runs the calls of a model that sees each request for itself; None for the other kind."""
+        `start_call`: runs the calls of a model that sees each request for itself; None for the other kind.
+        `content`: tells the files that are loaded; "" = the worker is not kept for another server."""
         self._load = load
+        self._key = _key(load, options, content) if content else ""
         self._rate_limiter = rate_limiter
         self._start_call = start_call
         self._options = options
@@ -126,17 +136,30 @@ class WorkerSupervisor:
         return self._worker.pid if self._worker is not None else None
 
     async def load(self) -> Signature:
-        """Start the worker and load the model; after a failure or a cancellation nothing is left.
+        """Start the worker and load the model, or take over one that has loaded it; after a failure or a cancellation
+        nothing is left.
 
         Raises:
             ServeError: the reason why it cannot be loaded.
         """
+        try:
+            async with asyncio.timeout(_TAKE_OVER_SECONDS):
+                if self._key and await self._launcher.has_kept(self._key):
+                    signature = await self._load_by(functools.partial(self._launcher.take_over, self._key))
+                    self._log.info("%s is still loaded", self._name)
+                    return signature
+        except (ServeError, TimeoutError) as error:
+            reason = str(error) or f"it has not answered within {_TAKE_OVER_SECONDS:g} s"
+            self._log.warning("the worker of %s that was left could not be taken over: %s", self._name, reason)
+        return await self._load_by(self._launcher.launch)
+
+    async def _load_by(self, start: _Start) -> Signature:
         channels: list[Channel] = []
         self._load_limit = LoadLimit(self._limits.load_seconds)
         try:
             for _ in range(self._load.instance_count):
                 channels.append(self._new_channel())
-            self._worker = await self._launcher.launch(self._options, channels, self._log)
+            self._worker = await start(self._options, channels, self._log)
         except BaseException as error:
             for channel in channels:
                 channel.take_peer().close()
@@ -213,6 +236,8 @@ class WorkerSupervisor:
             await worker.warm_up(message)
         for channel in worker.channels:
             self._events.channel_opened(channel)
+        if self._key:
+            self._launcher.keep(worker, self._key)
 
     @contextlib.asynccontextmanager
     async def _limited_load(self, worker: WorkerProcess) -> AsyncIterator[None]:
@@ -304,3 +329,10 @@ class WorkerSupervisor:
         worker = self._worker
         if worker is not None and channel in worker.channels:
             worker.channel_broken(reason)
+
+
+def _key(load: Load, options: LaunchOptions, content: str) -> str:
+    """Two workers with the same key have loaded the same in the same way."""
+    # What the log takes may change at any time.
+    parts = (to_json(dataclasses.replace(load, verbose=False)), to_json(options), content.encode())
+    return hashlib.blake2b(b"\0".join(parts), digest_size=16).hexdigest()

@@ -31,16 +31,19 @@ class TensorExecutor:
         self._writer = ResultWriter(end, model.signature, config.max_batch_size > 0)
 
     def run(self) -> None:
-        """Until the server closes the channel, or `stop`."""
+        """Until the server closes the channel, or `stop`. Raises: ServerGone."""
         for batch in self._end.batches():
             if batch.is_grouped:
                 self._run_each(batch)
             else:
                 self._run_together(batch)
 
-    def stop(self) -> None:
-        """End `run` after the batches that were already posted. From any thread."""
-        self._end.stop()
+    def stop(self, is_wanted: bool) -> None:
+        """See WorkerEnd."""
+        self._end.stop(is_wanted)
+
+    def close(self) -> None:
+        self._end.close()
 
     def _run_together(self, received: ReceivedBatch) -> None:
         writer = self._writer

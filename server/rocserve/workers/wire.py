@@ -42,6 +42,10 @@ _NAMED: dict[str, type[Any]] = {
         messages.Spawned,
         messages.SpawnFailed,
         messages.Exited,
+        messages.Keep,
+        messages.ListKept,
+        messages.Kept,
+        messages.KeptListed,
     )
 }
 

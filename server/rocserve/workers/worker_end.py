@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rocserve.core.errors import ServeError, internal
+from rocserve.core.errors import ServeError, StatusCode, internal
 from rocserve.core.plain import from_json
 from rocserve.core.request_form import RequestLayout
 from rocserve.core.tensor_places import TensorPlaces, aligned
@@ -79,6 +79,13 @@ class ReceivedBatch:
     taken_ns: int
 
 
+class ServerGone(ServeError):
+    """Nobody takes results any more."""
+
+    def __init__(self) -> None:
+        super().__init__(StatusCode.UNAVAILABLE, "the server is gone")
+
+
 RESULT_START = aligned(ENTRY_BYTES)
 """Where the one result of a batch begins in its slot."""
 
@@ -127,6 +134,8 @@ class WorkerEnd:
         self.back = link.readers[BACK]
         self.back_sleep_word = link.own_sleep_word(1)
         self._connection = connection
+        self._is_wanted = True
+        """What is under way; False = the server is gone."""
         (looks,) = ATTACH.unpack(data)
         self._looks = looks if is_alone else 0
         self._work, self._returns, self._results = link.readers[WORK], link.readers[RETURNS], link.writers[0]
@@ -152,6 +161,8 @@ class WorkerEnd:
                     break
             entries = work.take()
             for kind, flags, _, number, place, count, _ in ENTRY.iter_unpack(entries):
+                if not self._is_wanted:
+                    return
                 if kind != BATCH:
                     raise ValueError(f"expected a batch, got a message of kind {kind}")
                 yield ReceivedBatch(number, bool(flags & GROUPED), self._requests(place, count), time.monotonic_ns())
@@ -191,12 +202,22 @@ class WorkerEnd:
             del forms[next(iter(forms))]
         return requests
 
-    def stop(self) -> None:
-        """End `batches` after those that were already posted. From any thread."""
+    def stop(self, is_wanted: bool = True) -> None:
+        """End `batches` after those that were already posted; where these are wanted no more, after the one that runs,
+        and drop results. From any thread."""
+        self._is_wanted = is_wanted
         try:
             self._connection.shutdown(socket.SHUT_RD)
         except OSError:
             pass  # The server has closed it.
+
+    def close(self) -> None:
+        """Let go of what it shares with the server, after `stop`."""
+        self.inputs.close()
+        self._heap.close()
+        self._connection.close()
+        if self.back_connection is not None:
+            self.back_connection.close()
 
     # Results
 
@@ -205,8 +226,11 @@ class WorkerEnd:
 
         Raises:
             HeapFull.
+            ServerGone.
         """
         while True:
+            if not self._is_wanted:
+                raise ServerGone
             if self._returns.has_mail():
                 self._take_returns()
             if not self._unread or self._unread_bytes + nbytes <= _MOST_UNREAD_BYTES:
@@ -251,6 +275,8 @@ class WorkerEnd:
         """Tell the server; waits while it has much to take."""
         count = len(entries) // ENTRY_BYTES
         while self._results.room < count:
+            if not self._is_wanted:
+                return
             self._ring()
             time.sleep(_WAIT_SECONDS)
         self._results.post(entries)

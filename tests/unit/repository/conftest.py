@@ -108,6 +108,7 @@ class FakeLoader:
         definition: ModelDefinition,
         version: int,
         version_folder: Path,
+        content: str,
         on_change: Callable[[], None],
         on_progress: Callable[[str], None],
     ) -> FakeVersion:

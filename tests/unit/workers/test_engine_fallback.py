@@ -67,7 +67,7 @@ class Loads:
         (self.folder / "config.pbtxt").write_text(f'platform: "onnx_onnxv1" max_batch_size: 4 {entries} {more}')
         (definition,) = read_model_definitions(self.folder, REGISTRY)
         folder = self.folder / "1"
-        loaded = await self._loader.load(definition, 1, folder, lambda: None, self.progress.append)
+        loaded = await self._loader.load(definition, 1, folder, "", lambda: None, self.progress.append)
         assert isinstance(loaded, LoadedModelVersion)
         self._loaded.append(loaded)
         return loaded

@@ -181,10 +181,7 @@ class MetricBook:
             self._changed.wait()
             time.sleep(self._gather_seconds)
             self._changed.clear()
-            try:
-                self.send()
-            except OSError:
-                return  # The server is gone, and this process about to end.
+            self.send()
 
 
 class MetricFamily:
