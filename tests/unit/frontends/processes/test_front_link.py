@@ -154,6 +154,16 @@ def test_requests_and_answers_travel_whole(ends: Ends) -> None:
         assert tensor.numpy().tolist() == array.tolist()
 
 
+@pytest.mark.parametrize("request_id", ["", "r"])
+@pytest.mark.parametrize("sent", [6, 5])
+def test_tensors_of_other_sizes_than_their_heads_say_travel_too(ends: Ends, request_id: str, sent: int) -> None:
+    request = request_of("never", np.arange(6, dtype=np.int32), id=request_id)
+    request.data = [request.data[0][: 4 * sent]]
+    assert ends.ask(request).watched.wait(10)
+    (come,) = ends.service.requests
+    assert (come.id, [bytes(data) for data in come.data]) == (request_id, [np.arange(sent, dtype=np.int32).tobytes()])
+
+
 def test_thousands_at_once_are_all_answered_and_leave_nothing(ends: Ends) -> None:
     clients = [ends.ask(request_of("echo", np.full(7, i, np.int32))) for i in range(6000)]
     for i, client in enumerate(clients):
