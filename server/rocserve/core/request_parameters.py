@@ -14,8 +14,26 @@ EXPECTED_TYPES: Mapping[str, str] = {
 }
 """How the parameter may be written, in the words of the error about it."""
 
+MOST_ENTRIES = 16384
+"""Inputs, outputs, dimensions and parameters of a request: what is done for each of them keeps others waiting."""
+LONGEST_ID = 1 << 16
+"""Bytes; it goes into errors, log lines and what workers are told."""
 _RESERVED = "triton_"
 _ALLOWED = "triton_enable_empty_final_response"
+
+
+def check_entries(count: int) -> None:
+    """Raises: ServeError, INVALID_ARGUMENT: there are too many inputs, outputs, dimensions and parameters."""
+    if count > MOST_ENTRIES:
+        raise invalid_argument(
+            f"a request may have {MOST_ENTRIES} inputs, outputs, dimensions and parameters together, got {count}"
+        )
+
+
+def check_id(nbytes: int) -> None:
+    """Raises: ServeError, INVALID_ARGUMENT: the id is too long."""
+    if nbytes > LONGEST_ID:
+        raise invalid_argument(f"a request's id may have {LONGEST_ID} bytes, got {nbytes}")
 
 
 def check_request_parameters(parameters: Mapping[str, bool | int | float | str]) -> None:

@@ -33,8 +33,8 @@ _CHECKED_FROM = 64 << 10
 COPIED_IN_PLACE = 64 << 10
 """Bytes up to which a copy takes less time than letting go of the GIL for it."""
 
-COPIED_AT_ONCE = 4 << 20
-"""Bytes that the data plane copies in a step of what takes long: some 4 ms where the memory is fresh."""
+COPIED_AT_ONCE = 1 << 20
+"""Bytes that the data plane copies in a step of what takes long: up to 4 ms where the memory is fresh."""
 
 _UNMAPPED = memoryview(b"")
 

@@ -7,6 +7,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as tritons
 
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.request_parameters import MOST_ENTRIES
 from rocserve.core.requests import InferRequest, InputHead, RequestedOutput
 from rocserve.core.tensors import bytes_elements, encode_bytes_elements
 from rocserve.frontends.grpc.codec import InferCodec
@@ -324,3 +325,35 @@ def test_unknown_fields_are_skipped() -> None:
 def test_a_value_that_looks_like_an_id() -> None:
     field_16 = b"\x82\x01\x03\x1a\x01x"
     assert InferCodec().decode_request(field_16 + _add_sub(id="").SerializeToString()).id == ""
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"inputs": [Tensor()] * (MOST_ENTRIES + 1)},
+        {"inputs": [Tensor(shape=[1] * (MOST_ENTRIES + 1))]},
+        {"inputs": [Tensor(parameters={f"{n}": InferParameter(int64_param=n) for n in range(MOST_ENTRIES)})]},
+        {"outputs": [ModelInferRequest.InferRequestedOutputTensor()] * MOST_ENTRIES},
+        {"parameters": {f"{n}": InferParameter(int64_param=n) for n in range(MOST_ENTRIES)}},
+        {"raw_input_contents": [b""] * (2 * MOST_ENTRIES)},
+    ],
+)
+def test_more_entries_than_others_can_wait_for(more: dict[str, object]) -> None:
+    with pytest.raises(
+        ServeError, match="a request may have 16384 inputs, outputs, dimensions and parameters together"
+    ):
+        _decode(_add_sub(**more))
+
+
+def test_an_id_longer_than_there_may_be() -> None:
+    with pytest.raises(ServeError, match="a request's id may have 65536 bytes, got 65537"):
+        _decode(_add_sub(id="a" * 65537))
+
+
+def test_what_nobody_knows_in_typed_contents_is_no_part_of_them() -> None:
+    contents = InferTensorContents.FromString(
+        InferTensorContents(fp32_contents=[1.0, 2.0]).SerializeToString() + b"\xf8\x07\x01"
+    )
+    tensor = Tensor(name="X", datatype="FP32", shape=[2], contents=contents)
+    (data,) = _decode(ModelInferRequest(model_name="m", inputs=[tensor])).data
+    assert data == np.array([1, 2], "<f4").tobytes()

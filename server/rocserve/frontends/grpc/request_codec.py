@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.request_parameters import MOST_ENTRIES, check_entries, check_id
 from rocserve.core.requests import NO_PARAMETERS, InferRequest, InputHead, Parameters, RequestedOutput, RequestHead
 from rocserve.core.sequences import SEQUENCE_PARAMETERS, SequenceTag
 from rocserve.core.tensors import Buffer
@@ -27,6 +28,8 @@ LONGEST_REMEMBERED_HEAD = 4096
 
 _ID_TAG = ModelInferRequest.ID_FIELD_NUMBER << 3 | LENGTH_DELIMITED
 _RAW_TAG = ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER << 3 | LENGTH_DELIMITED
+_FIELDS = range(MOST_ENTRIES + 16)
+"""That a message may have before its tensors' bytes, and of these; no request with more is taken."""
 _MAY_TELL_OF_A_SEQUENCE = b"sequence_"
 """A head without these bytes says nothing of one."""
 
@@ -64,7 +67,9 @@ class RequestDecoder:
         raw: list[Buffer] = []
         # One flat loop a part: this runs for every request in the thread that serves all connections.
         try:
-            while position < end:
+            for _ in _FIELDS:
+                if position >= end:
+                    break
                 tag = data[position]
                 if tag == _RAW_TAG:
                     break
@@ -78,10 +83,14 @@ class RequestDecoder:
                 elif tag & 0x87 != LENGTH_DELIMITED:
                     return self._decode_by_protobuf(data)
                 position = start + length
+            else:
+                check_entries(len(_FIELDS))
             head_end = position
             if position < end:
                 view = memoryview(data)
-                while position < end:
+                for _ in _FIELDS:
+                    if position >= end:
+                        break
                     if data[position] != _RAW_TAG:
                         return self._decode_by_protobuf(data)
                     start = position + 2
@@ -90,7 +99,10 @@ class RequestDecoder:
                         length, start = read_varint(data, position + 1)
                     position = start + length
                     raw.append(view[start:position])
+                else:
+                    check_entries(len(_FIELDS))
             if id_end:
+                check_id(id_end - id_start)
                 request_id = data[id_start:id_end].decode()
         except (IndexError, ValueError):
             return self._decode_by_protobuf(data)
@@ -138,6 +150,7 @@ class RequestDecoder:
 
     def _decode_by_protobuf(self, data: bytes) -> InferRequest:
         message = parse_message(data, ModelInferRequest)
+        check_id(len(message.id))
         raw: list[Buffer] = list(message.raw_input_contents)
         parsed = _read_head(message, bool(raw))
         return InferRequest(parsed.head, message.id, _assign(parsed, raw), sequence=parsed.sequence)
@@ -153,6 +166,7 @@ def id_of_refused(data: bytes) -> str:
 
 def _read_head(message: ModelInferRequest, has_raw: bool) -> _ParsedHead:
     model_name = message.model_name
+    _check_entries(message)
     inputs: list[InputHead] = []
     sources: list[bytes | None] = []
     typed = False
@@ -178,6 +192,13 @@ def _read_head(message: ModelInferRequest, has_raw: bool) -> _ParsedHead:
     sequence = read_sequence(message.parameters)
     reusable = not typed and sequence is None
     return _ParsedHead(head, None if all_raw else tuple(sources), reusable, sequence)
+
+
+def _check_entries(message: ModelInferRequest) -> None:
+    count = len(message.inputs) + len(message.outputs) + len(message.parameters)
+    check_entries(count)
+    count += sum(len(tensor.shape) + len(tensor.parameters) for tensor in message.inputs)
+    check_entries(count + sum(len(output.parameters) for output in message.outputs))
 
 
 def _without_sequence(parameters: Parameters) -> Parameters:

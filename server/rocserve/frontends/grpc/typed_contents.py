@@ -6,6 +6,7 @@ import numpy as np
 
 from rocserve.core.errors import invalid_argument
 from rocserve.core.tensors import encode_bytes_elements
+from rocserve.core.wire_format import length_prefix
 from rocserve.protocol.grpc_service_pb2 import InferTensorContents
 
 _DATATYPES: dict[str, tuple[str, ...]] = {
@@ -19,6 +20,8 @@ _DATATYPES: dict[str, tuple[str, ...]] = {
     "bytes_contents": ("BYTES",),
 }
 """What each field may hold; the first is the one that error texts name."""
+
+_AS_RAW = frozenset({"bool_contents", "fp32_contents", "fp64_contents"})
 
 _ARRAY_TYPES = {
     "BOOL": "?",
@@ -53,6 +56,11 @@ def raw_contents(contents: InferTensorContents, datatype: str, input_name: str, 
             raise invalid_argument(f"{where} of type '{held[0]}', expected datatype '{datatype}'")
         if datatype == "BYTES":
             raw = encode_bytes_elements(elements)
+        elif field.name in _AS_RAW:
+            # On the wire they stand as raw contents have them; what nobody knows stands behind them.
+            nbytes = len(elements) * np.dtype(_ARRAY_TYPES[datatype]).itemsize
+            start = len(length_prefix(field.number, nbytes))
+            raw = contents.SerializeToString()[start : start + nbytes]
         else:
             wide = np.fromiter(elements, dtype=_ARRAY_TYPES[held[0]], count=len(elements))
             raw = wide.astype(_ARRAY_TYPES[datatype], copy=False).tobytes()

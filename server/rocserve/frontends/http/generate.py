@@ -11,10 +11,11 @@ from rocserve.core.errors import ServeError, deadline_exceeded, internal, invali
 from rocserve.core.model_config import InputConfig
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import Holding
+from rocserve.core.request_parameters import check_entries
 from rocserve.core.requests import NO_PARAMETERS, InferRequest, InferResponse, InputHead, ParameterValue, RequestHead
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.errors import JSON, error_body, error_response, not_allowed, status_of
-from rocserve.frontends.http.infer_request import check_entries, id_of_refused, plain_parameter, read_id
+from rocserve.frontends.http.infer_request import id_of_refused, plain_parameter, read_id
 from rocserve.frontends.http.inference import HandlerParts, origin_of
 from rocserve.frontends.http.json_text import json_bytes, json_object, members, parse_json
 from rocserve.frontends.http.large_bodies import LARGE_JSON

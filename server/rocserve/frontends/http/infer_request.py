@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.request_parameters import check_entries, check_id
 from rocserve.core.requests import (
     NO_PARAMETERS,
     InferRequest,
@@ -167,9 +168,6 @@ REMEMBERED_TEXTS = 1024
 LONGEST_REMEMBERED_TEXT = 4096
 """Bytes. Both bound the memory that clients can make the reader take."""
 
-MOST_ENTRIES_OF_A_REQUEST = 16384
-"""Inputs, outputs, dimensions and parameters: what is done for each of them keeps others waiting."""
-
 _SHARED_MEMORY_NUMBERS = ("shared_memory_offset", "shared_memory_byte_size")
 
 
@@ -290,15 +288,6 @@ def _are_all_elements(count: int, json: bytes, parts: list[slice]) -> bool:
     return [number for number in found if number is not MISSING] == list(range(count))
 
 
-def check_entries(count: int) -> None:
-    """Raises: ServeError, INVALID_ARGUMENT: there are too many inputs, outputs, dimensions and parameters."""
-    if count > MOST_ENTRIES_OF_A_REQUEST:
-        raise invalid_argument(
-            f"a request's JSON may have {MOST_ENTRIES_OF_A_REQUEST} inputs, outputs, dimensions and parameters"
-            f" together, got {count}"
-        )
-
-
 def id_of_refused(json: Buffer) -> str:
     """The id in a body that could not be made a request of; empty where it cannot be read either."""
     try:
@@ -309,7 +298,11 @@ def id_of_refused(json: Buffer) -> str:
 
 def read_id(head: Any) -> str:
     value = find(head, "id")
-    return "" if value is MISSING else text(value, "Unable to parse 'id'")
+    if value is MISSING:
+        return ""
+    told = text(value, "Unable to parse 'id'")
+    check_id(len(told))
+    return told
 
 
 def _read_inputs(head: Any, binary_length: int, model_name: str) -> tuple[list[InputHead], list[Buffer | slice]]:
