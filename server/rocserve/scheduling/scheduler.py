@@ -252,7 +252,11 @@ class Scheduler(ABC):
                 self._answer(batch, outcome)
 
     def _answer_large(self, batch: FormedBatch, outcome: BatchOutcome) -> Generator[None, None, None]:
-        yield from outcome.copy_out()
+        try:
+            yield from outcome.copy_out()
+        except MemoryError:
+            # They are answered from where they lie, in one go.
+            self._log.warning("no memory for a copy of %d bytes of outputs", outcome.nbytes)
         self._answer(batch, outcome)
 
     def _answer(self, batch: FormedBatch, outcome: BatchOutcome) -> None:

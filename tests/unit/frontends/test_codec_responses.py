@@ -145,3 +145,11 @@ def test_a_large_message_is_joined_in_steps() -> None:
             assert end.value == b"".join(parts) and count == 4
             return
         count += 1
+
+
+def test_a_message_that_there_is_no_memory_for_is_an_error() -> None:
+    """Its client would wait for good."""
+    parts = [memoryview(np.broadcast_to(np.uint8(0), 1 << 50))]
+    with pytest.raises(ServeError, match=f"no memory for an answer of {1 << 50} bytes") as raised:
+        next(join_large(parts))
+    assert raised.value.code is StatusCode.RESOURCE_EXHAUSTED

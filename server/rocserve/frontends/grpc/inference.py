@@ -110,7 +110,12 @@ class _UnaryResponder:
         self._reply(message)
 
     def _reply_large(self, parts: Sequence[Buffer]) -> Generator[None, None, None]:
-        self._reply((yield from join_large(parts)))
+        try:
+            message = yield from join_large(parts)
+        except ServeError as error:
+            self.fail(error)
+        else:
+            self._reply(message)
 
     def _reply(self, message: bytes) -> None:
         self._handlers.memory.release(self)
@@ -284,7 +289,12 @@ class _StreamResponder:
         self._answer(message, final)
 
     def _answer_large(self, parts: Sequence[Buffer]) -> Generator[None, None, None]:
-        self._answer((yield from join_large(parts)))
+        try:
+            message = yield from join_large(parts)
+        except ServeError as error:
+            self.fail(error)
+        else:
+            self._answer(message)
 
     def end(self) -> None:
         request = self.request

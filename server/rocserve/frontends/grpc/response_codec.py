@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.requests import InferResponse, Parameters, ResponseHead
 from rocserve.core.tensors import Buffer
 from rocserve.core.wire_format import length_prefix
@@ -42,9 +43,17 @@ class _EncodedHead:
 
 
 def join_large(parts: Sequence[Buffer]) -> Generator[None, None, bytes]:
-    """The parts as one message, a step at a time."""
-    # What the stream holds becomes the message without a copy.
-    stream = io.BytesIO(bytes(sum(map(_nbytes, parts))))
+    """The parts as one message, a step at a time.
+
+    Raises:
+        ServeError: RESOURCE_EXHAUSTED, there is no memory for it.
+    """
+    nbytes = sum(map(_nbytes, parts))
+    try:
+        # What the stream holds becomes the message without a copy.
+        stream = io.BytesIO(bytes(nbytes))
+    except MemoryError:
+        raise ServeError(StatusCode.RESOURCE_EXHAUSTED, f"no memory for an answer of {nbytes} bytes") from None
     written, end = np.frombuffer(stream.getbuffer(), np.uint8), 0
     for part in parts:
         source = np.frombuffer(part, np.uint8)
