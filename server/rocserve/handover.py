@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rocserve.core.lifeline import die_with_holder
 from rocserve.core.plain import from_json, to_json
-from rocserve.settings import ServerSettings
+from rocserve.settings import ControlMode, ServerSettings
 from rocserve.supervisor import Post
 from rocserve.workers.zygote_process import ZygoteProcess
 
 _SIGNALS_AT_ONCE = 16
+_MOST_LOADED_BYTES = 64 << 20
+"""Of the names of loaded models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,11 @@ class SupervisorLink:
         self.takes_place_of = post.end
         """How the server before has ended; "" = there was none."""
         self._handover = from_json(Handover, post.left) if post.left else Handover()
-        self._descriptors = post.descriptors
+        self._zygote: int | None
+        """Its connection."""
+        self._loaded: int
+        """A file with the names of the models that are loaded under explicit control."""
+        self._zygote, self._loaded = post.descriptors or (None, os.memfd_create("rocserve:loaded", os.MFD_CLOEXEC))
         self._serves = False
 
     @property
@@ -49,28 +56,34 @@ class SupervisorLink:
     @property
     def zygote(self) -> ZygoteProcess | None:
         """That of the server before; None: there was none."""
-        if not self._descriptors:
+        if self._zygote is None:
             return None
-        return ZygoteProcess(self._handover.zygote, socket.socket(fileno=os.dup(self._descriptors[0])))
+        return ZygoteProcess(self._handover.zygote, socket.socket(fileno=os.dup(self._zygote)))
 
     def keep_zygote(self, zygote: ZygoteProcess) -> None:
         """Have the next server know this one."""
-        for descriptor in self._descriptors:
-            os.close(descriptor)
-        self._descriptors = (os.dup(zygote.connection.fileno()),)
+        if self._zygote is not None:
+            os.close(self._zygote)
+        self._zygote = os.dup(zygote.connection.fileno())
         self._handover = replace(self._handover, zygote=zygote.pid)
         if self._serves:
             self.leave()
 
     def settings(self, settings: ServerSettings) -> ServerSettings:
-        """The settings as they are for this server: in the place of another it serves where that did, and a model that
-        has been broken since does not keep it from serving the others."""
+        """The settings as they are for this server: in the place of another it serves where that did, loads what that
+        had loaded when asked to, and a model that has been broken since does not keep it from serving the others."""
         if not self.takes_place_of:
             return settings
         parts: dict[str, Any] = {
             name: replace(getattr(settings, name), port=port) for name, port in self._handover.ports.items()
         }
+        if settings.control_mode is ControlMode.EXPLICIT and (loaded := os.pread(self._loaded, _MOST_LOADED_BYTES, 0)):
+            parts["load_models"] = tuple(json.loads(loaded.partition(b"\n")[0]))
         return replace(settings, exit_on_error=False, **parts)
+
+    def note_loaded(self, models: Sequence[str]) -> None:
+        """Have the next server load these, where models are loaded when somebody asks for it."""
+        os.pwrite(self._loaded, json.dumps(models).encode() + b"\n", 0)
 
     def watch(self, on_signal: Callable[[int], None]) -> None:
         """Have the signals that the supervisor gets told."""
@@ -80,7 +93,8 @@ class SupervisorLink:
         """Have the next server know this; the first time says that this one serves."""
         self._serves = True
         self._handover = replace(self._handover, **changes)
-        socket.send_fds(self._connection, [to_json(self._handover)], self._descriptors)
+        assert self._zygote is not None, "workers are started by it"
+        socket.send_fds(self._connection, [to_json(self._handover)], (self._zygote, self._loaded))
 
     def _on_readable(self, on_signal: Callable[[int], None]) -> None:
         try:

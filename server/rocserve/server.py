@@ -7,6 +7,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from rocserve.backends.backend_config import with_backend_config
 from rocserve.backends.free_memory import host_memory_limit
@@ -143,7 +144,7 @@ class Server:
             time_limits=settings.limits,
         )
         self._repository = ModelRepository(
-            _repository_settings(settings),
+            replace(_repository_settings(settings), may_lack_models=bool(supervisor.takes_place_of)),
             registry,
             ItemVersionLoader(loader),
             self._tables,
@@ -262,8 +263,15 @@ class Server:
             stopped.cancel()
             return 1
         self._log.info("%s", summary(self._repository.index(ready_only=False)))
+        self._note_loaded()
+        unsubscribe = self._repository.subscribe(self._note_loaded)
         await stopped
+        unsubscribe()
         return 0
+
+    def _note_loaded(self) -> None:
+        if self._settings.control_mode is ControlMode.EXPLICIT:
+            self._supervisor.note_loaded(self._repository.wanted_models())
 
     async def _drain(self, front_ends: FrontEnds, ending: Ending) -> None:
         """Not ready first, and no more loads; then the work in hand finishes; then the workers end. Within the exit

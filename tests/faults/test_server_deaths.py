@@ -332,3 +332,25 @@ def test_cgroups_of_workers_go_on_and_go(repository: Path, tmp_path: Path) -> No
             assert (pids(server), sorted(folder.glob("worker-*"))) == (workers, groups)
             assert server.terminate() == 0
         assert list(folder.glob("worker-*")) == []
+
+
+def test_models_that_requests_loaded_and_unloaded(serve, repository: Path) -> None:
+    for name in ("kept", "at_start", "asked", "gone"):
+        drop(repository, name, add_constant(1.0), ADD_CONSTANT_CONFIG)
+    flags = ("--model-control-mode=explicit", "--load-model=kept", "--load-model=at_start")
+    server: RocserveProcess = serve(repository, *flags)
+    with server.client() as client:
+        client.load_model("asked")
+        client.load_model("gone")
+        client.unload_model("at_start")
+    wait_until(lambda: len(server.workers()) == 3, what="the end of the unloaded model's worker")
+    shutil.rmtree(repository / "gone")
+    kill_and_wait(server)
+    with server.client() as client:
+        ready = [name for name in ("kept", "at_start", "asked", "gone") if client.is_model_ready(name)]
+    assert ready == ["kept", "asked"]
+    # So does the next but one.
+    kill_and_wait(server)
+    with server.client() as client:
+        assert client.is_model_ready("asked")
+        assert not client.is_model_ready("at_start")

@@ -118,7 +118,8 @@ class ModelRepository:
             await self._begin_polling()
         else:
             names = self._settings.load_models if mode is ControlMode.EXPLICIT else (ALL_MODELS,)
-            self._not_found = await self._explicit.load_at_start(names)
+            missing = await self._explicit.load_at_start(names)
+            self._not_found = {} if self._settings.may_lack_models else missing
         if mode is ControlMode.EXPLICIT:
             self._start_scanning()
         self._is_started = True
@@ -231,6 +232,11 @@ class ModelRepository:
             return False
         model = self._publication.models.get(name)
         return model is not None and model.is_version_ready(number)
+
+    def wanted_models(self) -> list[str]:
+        """The names of those that are to be served, whether or not they can be."""
+        models = self._publication.models
+        return sorted({self._names.bare(key) for key, model in models.items() if model.content is not None})
 
     def failed_models(self) -> dict[str, str]:
         """The models of which nothing is served because it failed, with the reason."""

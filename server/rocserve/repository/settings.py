@@ -33,6 +33,8 @@ class RepositorySettings:
     """Models of different repositories may have the same name."""
     load_models: tuple[str, ...] = ()
     """What is loaded at the start in explicit mode; "*" = all."""
+    may_lack_models: bool = False
+    """Those that are not there any more are missed by nobody."""
     max_versions: int = 128
     """Of a model that its version policy serves at once."""
     max_folder_entries: int = 100_000
