@@ -24,6 +24,8 @@ _LITTLE = 1 / 16
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Of malloc.h."""
+_OPERATORS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
+"""Variables of the environment by which the operator tells glibc about the same (mallopt(3))."""
 _NEVER = -1
 _LARGEST_BLOCK = 32 << 20
 """Bytes, the most that glibc takes from its heaps; larger ones are mapped, each for itself."""
@@ -36,13 +38,14 @@ def private_bytes(statm: Path = Path("/proc/self/statm")) -> int:
 
 
 def keep_freed_memory() -> Callable[[], object]:
-    """Have glibc keep all that is freed. Returns: what gives it back. Where the C library is another, neither does
-    anything."""
+    """Have glibc keep all that is freed, unless the operator has told it otherwise. Returns: what gives it back. Where
+    the C library is another, neither does anything."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
         return lambda: None
-    libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
-    libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_BLOCK)
+    if os.environ.keys().isdisjoint(_OPERATORS_OWN):
+        libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
+        libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_BLOCK)
     return lambda: libc.malloc_trim(0)
 
 
