@@ -16,10 +16,10 @@ import pytest
 import tritonclient.grpc as triton
 from onnx import TensorProto
 from support.certificates import make_authority
+from support.front_ends import drop_patient
 from support.load import ConstantLoad
 from support.metrics import port_of, scrape
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop, identity
-from support.python_models import write_model
 from support.sequences import drop_accumulator, run_at_once, run_sequence
 from support.server import RocserveProcess, wait_until
 from support.shared_memory import shared_file
@@ -31,27 +31,6 @@ from rocserve.protocol import health_pb2
 
 SAMPLE_REPOSITORY = Path(__file__).parents[2] / "model_repository"
 IMAGES = sorted((Path(__file__).parents[1] / "data" / "digits").glob("*.jpg"))[:8]
-PATIENT = """
-import time
-
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        time.sleep(0.1)
-        return [
-            pb_utils.InferenceResponse(
-                [pb_utils.Tensor("Y", pb_utils.get_input_tensor_by_name(request, "X").as_numpy())]
-            )
-            for request in requests
-        ]
-"""
-PATIENT_CONFIG = """
-backend: "python"
-input { name: "X" data_type: TYPE_FP32 dims: [ 1, 2 ] }
-output { name: "Y" data_type: TYPE_FP32 dims: [ 1, 2 ] }
-"""
 LARGE_CONFIG = """
 platform: "onnx_onnxv1"
 input { name: "INPUT0" data_type: TYPE_UINT8 dims: [ -1 ] }
@@ -68,7 +47,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess
     drop_simple_models(repository)
     for name in ("digits", "digits_classifier", "digits_preprocess"):
         shutil.copytree(SAMPLE_REPOSITORY / name, repository / name)
-    write_model(repository / "patient", PATIENT, PATIENT_CONFIG)
+    drop_patient(repository)
     drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
     drop(repository, "large", identity(TensorProto.UINT8, ["n"]), LARGE_CONFIG)
     drop_accumulator(repository, "sums", "max_sequence_idle_microseconds: 30000000")
@@ -364,7 +343,7 @@ def test_over_tls(tmp_path: Path) -> None:
 def test_a_swap_and_the_end_lose_no_request(tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
-    write_model(repository / "patient", PATIENT, PATIENT_CONFIG)
+    drop_patient(repository)
     told: queue.Queue[Exception | None] = queue.Queue()
     flags = ("--front-ends=2", "--repository-settle-secs=0.1")
     with RocserveProcess([repository], *flags, log=tmp_path / "plain.log") as server:

@@ -13,43 +13,14 @@ from typing import Any
 import psutil
 import pytest
 from support.certificates import make_authority
+from support.front_ends import drop_patient
 from support.http_requests import ask
 from support.metrics import port_of, scrape
-from support.models import add_constant, drop
-from support.python_models import write_model
+from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.server import RocserveProcess, wait_until
 from support.trace_file import read_entries
 from tritonclient.utils import InferenceServerException
 
-CONFIG = """
-platform: "onnx_onnxv1"
-max_batch_size: 8
-input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
-output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
-dynamic_batching { }
-"""
-# Each request takes a fifth of a second.
-PATIENT = """
-import time
-
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        time.sleep(0.2)
-        return [
-            pb_utils.InferenceResponse(
-                [pb_utils.Tensor("Y", pb_utils.get_input_tensor_by_name(request, "X").as_numpy())]
-            )
-            for request in requests
-        ]
-"""
-PATIENT_CONFIG = """
-backend: "python"
-input { name: "X" data_type: TYPE_FP32 dims: [ 1, 2 ] }
-output { name: "Y" data_type: TYPE_FP32 dims: [ 1, 2 ] }
-"""
 CLIENTS = 16
 """With a connection each: no front end is without one, but once in 30,000 times."""
 BODY = {"inputs": [{"name": "X", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
@@ -59,8 +30,8 @@ BODY = {"inputs": [{"name": "X", "shape": [1, 2], "datatype": "FP32", "data": [1
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
     folder = tmp_path_factory.mktemp("http-front-ends")
     repository = folder / "repository"
-    drop(repository, "m", add_constant(1.0), CONFIG)
-    write_model(repository / "patient", PATIENT, PATIENT_CONFIG)
+    drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
+    drop_patient(repository)
     flags = (
         "--front-ends=2",
         "--model-control-mode=explicit",
@@ -181,7 +152,7 @@ def test_memory_of_requests_is_counted_in_all(server: RocserveProcess) -> None:
 def test_over_tls_with_certificates_that_are_renewed(tmp_path: Path) -> None:
     authority, other = make_authority(tmp_path / "authority"), make_authority(tmp_path / "other")
     repository = tmp_path / "repository"
-    drop(repository, "m", add_constant(1.0), CONFIG)
+    drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
     files = (f"--grpc-server-cert={authority.certificate}", f"--grpc-server-key={authority.key}")
     flags = ("--front-ends=2", "--http-use-ssl=true", *files)
 
@@ -203,7 +174,7 @@ def test_over_tls_with_certificates_that_are_renewed(tmp_path: Path) -> None:
 
 def test_the_end_loses_no_request(tmp_path: Path) -> None:
     repository = tmp_path / "repository"
-    write_model(repository / "patient", PATIENT, PATIENT_CONFIG)
+    drop_patient(repository)
     with (
         RocserveProcess([repository], "--front-ends=2", log=tmp_path / "plain.log") as server,
         ThreadPoolExecutor(CLIENTS) as pool,

@@ -10,8 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,46 +18,16 @@ import psutil
 import pytest
 import tritonclient.grpc as triton
 from support.certificates import make_authority
+from support.front_ends import asking_clients, clients_of, drop_patient, listens
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.server import RocserveProcess, wait_until
 from tritonclient.utils import InferenceServerException
-
-CLIENTS = 12
-# Each request takes a fifth of a second, and leaves a file.
-PATIENT = """
-import pathlib
-import time
-
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            time.sleep(0.2)
-            with open(pathlib.Path(__file__).parents[3] / "executed", "a") as file:
-                file.write("x")
-        return [
-            pb_utils.InferenceResponse(
-                [pb_utils.Tensor("Y", pb_utils.get_input_tensor_by_name(request, "X").as_numpy())]
-            )
-            for request in requests
-        ]
-"""
-PATIENT_CONFIG = """
-backend: "python"
-input { name: "X" data_type: TYPE_FP32 dims: [ 1, 2 ] }
-output { name: "Y" data_type: TYPE_FP32 dims: [ 1, 2 ] }
-"""
 
 
 @pytest.fixture
 def server(serve, repository: Path) -> RocserveProcess:
     drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
-    patient = repository / "patient"
-    (patient / "1").mkdir(parents=True)
-    (patient / "1" / "model.py").write_text(PATIENT)
-    (patient / "config.pbtxt").write_text(PATIENT_CONFIG)
+    drop_patient(repository)
     return serve(repository, "--front-ends=2", "--exit-timeout-secs=2")
 
 
@@ -71,10 +40,6 @@ def values() -> triton.InferInput:
     entry = triton.InferInput("X", [1, 2], "FP32")
     entry.set_data_from_numpy(np.array([[1.0, 2.0]], np.float32))
     return entry
-
-
-def clients_of(front_end: psutil.Process) -> int:
-    return sum(each.status == psutil.CONN_ESTABLISHED for each in front_end.net_connections("tcp"))
 
 
 class Client:
@@ -102,31 +67,14 @@ class Client:
         self._client.close()
 
 
-@contextmanager
-def clients(server: RocserveProcess) -> Iterator[list[Client]]:
-    stop = threading.Event()
-    made = [Client(server, stop) for _ in range(CLIENTS)]
-    try:
-        wait_until(lambda: all(client.answers for client in made), what="an answer for each client")
-        yield made
-    finally:
-        stop.set()
-        for client in made:
-            client.thread.join(30)
+def clients(server: RocserveProcess) -> AbstractContextManager[list[Client]]:
+    return asking_clients(lambda number, stop: Client(server, stop))
 
 
 def kill_and_wait(server: RocserveProcess, front_end: psutil.Process) -> None:
     front_end.kill()
     wait_until(lambda: len(server.front_ends()) == 2 and front_end not in server.front_ends(), 10, "the new front end")
     wait_until(lambda: all(listens(each, server.port) for each in server.front_ends()), 10, "its port")
-
-
-def listens(process: psutil.Process, port: int) -> bool:
-    try:
-        connections = process.net_connections("tcp")
-    except psutil.NoSuchProcess:
-        return False
-    return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in connections)
 
 
 def test_a_killed_front_end_takes_its_own_clients_along(server: RocserveProcess) -> None:

@@ -7,58 +7,22 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import psutil
 import pytest
 from support.certificates import make_authority
-from support.models import add_constant, drop
-from support.python_models import write_model
+from support.front_ends import asking_clients, clients_of, drop_patient, listens
+from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.server import RocserveProcess, wait_until
-
-CLIENTS = 12
-CONFIG = """
-platform: "onnx_onnxv1"
-max_batch_size: 8
-input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
-output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
-dynamic_batching { }
-"""
-# Each request takes a fifth of a second, and leaves a mark.
-PATIENT = """
-import pathlib
-import time
-
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            time.sleep(0.2)
-            with open(pathlib.Path(__file__).parents[3] / "executed", "a") as file:
-                file.write("x")
-        return [
-            pb_utils.InferenceResponse(
-                [pb_utils.Tensor("Y", pb_utils.get_input_tensor_by_name(request, "X").as_numpy())]
-            )
-            for request in requests
-        ]
-"""
-PATIENT_CONFIG = """
-backend: "python"
-input { name: "X" data_type: TYPE_FP32 dims: [ 1, 2 ] }
-output { name: "Y" data_type: TYPE_FP32 dims: [ 1, 2 ] }
-"""
 
 
 @pytest.fixture
 def server(serve, repository: Path) -> RocserveProcess:
-    drop(repository, "m", add_constant(1.0), CONFIG)
-    write_model(repository / "patient", PATIENT, PATIENT_CONFIG)
+    drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
+    drop_patient(repository)
     return serve(repository, "--front-ends=2", "--exit-timeout-secs=2")
 
 
@@ -102,17 +66,8 @@ class Client:
         self._client.close()
 
 
-@contextmanager
-def clients(server: RocserveProcess) -> Iterator[list[Client]]:
-    stop = threading.Event()
-    made = [Client(server, number, stop) for number in range(CLIENTS)]
-    try:
-        wait_until(lambda: all(client.answers for client in made), what="an answer for each client")
-        yield made
-    finally:
-        stop.set()
-        for client in made:
-            client.thread.join(30)
+def clients(server: RocserveProcess) -> AbstractContextManager[list[Client]]:
+    return asking_clients(lambda number, stop: Client(server, number, stop))
 
 
 def wait_for_more(asking: list[Client]) -> None:
@@ -121,18 +76,6 @@ def wait_for_more(asking: list[Client]) -> None:
         lambda: all(client.answers > count for client, count in zip(asking, counts, strict=True)),
         what="further answers for each client",
     )
-
-
-def clients_of(front_end: psutil.Process) -> int:
-    return sum(each.status == psutil.CONN_ESTABLISHED for each in front_end.net_connections("tcp"))
-
-
-def listens(process: psutil.Process, port: int) -> bool:
-    try:
-        connections = process.net_connections("tcp")
-    except psutil.NoSuchProcess:
-        return False
-    return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in connections)
 
 
 def wait_for_both(server: RocserveProcess, gone: psutil.Process) -> None:

@@ -1,0 +1,87 @@
+"""What tests of front ends that are processes share, over gRPC and HTTP."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import psutil
+
+from support.python_models import write_model
+from support.server import wait_until
+
+CLIENTS = 12
+
+PATIENT = """
+import pathlib
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            time.sleep(0.2)
+            try:
+                with open(pathlib.Path(__file__).parents[3] / "executed", "a") as file:
+                    file.write("x")
+            except PermissionError:
+                pass  # Where nobody looks for it, its user may not be allowed to.
+        return [
+            pb_utils.InferenceResponse(
+                [pb_utils.Tensor("Y", pb_utils.get_input_tensor_by_name(request, "X").as_numpy())]
+            )
+            for request in requests
+        ]
+"""
+PATIENT_CONFIG = """
+backend: "python"
+input { name: "X" data_type: TYPE_FP32 dims: [ 1, 2 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 1, 2 ] }
+"""
+
+
+class Asking(Protocol):
+    """A client that asks without pause, in a thread of its own, until it is told to stop."""
+
+    answers: int
+    thread: threading.Thread
+
+
+AskingClient = TypeVar("AskingClient", bound=Asking)
+
+
+def drop_patient(repository: Path) -> None:
+    """The model `patient`: each request takes a fifth of a second, and adds to the file `executed` beside the
+    repository."""
+    write_model(repository / "patient", PATIENT, PATIENT_CONFIG)
+
+
+@contextmanager
+def asking_clients(make: Callable[[int, threading.Event], AskingClient]) -> Iterator[list[AskingClient]]:
+    """Clients that have all had an answer. `make`: takes a client's number, and what tells it to stop."""
+    stop = threading.Event()
+    made = [make(number, stop) for number in range(CLIENTS)]
+    try:
+        wait_until(lambda: all(client.answers for client in made), what="an answer for each client")
+        yield made
+    finally:
+        stop.set()
+        for client in made:
+            client.thread.join(30)
+
+
+def clients_of(front_end: psutil.Process) -> int:
+    return sum(each.status == psutil.CONN_ESTABLISHED for each in front_end.net_connections("tcp"))
+
+
+def listens(process: psutil.Process, port: int) -> bool:
+    try:
+        connections = process.net_connections("tcp")
+    except psutil.NoSuchProcess:
+        return False
+    return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in connections)
