@@ -2,7 +2,8 @@
 
 usage: python -m benchmarks.front_ends --server 'NAME=TREE [FLAG ...]' --server ... (see --help)
 
-All servers are up, and loaded in turn by h2load over gRPC. The first one is what the others are compared with.
+All servers are up, and loaded in turn by h2load over gRPC, in the group http over HTTP/1.1. The first one is what the
+others are compared with.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from numpy.typing import NDArray
 from benchmarks.cases import SEED, Case, infer_request
 from benchmarks.comparison import round_order
 from benchmarks.contenders import ServedContender
+from benchmarks.http_request import HttpRequest, http_request
 from benchmarks.load_generator import LoadFailed, h2load_program
 from benchmarks.machine import machine_facts
 from benchmarks.models import ADD_SUB_LENGTH, IDENTITY_LENGTH, TwinModel, add_sub, identity
@@ -39,7 +41,8 @@ from benchmarks.rocserve_peer import rocserve_server
 from benchmarks.server_process import ServerFailed, ServerProcess, free_port
 from benchmarks.table import markdown_table, scaled
 
-GROUPS = ("add_sub", "add_sub_batched", "python", "image", "identity")
+HTTP_GROUP = "http"
+GROUPS = ("add_sub", "add_sub_batched", "python", HTTP_GROUP, "image", "identity")
 IN_FLIGHT = (1, 8, 32, 128, 256)
 LARGE_IN_FLIGHT = (1, 8)
 """Of the identity, whatever else is in flight: 256 of them are 2 GiB."""
@@ -93,9 +96,10 @@ class Subject:
     message: bytes
     check: Callable[[Outputs], None]
     in_flight: tuple[int, ...]
+    http: HttpRequest | None = None
 
     def case(self, in_flight: int) -> Case:
-        connections = min(in_flight, MOST_CONNECTIONS)
+        connections = min(in_flight, MOST_CONNECTIONS) if self.http is None else in_flight
         return Case(
             group=self.group,
             title=f"{self.title}, {in_flight} in flight",
@@ -107,6 +111,7 @@ class Subject:
             streams=math.ceil(in_flight / connections),
             message=self.message,
             check=self.check,
+            http=self.http,
             load_threads=LOAD_THREADS,
         )
 
@@ -227,7 +232,9 @@ def measure(options: argparse.Namespace) -> list[Result]:
             repository = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "models"
             for subject in chosen:
                 subject.model.write_for_rocserve(repository)
-            server = rocserve_server(repository, free_port(), folder / f"{name}.log", *flags, name=name, tree=tree)
+            http_port = free_port() if HTTP_GROUP in options.only else None
+            log = folder / f"{name}.log"
+            server = rocserve_server(repository, free_port(), log, *flags, http_port=http_port, name=name, tree=tree)
             try:
                 contenders.append(Contender(stack.enter_context(server), folder))
             except ServerFailed as error:
@@ -280,13 +287,17 @@ def subjects(instances: Sequence[int], python: bool) -> list[Subject]:
         ("add_sub", False, python),
         ("add_sub_batched", True, python),
         ("python", True, True),
+        (HTTP_GROUP, True, python),
     ):
         for count in instances:
             model = add_sub(f"{group}_{count}", batching, python=in_python, instances=count)
             title = f"{'Python' if in_python else 'ONNX'} add/sub, {'batching' if batching else 'no batching'}"
-            message = infer_request(model.name, {"INPUT0": left, "INPUT1": right})
+            inputs = {"INPUT0": left, "INPUT1": right}
             check = expect({"OUTPUT0": left + right, "OUTPUT1": left - right})
-            found.append(Subject(group, f"{title}, {plural(count)}", model, message, check, ()))
+            http = http_request(model.name, inputs) if group == HTTP_GROUP else None
+            title += ", over HTTP" if http else ""
+            message = infer_request(model.name, inputs)
+            found.append(Subject(group, f"{title}, {plural(count)}", model, message, check, (), http))
     # Of bytes this small no four are a NaN.
     image = generator.integers(0, 64, (1, *IMAGE_SHAPE), dtype=numpy.uint8)
     logits = image.reshape(1, -1)[:, :4000].copy().view(numpy.float32)
