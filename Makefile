@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup system migraphx-root triton-peer demo test test-long test-all record-triton campaign lint protos bench clean
+.PHONY: setup system migraphx-root triton-peer demo test test-long test-front-ends test-all record-triton campaign lint protos bench clean
 
 setup: $(STAMP) system
 
@@ -45,9 +45,12 @@ test: setup
 # What takes long, and a running Triton instead of its recorded answers.
 test-long: setup
 	$(PYTEST) -m long --triton=live
+
+# What Triton's clients see, by way of front ends that are processes.
+test-front-ends: setup
 	$(PYTEST) tests/parity --front-ends=2
 
-test-all: test test-long
+test-all: test test-long test-front-ends
 
 # What tests/parity compares with when no Triton runs. Some minutes; `git diff tests/data/triton` shows what has changed.
 record-triton: triton-peer

@@ -100,7 +100,9 @@ def test_a_killed_front_end_takes_its_own_clients_along(server: RocserveProcess)
                 assert all(failure.startswith("StatusCode.UNAVAILABLE") for failure in client.failures)
             if turn == 0:
                 descriptors = process.num_fds()
-        wait_until(lambda: process.num_fds() <= descriptors + 2, 5, "the return of its descriptors")
+        wait_until(
+            lambda: process.num_fds() <= descriptors + 2, what=f"the return of all but {descriptors} descriptors"
+        )
     assert sum(client.wrong for client in asking) == 0
     assert "has ended (killed by SIGKILL)" in server.log_text
     assert len(server.workers()) == 2, "workers have died with it"

@@ -24,7 +24,8 @@ _REMEMBERED_TABLES = 1024
 _PAGE_BYTES = 64 << 10
 _LARGEST_SHARED = _PAGE_BYTES // 8
 """Bytes up to which something shares a page: copying it costs less than a slot of its own."""
-_NO_PAGE = memoryview(b"")
+_NO_PAGE = memoryview(bytearray())
+"""An answer without outputs fits into it."""
 
 
 class FrontLinkEnd:

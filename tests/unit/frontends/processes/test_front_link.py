@@ -154,6 +154,15 @@ def test_requests_and_answers_travel_whole(ends: Ends) -> None:
         assert tensor.numpy().tolist() == array.tolist()
 
 
+@pytest.mark.parametrize("arrays", [[], [np.zeros(0, np.int32)]], ids=["no tensors", "nothing in a tensor"])
+def test_nothing_travels_too(ends: Ends, arrays: list[np.ndarray]) -> None:
+    for _ in range(2):
+        client = ends.ask(request_of("echo", *arrays, id=""))
+        assert client.ended.wait(10)
+        (response,) = client.responses
+        assert [tensor.numpy().tolist() for tensor in response.outputs] == [[] for _ in arrays]
+
+
 @pytest.mark.parametrize("request_id", ["", "r"])
 @pytest.mark.parametrize("sent", [6, 5])
 def test_tensors_of_other_sizes_than_their_heads_say_travel_too(ends: Ends, request_id: str, sent: int) -> None:
