@@ -154,13 +154,14 @@ def test_requests_and_answers_travel_whole(ends: Ends) -> None:
         assert tensor.numpy().tolist() == array.tolist()
 
 
-@pytest.mark.parametrize("arrays", [[], [np.zeros(0, np.int32)]], ids=["no tensors", "nothing in a tensor"])
-def test_nothing_travels_too(ends: Ends, arrays: list[np.ndarray]) -> None:
+@pytest.mark.parametrize("inputs", [(), (InputHead("I", "INT32", (0,), {}),)], ids=["no tensors", "an empty tensor"])
+def test_nothing_travels_too(ends: Ends, inputs: tuple[InputHead, ...]) -> None:
+    """The second time nothing has to be told of its head either."""
     for _ in range(2):
-        client = ends.ask(request_of("echo", *arrays, id=""))
+        client = ends.ask(InferRequest(RequestHead("echo", "", inputs, (), {}), "", [b"" for _ in inputs]))
         assert client.ended.wait(10)
         (response,) = client.responses
-        assert [tensor.numpy().tolist() for tensor in response.outputs] == [[] for _ in arrays]
+        assert [bytes(data) for data in response.data] == [b"" for _ in inputs]
 
 
 @pytest.mark.parametrize("request_id", ["", "r"])
