@@ -18,7 +18,7 @@ import psutil
 import pytest
 import tritonclient.grpc as triton
 from support.certificates import make_authority
-from support.front_ends import asking_clients, clients_of, drop_patient, listens
+from support.front_ends import asking_clients, check_others_go_on, clients_of, drop_patient, listens, wait_for_more
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.server import RocserveProcess, wait_until
 from tritonclient.utils import InferenceServerException
@@ -88,11 +88,7 @@ def test_a_killed_front_end_takes_its_own_clients_along(server: RocserveProcess)
             victim = max(server.front_ends(), key=clients_of)
             hit = clients_of(victim)
             kill_and_wait(server, victim)
-            counts = [client.answers for client in asking]
-            wait_until(
-                lambda counts=counts: all(client.answers > count for client, count in zip(asking, counts, strict=True)),
-                what="further answers for each client",
-            )
+            wait_for_more(asking)
             failed = [client for client in asking if client.failures]
             # A request that had not left its client goes to another by itself.
             assert len(failed) <= hit, "others than its clients have noticed"
@@ -136,20 +132,8 @@ def test_one_that_stands_still_holds_nobody_up(server: RocserveProcess) -> None:
     with clients(server) as asking:
         still, other = sorted(server.front_ends(), key=clients_of)
         assert clients_of(other), "chance gave all clients to one front end"
-        still.send_signal(signal.SIGSTOP)
-        try:
-            for _ in range(3):
-                counts = [client.answers for client in asking]
-                time.sleep(0.3)
-                went_on = sum(client.answers > count for client, count in zip(asking, counts, strict=True))
-                assert went_on >= clients_of(other)
-        finally:
-            still.send_signal(signal.SIGCONT)
-        counts = [client.answers for client in asking]
-        wait_until(
-            lambda: all(client.answers > count for client, count in zip(asking, counts, strict=True)),
-            what="answers for all, once it goes on",
-        )
+        check_others_go_on(asking, still, other)
+        wait_for_more(asking)
         assert all(not client.failures for client in asking)
 
 

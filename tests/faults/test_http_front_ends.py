@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.certificates import make_authority
-from support.front_ends import asking_clients, clients_of, drop_patient, listens
+from support.front_ends import asking_clients, check_others_go_on, clients_of, drop_patient, listens, wait_for_more
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.server import RocserveProcess, wait_until
 
@@ -68,14 +68,6 @@ class Client:
 
 def clients(server: RocserveProcess) -> AbstractContextManager[list[Client]]:
     return asking_clients(lambda number, stop: Client(server, number, stop))
-
-
-def wait_for_more(asking: list[Client]) -> None:
-    counts = [client.answers for client in asking]
-    wait_until(
-        lambda: all(client.answers > count for client, count in zip(asking, counts, strict=True)),
-        what="further answers for each client",
-    )
 
 
 def wait_for_both(server: RocserveProcess, gone: psutil.Process) -> None:
@@ -138,15 +130,7 @@ def test_one_that_stands_still_holds_nobody_up(server: RocserveProcess) -> None:
     with clients(server) as asking:
         still, other = sorted(server.front_ends("http"), key=clients_of)
         assert clients_of(other), "chance gave all clients to one front end"
-        still.send_signal(signal.SIGSTOP)
-        try:
-            for _ in range(3):
-                counts = [client.answers for client in asking]
-                time.sleep(0.3)
-                went_on = sum(client.answers > count for client, count in zip(asking, counts, strict=True))
-                assert went_on >= clients_of(other)
-        finally:
-            still.send_signal(signal.SIGCONT)
+        check_others_go_on(asking, still, other)
         wait_for_more(asking)
         assert not any(client.failures for client in asking)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -73,6 +75,27 @@ def asking_clients(make: Callable[[int, threading.Event], AskingClient]) -> Iter
         stop.set()
         for client in made:
             client.thread.join(30)
+
+
+def wait_for_more(asking: Sequence[Asking]) -> None:
+    counts = [client.answers for client in asking]
+    wait_until(
+        lambda: all(client.answers > count for client, count in zip(asking, counts, strict=True)),
+        what="further answers for each client",
+    )
+
+
+def check_others_go_on(asking: Sequence[Asking], still: psutil.Process, other: psutil.Process) -> None:
+    """While one front end stands still, until it goes on."""
+    still.send_signal(signal.SIGSTOP)
+    try:
+        for _ in range(3):
+            counts = [client.answers for client in asking]
+            time.sleep(0.3)
+            went_on = sum(client.answers > count for client, count in zip(asking, counts, strict=True))
+            assert went_on >= clients_of(other)
+    finally:
+        still.send_signal(signal.SIGCONT)
 
 
 def clients_of(front_end: psutil.Process) -> int:

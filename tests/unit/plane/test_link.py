@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import get_context
 from random import Random
 
@@ -169,52 +169,38 @@ def test_no_end_can_write_where_the_other_does(pair: Pair) -> None:
         pair.first_end().other_sleep_word()[0] = 1
 
 
-def test_a_bell_is_rung_once_a_sleep(doorbell: Doorbell) -> None:
-    ringer = Ringer(doorbell.files.for_ringing())
-
+def check_one_ring_a_sleep(
+    ring: Callable[[], None], take_rings: Callable[[], int], sleep: Callable[[float, Callable[[], bool]], object]
+) -> None:
     def rung() -> int:
         try:
-            return os.eventfd_read(doorbell.files.bell)
+            return take_rings()
         except BlockingIOError:
             return 0
 
-    ringer.ring()
-    assert rung() == 0, "nobody sleeps"
-
     def has_mail() -> bool:
         for _ in range(5):
-            ringer.ring()
+            ring()
         assert rung() == 1
         return True
 
+    ring()
+    assert rung() == 0, "nobody sleeps"
     for _ in range(2):
-        doorbell.sleep(10, has_mail)
+        assert sleep(10, has_mail) is not False
+
+
+def test_a_bell_is_rung_once_a_sleep(doorbell: Doorbell) -> None:
+    ringer = Ringer(doorbell.files.for_ringing())
+    check_one_ring_a_sleep(ringer.ring, lambda: os.eventfd_read(doorbell.files.bell), doorbell.sleep)
     ringer.close()
 
 
 def test_a_socket_is_rung_once_a_sleep(pair: Pair) -> None:
     here, there = socket.socketpair()
-    first, second = pair.first_end(), pair.second_end()
-    ringer = SocketRinger(first.other_sleep_word(1), here)
-    sleeper = SocketSleeper(second.own_sleep_word(1), there)
-
-    def rung() -> int:
-        try:
-            return len(there.recv(100, socket.MSG_DONTWAIT))
-        except BlockingIOError:
-            return 0
-
-    ringer.ring()
-    assert rung() == 0, "nobody sleeps"
-
-    def has_mail() -> bool:
-        for _ in range(5):
-            ringer.ring()
-        assert rung() == 1
-        return True
-
-    for _ in range(2):
-        assert sleeper.sleep(10, has_mail)
+    ringer = SocketRinger(pair.first_end().other_sleep_word(1), here)
+    sleeper = SocketSleeper(pair.second_end().own_sleep_word(1), there)
+    check_one_ring_a_sleep(ringer.ring, lambda: len(there.recv(100, socket.MSG_DONTWAIT)), sleeper.sleep)
     here.close()
     there.close()
 
