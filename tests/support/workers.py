@@ -20,7 +20,7 @@ from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig, OutputConfig
-from rocserve.core.request_form import RequestForm, RequestLayout
+from rocserve.core.request_form import BatchForm, Member, RequestForm, RequestLayout
 from rocserve.core.tensors import Buffer, TensorHead, tensor_from_numpy
 from rocserve.plane.loop import PlaneLoop
 from rocserve.settings import EngineSettings
@@ -29,7 +29,6 @@ from rocserve.workers.channel_mail import ChannelMail
 from rocserve.workers.group import WorkerGroup, WorkerPlan
 from rocserve.workers.launcher import WorkerLauncher
 from rocserve.workers.messages import Load
-from rocserve.workers.request_layouts import BatchForm, Member
 from rocserve.workers.results import BatchOutcome
 from support.outputs import tensors_of
 

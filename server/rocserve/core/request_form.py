@@ -1,13 +1,15 @@
-"""What a request is to whoever runs it: one layout for all of a head, and where their inputs lie in a slot."""
+"""What a request is to whoever runs it: one layout for all of a head, and where their inputs lie in a slot; and what a
+batch of them is."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rocserve.core.plain import to_json
 from rocserve.core.requests import NO_PARAMETERS, Parameters, RequestHead
 from rocserve.core.tensor_places import TensorPlaces
-from rocserve.core.tensors import TensorHead
+from rocserve.core.tensors import Buffer, TensorHead
 
 _RESERVED = frozenset({"priority", "timeout"})
 """Parameters that the protocol reads; so are those that begin with "triton_"."""
@@ -36,6 +38,29 @@ class RequestForm:
         self.layout = layout
         self.places = TensorPlaces(layout.inputs)
         self.text = to_json(layout)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchForm:
+    """What a batch is beside its requests."""
+
+    cuts: Mapping[str, Sequence[tuple[int, ...]]] | None = None
+    """By output, the shape of each request's part, where outputs are not cut by rows."""
+    is_grouped: bool = False
+    """The requests travel together and run one by one."""
+
+
+@dataclass(slots=True)
+class Member:
+    """A request of a batch. Not frozen because one is made for each request."""
+
+    form: RequestForm
+    data: Sequence[Buffer]
+    """Of its inputs, in the order of the form's; views of bytes."""
+    number: int = 0
+    """Its own, where the model sees each request for itself."""
+    details: bytes = b""
+    """See `workers/request_details.py`."""
 
 
 def client_parameters(head: RequestHead) -> dict[str, bool | int | float | str]:

@@ -10,12 +10,12 @@ from typing import Protocol
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.ragged import ragged_batching
+from rocserve.core.request_form import BatchForm, Member
 from rocserve.core.requests import InferResponse
 from rocserve.core.statistics import ModelStatistics
 from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.responses import ResponseMaker
 from rocserve.workers.channel import Channel
-from rocserve.workers.request_layouts import BatchForm, Member
 from rocserve.workers.results import Outputs
 
 _TOGETHER, _GROUPED = BatchForm(), BatchForm(is_grouped=True)

@@ -13,6 +13,7 @@ from typing import Protocol
 from rocserve.backends.request_model import Rescheduled, Result
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import ModelConfig
+from rocserve.core.request_form import BatchForm, Member
 from rocserve.core.requests import InferResponse, Parameters
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import heads_of
@@ -23,7 +24,6 @@ from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.responses import ResponseMaker
 from rocserve.workers.channel import Channel, RequestLost
 from rocserve.workers.request_details import write_details
-from rocserve.workers.request_layouts import BatchForm, Member
 
 LOOK_SECONDS = 0.01
 """The client of a request that has run this long is asked after: whoever is served sooner never pays for the asking."""

@@ -19,7 +19,7 @@ from typing import Protocol
 from rocserve.backends.request_model import RESCHEDULED, Answer, ModelCall, ModelResponse, Result
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument, unavailable
 from rocserve.core.model_config import NO_LIMITS, InstanceRateLimiter
-from rocserve.core.request_form import RequestForm
+from rocserve.core.request_form import BatchForm, Member, RequestForm
 from rocserve.core.tensor_places import aligned, padded
 from rocserve.core.tensors import Buffer, Tensor
 from rocserve.core.trace import Trace
@@ -62,7 +62,6 @@ from rocserve.workers.entries import (
     WORKER_RINGS,
     return_entries,
 )
-from rocserve.workers.request_layouts import BatchForm, Member
 from rocserve.workers.results import BatchOutcome, OutputCuts, ResultReader
 from rocserve.workers.wire import ATTACH, LONGEST_TEXT, status_code
 

@@ -14,6 +14,7 @@ from support.outputs import outputs_from
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import DynamicBatching, InputConfig, ModelConfig, OutputConfig
+from rocserve.core.request_form import BatchForm, Member
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import Tensor
@@ -23,7 +24,6 @@ from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.scheduler import SchedulerParts
 from rocserve.workers.channel import WorkerGone
-from rocserve.workers.request_layouts import BatchForm, Member
 from rocserve.workers.results import Outputs
 
 

@@ -28,6 +28,7 @@ from support.workers import (
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument, unavailable
 from rocserve.core.plain import to_json
+from rocserve.core.request_form import BatchForm, Member
 from rocserve.core.requests import NO_PARAMETERS
 from rocserve.core.tensors import TensorHead
 from rocserve.plane import trimming
@@ -59,7 +60,6 @@ from rocserve.workers.entries import (
     numbers,
 )
 from rocserve.workers.messages import RequestFailure, ResultLayout
-from rocserve.workers.request_layouts import BatchForm, Member
 from rocserve.workers.results import BatchOutcome
 from rocserve.workers.worker_end import OutgoingResult, ReceivedBatch, WorkerEnd, error_result
 

@@ -15,7 +15,7 @@ from rocserve.backends.base import Batch
 from rocserve.backends.request_model import Answer, ModelResponse
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
-from rocserve.core.request_form import RequestForm, RequestLayout, client_parameters
+from rocserve.core.request_form import BatchForm, Member, RequestForm, RequestLayout, client_parameters
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensors import Tensor, TensorHead, tensor_from_numpy
@@ -24,7 +24,6 @@ from rocserve.plane.loop import PlaneLoop
 from rocserve.workers.batch_inputs import details_of, request_inputs, separate
 from rocserve.workers.channel import Channel
 from rocserve.workers.request_details import NO_DETAILS, read_details, write_details
-from rocserve.workers.request_layouts import BatchForm, Member
 from rocserve.workers.responses import ResponseWriter
 from rocserve.workers.results import BatchOutcome
 from rocserve.workers.worker_end import WorkerEnd

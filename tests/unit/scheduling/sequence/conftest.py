@@ -25,6 +25,7 @@ from rocserve.core.model_config import (
     SequenceControl,
     SequenceState,
 )
+from rocserve.core.request_form import BatchForm, Member
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.statistics import ModelStatistics
@@ -36,7 +37,6 @@ from rocserve.scheduling.scheduler import SchedulerParts
 from rocserve.scheduling.sequence.router import SequenceRouter
 from rocserve.scheduling.sequence.scheduler import SequenceScheduler
 from rocserve.workers.channel import WorkerGone
-from rocserve.workers.request_layouts import BatchForm, Member
 from rocserve.workers.results import Outputs
 
 CONTROLS = (
