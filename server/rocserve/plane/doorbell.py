@@ -81,17 +81,23 @@ class Doorbell:
     def no_longer_wake_for(self, descriptor: int) -> None:
         self._epoll.unregister(descriptor)
 
-    def sleep(self, seconds: float | None, has_mail: Callable[[], bool]) -> None:
+    def sleep(self, seconds: float | None, has_mail: Callable[[], bool]) -> bool:
         """Until somebody rings, another descriptor can be read, or the time is over (None = it never is); at once when
-        there is mail."""
+        there is mail.
+
+        Returns: whether something came.
+        """
         word = self._word
         word[0] += 1
         fence()
         try:
-            if not has_mail():
-                for descriptor, _ in self._epoll.poll(seconds):
-                    if descriptor == self.files.bell:
-                        os.eventfd_read(descriptor)
+            if has_mail():
+                return True
+            readable = self._epoll.poll(seconds)
+            for descriptor, _ in readable:
+                if descriptor == self.files.bell:
+                    os.eventfd_read(descriptor)
+            return bool(readable)
         finally:
             word[0] += 1
 

@@ -44,6 +44,8 @@ def default_looks(cpus: int) -> int:
     return 0 if cpus < _CPUS_TO_SPARE else 500
 
 
+_SHORTEST_SLEEP_SECONDS = 0.001
+"""For the sake of a source whose descriptor does not tell all: see `_sleep`."""
 _TURNS_BETWEEN_READS = 32
 """While there is much to do elsewhere. What workers have to say lies in their links: their sockets only wake the loop,
 and tell when they have ended."""
@@ -57,7 +59,8 @@ class Source(Protocol):
 
     @property
     def longest_sleep_seconds(self) -> float:
-        """After which it wants to be polled, whatever the descriptor says; infinity = it need not."""
+        """After which it wants to be polled, whatever the descriptor says, and sooner while there is traffic; infinity
+        = it need not."""
 
     @property
     def looks(self) -> int:
@@ -123,6 +126,7 @@ class PlaneLoop:
         self.doorbell.also_wake_for(self._readers_epoll.fileno())
         self.doorbell.also_wake_for(self._timer.descriptor)
         self._stopping = False
+        self._last_came_at = 0.0
         self.thread: int | None = None
         """The thread's identity (threading.get_ident), once it has begun."""
         self._thread = threading.Thread(target=self.run, name="data-plane", daemon=True)
@@ -221,7 +225,8 @@ class PlaneLoop:
             if soon:
                 self._run_soon()
                 busy = True
-            if timers.next_due <= monotonic():
+            now = monotonic()
+            if timers.next_due <= now:
                 # One after which there is more to come asks for a call at the turn's end.
                 self._run_timers()
             if ends:
@@ -232,6 +237,7 @@ class PlaneLoop:
                 busy = True
             if busy:
                 empty_turns, spin = 0, self._spin
+                self._last_came_at = now
                 continue
             empty_turns += 1
             if empty_turns > spin and self._have_enough(empty_turns):
@@ -280,10 +286,15 @@ class PlaneLoop:
         return any(source.has_mail() for source in self._sources)
 
     def _sleep(self) -> None:
+        now = time.monotonic()
         seconds = min((source.longest_sleep_seconds for source in self._sources), default=NEVER)
+        if seconds != NEVER:
+            # For no longer than it has been quiet: what a source does not tell of waits at most twice as long.
+            seconds = min(seconds, max(now - self._last_came_at, _SHORTEST_SLEEP_SECONDS))
         due = self._timers.next_due
-        self._timer.set(due if due < time.monotonic() + seconds else NEVER)
-        self.doorbell.sleep(None if seconds == NEVER else seconds, self._has_mail)
+        self._timer.set(due if due < now + seconds else NEVER)
+        if self.doorbell.sleep(None if seconds == NEVER else seconds, self._has_mail):
+            self._last_came_at = time.monotonic()
 
     def _call(self, callback: Callback) -> None:
         try:

@@ -296,6 +296,23 @@ def test_a_sources_descriptor_wakes_and_so_does_its_longest_sleep(plane: PlaneLo
     os.close(writer)
 
 
+def test_what_a_source_does_not_tell_of_is_found_soon_after_something_came(plane: PlaneLoop) -> None:
+    """gRPC's core has threads of its own whose events wake nobody: clients waited for the longest sleep."""
+    box = Mailbox()
+    box.longest_sleep_seconds = 60
+    plane.call_soon(partial(plane.add_source, box))
+    for number in range(20):
+        box.mail.append(2 * number)
+        plane.wake()
+        time.sleep(0.005)
+        box.mail.append(2 * number + 1)
+        deadline = time.monotonic() + 30
+        while box.mail:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+    assert box.taken == list(range(40))
+
+
 def test_it_looks_as_often_as_a_source_asks_before_it_sleeps(plane: PlaneLoop) -> None:
     box = Mailbox()
     box.looks = 500

@@ -2,7 +2,8 @@
 
 With GRPC_EXPERIMENTS=-event_engine_listener gRPC's core reads and writes its sockets on the thread that polls the
 queue, and what it waits for itself is an epoll. That of the server is the one that watches the listening socket. The
-loop sleeps on it.
+loop sleeps on it. What the core has its own threads do (the handshake of a connection, a reader that had too much at
+once, timers) ends in the queue without a sign: only a look tells.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ _COUNTING_SECONDS = 0.1
 _COUNTED_BYTES = 16 << 10
 """Of the kernel's list of what an epoll watches: more than so many connections take."""
 _LONGEST_SLEEP_SECONDS = 0.05
-"""gRPC's core has timers of its own, which only a look at the queue serves."""
+"""Until something is seen that the core's own threads have put into the queue."""
 _LONGEST_IDLE_SLEEP_SECONDS = 1.0
-"""The same without a connection, where none of these timers is anybody's."""
+"""The same without a connection, where none of it is anybody's."""
 _PATIENCE_SECONDS = 0.5
 """After which the thread that waits looks whether it is still wanted."""
 _CHECK_SECONDS = 1.0

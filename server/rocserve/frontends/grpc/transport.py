@@ -33,6 +33,9 @@ COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
 LEAST_READ_BYTES_PER_SECOND = 64 << 10
 """A client that reads slower than half a megabit a second is taken for one that does not read."""
 
+MOST_REQUESTS_PER_READ = 10_000
+"""That gRPC's core may begin out of what it has read of a connection at once; its limit of this number."""
+
 LINGER_SECONDS = 1.0
 """How long connections stay open after the last answer when the server shuts down."""
 
@@ -259,6 +262,8 @@ def channel_arguments(options: TransportOptions) -> ChannelArguments:
     most_calls = options.max_concurrent_calls + options.waiting.total
     arguments = {
         "grpc.so_reuseport": int(options.reuse_port),
+        # With more in one read the core has a thread of its own go on, which does not wake the loop (polling.py).
+        "grpc.http2.max_requests_per_read": MOST_REQUESTS_PER_READ,
         "grpc.max_receive_message_length": options.max_receive_message_bytes,
         "grpc.max_send_message_length": options.max_send_message_bytes,
         "grpc.keepalive_time_ms": options.keepalive_time_ms,
