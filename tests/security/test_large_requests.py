@@ -86,6 +86,13 @@ CASES: Mapping[str, tuple[str, bytes, Mapping[str, str], int, str]] = {
     "parameters of generate": ("models/numbers/generate", b"{%b}" % PARAMETERS, {}, 400, "got 1000000"),
     "nesting": ("models/numbers/infer", b'{"inputs":' + b"[" * 20_000_000, {}, 400, "nesting depth exceeds"),
     "a load request": ("repository/models/m/load", b'{"parameters":%b}' % LISTS, {}, 500, "non-object"),
+    "a form of nearly boundaries": (
+        "models/texts/infer",
+        b'--b\r\na;name="X"\r\n\r\n%b\r\n--b--' % (b"\r\n--" * (15 << 20)),
+        {"Content-Type": "multipart/form-data; boundary=b"},
+        200,
+        "[1]",
+    ),
     "a bomb": (
         "models/numbers/infer",
         gzip.compress(bytes(300 << 20), 1),

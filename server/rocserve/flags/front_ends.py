@@ -14,6 +14,7 @@ from rocserve.flags.values import (
     SECONDS,
     boolean,
     file,
+    origins,
     regular_expression,
     restricted_protocols,
 )
@@ -61,6 +62,13 @@ HTTP = (
         regular_expression,
         "headers whose names match this regular expression become parameters of the request",
         value="REGEX",
+    ),
+    Flag(
+        "http-cors-origins",
+        "http.cors_origins",
+        origins,
+        "whose pages' scripts may ask, e.g. https://app.example.com, or * (default none but the server's own)",
+        value="ORIGIN,...",
     ),
 )
 

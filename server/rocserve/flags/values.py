@@ -134,6 +134,17 @@ def regular_expression(text: str) -> str:
     return text
 
 
+def origins(text: str) -> tuple[str, ...]:
+    """Of web pages, as browsers write them."""
+    found = tuple(text.split(","))
+    for origin in found:
+        if origin != "*" and not re.fullmatch(r"https?://[a-z0-9.:\[\]-]+", origin):
+            raise argparse.ArgumentTypeError(
+                f"expected origins such as https://app.example.com or http://localhost:3000, or *, got '{origin}'"
+            )
+    return found
+
+
 def admin_addresses(text: str) -> AdminAddresses:
     """`any`, `none`, or a list of `local`, addresses and networks."""
     if text in ("any", "none"):

@@ -328,7 +328,7 @@ def _read_inputs(head: Any, binary_length: int, model_name: str) -> tuple[list[I
         elif region is not MISSING:
             data.append(b"")
         else:
-            data.append(_json_data(entry["data"], given))
+            data.append(_json_data(entry["data"], given, is_base64=find(parameters, "content_type") == "base64"))
         inputs.append(given)
     if position != binary_length:
         raise invalid_argument(f"unexpected additional input data for model '{model_name}'")
@@ -343,11 +343,11 @@ def _input_head(entry: Any) -> tuple[str, str, tuple[int, ...]]:
     return name, datatype, shape
 
 
-def _json_data(data: Any, head: InputHead) -> bytes:
+def _json_data(data: Any, head: InputHead, is_base64: bool = False) -> bytes:
     count = math.prod(head.shape) if head.shape else 0
     if count == 0:
         return b""
-    return raw_contents(array(data, "Unable to parse 'data'"), head.datatype, count, head.name)
+    return raw_contents(array(data, "Unable to parse 'data'"), head.datatype, count, head.name, is_base64)
 
 
 def _check_one_source(has_data: bool, has_binary: bool, has_shared_memory: bool) -> None:

@@ -29,6 +29,7 @@ class AnswerForm:
 
 
 BINARY_ONLY = AnswerForm(otherwise_binary=True)
+JSON_ONLY = AnswerForm()
 
 
 REMEMBERED_TEXTS = 1024

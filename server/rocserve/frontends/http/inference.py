@@ -18,6 +18,7 @@ from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.body import IDENTITY, BodyReader, compressed, request_encoding, response_encoding
 from rocserve.frontends.http.deadlines import RequestDeadlines
 from rocserve.frontends.http.errors import JSON, PLAIN, HttpError, error_response, not_allowed
+from rocserve.frontends.http.form_data import form_boundary, form_parts
 from rocserve.frontends.http.infer_request import (
     InferRequestReader,
     InferText,
@@ -25,12 +26,19 @@ from rocserve.frontends.http.infer_request import (
     id_of_refused,
     parse_infer_text,
 )
-from rocserve.frontends.http.infer_response import BINARY_ONLY, AnswerForm, InferBody, InferBodyWriter, takes_long
+from rocserve.frontends.http.infer_response import (
+    BINARY_ONLY,
+    JSON_ONLY,
+    AnswerForm,
+    InferBody,
+    InferBodyWriter,
+    takes_long,
+)
 from rocserve.frontends.http.large_bodies import LARGE_JSON, LargeBodies
 from rocserve.frontends.http.management import Place
 from rocserve.frontends.http.models import Models
 from rocserve.frontends.http.protocol import Request, Response
-from rocserve.frontends.http.raw_request import raw_request
+from rocserve.frontends.http.raw_request import form_request, raw_request
 from rocserve.frontends.http.responders import Asked, Calls, Outcome, SingleAnswer
 from rocserve.services.forwarded_headers import HeaderForwarding
 from rocserve.services.inference import NOT_FOR_DECOUPLED, Inference
@@ -73,6 +81,8 @@ class _Intake:
     """How many bytes of the body are its JSON, as the client says; None = all."""
     config: ModelConfig
     holding: Holding
+    boundary: bytes | None
+    """Between the parts of a form; None = the body is none."""
     content_type: str = PLAIN
     """Of the answer, if it is refused."""
     json: Buffer = b""
@@ -132,6 +142,7 @@ class InferHandler:
             headers.get(HEADER_LENGTH.lower()),
             config,
             Holding(),
+            None if HEADER_LENGTH.lower() in headers else form_boundary(headers.get("content-type", "")),
         )
         if not request.is_whole or intake.encoding != IDENTITY or _may_be_large(intake):
             self._parts.run(request, self._receive(intake))
@@ -152,7 +163,7 @@ class InferHandler:
                 intake.request, intake.encoding, intake.header is None, intake.holding
             )
             length = self._json_length(intake, body)
-            if length > LARGE_JSON:
+            if length > LARGE_JSON and intake.boundary is None:
                 parse = partial(parse_infer_text, place.model, len(body) - length)
                 text: InferText = await self._parts.large.parse(parse, memoryview(body)[:length])
                 infer_request = self._reader.request(text, memoryview(body)[length:], place.model, place.version)
@@ -180,6 +191,9 @@ class InferHandler:
         """Raises: ServeError, HttpError."""
         place = intake.place
         length = self._json_length(intake, body)
+        if intake.boundary is not None:
+            parts = form_parts(body, intake.boundary)
+            return form_request(parts, intake.config, place.version, self._heads), JSON_ONLY
         if not length:
             return raw_request(body, intake.config, place.version, self._heads), BINARY_ONLY
         intake.json = memoryview(body)[:length]

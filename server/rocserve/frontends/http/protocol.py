@@ -73,6 +73,8 @@ class Request:
     """As they came."""
     headers: dict[str, str] = field(default_factory=dict)
     """By their names in lower case; of those that came twice the first."""
+    answer_headers: Mapping[str, str] | None = None
+    """Of any answer to it."""
     is_old: bool = False
     """HTTP/1.0, which has no chunks."""
     keeps_alive: bool = False
@@ -188,6 +190,8 @@ class Request:
         if self._connection.common.is_ending or self.fault is not None:
             self.keeps_alive = False
         version = "1.0" if self.is_old else "1.1"
+        if self.answer_headers:
+            headers = {**headers, **self.answer_headers}
         more = "".join([f"{name}: {value}\r\n" for name, value in headers.items()]) if headers else ""
         if length is not None:
             more += f"Content-Length: {length}\r\n"

@@ -1,12 +1,13 @@
-"""A request whose body is nothing but the one input of its model: what it leaves out is deduced."""
+"""A request whose body is nothing but the one input of its model, or a form of files: what it leaves out is deduced."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
-from rocserve.core.model_config import ModelConfig
+from rocserve.core.model_config import InputConfig, ModelConfig
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import NO_PARAMETERS, InferRequest, InputHead
 from rocserve.core.tensors import Buffer, encode_bytes_elements
@@ -27,22 +28,60 @@ def raw_request(body: Buffer, config: ModelConfig, model_version: str, heads: Re
             f" inputs in '{config.name}' model configuration"
         )
     entry = config.inputs[0]
-    shape = [1, *entry.dims] if config.max_batch_size > 0 else list(entry.dims)
-    variable = [axis for axis, size in enumerate(shape) if size == -1]
-    fixed = math.prod(size for size in shape if size != -1)
+    shape = _shape(entry, config, 1, len(body))
+    data = body
+    if entry.datatype is DataType.BYTES:
+        if -1 in entry.dims or math.prod(shape) != 1:
+            raise invalid_argument(
+                f"{_UNKNOWN_ID}For BYTE datatype raw input '{entry.name}', the model must have input shape [1]"
+            )
+        data = encode_bytes_elements([memoryview(body)])
+    inputs = [InputHead(entry.name, entry.datatype.value, shape, NO_PARAMETERS)]
+    return InferRequest(heads.head(config.name, model_version, inputs, (), NO_PARAMETERS), "", [data])
+
+
+def form_request(
+    parts: Sequence[tuple[str, Buffer]], config: ModelConfig, model_version: str, heads: RequestHeads
+) -> InferRequest:
+    """The request that the parts of a form mean, in order: a part is an element of the BYTES input of its name, or a
+    row of another one. Where the model has one input, and the parts one name, that may be any.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT when there is no such input, or its shape cannot be deduced.
+    """
+    by_name: dict[str, list[Buffer]] = {}
+    for name, content in parts:
+        by_name.setdefault(name, []).append(content)
+    if len(by_name) == len(config.inputs) == 1:
+        by_name = {config.inputs[0].name: next(iter(by_name.values()))}
+    entries = {entry.name: entry for entry in config.inputs}
+    inputs: list[InputHead] = []
+    data: list[Buffer] = []
+    for name, contents in by_name.items():
+        entry = entries.get(name)
+        if entry is None:
+            raise invalid_argument(
+                f"unexpected inference input '{name}' for model '{config.name}': the parts of a form are named as its"
+                f" inputs, {', '.join(entries)}"
+            )
+        is_bytes = entry.datatype is DataType.BYTES
+        shape = _shape(entry, config, len(contents), len(contents) if is_bytes else sum(map(len, contents)))
+        data.append(encode_bytes_elements(map(memoryview, contents)) if is_bytes else b"".join(contents))
+        inputs.append(InputHead(name, entry.datatype.value, shape, NO_PARAMETERS))
+    return InferRequest(heads.head(config.name, model_version, inputs, (), NO_PARAMETERS), "", data)
+
+
+def _shape(entry: InputConfig, config: ModelConfig, rows: int, size: int) -> tuple[int, ...]:
+    """`size`: elements of BYTES, else bytes."""
+    shape = [rows, *entry.dims] if config.max_batch_size > 0 else list(entry.dims)
+    variable = [axis for axis, length in enumerate(shape) if length == -1]
     if len(variable) > 1:
         raise invalid_argument(
             f"{_UNKNOWN_ID}The shape of the raw input '{entry.name}' can not be deduced because there are more than one"
             " variable-sized dimension"
         )
-    data = body
-    if entry.datatype is DataType.BYTES:
-        if variable or fixed != 1:
-            raise invalid_argument(
-                f"{_UNKNOWN_ID}For BYTE datatype raw input '{entry.name}', the model must have input shape [1]"
-            )
-        data = encode_bytes_elements([memoryview(body)])
-    elif variable:
-        shape[variable[0]] = len(body) // (fixed * entry.datatype.itemsize) if fixed else 0
-    inputs = [InputHead(entry.name, entry.datatype.value, tuple(shape), NO_PARAMETERS)]
-    return InferRequest(heads.head(config.name, model_version, inputs, (), NO_PARAMETERS), "", [data])
+    if variable:
+        itemsize = 1 if entry.datatype is DataType.BYTES else entry.datatype.itemsize
+        fixed = math.prod(length for length in shape if length != -1) * itemsize
+        shape[variable[0]] = size // fixed if fixed else 0
+    return tuple(shape)

@@ -12,6 +12,7 @@ from typing import Any
 from rocserve.core.errors import ServeError
 from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.frontends.http.body import BodyReader
+from rocserve.frontends.http.cross_origin import CrossOrigin
 from rocserve.frontends.http.deadlines import RequestDeadlines
 from rocserve.frontends.http.errors import PLAIN, HttpError, error_response, not_allowed, not_found
 from rocserve.frontends.http.generate import GenerateHandler
@@ -64,11 +65,14 @@ class HttpService:
         self._infer = InferHandler(parts, forwarding)
         self._generate = GenerateHandler(parts)
         self._find_destination = functools.lru_cache(_REMEMBERED_PATHS)(find_destination)
+        self._cors = CrossOrigin(settings.cors_origins) if settings.cors_origins else None
         self._tasks: dict[asyncio.Task[object], Holding] = {}
 
     def handle(self, request: Request) -> None:
         """Answers a request, at once or later."""
         try:
+            if self._cors is not None and self._cors.answer(request):
+                return
             self._answer(request)
         except Exception as error:
             request.respond(self._failure(request, error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Iterator
 from itertools import chain
@@ -12,7 +13,7 @@ import numpy as np
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument
 from rocserve.core.tensors import Tensor, bytes_elements, encode_bytes_elements
-from rocserve.frontends.http.json_text import DEEPEST_NESTING, nested_too_deeply
+from rocserve.frontends.http.json_text import DEEPEST_NESTING, find, nested_too_deeply
 
 _WHERE = "Unable to parse 'data'"
 _WRONG_COUNT = f"{_WHERE}: Shape does not match true shape of 'data' field"
@@ -30,19 +31,21 @@ SLICE = 4096
 DATATYPES = {datatype.value: datatype for datatype in DataType}
 
 
-def raw_contents(data: Any, datatype: str, element_count: int, input_name: str) -> bytes:
+def raw_contents(data: Any, datatype: str, element_count: int, input_name: str, is_base64: bool = False) -> bytes:
     """The elements of an array, however it is nested, as raw contents; integers that are too wide keep their low bytes.
+    In place of an element of BYTES, and of all those of UINT8, may stand `{"b64": "..."}`, as in TensorFlow Serving.
 
     Args:
         data: an array, or one element.
         element_count: how many there must be. Elements of BYTES are not counted here.
+        is_base64: each element of BYTES is text in base64.
 
     Raises:
         ServeError: INTERNAL for elements of another type or number, INVALID_ARGUMENT for a datatype that has no JSON.
     """
     elements = _flat(data) if type(data) is list else [data]
     if datatype == "BYTES":
-        return _bytes_contents(elements)
+        return _bytes_contents([{"b64": entry} for entry in elements] if is_base64 else elements, input_name)
     known = DATATYPES.get(datatype)
     if known is None:
         raise invalid_argument(f"invalid datatype for input {input_name}")
@@ -52,8 +55,13 @@ def raw_contents(data: Any, datatype: str, element_count: int, input_name: str) 
             f" {input_name}"
         )
     # Only those that fit are looked at, and then their number is told.
-    raw = _numbers(elements[:element_count], known)
-    if len(elements) != element_count:
+    if known is DataType.UINT8 and len(elements) == 1 and type(elements[0]) is dict:
+        raw = _decoded(elements[0], input_name)
+        count = len(raw)
+    else:
+        raw = _numbers(elements[:element_count], known)
+        count = len(elements)
+    if count != element_count:
         raise internal(_WRONG_COUNT)
     return raw
 
@@ -129,15 +137,31 @@ def _converted(elements: list[Any], wide: np.dtype[Any], datatype: DataType, fau
     return array.astype(datatype.numpy_dtype, copy=False).tobytes()
 
 
-def _bytes_contents(elements: list[Any]) -> bytes:
-    if not set(map(type, elements)) <= {str}:
+def _bytes_contents(elements: list[Any], input_name: str) -> bytes:
+    kinds = set(map(type, elements))
+    if not kinds <= {str, dict}:
         raise internal("Unable to parse JSON bytes array: attempt to access JSON non-string as string")
+    if dict in kinds:
+        elements = [_decoded(entry, input_name) if type(entry) is dict else entry for entry in elements]
     try:
-        return encode_bytes_elements([element.encode("utf-8", "surrogateescape") for element in elements])
+        return encode_bytes_elements(
+            [entry.encode("utf-8", "surrogateescape") if type(entry) is str else entry for entry in elements]
+        )
     except UnicodeEncodeError:
         raise internal(
             "failed to parse the request JSON buffer: The surrogate pair in string is invalid. at 0"
         ) from None
+
+
+def _decoded(value: Any, input_name: str) -> bytes:
+    """What `{"b64": "..."}` stands for."""
+    text = find(value, "b64")
+    if type(text) is not str or len(value) != 1:
+        raise invalid_argument(f"input '{input_name}': bytes in base64 are given as a text, or as {{\"b64\": text}}")
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise invalid_argument(f"input '{input_name}' has an element that is no base64: {error}") from None
 
 
 def _check(holds: bool, fault: str) -> None:
