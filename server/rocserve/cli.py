@@ -68,7 +68,9 @@ def _innermost(parser: argparse.ArgumentParser, options: argparse.Namespace) -> 
 def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
     """End as argparse does, with the flag that was probably meant."""
     flags = [flag for action in parser._actions for flag in action.option_strings if flag != "--help"]
-    meant = get_close_matches(unknown[0].partition("=")[0], flags, n=1) if unknown[0].startswith("--") else []
+    word = unknown[0].partition("=")[0]
+    begun = [flag for flag in flags if flag.startswith(word)]
+    meant = (begun or get_close_matches(word, flags, n=1)) if word.startswith("--") else []
     hint = f"; did you mean {meant[0]}?" if meant else ""
     parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 

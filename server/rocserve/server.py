@@ -25,6 +25,7 @@ from rocserve.frontends.metrics.assembly import assemble_metrics
 from rocserve.frontends.metrics.custom_families import custom_families
 from rocserve.frontends.metrics.exposition import exposition
 from rocserve.frontends.metrics.memory_families import memory_families
+from rocserve.frontends.metrics.repository_families import repository_families
 from rocserve.frontends.running import FrontEnds, Served
 from rocserve.handover import SupervisorLink
 from rocserve.observability.logs import ServerLog
@@ -165,17 +166,17 @@ class Server:
             # Clients that come back are to find the models that they had.
             started = asyncio.ensure_future(self._repository.start())
             await asyncio.wait((started,), timeout=_RETURN_SECONDS)
-        try:
-            await front_ends.start()
-        except (OSError, RuntimeError, ValueError) as error:
-            # An errno says nothing to people; a file that cannot be read is told by name.
-            self._log.error("%s", error.strerror if isinstance(error, OSError) and not error.filename else error)
+        if refusals := await front_ends.start():
+            for error in refusals:
+                # An errno says nothing to people; a file that cannot be read is told by name.
+                self._log.error("%s", error.strerror if isinstance(error, OSError) and not error.filename else error)
             await self._end_workers(ending)
             return 1
         self._supervisor.leave(ports=front_ends.ports, control_groups=self._launcher.groups_folder)
         trimming = asyncio.ensure_future(HeapTrim(lambda: self._memory.used_bytes, keep_freed_memory()).run())
         try:
-            status = await self._serve(started or asyncio.ensure_future(self._repository.start()), ending)
+            loads = started or asyncio.ensure_future(self._repository.start())
+            status = await self._serve(loads, ending, front_ends.status_command())
         except Exception:
             self._log.critical("the server cannot go on", exc_info=True)
             status = 1
@@ -190,7 +191,11 @@ class Server:
             self._latencies,
             self._tables,
             self._fallbacks.snapshot,
-            (lambda: memory_families(self._memory), lambda: custom_families(self._custom_metrics)),
+            (
+                lambda: memory_families(self._memory),
+                lambda: custom_families(self._custom_metrics),
+                lambda: repository_families(self._repository.index(ready_only=False)),
+            ),
             self._log.getChild("metrics"),
         )
         return Served(
@@ -245,7 +250,7 @@ class Server:
         self._log.info("SIGHUP: scanning the model repositories")
         self._repository.scan_soon()
 
-    async def _serve(self, started: asyncio.Future[None], ending: Ending) -> int:
+    async def _serve(self, started: asyncio.Future[None], ending: Ending, status_command: str) -> int:
         """Until what is there has been `started`, and then until the end."""
         stopped = asyncio.ensure_future(ending.wait())
         await asyncio.wait((started, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -257,12 +262,14 @@ class Server:
         self._launcher.end_kept()
         failed = self._repository.failed_models()
         if failed and self._settings.exit_on_error:
-            for name, reason in failed.items():
-                self._log.error("model '%s' failed to load: %s", name, reason)
-            self._log.error("ending because of models that failed to load; --exit-on-error=false serves the others")
+            self._repository.tell_failures()
+            names = ", ".join(failed)
+            self._log.error(
+                "ending, as these models failed to load: %s; --exit-on-error=false serves the others", names
+            )
             stopped.cancel()
             return 1
-        self._log.info("%s", summary(self._repository.index(ready_only=False)))
+        self._log.info("%s", summary(self._repository.index(ready_only=False), status_command))
         self._note_loaded()
         unsubscribe = self._repository.subscribe(self._note_loaded)
         await stopped
@@ -325,5 +332,6 @@ def _repository_settings(settings: ServerSettings) -> RepositorySettings:
         concurrent_loads=settings.load_thread_count,
         strict_model_config=settings.strict_model_config,
         model_config_name=settings.model_config_name,
-        strict_readiness=settings.strict_readiness,
+        readiness=settings.readiness,
+        ends_on_failure=settings.exit_on_error,
     )

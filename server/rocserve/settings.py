@@ -24,6 +24,17 @@ class ControlMode(enum.Enum):
     """What --load-model and clients name."""
 
 
+class ReadinessRule(enum.Enum):
+    """When the server calls itself ready (--strict-readiness)."""
+
+    STARTED = "false"
+    """Once the first loads have ended, whatever came of them."""
+    KEPT = "true"
+    """Once all that was there at the start serves, and as long as all that has served still does."""
+    ALWAYS = "always"
+    """While every version that is to be served is: Triton's rule."""
+
+
 @dataclass(frozen=True, slots=True)
 class RestrictedProtocols:
     """Methods that are only for clients that send a header."""
@@ -251,7 +262,7 @@ class ServerSettings:
     """Nothing is completed from the model file."""
     model_config_name: str = ""
     """Read configs/<name>.pbtxt of a model instead of config.pbtxt."""
-    strict_readiness: bool = True
+    readiness: ReadinessRule = ReadinessRule.KEPT
     exit_on_error: bool = True
     exit_timeout_seconds: float = 30.0
     limits: TimeLimits = TimeLimits()

@@ -35,6 +35,7 @@ class Flag:
 
 _SHOWN_VALUES: dict[Callable[[str], Any], str] = {
     values.boolean: "true|false",
+    values.readiness_rule: "true|false|always",
     Path: "FILE",
     values.file: "FILE",
     values.folder: "DIR",

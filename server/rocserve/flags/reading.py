@@ -14,7 +14,7 @@ from rocserve.flags.observing import LOG, METRICS, TRACE
 from rocserve.flags.serving import ENGINES, REPOSITORY, SERVER, WORKERS
 from rocserve.flags.tls import check_tls
 from rocserve.flags.unserved import UNSERVED, WITHOUT_EFFECT, refuse_unserved
-from rocserve.flags.values import boolean
+from rocserve.flags.values import boolean, readiness_rule
 from rocserve.observability.tracing.options import trace_options
 from rocserve.settings import (
     CacheSettings,
@@ -63,7 +63,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
 def _add_flag(parser: argparse._ArgumentGroup, flag: Flag) -> None:
     names = [f"--{name}" for name in (flag.name, *flag.aliases)]
     # "nargs=?" lets a switch stand without "=true", as tritonserver allows.
-    switch = flag.parse is boolean
+    switch = flag.parse in (boolean, readiness_rule)
     parser.add_argument(
         *names,
         dest=flag.target,
@@ -71,7 +71,7 @@ def _add_flag(parser: argparse._ArgumentGroup, flag: Flag) -> None:
         choices=flag.choices or None,
         action="append" if flag.repeatable else "store",
         nargs="?" if switch else None,
-        const=True if switch else None,
+        const=flag.parse("true") if switch else None,
         default=None,
         metavar=flag.shown_value,
         help=flag.help,

@@ -17,6 +17,8 @@ from rocserve.flags.values import (
     boolean,
     folder,
     rate_limit_resource,
+    readiness_rule,
+    repository,
     setting_of,
     worker_variables,
 )
@@ -29,7 +31,7 @@ REPOSITORY = (
     Flag(
         "model-repository",
         "model_repositories",
-        Path,
+        repository,
         "a folder of models; repeatable",
         repeatable=True,
         aliases=("model-store",),
@@ -141,7 +143,13 @@ SERVER = (
         " (default 0 with one CPU, 15 with less than four, else 100)",
         value="N",
     ),
-    Flag("strict-readiness", "strict_readiness", boolean, "ready only when every model is (default true)"),
+    Flag(
+        "strict-readiness",
+        "readiness",
+        readiness_rule,
+        "true: ready once what was there at the start serves, whatever new models do; false: once its loads have ended;"
+        " always: only while every model serves, as Triton (default true)",
+    ),
     Flag("exit-on-error", "exit_on_error", boolean, "end when a model fails to load at the start (default true)"),
     Flag("exit-timeout-secs", "exit_timeout_seconds", SECONDS, "how long the end waits for work in hand (default 30)"),
     Flag(

@@ -10,7 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rocserve.settings import DEFAULT_MAX_BATCH_SIZE, AdminAddresses, RateLimitResource, RestrictedProtocols
+from rocserve.settings import (
+    DEFAULT_MAX_BATCH_SIZE,
+    AdminAddresses,
+    RateLimitResource,
+    ReadinessRule,
+    RestrictedProtocols,
+)
 
 RESTRICTED_PROTOCOLS = (
     "health",
@@ -31,6 +37,25 @@ def boolean(text: str) -> bool:
     if text.lower() in ("false", "0", "off"):
         return False
     raise argparse.ArgumentTypeError(f"expected true or false, got '{text}'")
+
+
+def readiness_rule(text: str) -> ReadinessRule:
+    if text.lower() == ReadinessRule.ALWAYS.value:
+        return ReadinessRule.ALWAYS
+    try:
+        return ReadinessRule.KEPT if boolean(text) else ReadinessRule.STARTED
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"expected true, false or always, got '{text}'") from None
+
+
+def repository(text: str) -> Path:
+    scheme, separator, _ = text.partition("://")
+    if separator:
+        raise argparse.ArgumentTypeError(
+            f"{scheme}:// is not supported, a repository is a folder of this machine; copy the models there, or mount"
+            f" '{text}', and name the folder"
+        )
+    return Path(text)
 
 
 def file(text: str) -> Path | None:

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from rocserve.frontends.processes.supervisor import FrontEndParts, FrontEndProcesses
 
 
+_ANY_ADDRESS = ("0.0.0.0", "::")
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """What is served, whatever it is asked by."""
@@ -77,24 +80,33 @@ class FrontEnds:
         self._processes: list[FrontEndProcesses] = []
         self._common: FrontEndParts | None = None
 
-    async def start(self) -> None:
-        """Listen on all ports.
-
-        Raises:
-            OSError, RuntimeError, ValueError: one of them cannot be served; what had been started is stopped.
-        """
-        try:
-            await self._start_metrics()
-            # Processes take their time to come up.
-            for outcome in await asyncio.gather(self._start_http(), self._start_grpc(), return_exceptions=True):
-                if isinstance(outcome, BaseException):
-                    raise outcome
-                for line in outcome:
-                    self._log.info("%s", line)
-        except (OSError, RuntimeError, ValueError):
+    async def start(self) -> Sequence[Exception]:
+        """Listen on all ports; returns why some cannot be served, and then has stopped what had been started."""
+        starts = (self._start_metrics(), self._start_http(), self._start_grpc())
+        # At once: processes take their time to come up, and of several ports in use all are told.
+        outcomes = await asyncio.gather(*starts, return_exceptions=True)
+        refusals = []
+        for outcome in outcomes:
+            if isinstance(outcome, (OSError, RuntimeError, ValueError)):
+                refusals.append(outcome)
+            elif isinstance(outcome, BaseException):
+                raise outcome
+        if refusals:
             await self.drain(time.monotonic())
             await self.stop_metrics()
-            raise
+            return refusals
+        for line in (line for lines in outcomes if not isinstance(lines, BaseException) for line in lines):
+            self._log.info("%s", line)
+        return ()
+
+    def status_command(self) -> str:
+        """What shows people the models of this server."""
+        grpc = self._settings.grpc
+        if not grpc.allow:
+            return "the repository index"
+        host = "localhost" if grpc.address in _ANY_ADDRESS else grpc.address
+        tls = " --tls" if grpc.use_ssl or grpc.use_ssl_mutual else ""
+        return f"`rocserve status --url={host}:{self.ports['grpc']}{tls}`"
 
     def begin_exit(self) -> None:
         """The server has begun to end: tell who watches, and end streams that wait for nothing."""
@@ -137,10 +149,11 @@ class FrontEnds:
             await self._metrics.stop()
             self._metrics = None
 
-    async def _start_metrics(self) -> None:
+    async def _start_metrics(self) -> Sequence[str]:
+        """Lines for the log."""
         settings = self._settings.metrics
         if not settings.allow:
-            return
+            return ()
         from rocserve.frontends.http.listener import most_descriptors
         from rocserve.frontends.http.protocol import ConnectionLimits
         from rocserve.frontends.metrics.endpoint import MOST_CONNECTIONS, MetricsEndpoint
@@ -160,7 +173,7 @@ class FrontEnds:
         )
         port = self.ports["metrics"] = await endpoint.start()
         self._metrics = endpoint
-        self._log.info("Started Metrics Service at %s:%d", settings.address, port)
+        return (f"Started Metrics Service at {settings.address}:{port}",)
 
     async def _start_http(self) -> Sequence[str]:
         """Lines for the log."""

@@ -23,10 +23,13 @@ _UNLOADED_SHOWN = 32
 class ManagedModel:
     """One model by its name. All calls are made on the loop's thread; what only tells may be called from any."""
 
-    def __init__(self, name: str, context: LifecycleContext, *, is_late: bool, key: str = "") -> None:
+    def __init__(
+        self, name: str, context: LifecycleContext, *, is_late: bool, is_extra: bool = False, key: str = ""
+    ) -> None:
         """
         Args:
             is_late: it turned up after the server's first loads, so that its first load makes nothing unready.
+            is_extra: see below.
             key: what it goes by within the server, where its name is not enough.
         """
         self.name = name
@@ -34,6 +37,10 @@ class ManagedModel:
         self.content: ModelContent | None = None
         self._context = context
         self._is_late = is_late
+        self.is_extra = is_extra
+        """Nobody relies on it before it has served: its failure makes nothing unready."""
+        self._is_told_missing = False
+        """The log has said that nothing of it is served."""
         self._versions: dict[int, ManagedVersion] = {}
         self._problem: Failure | None = None
         """Why the content that is there now cannot be used at all."""
@@ -113,7 +120,7 @@ class ManagedModel:
             version.stop_loading()
             version.failure = None
         self._forget_versions()
-        self._context.publisher.publish(self.key)
+        self._publish()
 
     def remove(self, *, is_gone: bool) -> None:
         """Unload all versions; `is_gone`: the model is no more in the repository."""
@@ -124,6 +131,8 @@ class ManagedModel:
         self._lacks_files_of_members = False
         self._is_load_due = False
         self._is_gone = is_gone
+        self.is_extra |= is_gone
+        self._is_told_missing = False
         for version in self._all():
             version.retire()
         self._forget_versions()
@@ -199,8 +208,8 @@ class ManagedModel:
         ]
 
     def is_ready(self) -> bool:
-        """Triton's strict readiness, but what is served well enough is not made unready by newer content."""
-        if self.lacks_files:
+        """Whether all that is relied on is served: neither newer content nor a new model makes anything unready."""
+        if self.lacks_files or self.is_extra:
             return True
         versions = [version for version in self._all() if not version.is_unloaded]
         if any(version.served is not None and version.state is not VersionState.READY for version in versions):
@@ -213,6 +222,11 @@ class ManagedModel:
             return self._is_late
         return self._gate is None
 
+    def serves_all(self) -> bool:
+        """Triton's strict readiness: each version serves, but for those that were unloaded on purpose."""
+        versions = [version for version in self._all() if not version.is_unloaded]
+        return not self._problem_text() and all(version.state is VersionState.READY for version in versions)
+
     def is_version_ready(self, number: int) -> bool:
         version = self._versions.get(number)
         return version is not None and version.state is VersionState.READY
@@ -223,6 +237,10 @@ class ManagedModel:
             return ""
         texts = [f"version {version.number}: {version.reason}" for version in self._all() if version.failure]
         return self._problem_text() or "; ".join(texts)
+
+    def untold_failure(self) -> str:
+        """`failure_text`, but "" where the log has had it: failed loads and unreadable folders are told at once."""
+        return "" if self._is_rejected or any(version.failure for version in self._all()) else self.failure_text()
 
     def lack_text(self) -> str:
         """What is to be done where it `lacks_files`."""
@@ -263,7 +281,22 @@ class ManagedModel:
                 self._want_versions(content)
             self._retire_unwanted(content)
             self._forget_versions()
+        self.is_extra &= not self.is_serving
+        self._publish()
+
+    def _publish(self) -> None:
+        """Make known what it offers, and say once of a new model that it is not served though others go on."""
         self._context.publisher.publish(self.key)
+        if not self.is_extra or self._is_told_missing or self.is_loading or not self.failure_text():
+            return
+        self._is_told_missing = True
+        self._context.log.warning(
+            "the new model '%s' is not served; the server stays ready for the others. Mend its files, which are then"
+            " taken up by themselves, or take its folder out of the repository (--strict-readiness=always makes the"
+            " server unready): %s",
+            self.name,
+            self.failure_text(),
+        )
 
     def _changed(self) -> None:
         """A loaded version can answer, or no longer can; from any thread."""

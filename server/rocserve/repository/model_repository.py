@@ -29,7 +29,7 @@ from rocserve.repository.retry import Retries, RetryPolicy
 from rocserve.repository.scan import ModelScan
 from rocserve.repository.scan_loop import ScanLoop
 from rocserve.repository.scan_runner import ScanRunner
-from rocserve.repository.settings import ControlMode, RepositorySettings
+from rocserve.repository.settings import ControlMode, ReadinessRule, RepositorySettings
 from rocserve.repository.watch import RepositoryWatch
 from rocserve.repository.worker_endpoints import WorkerEndpoints
 from rocserve.repository.worker_files import WorkerFiles
@@ -62,7 +62,7 @@ class ModelRepository:
         self._names = ModelNames(roots if settings.model_namespacing else ())
         self._publication = Publication(table, self._names, self._background, log)
         is_polling = settings.control_mode is ControlMode.POLL
-        self._retry = RetryPolicy(settings.retry_seconds, settings.longest_retry_seconds, enabled=is_polling)
+        self._retry = RetryPolicy(settings.retry_seconds, settings.longest_retry_seconds, enabled=False)
         retries = Retries()
         self._context = LifecycleContext(
             loader=loader,
@@ -214,9 +214,12 @@ class ModelRepository:
         """Whether the server as a whole may be sent requests."""
         if not self._is_started or self._is_stopping:
             return False
-        if not self._settings.strict_readiness:
+        if self._settings.readiness is ReadinessRule.STARTED:
             return True
-        return not self._not_found and all(model.is_ready() for model in self._publication.models.copy().values())
+        models = self._publication.models.copy().values()
+        if self._settings.readiness is ReadinessRule.ALWAYS:
+            return not self._not_found and all(model.serves_all() for model in models)
+        return not self._not_found and all(model.is_ready() for model in models)
 
     def is_model_ready(self, name: str, version: str) -> bool:
         """Whether this version, or the highest ready one for "", can answer now.
@@ -244,6 +247,12 @@ class ModelRepository:
         failed = {name: text for name, model in models if (text := model.failure_text())}
         return {**self._not_found, **failed}
 
+    def tell_failures(self) -> None:
+        """Write to the log what has failed and was not written when it did."""
+        for name, model in sorted(self._publication.models.items()):
+            if text := model.untold_failure():
+                self._log.error("model '%s' failed to load: %s", name, text)
+
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back on the loop's thread whenever readiness may have changed, until the returned function is called."""
         return self._publication.subscribe(callback)
@@ -264,20 +273,27 @@ class ModelRepository:
 
     async def _begin_polling(self) -> None:
         """The first scans; a second one takes in what was still young at the first."""
+        self._retry.enabled = not self._settings.ends_on_failure
         await self._watch.renew()
         if await self._loop.scan() is not None:
             await asyncio.sleep(self._settings.settle_seconds + _TIMER_SLACK_SECONDS)
             await self._loop.scan()
         self._start_scanning()
         await self._poll.wait()
-        await wait_for_loads(tuple(self._publication.models.values()))
+        models = tuple(self._publication.models.values())
+        await wait_for_loads(models)
+        for model in models:
+            model.is_extra |= model.lacks_files
+        self._retry.enabled = True
 
     def _start_scanning(self) -> None:
         if not self._is_stopping:
             self._scan_task = asyncio.get_running_loop().create_task(self._loop.run(), name="repository scans")
 
     def _make_model(self, key: str) -> ManagedModel:
-        return ManagedModel(self._names.bare(key), self._context, is_late=self._is_started, key=key)
+        is_late = self._is_started
+        is_extra = is_late and self._settings.control_mode is ControlMode.POLL
+        return ManagedModel(self._names.bare(key), self._context, is_late=is_late, is_extra=is_extra, key=key)
 
     def _check_explicit(self) -> None:
         if self._settings.control_mode is not ControlMode.EXPLICIT:

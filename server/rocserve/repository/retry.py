@@ -17,9 +17,9 @@ _BURST = 8
 """Retries that may come at once after a time without any."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RetryPolicy:
-    """Pauses that double from `first_seconds` up to `longest_seconds`."""
+    """Pauses that double from `first_seconds` up to `longest_seconds`; switched on and off for all who have it."""
 
     first_seconds: float
     longest_seconds: float

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocserve.core.model_config import InstanceKind
-from rocserve.settings import ControlMode
+from rocserve.settings import ControlMode, ReadinessRule
 
-__all__ = ["ControlMode", "RepositorySettings"]
+__all__ = ["ControlMode", "ReadinessRule", "RepositorySettings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,9 @@ class RepositorySettings:
     """Read configs/<name>.pbtxt of a model instead of config.pbtxt."""
     default_instance_kind: InstanceKind = InstanceKind.AUTO
     """Of the instance group that a model without one gets."""
-    strict_readiness: bool = True
-    """Ready only when all models are; else as soon as the first loads have ended."""
+    readiness: ReadinessRule = ReadinessRule.KEPT
+    ends_on_failure: bool = False
+    """The server ends when a model fails as it starts, so that no such load is tried again."""
     concurrent_loads: int = 4
     long_load_seconds: float = 10.0
     """A load that compiles, and has lasted so long, is no longer counted among the concurrent ones."""

@@ -1,21 +1,27 @@
-"""What came of the models that were there at the start, in one line."""
+"""Which models are served, of all that are to be."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from rocserve.core.serving import IndexEntry
-from rocserve.repository.managed_version import VersionState
-
-_UNLOADED = "unloaded"
+from rocserve.repository.managed_version import UNLOADED, VersionState
 
 
-def summary(rows: Iterable[IndexEntry]) -> str:
-    """`rows`: those of the repository index. Models that nobody has asked for are passed over."""
+def outcomes(rows: Iterable[IndexEntry]) -> dict[str, bool]:
+    """Whether each model is served, by name; `rows`: those of the repository index. Models that nobody has asked for
+    are passed over."""
     rows = list(rows)
     served = {row.name for row in rows if row.state == VersionState.READY.value}
-    missing = sorted({row.name for row in rows if row.reason not in ("", _UNLOADED)} - served)
-    text = f"{len(served)} model{'' if len(served) == 1 else 's'} served"
-    if not missing:
+    wanted = {row.name for row in rows if row.reason not in ("", UNLOADED)}
+    return {name: name in served for name in sorted(served | wanted)}
+
+
+def summary(rows: Iterable[IndexEntry], status_command: str) -> str:
+    """What came of the models that were there at the start, in one line. `status_command`: shows why."""
+    found = outcomes(rows)
+    count = sum(found.values())
+    text = f"{count} model{'' if count == 1 else 's'} served"
+    if all(found.values()):
         return text
-    return f"{text}, not served: {', '.join(missing)}; `rocserve status` says why"
+    return f"{text}, not served: {', '.join(name for name in found if not found[name])}; {status_command} says why"

@@ -34,6 +34,7 @@ sys.exit(main(["doctor"]))
             "usage: rocserve cache prune",
             "unrecognized arguments: --al; did you mean --all?",
         ),
+        (("serve", "--model-repo=x"), "usage: rocserve serve", "did you mean --model-repository?"),
         (("cache", "list", "more"), "usage: rocserve cache list", "unrecognized arguments: more\n"),
         (("--nothing",), "usage: rocserve [-h]", "unrecognized arguments: --nothing\n"),
     ],

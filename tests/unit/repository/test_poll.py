@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rocserve.core.errors import ServeError
+from rocserve.repository.settings import ReadinessRule
 
 from .conftest import SETTLE_SECONDS, FakeLoader, Folders, Served, Start
 
@@ -178,7 +179,7 @@ async def test_a_folder_that_is_no_model_is_shown_and_makes_nothing_unready(star
 
 async def test_without_strict_readiness_failures_do_not_count(start: Start, folders: Folders) -> None:
     folders.model("bad", 1, data="broken")
-    served: Served = await start(strict_readiness=False)
+    served: Served = await start(readiness=ReadinessRule.STARTED)
     assert served.repository.is_ready()
 
 

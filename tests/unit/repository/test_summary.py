@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from rocserve.core.serving import IndexEntry
-from rocserve.repository.summary import summary
+from rocserve.repository.summary import outcomes, summary
+
+COMMAND = "`rocserve status --url=localhost:9001`"
 
 
 def test_all_are_served() -> None:
-    assert summary([IndexEntry("a", "1", "READY")]) == "1 model served"
+    assert summary([IndexEntry("a", "1", "READY")], COMMAND) == "1 model served"
     # The second row is a version that was replaced, the third a folder that nobody has asked for.
     rows = [
         IndexEntry("a", "2", "READY"),
@@ -15,7 +17,7 @@ def test_all_are_served() -> None:
         IndexEntry("b", "1", "READY", "newer content is being loaded"),
         IndexEntry("c"),
     ]
-    assert summary(rows) == "2 models served"
+    assert summary(rows, COMMAND) == "2 models served"
 
 
 def test_some_are_not() -> None:
@@ -25,5 +27,6 @@ def test_some_are_not() -> None:
         IndexEntry("c", "1", "READY"),
         IndexEntry("c", "2", "UNAVAILABLE", "Internal: it failed"),
     ]
-    assert summary(rows) == "1 model served, not served: a, b; `rocserve status` says why"
-    assert summary([]) == "0 models served"
+    assert summary(rows, COMMAND) == "1 model served, not served: a, b; `rocserve status --url=localhost:9001` says why"
+    assert summary([], COMMAND) == "0 models served"
+    assert outcomes(rows) == {"a": False, "b": False, "c": True}

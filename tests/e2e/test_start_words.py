@@ -1,0 +1,76 @@
+"""What the command and the log of a server say: at its start, of a start that fails, of a drop that fails."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+
+from support.metrics import FLAGS as METRICS
+from support.metrics import port_of, scrape
+from support.models import add_constant, drop
+from support.server import wait_until
+
+
+def run(*arguments: str) -> str:
+    """What a server that ends by itself writes."""
+    command = [sys.executable, "-m", "rocserve.cli", "serve", *arguments]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 1
+    return ran.stderr
+
+
+def test_a_start_that_fails_is_told_once(repository: Path) -> None:
+    drop(repository, "broken", b"no model")
+    ends = "at least one version must be available under the version policy of model 'none'"
+    drop(repository, "none", add_constant(1.0), "version_policy { specific { versions: 9 } }")
+    log = run(f"--model-repository={repository}", "--grpc-port=0", "--http-port=0", "--metrics-port=0")
+    assert log.count("failed to load 'broken' version 1: ") == 1
+    assert "model 'broken' failed to load" not in log
+    assert log.count(f"model 'none' failed to load: {ends}") == 1
+    assert "next try" not in log
+    assert "ending, as these models failed to load: broken, none; --exit-on-error=false serves the others" in log
+
+
+def test_all_ports_in_use_are_told_at_once(repository: Path) -> None:
+    with ExitStack() as others:
+        ports = {}
+        for name in ("HTTP", "gRPC", "metrics"):
+            other = others.enter_context(socket.socket())
+            other.bind(("127.0.0.1", 0))
+            other.listen()
+            ports[name] = other.getsockname()[1]
+        flags = [f"--{name.lower()}-{what}" for name in ports for what in ("address=127.0.0.1", f"port={ports[name]}")]
+        log = run(f"--model-repository={repository}", *flags)
+    for name, port in ports.items():
+        assert log.count(f"cannot serve {name} at 127.0.0.1:{port}: Address already in use") == 1
+
+
+def test_a_broken_drop_takes_nothing_from_others_and_is_told_everywhere(serve, repository: Path) -> None:
+    drop(repository, "good", add_constant(1.0))
+    server = serve(repository, flags=METRICS)
+    server.wait_until_ready()
+    wait_until(lambda: "1 model served" in server.log_text)
+    drop(repository, "bad", b"no model")
+    wait_until(lambda: "the new model 'bad' is not served; the server stays ready" in server.log_text)
+    with urllib.request.urlopen(f"http://{server.http_address}/v2/health/ready", timeout=10) as answer:
+        assert answer.status == 200
+    assert server.client().is_server_ready()
+    metrics = scrape(port_of(server))
+    assert metrics['rocserve_model_served{model="good"}'] == "1"
+    assert metrics['rocserve_model_served{model="bad"}'] == "0"
+    status = [sys.executable, "-m", "rocserve.cli", "status", f"--url={server.address}", "--once"]
+    shown = subprocess.run(status, capture_output=True, text=True, timeout=60, check=False).stdout
+    assert ": ready" in shown
+    assert "bad" in shown
+    assert "UNAVAILABLE" in shown
+
+
+def test_the_first_line_of_a_server_names_its_own_url(serve, repository: Path) -> None:
+    drop(repository, "bad", b"no model")
+    server = serve(repository)
+    says = f"not served: bad; `rocserve status --url={server.address}` says why"
+    wait_until(lambda: says in server.log_text, what=says)

@@ -1,0 +1,70 @@
+"""When the repository calls the server ready: a drop that fails never takes it from the clients of what serves."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from rocserve.repository.settings import ReadinessRule
+
+from .conftest import FakeLoader, Folders, Served, Start
+
+NOT_SERVED = (
+    "the new model 'bad' is not served; the server stays ready for the others. Mend its files, which are then taken up"
+    " by themselves, or take its folder out of the repository (--strict-readiness=always makes the server unready):"
+    " version 1: cannot parse the model of version 1"
+)
+
+
+async def test_a_new_model_that_fails_makes_nothing_unready_and_is_told_once(
+    start: Start, folders: Folders, caplog: pytest.LogCaptureFixture
+) -> None:
+    folders.model("good", 1)
+    served: Served = await start(retry_seconds=0.05, longest_retry_seconds=0.05)
+    folders.model("bad", 1, data="broken")
+    await served.until(lambda: "failed 3 times" in served.reason("bad"))
+    assert served.repository.is_ready()
+    told = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert [record.getMessage().partition(" (failed")[0] for record in told] == [NOT_SERVED]
+
+
+async def test_a_model_that_has_served_counts_until_it_is_taken_away(
+    start: Start, folders: Folders, loader: FakeLoader
+) -> None:
+    served: Served = await start()
+    folder = folders.model("m", 1)
+    await served.until(lambda: served.state("m") == "READY")
+    loader.loaded[0].available = False
+    assert not served.repository.is_ready()
+    (folder / "config.pbtxt").unlink()
+    (folder / "1" / "model.onnx").unlink()
+    (folder / "1").rmdir()
+    folder.rmdir()
+    await served.until(served.repository.is_ready)
+    folders.model("m", 1, data="broken")
+    await served.until(lambda: served.state("m") == "UNAVAILABLE" and "cannot parse" in served.reason("m"))
+    assert served.repository.is_ready(), "what was taken away is new when it comes back"
+
+
+async def test_what_fails_at_the_start_counts_until_it_serves(start: Start, folders: Folders) -> None:
+    folders.model("m", 1, data="broken")
+    served: Served = await start()
+    folders.model("bad", 1, data="broken")
+    await served.until(lambda: served.state("bad") == "UNAVAILABLE")
+    assert not served.repository.is_ready()
+    folders.version("m", 1)
+    await served.until(served.repository.is_ready)
+    assert served.state("m") == "READY"
+
+
+async def test_by_tritons_rule_every_version_counts(start: Start, folders: Folders) -> None:
+    folders.model("m", 1)
+    served: Served = await start(readiness=ReadinessRule.ALWAYS)
+    assert served.repository.is_ready()
+    folders.version("m", 2, data="broken")
+    await served.until(lambda: served.state("m", "2") == "UNAVAILABLE")
+    assert not served.repository.is_ready()
+    folders.version("m", 2)
+    await served.until(lambda: served.rows("m") == {"1": ("UNAVAILABLE", "unloaded"), "2": ("READY", "")})
+    assert served.repository.is_ready()
