@@ -31,7 +31,8 @@ def normalise(
     if not message.HasField("version_policy"):
         message.version_policy.latest.num_versions = 1
     if message.HasField("ensemble_scheduling"):
-        message.platform = message.platform or ENSEMBLE_PLATFORM
+        if not message.backend:
+            message.platform = message.platform or ENSEMBLE_PLATFORM
         message.model_transaction_policy.SetInParent()
         return
     for field in ("input_pinned_memory", "output_pinned_memory"):

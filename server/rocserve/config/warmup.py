@@ -9,6 +9,7 @@ from rocserve.config.datatypes import datatype_of_number, format_shape
 from rocserve.config.paths import resolve_within
 from rocserve.config.sequence_validation import sequence_tensor_names
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
+from rocserve.core.hints import names_hint
 from rocserve.core.request_prefix import request_prefix
 from rocserve.protocol import model_config_pb2
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelWarmup
@@ -66,8 +67,8 @@ def check_warmup_fits(message: ModelConfig) -> None:
             elif name not in further:
                 raise _fault(
                     sample,
-                    f"unexpected inference input '{name}' for model '{message.name}'; its inputs are:"
-                    f" {', '.join(sorted(inputs))}",
+                    f"unexpected inference input '{name}' for model '{message.name}'"
+                    f"{names_hint('its inputs are', name, inputs)}",
                 )
         _check_complete(sample, message)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rocserve.core.errors import ServeError, invalid_argument, not_found, unavailable
+from rocserve.core.hints import names_hint
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.statistics import ModelStatistics
@@ -127,7 +128,10 @@ class ServingTable:
     def _unknown(self, name: str) -> ServeError:
         count = self.ambiguous.get(name)
         if count is None:
-            return not_found(f"Request for unknown model: '{name}' is not found")
+            served = [known for known, model in self.models.items() if model.latest is not None]
+            return not_found(
+                f"Request for unknown model: '{name}' is not found{names_hint('served are', name, served)}"
+            )
         return invalid_argument(
             f"There are {count} identifiers of model '{name}' in global map, model namespace must be provided to"
             " resolve ambiguity."

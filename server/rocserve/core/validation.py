@@ -9,6 +9,7 @@ from functools import cached_property
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
+from rocserve.core.hints import names_hint
 from rocserve.core.model_config import InputConfig, ModelConfig
 from rocserve.core.request_form import RequestForm, RequestLayout, client_parameters
 from rocserve.core.request_parameters import check_request_parameters, class_count
@@ -163,7 +164,10 @@ class RequestValidator:
         classifications: dict[str, int] = {}
         for output in head.outputs:
             if output.name not in self._outputs:
-                raise invalid_argument(f"unexpected inference output '{output.name}' for model '{self._config.name}'")
+                raise invalid_argument(
+                    f"unexpected inference output '{output.name}' for model '{self._config.name}'"
+                    f"{names_hint('its outputs are', output.name, self._outputs)}"
+                )
             if count := class_count(output.parameters):
                 # Of an output that is asked for twice the first count holds.
                 classifications.setdefault(output.name, count)
@@ -180,7 +184,10 @@ class RequestValidator:
             raise invalid_argument(prefix + self._wrong_input_count(names))
         for entry in reversed(head.inputs):
             if entry.name not in self._inputs:
-                raise invalid_argument(f"unexpected inference input '{entry.name}' for model '{self._config.name}'")
+                raise invalid_argument(
+                    f"unexpected inference input '{entry.name}' for model '{self._config.name}'"
+                    f"{names_hint('its inputs are', entry.name, self._inputs)}"
+                )
         missing = [name for name in self._required if name not in seen]
         if missing:
             raise invalid_argument(prefix + self._wrong_input_count(names))

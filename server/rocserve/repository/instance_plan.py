@@ -99,6 +99,12 @@ def _gpus_of_group(
     group: InstanceGroup, name: str, config: ModelConfig, choice: EngineChoice, machine: Machine
 ) -> Sequence[int]:
     """Empty: it is on the CPU."""
+    absent = sorted(set(group.gpus) - set(machine.gpus)) if machine.gpus else ()
+    if absent:
+        raise invalid_argument(
+            f"instance group {name} of model {config.name} specifies invalid or unsupported gpu id {absent[0]}; this"
+            f" machine has: {', '.join(map(str, machine.gpus))}"
+        )
     if group.kind is InstanceKind.GPU:
         gpus = (group.gpus or machine.gpus) if _takes_gpus(choice.engine, machine) else ()
         if not gpus and config.parameters.get("engine") != "auto":

@@ -159,7 +159,8 @@ def _merge(scans: Iterable[ModelScan]) -> dict[str, ModelScan]:
         first = models.setdefault(scan.key, scan)
         if first is not scan and not _is_misnamed(scan):
             reason = (
-                f"model '{scan.name}' is in more than one repository: '{first.folder}' and '{scan.folder}'; keep one"
+                f"model appears in two or more repositories: '{scan.name}' is in '{first.folder}' and '{scan.folder}';"
+                " keep one"
             )
             models[scan.key] = replace(first, refusal=reason)
     return models

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.errors import ServeError, internal, invalid_argument
 
 _FILE_PREFIX = "file:"
 
@@ -20,7 +20,8 @@ class LoadParameters:
 
 
 def parse_load_parameters(name: str, parameters: Mapping[str, bool | int | str | bytes]) -> LoadParameters:
-    """Raises: ServeError INVALID_ARGUMENT for an unknown parameter, a wrong type or a path that is not allowed."""
+    """Raises: ServeError INVALID_ARGUMENT for an unknown parameter, a wrong type or a path that is not allowed;
+    INTERNAL for files without a configuration."""
     config: str | None = None
     files: dict[PurePosixPath, bytes] = {}
     for key, value in parameters.items():
@@ -35,9 +36,9 @@ def parse_load_parameters(name: str, parameters: Mapping[str, bool | int | str |
         else:
             raise invalid_argument(f"unrecognized load parameter '{key}'.")
     if files and not config:
-        raise invalid_argument(
-            f"failed to load '{name}', files are given ({', '.join(map(str, files))}) but no 'config': give the"
-            " configuration that goes with them too"
+        raise internal(
+            f"failed to load '{name}', failed to poll from model repository: files are given"
+            f" ({', '.join(map(str, files))}) but no 'config'; give the configuration that goes with them too"
         )
     return LoadParameters(config, files)
 

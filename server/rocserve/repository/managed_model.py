@@ -53,7 +53,6 @@ class ManagedModel:
         """This ensemble's content is to be loaded as soon as its members allow it."""
         self._is_rejected = False
         """`content` is not what is there now, which cannot be used."""
-        self._is_gone = False
 
     @property
     def is_ensemble(self) -> bool:
@@ -103,7 +102,6 @@ class ManagedModel:
         if at_once:
             for version in self._all():
                 version.forgive()
-        self._is_gone = False
         self._problem = None
         if not content.wanted:
             text = no_version_text(content.definition.config)
@@ -114,7 +112,6 @@ class ManagedModel:
         """The content that is there now cannot be used. What is served stays."""
         self._problem = problem
         self._is_rejected = True
-        self._is_gone = False
         self._is_load_due = False
         for version in self._all():
             version.stop_loading()
@@ -130,7 +127,6 @@ class ManagedModel:
         self._is_waiting_for_members = False
         self._lacks_files_of_members = False
         self._is_load_due = False
-        self._is_gone = is_gone
         self.is_extra |= is_gone
         self._is_told_missing = False
         for version in self._all():
@@ -180,8 +176,8 @@ class ManagedModel:
         return changed
 
     def served_model(self) -> ServedModel | None:
-        """What the serving table says of the model; None = nothing."""
-        if self._is_gone:
+        """What the serving table says of the model; None = nothing, of one that is gone and never served."""
+        if self.content is None and self._problem is None and not self._versions:
             return None
         versions = {version.number: version.served for version in self._all() if version.served and version.is_serving}
         unready = {version.number: version.reason for version in self._all() if version.number not in versions}

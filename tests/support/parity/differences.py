@@ -174,7 +174,8 @@ DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
             "load with the file ''",
         ],
         "^INTERNAL: failed to load 'control_asked', failed to poll|at least one version must be available",
-        "^INVALID_ARGUMENT: failed to load 'control_asked', (files are given|load parameter 'file:.*' must be)",
+        "^INVALID_ARGUMENT: failed to load 'control_asked', load parameter 'file:.*' must be"
+        "|^INTERNAL: failed to load 'control_asked', failed to poll from model repository: files are given",
     ),
     Difference(
         "The index says why a model could not be read or completed",

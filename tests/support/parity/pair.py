@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from benchmarks.server_process import free_port, http_flags
 from benchmarks.triton_peer import TritonPeer
@@ -34,6 +36,9 @@ ROCSERVE_FLAGS = (
     "--allow-remote-models=true",
 )
 
+
+_HINT = re.compile(r"; (its inputs|its outputs|served) are: .*$", re.DOTALL)
+"""What rocserve says behind Triton's words where a name is unknown: those that there are."""
 
 Answers = tuple[Sequence[Outcome] | None, Sequence[Outcome]]
 """What Triton said, unless it was left out, and what rocserve said."""
@@ -153,11 +158,23 @@ class Pair:
             self._comparisons.configurations.add(configuration)
 
 
+def _without_hints(outcome: Outcome) -> Outcome:
+    return replace(outcome, text=_HINT.sub("", outcome.text), answer=_answer_without_hints(outcome.answer))
+
+
+def _answer_without_hints(value: Any) -> Any:
+    if isinstance(value, str):
+        return _HINT.sub("", value)
+    if isinstance(value, dict):
+        return {key: _answer_without_hints(entry) for key, entry in value.items()}
+    return [_answer_without_hints(entry) for entry in value] if isinstance(value, list) else value
+
+
 def _explained(
     name: str, index: int, triton: Outcome | None, rocserve: Outcome, known: Sequence[Difference]
 ) -> list[Difference]:
     """The differences that explain the outcomes of a step; none where they are equal."""
-    if triton == rocserve:
+    if triton in (rocserve, _without_hints(rocserve)):
         return []
     fitting = [entry for entry in known if entry.explains(triton, rocserve)]
     # Where Triton is left out, the steps that lead to the one in question have nothing to be compared with.

@@ -61,6 +61,11 @@ def test_onnx_models(model: ModelConfig, machine: ToldMachine, engine: str, fall
         (config(), WITH_BOTH, "MIGraphX and an AMD GPU are there"),
         (config(), WITHOUT_GPU, "no AMD GPU was found, without which MIGraphX is taken only where it is named"),
         (config(), WITH_GPU_ONLY, "an AMD GPU is there, but MIGraphX is not in /opt/rocm/lib"),
+        (
+            config(InstanceKind.GPU, gpus=(2,)),
+            WITHOUT,
+            "its instances name GPUs, and none was found, but MIGraphX is not in /opt/rocm/lib",
+        ),
         (config(InstanceKind.CPU), WITH_BOTH, "the instances are KIND_CPU"),
         (config(engine="cpu"), WITH_BOTH, "parameter 'engine' says so"),
         (config(engine="migraphx"), WITHOUT_GPU, "parameter 'engine' says so"),

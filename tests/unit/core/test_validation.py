@@ -86,7 +86,10 @@ def test_a_head_is_checked_once_but_data_every_time():
             "[request id: <id_unknown>] expected 2 inputs but got 1 inputs for model 'm'. Got input(s) ['INPUT0'], but"
             " missing required input(s) ['INPUT1']. Please provide all required input(s).",
         ),
-        (request(ints("INPUT0"), ints("X")), "unexpected inference input 'X' for model 'm'"),
+        (
+            request(ints("INPUT0"), ints("X")),
+            "unexpected inference input 'X' for model 'm'; its inputs are: INPUT0, INPUT1",
+        ),
         (
             request(ints("INPUT0"), ints("INPUT0")),
             "[request id: <id_unknown>] input 'INPUT0' already exists in request",
@@ -131,7 +134,7 @@ def test_a_head_is_checked_once_but_data_every_time():
         ),
         (
             request(ints("INPUT0"), ints("INPUT1"), outputs=(RequestedOutput("NOPE"),)),
-            "unexpected inference output 'NOPE' for model 'm'",
+            "unexpected inference output 'NOPE' for model 'm'; its outputs are: OUTPUT0, OUTPUT1",
         ),
         (
             request(ints("INPUT0"), ints("INPUT1"), outputs=(RequestedOutput("OUTPUT0", {"classification": -2}),)),

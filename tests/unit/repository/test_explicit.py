@@ -48,7 +48,7 @@ async def test_only_what_is_named_is_loaded_at_the_start(explicit: Start, folder
     served: Served = await explicit("m")
     assert served.data("m") == "good"
     assert served.rows("n") == {"": ("", "")}
-    assert served.data("n") == "Request for unknown model: 'n' is not found"
+    assert served.data("n") == "Request for unknown model: 'n' is not found; served are: m"
     assert [row.name for row in served.repository.index(ready_only=True)] == ["m"]
     assert served.repository.is_ready()
 
@@ -234,7 +234,7 @@ async def test_wrong_parameters_are_refused(explicit: Start, folders: Folders) -
     assert (await error_of(load("m", {"config": 3})))[0] is invalid
     assert (await error_of(load("m", {"config": CONFIG_JSON, "file:1/model.onnx": "text"})))[0] is invalid
     code, text = await error_of(load("m", {"file:1/model.onnx": b"x"}))
-    assert code is invalid
+    assert code is StatusCode.INTERNAL
     assert "no 'config'" in text
     assert await error_of(load("m", {"config": "{"})) == (
         StatusCode.INTERNAL,

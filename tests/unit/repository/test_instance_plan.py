@@ -99,6 +99,12 @@ def test_an_engine_that_auto_takes_to_gpus() -> None:
     )
 
 
+def test_a_gpu_that_the_machine_has_not() -> None:
+    text = "instance group m_0 of model m specifies invalid or unsupported gpu id 3; this machine has: 0, 1"
+    with pytest.raises(ServeError, match=f"^{text}$"):
+        plan(MIGRAPHX, gpu_group(1, (0, 3)), machine=(0, 1))
+
+
 def test_migraphx_without_a_gpu_that_is_asked_for() -> None:
     with pytest.raises(ServeError, match=r"'some' \(none was found on this machine; name those to use in 'gpus'\)"):
         plan(MIGRAPHX, gpu_group())

@@ -33,6 +33,16 @@ def test_wrong_parameters_are_refused_in_tritons_words(
     assert (caught.value.code, caught.value.text) == (StatusCode.INVALID_ARGUMENT, text)
 
 
+def test_files_need_a_configuration() -> None:
+    with pytest.raises(ServeError) as caught:
+        parse_load_parameters("m", {"file:1/model.onnx": b"x"})
+    assert (caught.value.code, caught.value.text) == (
+        StatusCode.INTERNAL,
+        "failed to load 'm', failed to poll from model repository: files are given (1/model.onnx) but no 'config'; give"
+        " the configuration that goes with them too",
+    )
+
+
 @pytest.mark.parametrize("path", ["", "/etc/passwd", "../1/m", "1/../../m", "1/./m", "1//m", "1/a\\b", "1/\0"])
 def test_paths_stay_in_the_models_folder(path: str) -> None:
     with pytest.raises(ServeError, match="path that stays in the model's folder"):

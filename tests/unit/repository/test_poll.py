@@ -127,7 +127,7 @@ async def test_a_folder_renamed_out_is_unloaded_and_comes_back_when_renamed_in(
     served: Served = await start()
     folder.rename(tmp_path / "away")
     await served.until(lambda: served.rows("m") == {"1": ("UNAVAILABLE", "unloaded")})
-    assert served.data("m") == "Request for unknown model: 'm' is not found"
+    assert served.data("m") == "Request for unknown model: 'm' has no available versions"
     assert served.repository.is_ready()
     (tmp_path / "away").rename(folder)
     await served.until(lambda: served.state("m") == "READY")

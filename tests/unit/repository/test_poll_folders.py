@@ -24,7 +24,7 @@ async def test_a_name_that_turns_up_in_a_second_repository_is_an_error_and_what_
     served: Served = await start(folders.root, second.root)
     assert served.state("n") == "READY"
     folder = second.model("m", 1, data="second")
-    await served.until(lambda: "more than one repository" in served.reason("m"))
+    await served.until(lambda: "model appears in two or more repositories: " in served.reason("m"))
     assert served.data("m") == "first"
     shutil.rmtree(folder)
     await served.until(lambda: served.rows("m") == {"1": ("READY", "")})
@@ -38,7 +38,7 @@ async def test_a_name_in_two_repositories_from_the_start_is_not_served(
     second.model("m", 1)
     served: Served = await start(folders.root, second.root)
     assert served.state("m", "") == "UNAVAILABLE"
-    assert "more than one repository" in served.repository.failed_models()["m"]
+    assert "model appears in two or more repositories: " in served.repository.failed_models()["m"]
 
 
 async def test_the_swap_of_a_mounted_config_map_loads_the_new_files(start: Start, root: Path) -> None:
@@ -151,4 +151,4 @@ async def test_a_chain_of_models_in_one_folder_is_an_ensemble_and_its_members(
     assert {row.state for row in served.index()} == {"READY"}, served.index()
     shutil.rmtree(root / "chain")
     await served.until(lambda: {row.reason for row in served.index()} == {"unloaded"})
-    assert served.table.table.models == {}
+    assert not any(model.versions for model in served.table.table.all_models)

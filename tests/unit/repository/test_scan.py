@@ -184,7 +184,7 @@ def test_the_same_name_in_two_repositories_is_refused(root: Path, folders: Folde
     Folders(tmp_path / "second").model("m", 1)
     Folders(tmp_path / "second").model("n", 1)
     models = scanned(root, tmp_path / "second")
-    assert "more than one repository" in models["m"].refusal
+    assert "model appears in two or more repositories: " in models["m"].refusal
     assert models["n"].refusal == ""
 
 

@@ -84,6 +84,7 @@ def _by_machine(config: ModelConfig, machine: Machine) -> EngineChoice:
     if machine.migraphx:
         # ONNX Runtime may bring a MIGraphX of its own.
         has_provider = machine.is_installed("onnxruntime", _AMD_PROVIDERS)
-        return EngineChoice(ONNXRUNTIME, f"an AMD GPU is there, but {machine.migraphx}", auto_takes_gpus=has_provider)
+        what = "an AMD GPU is there" if machine.gpus else "its instances name GPUs, and none was found"
+        return EngineChoice(ONNXRUNTIME, f"{what}, but {machine.migraphx}", auto_takes_gpus=has_provider)
     # A wrong parameter is refused here: ONNX Runtime, which takes over from a MIGraphX that fails, would not notice it.
     return migraphx_choice(config, machine, "MIGraphX and an AMD GPU are there", "", ONNXRUNTIME)
