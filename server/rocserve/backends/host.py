@@ -9,7 +9,8 @@ from pathlib import Path
 
 from rocserve.backends.gpus import Gpu, find_gpu
 
-_VERSION_FILE = ".info/version"
+_VERSION_FILES = (".info/version", "core/.info/version")
+"""Of ROCm 7 and of ROCm 10, in their folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +34,11 @@ class Host:
     @property
     def rocm_version(self) -> str:
         """E.g. "7.1.1", without the number of the build that may follow it ("7.1.1-38"); "" where ROCm is not
-        installed. ROCm's packages write it to .info/version of their folder, which $ROCM_PATH names."""
+        installed. ROCm's packages write it to their folder, which $ROCM_PATH names."""
         folder = Path(self.environment.get("ROCM_PATH") or self.rocm)
-        try:
-            return (folder / _VERSION_FILE).read_text().strip().partition("-")[0]
-        except (OSError, UnicodeDecodeError):
-            return ""
+        for name in _VERSION_FILES:
+            try:
+                return (folder / name).read_text().strip().partition("-")[0]
+            except (OSError, UnicodeDecodeError):
+                continue
+        return ""

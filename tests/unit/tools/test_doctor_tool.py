@@ -13,9 +13,10 @@ from support.tools import Command
 
 from rocserve.backends.host import Host
 from rocserve.backends.migraphx.configuration.options import Target
-from rocserve.backends.migraphx.installation import find_installation
+from rocserve.backends.migraphx.installation import INSTALL_LINES, find_installation
 from rocserve.core.errors import ServeError
 from rocserve.settings import EngineSettings
+from rocserve.tools.doctor import software
 from rocserve.tools.doctor.engines import target_fault
 from rocserve.tools.doctor.findings import Finding, State
 from rocserve.tools.doctor.machine import examine_machine
@@ -81,6 +82,8 @@ def test_where_migraphx_is_not_installed_nothing_is_broken(command: Command, mon
         ran = command("doctor", "--cache-directory", command.cache)
         assert ran.status == 0
         assert ran.row("MIGraphX  ")[0] == "absent"
+        assert f"advice: MIGraphX (for AMD GPUs): {INSTALL_LINES}" in ran.out
+        assert "advice: amd.rocal: apt-get install rocal rocal-dev" in ran.out
         assert "$LD_LIBRARY_PATH" not in ran.out, "that cv2 has set"
         assert ran.out.endswith("nothing that is installed is broken\n")
     else:
@@ -121,8 +124,43 @@ def test_a_machine_without_gpus_and_a_gpu_that_is_asked_for_in_vain(tmp_path: Pa
     tree.add_cpu()
     found = _found(tmp_path, tree, {})
     assert (found["GPUs"].state, found["ROCm"].state) == (State.ABSENT, State.ABSENT)
+    assert "apt-get install amdrocm10.1" in found["ROCm"].advice
+    assert "GPU driver" not in found
     found = _found(tmp_path, tree, {"HIP_VISIBLE_DEVICES": "3"})
     assert found["GPU 3"].state is State.BROKEN
+
+
+def test_rocm_10_keeps_its_version_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "rocm/core/.info").mkdir(parents=True)
+    (tmp_path / "rocm/core/.info/version").write_text("10.1.0\n")
+    assert _found(tmp_path, GpuTree(tmp_path / "sys"), {})["ROCm"].text == "10.1.0"
+
+
+@pytest.mark.parametrize(
+    ("vendor", "kind", "driver_missing"),
+    [("0x1002", "0x030000", True), ("0x1002", "0x040300", False), ("0x8086", "0x030000", False)],
+)
+def test_an_amd_gpu_without_its_driver(tmp_path: Path, vendor: str, kind: str, driver_missing: bool) -> None:
+    tree = GpuTree(tmp_path / "sys")
+    device = tree.system / "bus/pci/devices/0000:03:00.0"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text(f"{vendor}\n")
+    (device / "class").write_text(f"{kind}\n")
+    found = _found(tmp_path, tree, {})
+    assert ("GPU driver" in found) == driver_missing
+    if driver_missing:
+        assert "0000:03:00.0" in found["GPU driver"].text
+        assert "apt-get install amdgpu-dkms" in found["GPU driver"].advice
+    (tree.system / "module/amdgpu").mkdir(parents=True)
+    assert "GPU driver" not in _found(tmp_path, tree, {})
+
+
+def test_each_software_that_is_missing_comes_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software, "is_installed", lambda module: False)
+    absent = [finding for finding in software.examine_software() if finding.state is State.ABSENT]
+    assert {"onnxruntime", "onnx", "cv2", "amdsmi", "amd.rocal"} <= {finding.name for finding in absent}
+    for finding in absent:
+        assert "install" in finding.advice, finding
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,11 @@ from rocserve.settings import EngineSettings
 
 LIBRARY = "libmigraphx_c.so.3"
 ROOT_VARIABLE = "ROCSERVE_MIGRAPHX_ROOT"
+INSTALL_LINES = (
+    "apt-get install amdrocm10-migraphx (ROCm 10) or migraphx (ROCm 7), or "
+    "pip install 'migraphx>=2' migraphx-libs --extra-index-url https://stable.repo.amd.com/rocm/migraphx/whl-next/"
+)
+"""PyPI's own migraphx is an empty 0.0.1."""
 
 _ROOT_LIBRARIES = ("usr/lib/x86_64-linux-gnu", "lib", "lib64", "usr/lib64")
 """Where a root may have its libraries: one of Debian's packages, or a ROCm folder."""
@@ -57,8 +62,8 @@ def find_installation(
     settings: EngineSettings, environment: Mapping[str, str] = os.environ, system: SystemPlaces | None = None
 ) -> MigraphxInstallation:
     """In this order: the root that the settings or $ROCSERVE_MIGRAPHX_ROOT name (then nowhere else), $ROCM_PATH,
-    $LD_LIBRARY_PATH, /opt/rocm, the newest /opt/rocm-*, the dynamic loader's cache. The Python module is looked for
-    beside the library, then where this interpreter imports from.
+    $LD_LIBRARY_PATH, the wheel migraphx-libs, /opt/rocm, its newest extras-*, the newest /opt/rocm-*, the dynamic
+    loader's cache. The Python module is looked for beside the library, then where this interpreter imports from.
 
     Raises:
         ServeError: UNAVAILABLE; neither the library nor the module was found; says where was looked.
@@ -79,7 +84,7 @@ def find_installation(
     where = "; ".join(f"{place.folder} ({place.reason})" for place in searched)
     raise unavailable(
         f"MIGraphX is not installed here: there is no {LIBRARY} in {where}; nor in the dynamic loader's cache; "
-        f"nor a Python module migraphx. Install ROCm's migraphx package, or name a folder that holds it "
+        f"nor a Python module migraphx. Install it ({INSTALL_LINES}), or name a folder that holds it "
         f"(--migraphx-root, ${ROOT_VARIABLE})"
     )
 
@@ -115,9 +120,13 @@ def _places(environment: Mapping[str, str], system: SystemPlaces) -> Iterator[Pl
         yield Place(Path(named) / "lib", "$ROCM_PATH")
     for folder in map(Path, filter(None, environment.get("LD_LIBRARY_PATH", "").split(":"))):
         yield Place(folder, "$LD_LIBRARY_PATH")
-    yield Place(system.rocm_folders / "rocm" / "lib", "ROCm's own place")
-    versions = sorted(system.rocm_folders.glob("rocm-*"), key=lambda path: _numbers(path.name), reverse=True)
-    for folder in versions:
+    for folder in map(Path, _search_folders("migraphx_libs")):
+        yield Place(folder, "the wheel migraphx-libs")
+    rocm = system.rocm_folders / "rocm"
+    yield Place(rocm / "lib", "ROCm's own place")
+    for folder in _newest_first(rocm.glob("extras-*")):
+        yield Place(folder / "lib", "ROCm's extras")
+    for folder in _newest_first(system.rocm_folders.glob("rocm-*")):
         yield Place(folder / "lib", "an installed ROCm")
     for folder in _cached_folders(system.loader_cache):
         yield Place(folder, "the dynamic loader's cache")
@@ -151,5 +160,10 @@ def _importable_module() -> str:
     return str(file.parent.parent if spec.submodule_search_locations else file.parent)
 
 
-def _numbers(name: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", name)]
+def _search_folders(package: str) -> list[str]:
+    spec = importlib.util.find_spec(package)
+    return [] if spec is None else list(spec.submodule_search_locations or ())
+
+
+def _newest_first(folders: Iterable[Path]) -> list[Path]:
+    return sorted(folders, key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)], reverse=True)

@@ -10,7 +10,12 @@ from tempfile import TemporaryDirectory
 from rocserve.backends.gpus import visible_gpus
 from rocserve.backends.installed import is_installed
 from rocserve.backends.migraphx.configuration.options import Target
-from rocserve.backends.migraphx.installation import MigraphxInstallation, find_installation, python_command
+from rocserve.backends.migraphx.installation import (
+    INSTALL_LINES,
+    MigraphxInstallation,
+    find_installation,
+    python_command,
+)
 from rocserve.backends.migraphx.jobs.library import LibraryJob, LibraryResult
 from rocserve.backends.migraphx.jobs.runner import JobRunner
 from rocserve.backends.migraphx.spec import MIGRAPHX
@@ -50,7 +55,7 @@ class EngineExamination:
         except ServeError as error:
             # What is named is meant to be there.
             state = State.BROKEN if self._settings.migraphx_root else State.ABSENT
-            yield Finding(_SECTION, "MIGraphX", state, error.text)
+            yield Finding(_SECTION, "MIGraphX", state, error.text, f"MIGraphX (for AMD GPUs): {INSTALL_LINES}")
             return
         yield Finding(_SECTION, "MIGraphX is in", State.FACT, _place(installation))
         runner = JobRunner(installation, self._report, self._log)

@@ -42,13 +42,15 @@ def _rocm(host: Host) -> Finding:
     version = host.rocm_version
     if version:
         return _fact("ROCm", version)
-    return Finding(_SECTION, "ROCm", State.ABSENT, f"no {host.rocm} with a version, and no $ROCM_PATH")
+    text = f"no {host.rocm} with a version, and no $ROCM_PATH"
+    return Finding(_SECTION, "ROCm", State.ABSENT, text, _ROCM_ADVICE)
 
 
 def _gpus(host: Host) -> Iterator[Finding]:
     numbers = visible_gpus(host.environment, host.system / "class/kfd/kfd/topology/nodes")
     if not numbers:
         yield Finding(_SECTION, "GPUs", State.ABSENT, "no AMD GPU that this process may use")
+        yield from _idle_gpus(host)
     for number in numbers:
         gpu = host.gpu(number)
         if gpu is None:
@@ -64,9 +66,24 @@ def _gpus(host: Host) -> Iterator[Finding]:
         yield Finding(_SECTION, "GPU driver", State.BROKEN, text, _ACCESS_ADVICE)
 
 
+def _idle_gpus(host: Host) -> Iterator[Finding]:
+    """AMD's display controllers on the PCI bus, where nothing drives them."""
+    if (host.system / "module/amdgpu").exists():
+        return
+    for device in sorted((host.system / "bus/pci/devices").glob("*")):
+        vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
+        if vendor == _AMD and kind.startswith(_DISPLAY_CONTROLLER):
+            text = f"the GPU at PCI {device.name} has no driver: the kernel module amdgpu is not loaded"
+            yield Finding(_SECTION, "GPU driver", State.BROKEN, text, _DRIVER_ADVICE)
+
+
+_AMD = "0x1002"
+_DISPLAY_CONTROLLER = "0x03"
+_DRIVER_ADVICE = "amdgpu: modprobe amdgpu; where there is none, apt-get install amdgpu-dkms and start the machine anew"
+_ROCM_ADVICE = "ROCm (for AMD GPUs): apt-get install amdrocm10.1, from AMD's repository stable.repo.amd.com/rocm/core"
 _ACCESS_ADVICE = (
-    "add the user to the groups render and video; in a container pass --device=/dev/kfd --device=/dev/dri"
-    " --group-add=render"
+    "usermod --append --groups render,video USER, and log in anew; in a container pass --device=/dev/kfd"
+    " --device=/dev/dri --group-add=video --group-add=$(getent group render | cut -d: -f3)"
 )
 
 

@@ -20,8 +20,20 @@ _PACKAGES = (
     ("onnx", ("onnx",), "MIGraphX's models", _CPU_EXTRA),
     ("cv2", ("opencv-python-headless", "opencv-python"), "rocAL pipelines on the CPU", _CPU_EXTRA),
     ("matplotlib", ("matplotlib",), "rocserve tune --plot", "pip install 'rocserve[tools]'"),
-    ("torch", ("torch",), "rocserve bench --against torch", ""),
-    (ROCAL_MODULE, ("amd-rocal",), "rocAL pipelines on a GPU", ""),
+    ("torch", ("torch",), "rocserve bench --against torch", "pip install torch"),
+    (
+        "amdsmi",
+        ("amdsmi",),
+        "metrics of AMD GPUs",
+        "pip install /opt/rocm/core/share/amd_smi (ROCm 10) or /opt/rocm/share/amd_smi (ROCm 7)",
+    ),
+    (
+        ROCAL_MODULE,
+        ("amd-rocal",),
+        "rocAL pipelines on AMD GPUs",
+        "apt-get install rocal rocal-dev (ROCm 7; ROCm 10 has no release of it), and start with"
+        " PYTHONPATH=/opt/rocm/lib LD_LIBRARY_PATH=/opt/rocm/lib",
+    ),
 )
 
 
@@ -30,8 +42,7 @@ def examine_software() -> Iterator[Finding]:
     for module, distributions, purpose, remedy in _PACKAGES:
         if not is_installed(module):
             text = "not installed" + (f" (for {purpose})" if purpose else "")
-            advice = f"{module}: {remedy}" if remedy else ""
-            yield Finding(_SECTION, module, State.ABSENT, text, advice)
+            yield Finding(_SECTION, module, State.ABSENT, text, f"{module}: {remedy}")
         elif module == "onnxruntime":
             yield _onnxruntime(_version(distributions))
         else:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rocserve.backends.migraphx.installation import (
+    INSTALL_LINES,
     LIBRARY,
     MigraphxInstallation,
     SystemPlaces,
@@ -51,17 +52,20 @@ def test_it_says_where_it_looked(system: SystemPlaces, tmp_path: Path) -> None:
     assert refusal(system, ROCM_PATH="/r", LD_LIBRARY_PATH=":/a:/b") == (
         f"MIGraphX is not installed here: there is no {LIBRARY} in /r/lib ($ROCM_PATH); /a ($LD_LIBRARY_PATH); "
         f"/b ($LD_LIBRARY_PATH); {tmp_path}/opt/rocm/lib (ROCm's own place); {tmp_path}/opt/rocm-6.4.0/lib (an "
-        "installed ROCm); nor in the dynamic loader's cache; nor a Python module migraphx. Install ROCm's migraphx "
-        "package, or name a folder that holds it (--migraphx-root, $ROCSERVE_MIGRAPHX_ROOT)"
+        "installed ROCm); nor in the dynamic loader's cache; nor a Python module migraphx. Install it "
+        f"({INSTALL_LINES}), or name a folder that holds it (--migraphx-root, $ROCSERVE_MIGRAPHX_ROOT)"
     )
 
 
-def test_the_order(system: SystemPlaces, tmp_path: Path) -> None:
+def test_the_order(system: SystemPlaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each place is found once those before it are gone."""
+    monkeypatch.syspath_prepend(tmp_path / "site")
     places = {
         "$ROCM_PATH": put(tmp_path / "named" / "lib", LIBRARY),
         "$LD_LIBRARY_PATH": put(tmp_path / "path", LIBRARY),
+        "the wheel migraphx-libs": put(tmp_path / "site" / "migraphx_libs", LIBRARY),
         "ROCm's own place": put(tmp_path / "opt" / "rocm" / "lib", LIBRARY),
+        "ROCm's extras": put(tmp_path / "opt" / "rocm" / "extras-10" / "lib", LIBRARY),
         "an installed ROCm": put(tmp_path / "opt" / "rocm-7.10.0" / "lib", LIBRARY),
     }
     older = put(tmp_path / "opt" / "rocm-7.9.1" / "lib", LIBRARY)

@@ -1,0 +1,16 @@
+"""What the package's extras name can be had from PyPI."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from support.migraphx import CHECKOUT
+
+
+@pytest.mark.timeout(300)  # what it would install is fetched first
+def test_a_rocm_host_gets_all_that_its_extra_names() -> None:
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", f"{CHECKOUT}[rocm]"]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
