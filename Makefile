@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup system migraphx-root triton-peer demo test test-long test-front-ends test-all record-triton campaign lint protos bench clean
+.PHONY: setup system migraphx-root triton-peer demo test test-long test-front-ends test-all record-triton campaign lint protos bench images clean
 
 setup: $(STAMP) system
 
@@ -72,6 +72,11 @@ protos: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+# The images of docker/, built and tried without an engine: needs root, buildah and debootstrap (Debian's packages).
+IMAGES ?= cpu rocm dev
+images: setup
+	docker/build-images.sh $(IMAGES)
 
 clean:
 	rm -rf $(VENV) .migraphx-root .migraphx-root.* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

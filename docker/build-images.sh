@@ -1,0 +1,117 @@
+#!/usr/bin/env bash
+# Builds images by their Dockerfiles and asks a server in each, with neither a container engine nor a registry: the base
+# is made of Debian's packages and bears the name that the Dockerfiles ask for. Needs root, buildah and debootstrap;
+# `make images` calls it.
+#
+#   build-images.sh cpu rocm dev    those that are named; rocm with MIGraphX's reference target
+#
+# What pip is told on this machine (an index, certificates) holds in the builds too; no image keeps it.
+set -euo pipefail
+
+base=python:3.11-slim
+mirror=${ROCSERVE_DEBIAN_MIRROR:-http://deb.debian.org/debian}
+
+cd "$(dirname "$0")/.."
+python=$PWD/.venv/bin/python
+export PYTHONPATH=$PWD/server:$PWD/clients
+for command in buildah debootstrap; do
+  command -v "$command" >/dev/null || { echo "images: $command is missing (apt-get install buildah debootstrap)"; exit 1; }
+done
+[ "$(id -u)" = 0 ] || { echo "images: only root can make the base"; exit 1; }
+
+work=$(mktemp -d)
+# Without namespaces, and with plain folders for layers: so it works inside of a container too.
+export BUILDAH_ISOLATION=chroot STORAGE_DRIVER=vfs CONTAINERS_STORAGE_CONF=$work/storage.conf
+printf '[storage]\ndriver = "vfs"\nrunroot = "%s/run"\ngraphroot = "%s/images"\n' "$work" "$work" >"$work/storage.conf"
+server=
+finish() {
+  [ -z "$server" ] || kill -- -"$server" 2>/dev/null || true
+  wait
+  rm -rf "$work"
+}
+trap finish EXIT
+
+echo "images: making $base of Debian's packages"
+debootstrap --variant=minbase --include=ca-certificates,python3-pip,python3-venv bookworm "$work/base" "$mirror" \
+  >"$work/log" || { tail -n 5 "$work/log"; exit 1; }
+rm -rf "$work/base"/var/{cache/apt/archives/*.deb,lib/apt/lists/*}
+tar -C "$work/base" -cf "$work/base.tar" .
+rm -rf "$work/base"
+# The real base's Python is not Debian's, and may be installed into; `python` is its name.
+printf 'FROM scratch\nADD base.tar /\nRUN ln -s python3 /usr/bin/python\nENV PIP_BREAK_SYSTEM_PACKAGES=1\n' >"$work/Dockerfile"
+buildah build --quiet --file "$work/Dockerfile" --tag "docker.io/library/$base" "$work" >/dev/null
+rm "$work/base.tar"
+
+# pip's settings as one file, and the files that they name.
+{ echo "[global]"; "$python" -m pip config list | sed -nE "s/^[^=]*\.([a-z-]+)='(.*)'$/\1 = \2/p" | sort -u -t= -k1,1; } >"$work/pip.conf"
+mounts=(--volume "$work/pip.conf:/etc/pip.conf:ro")
+for path in /etc/ssl/certs/ca-certificates.crt $(grep -oE '(= |file://)/[^ ]+' "$work/pip.conf" | sed -E 's,^(= |file://),,; s,/simple$,,' | sort -u); do
+  [ ! -e "$path" ] || mounts+=(--volume "$path:$path:ro")
+done
+
+build() {
+  local name=$1
+  shift
+  echo "images: building $name"
+  buildah build --pull-never --quiet "${mounts[@]}" --tag "$name" "$@" . >"$work/log" 2>&1 || { tail -n 20 "$work/log"; exit 1; }
+}
+
+# The image's own command over a model whose answer is known, asked over HTTP; and what `rocserve doctor` says there.
+try() {
+  local name=$1 container port command
+  container=$(buildah from --pull-never "$name")
+  echo "images: rocserve doctor in $name"
+  buildah run "$container" rocserve doctor | tee "$work/doctor"
+  mkdir -p "$work/models/tiny/1"
+  "$python" -c "import sys; from rocserve.tools.doctor.tiny_model import tiny_onnx; sys.stdout.buffer.write(tiny_onnx())" \
+    >"$work/models/tiny/1/model.onnx"
+  chmod 755 "$work"
+  port=$("$python" -c "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])")
+  mapfile -t command < <(buildah inspect --format '{{range .OCIv1.Config.Cmd}}{{println .}}{{end}}' "$name" | sed '/^$/d')
+  echo "images: ${command[*]}"
+  setsid buildah run --volume "$work/models:/models:ro" "$container" "${command[@]}" \
+    --grpc-port="$port" --allow-http=false --allow-metrics=false >"$work/server.log" 2>&1 &
+  server=$!
+  "$python" - "$port" <<'END' || { cat "$work/server.log"; exit 1; }
+import sys
+
+import numpy as np
+from rocserve_client import Client
+
+from rocserve.tools.doctor.tiny_model import SHAPE, expected
+
+values = [0.25 * place - 1 for place in range(8)]
+with Client(f"localhost:{sys.argv[1]}") as client:
+    client.wait_until_ready(timeout=60, model="tiny")
+    answer = client.infer("tiny", {"x": np.array(values, np.float32).reshape(SHAPE)})["y"].ravel().tolist()
+assert answer == list(expected(values)), (answer, expected(values))
+print(f"images: the server answers {answer}, which is right")
+END
+  kill -- -"$server"
+  wait "$server" || true
+  server=
+  buildah rm "$container" >/dev/null
+}
+
+for image in "$@"; do
+  case $image in
+  cpu)
+    build rocserve --file docker/Dockerfile
+    try rocserve
+    ;;
+  rocm)
+    build rocserve:rocm --file docker/Dockerfile.rocm --build-arg MIGRAPHX=reference
+    try rocserve:rocm
+    grep -qE 'MIGraphX on ref +works' "$work/doctor" || { echo "images: MIGraphX does not work in rocserve:rocm"; exit 1; }
+    ;;
+  dev)
+    build rocserve:dev --file docker/Dockerfile.dev
+    container=$(buildah from --pull-never rocserve:dev)
+    buildah run "$container" .venv/bin/python -m pytest -q tests/unit/core
+    ;;
+  *)
+    echo "images: there are cpu, rocm and dev"
+    exit 1
+    ;;
+  esac
+done
