@@ -108,6 +108,9 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, Verb]]:
         "--model-config-name", default="", metavar="NAME", help="read configs/NAME.pbtxt instead, where it exists"
     )
     config.add_argument("--strict", action="store_true", help="complete nothing from the model's file")
+    config.add_argument(
+        "--save", type=Path, metavar="DIR", help="write the models that `preprocess` makes beside it into this folder"
+    )
 
     status = verbs.add_parser(
         "status",
@@ -296,6 +299,7 @@ def _config(options: argparse.Namespace) -> int:
             describe=describe,
             config_name=options.model_config_name,
             strict=options.strict,
+            save=options.save,
         ),
     )
 

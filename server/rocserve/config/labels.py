@@ -17,15 +17,23 @@ def read_labels(message: ModelConfig, folder: Path) -> dict[str, tuple[str, ...]
         ServeError: INVALID_ARGUMENT when the file leads out of the folder or is not UTF-8, INTERNAL when it is absent.
     """
     return {
-        output.name: _read_lines(output.label_filename, output.name, folder)
+        output.name: _read_lines(folder, output.label_filename, (folder,), f"label file of output '{output.name}'")
         for output in message.output
         if output.label_filename
     }
 
 
-def _read_lines(filename: str, output: str, folder: Path) -> tuple[str, ...]:
-    what = f"label file of output '{output}'"
-    path = resolve_within(folder, filename, (folder,), what)
+def read_names(folder: Path, filename: str, roots: tuple[Path, ...]) -> tuple[str, ...]:
+    """The lines of a label file that need not be there; links may lead into the roots.
+
+    Raises:
+        ServeError: as `read_labels`.
+    """
+    return _read_lines(folder, filename, roots, "label file") if (folder / filename).exists() else ()
+
+
+def _read_lines(folder: Path, filename: str, roots: tuple[Path, ...], what: str) -> tuple[str, ...]:
+    path = resolve_within(folder, filename, roots, what)
     try:
         with path.open("rb") as file:
             raw = file.read(MOST_LABEL_BYTES + 1)

@@ -68,12 +68,13 @@ class ModelCatalogue:
                 self._log.warning("%s: %s", content.definition.name, warning)
             self._own(content.model, folder).apply(content, at_once=at_once)
 
-    def reject(self, folder: str, problem: Failure) -> None:
-        """What the folder says cannot be used; what its models serve stays."""
-        self._log.error("failed to read model folder '%s': %s", folder, problem.text)
+    def reject(self, folder: str, problem: Failure, name: str = "") -> None:
+        """What the folder says cannot be used; what its models serve stays. `name`: the model's, if another."""
+        name = name or folder
+        self._log.error("failed to read model folder '%s': %s", name, problem.text)
         models = self.models_of(folder)
-        if not models and self._folders.get(folder, folder) == folder:
-            models = [self._own(folder, folder)]
+        if not models and self._folders.get(name, folder) == folder:
+            models = [self._own(name, folder)]
         for model in models:
             model.reject(problem)
 

@@ -16,6 +16,7 @@ from rocserve.repository.catalogue import ModelCatalogue
 from rocserve.repository.context import LifecycleContext
 from rocserve.repository.explicit_control import ALL_MODELS, ExplicitControl
 from rocserve.repository.folder_follower import FolderFollower
+from rocserve.repository.image_models import ImageModels
 from rocserve.repository.layout import RepositoryScan, RepositoryScanner
 from rocserve.repository.load_slots import LoadSlots
 from rocserve.repository.loader import VersionLoader
@@ -92,6 +93,7 @@ class ModelRepository:
             settings,
             log,
         )
+        self._image_models = ImageModels(self._publication, self._catalogue, reader, self._background)
         files = WorkerFiles(settings.roots, settings.worker_load_folders)
         self._endpoints = WorkerEndpoints(
             files,
@@ -120,6 +122,7 @@ class ModelRepository:
             names = self._settings.load_models if mode is ControlMode.EXPLICIT else (ALL_MODELS,)
             missing = await self._explicit.load_at_start(names)
             self._not_found = {} if self._settings.may_lack_models else missing
+        await self._image_models.wait()
         if mode is ControlMode.EXPLICIT:
             self._start_scanning()
         self._is_started = True
@@ -131,6 +134,7 @@ class ModelRepository:
         if self._scan_task is not None:
             self._scan_task.cancel()
         self._follower.stop()
+        self._image_models.stop()
         self._catalogue.close()
         for model in self._publication.models.values():
             model.stop_loading()
@@ -169,6 +173,7 @@ class ModelRepository:
         self._check_explicit()
         try:
             await self._explicit.load(name, parameters)
+            await self._image_models.wait()
         except ServeError:
             self._check_explicit()
             raise

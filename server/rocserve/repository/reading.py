@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import ModelDefinition, define_models, read_model_definitions
+from rocserve.config.image_models import MadeModel
 from rocserve.config.request_rules import ConfigRequest, RequestRefused
 from rocserve.config.sources import WrittenConfig, read_written_config
 from rocserve.core.errors import ServeError, invalid_argument
@@ -45,6 +47,26 @@ class ContentReader:
         """
         return await asyncio.to_thread(self._read_given, written, name, file, root)
 
+    async def read_made(self, made: Sequence[MadeModel], namespace: str) -> tuple[ModelContent, ...]:
+        """Models that are made for another one, by the files of their folders.
+
+        Raises:
+            ServeError: they cannot be written, or what they say is wrong.
+        """
+        return await asyncio.to_thread(self._read_made, made, namespace)
+
+    def _read_made(self, made: Sequence[MadeModel], namespace: str) -> tuple[ModelContent, ...]:
+        contents: list[ModelContent] = []
+        for model in made:
+            private, scan = self._write(model.name, model.files)
+            contents += self._define(replace(scan, namespace=namespace), private.folder, None, None, private)
+        return tuple(contents)
+
+    def _write(self, name: str, files: Mapping[PurePosixPath, bytes]) -> tuple[PrivateFolder, ModelScan]:
+        private = write_files(name, files)
+        allowed = (private.folder.resolve(),)
+        return private, scan_model(name, private.folder, private.folder, allowed, self.settings.max_folder_entries)
+
     def _read_given(self, written: WrittenConfig, name: str, file: Path | None, root: Path) -> tuple[ModelContent, ...]:
         private = link_file(name, file)
         scan = scan_model(name, private.folder, root, (root,), self.settings.max_folder_entries)
@@ -70,9 +92,7 @@ class ContentReader:
 
     def _read_given_files(self, scan: ModelScan, parameters: LoadParameters, name: str) -> tuple[ModelContent, ...]:
         request = self._request(scan, parameters, name)
-        private = write_files(name, parameters.files)
-        allowed = (private.folder.resolve(),)
-        given = scan_model(name, private.folder, private.folder, allowed, self.settings.max_folder_entries)
+        private, given = self._write(name, parameters.files)
         contents = self._define(given, private.folder, None, request, private)
         for content in contents:
             backend = content.definition.backend

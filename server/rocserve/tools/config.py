@@ -10,6 +10,7 @@ from typing import TextIO
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import ModelDefinition, complete_definition, read_model_definitions
 from rocserve.config.ensemble_checks import check_ensemble
+from rocserve.config.image_models import LABELS_FILENAME, PARAMETER, MadeModel, image_models
 from rocserve.config.pbtxt import format_model_config
 from rocserve.config.sources import read_written_config
 from rocserve.config.versions import find_versions, no_version_text, select_versions
@@ -30,26 +31,65 @@ def run(
     describe: Describe,
     config_name: str = "",
     strict: bool = False,
+    save: Path | None = None,
     out: TextIO = sys.stdout,
     err: TextIO = sys.stderr,
 ) -> int:
-    """Print each model of the folder as config.pbtxt, with comments on what was completed.
+    """Print each model of the folder as config.pbtxt, with comments on what was completed; then the files of the models
+    that `preprocess` makes beside it.
+
+    Args:
+        save: a folder that those are written into, one each.
 
     Returns:
-        The exit status: 0, or 1 with the reason on `err` when the configuration is wrong.
+        The exit status: 0, or 1 with the reason on `err` when the configuration is wrong or nothing can be written.
     """
     try:
-        text = _effective_config(model_folder.resolve(), registry, describe, config_name, strict)
+        definitions, text = _effective_config(model_folder.resolve(), registry, describe, config_name, strict)
+        made = [model for definition in definitions for model in _made(definition)]
     except ServeError as error:
         print(f"{model_folder}: {error.text}", file=err)
         return 1
-    print(text, end="", file=out)
+    print(text + "".join(map(_printed, made)), end="", file=out)
+    if save is None:
+        return 0
+    try:
+        for model in made:
+            _save(model, save / model.name)
+    except OSError as error:
+        print(f"{error.filename}: {error.strerror}", file=err)
+        return 1
+    print(f"# Written to {save}. Take '{PARAMETER}' out of the model's parameters where these are served.", file=out)
     return 0
+
+
+def _made(definition: ModelDefinition) -> tuple[MadeModel, ...]:
+    if PARAMETER not in definition.config.parameters:
+        return ()
+    return image_models(definition.config, definition.folder, (definition.folder, definition.folder.parent))
+
+
+def _printed(model: MadeModel) -> str:
+    """All files but the empty ones, and of labels how many there are."""
+    texts = {path: content.decode() for path, content in model.files.items() if content}
+    return "".join(
+        f"\n# {model.name}/{path}"
+        + (f" ({text.count(chr(10))} lines)\n" if path.name == LABELS_FILENAME else f"\n{text}")
+        for path, text in texts.items()
+    )
+
+
+def _save(model: MadeModel, folder: Path) -> None:
+    """Raises: OSError, also where the folder is there."""
+    folder.mkdir(parents=True)
+    for path, content in model.files.items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_bytes(content)
 
 
 def _effective_config(
     folder: Path, registry: BackendRegistry, describe: Describe, config_name: str, strict: bool
-) -> str:
+) -> tuple[list[ModelDefinition], str]:
     if not folder.is_dir():
         raise invalid_argument("is not a folder; expected the folder of a model, as in a model repository")
     if models := _models_in(folder):
@@ -63,7 +103,7 @@ def _effective_config(
     )
     complete = [_complete(definition, describe, strict) for definition in definitions]
     _check_chain(complete)
-    return "\n".join(
+    return complete, "\n".join(
         _header(definition, model.message) + format_model_config(definition.message)
         for definition, model in zip(complete, written.models, strict=True)
     )

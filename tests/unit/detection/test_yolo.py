@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from support.slow_yolo import opencv_suppress, slow_decode
 
+from rocserve.presets import yolo
+
 ANCHORS = (
     ((12, 16), (19, 36), (40, 28)),
     ((36, 75), (76, 55), (72, 146)),
@@ -15,7 +17,7 @@ STRIDES, XY_SCALES = (8, 16, 32), (1.2, 1.1, 1.05)
 
 
 @pytest.fixture
-def geometries(yolo):
+def geometries():
     return [yolo.HeadGeometry(*each) for each in zip(STRIDES, ANCHORS, XY_SCALES, strict=True)]
 
 
@@ -31,7 +33,7 @@ def random_heads(seed, input_size=416, classes=80):
     return heads
 
 
-def made_of(yolo, found):
+def made_of(found):
     scores, classes, boxes = ([entry[place] for entry in found] for place in range(3))
     return yolo.Detections(
         np.array(boxes, dtype=np.float32).reshape(-1, 4),
@@ -61,14 +63,14 @@ def random_boxes(seed, count, classes=3, whole=False):
 
 @pytest.mark.parametrize("head", range(3))
 @pytest.mark.parametrize("threshold", [0.1, 0.5])
-def test_decoding_follows_the_formulas(yolo, geometries, head, threshold):
+def test_decoding_follows_the_formulas(geometries, head, threshold):
     values = random_heads(head, input_size=128, classes=7)[head]
     found = slow_decode(values, geometries[head], threshold)
     assert len(found) > 3
     assert_same(yolo.decode(values, geometries[head], threshold), found)
 
 
-def test_the_whole_way_follows_the_formulas_and_opencv(yolo, geometries):
+def test_the_whole_way_follows_the_formulas_and_opencv(geometries):
     heads = random_heads(5)
     thresholds = yolo.Thresholds(score=0.5, iou=0.213, max_boxes=10_000)
     found = [entry for head, each in zip(heads, geometries, strict=True) for entry in slow_decode(head, each, 0.5)]
@@ -86,39 +88,39 @@ def test_the_whole_way_follows_the_formulas_and_opencv(yolo, geometries):
 
 @pytest.mark.parametrize("iou", [0.0, 0.213, 0.5, 0.9])
 @pytest.mark.parametrize("seed", range(5))
-def test_suppression_is_opencv_s(yolo, seed, iou):
+def test_suppression_is_opencv_s(seed, iou):
     found = random_boxes(seed, 120)
-    assert_same(yolo.suppress(made_of(yolo, found), iou, 1000), opencv_suppress(found, iou))
+    assert_same(yolo.suppress(made_of(found), iou, 1000), opencv_suppress(found, iou))
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_of_equal_scores_the_first_is_the_best(yolo, seed):
+def test_of_equal_scores_the_first_is_the_best(seed):
     found = random_boxes(seed, 120, whole=True)
     assert len({score for score, _, _ in found}) < 20
-    assert_same(yolo.suppress(made_of(yolo, found), 0.3, 1000), opencv_suppress(found, 0.3))
+    assert_same(yolo.suppress(made_of(found), 0.3, 1000), opencv_suppress(found, 0.3))
 
 
-def test_an_overlap_of_just_the_threshold_stays(yolo):
+def test_an_overlap_of_just_the_threshold_stays():
     found = [(0.9, 0, (0.0, 0.0, 10.0, 10.0)), (0.8, 0, (0.0, 0.0, 10.0, 5.0))]
-    assert_same(yolo.suppress(made_of(yolo, found), 0.5, 10), found)
-    assert_same(yolo.suppress(made_of(yolo, found), 0.499, 10), found[:1])
+    assert_same(yolo.suppress(made_of(found), 0.5, 10), found)
+    assert_same(yolo.suppress(made_of(found), 0.499, 10), found[:1])
 
 
-def test_the_same_box_thrice_is_one_unless_the_classes_differ(yolo):
+def test_the_same_box_thrice_is_one_unless_the_classes_differ():
     box = (3.0, 4.0, 50.0, 60.0)
-    assert_same(yolo.suppress(made_of(yolo, [(0.5, 1, box), (0.7, 1, box), (0.6, 1, box)]), 0.5, 10), [(0.7, 1, box)])
+    assert_same(yolo.suppress(made_of([(0.5, 1, box), (0.7, 1, box), (0.6, 1, box)]), 0.5, 10), [(0.7, 1, box)])
     three = [(0.7, 2, box), (0.6, 0, box), (0.5, 1, box)]
-    assert_same(yolo.suppress(made_of(yolo, three), 0.5, 10), three)
+    assert_same(yolo.suppress(made_of(three), 0.5, 10), three)
 
 
-def test_the_best_boxes_are_given_where_there_are_too_many(yolo):
+def test_the_best_boxes_are_given_where_there_are_too_many():
     found = random_boxes(3, 200)
     everything = opencv_suppress(found, 0.4)
     assert len(everything) > 20
-    assert_same(yolo.suppress(made_of(yolo, found), 0.4, 20), everything[:20])
+    assert_same(yolo.suppress(made_of(found), 0.4, 20), everything[:20])
 
 
-def test_every_one_of_10647_boxes(yolo, geometries):
+def test_every_one_of_10647_boxes(geometries):
     """What an untrained network gives: everything is somewhat probable."""
     heads = random_heads(11)
     for head in heads:
@@ -137,7 +139,7 @@ def test_every_one_of_10647_boxes(yolo, geometries):
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.39])
-def test_nothing_is_found_below_the_threshold(yolo, geometries, probability):
+def test_nothing_is_found_below_the_threshold(geometries, probability):
     heads = random_heads(2)
     for head in heads:
         head[..., 4:] = probability
@@ -148,7 +150,7 @@ def test_nothing_is_found_below_the_threshold(yolo, geometries, probability):
     assert (detections.boxes.dtype, detections.classes.dtype) == (np.float32, np.int32)
 
 
-def test_wild_values_do_no_harm(yolo, geometries):
+def test_wild_values_do_no_harm(geometries):
     heads = random_heads(2)
     for head in heads:
         head[..., 4:] *= 0.5
@@ -169,7 +171,7 @@ def test_wild_values_do_no_harm(yolo, geometries):
 @pytest.mark.parametrize(
     ("objectness", "probability"), [(np.inf, 1), (np.inf, 0), (1, np.inf), (1, np.nan), (np.nan, 1), (-np.inf, -np.inf)]
 )
-def test_a_score_that_is_no_number_is_none(yolo, geometries, objectness, probability):
+def test_a_score_that_is_no_number_is_none(geometries, objectness, probability):
     heads = [np.zeros((side, side, 3, 7), dtype=np.float32) for side in (16, 8, 4)]
     heads[0][5, 5, 0, 4:] = objectness, 0, probability
     heads[1][3, 2, 1, 4:] = 0.9, 0.8, 0.1
@@ -181,7 +183,7 @@ def test_a_score_that_is_no_number_is_none(yolo, geometries, objectness, probabi
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("seed", range(6))
-def test_heads_full_of_extremes_follow_the_formulas(yolo, geometries, seed):
+def test_heads_full_of_extremes_follow_the_formulas(geometries, seed):
     """Raw values up to the largest floats and beyond: boxes are in the image, best first, as the formulas say."""
     random = np.random.default_rng(seed)
     heads = random_heads(seed, input_size=128, classes=3)
@@ -209,7 +211,7 @@ def test_heads_full_of_extremes_follow_the_formulas(yolo, geometries, seed):
 
 @pytest.mark.parametrize("resize", ["stretch", "not_larger", "letterbox"])
 @pytest.mark.parametrize("size", [(300, 640), (640, 300), (416, 416), (33, 1000)])
-def test_boxes_come_back_through_the_resize(yolo, resize, size):
+def test_boxes_come_back_through_the_resize(resize, size):
     """A box of the original, drawn into the network's input as the pipeline would, is found where it was."""
     height, width = size
     original = np.array([[0.1 * width, 0.2 * height, 0.6 * width, 0.9 * height]])
@@ -220,20 +222,20 @@ def test_boxes_come_back_through_the_resize(yolo, resize, size):
     if resize == "letterbox":
         margin = np.array([(416 - width * factors[0]) / 2, (416 - height * factors[1]) / 2])
     seen = original * np.tile(factors, 2) + np.tile(margin, 2)
-    found = made_of(yolo, [(0.5, 0, tuple(seen[0]))])
+    found = made_of([(0.5, 0, tuple(seen[0]))])
     placed = yolo.place(found, yolo.Resize(resize), (416, 416), size)
     np.testing.assert_allclose(placed.boxes, original, rtol=1e-4)
 
 
-def test_boxes_are_cut_at_the_image_and_left_out_beyond_it(yolo):
-    found = made_of(yolo, [(0.9, 0, (-10, -20, 30, 430)), (0.8, 1, (420, 10, 450, 20)), (0.7, 2, (10, 300, 20, 310))])
+def test_boxes_are_cut_at_the_image_and_left_out_beyond_it():
+    found = made_of([(0.9, 0, (-10, -20, 30, 430)), (0.8, 1, (420, 10, 450, 20)), (0.7, 2, (10, 300, 20, 310))])
     placed = yolo.place(found, yolo.Resize.NOT_LARGER, (416, 416), (104, 208))
     # At a scale of 2 the image takes the upper half: the third box lies in the empty lower one.
     np.testing.assert_allclose(placed.boxes, [[0, 0, 15, 104]])
     np.testing.assert_array_equal(placed.classes, [0])
 
 
-def test_mirroring_the_heads_mirrors_the_boxes(yolo, geometries):
+def test_mirroring_the_heads_mirrors_the_boxes(geometries):
     heads = random_heads(8)
     mirrored = [head[:, ::-1].copy() for head in heads]
     for head in mirrored:
@@ -247,13 +249,13 @@ def test_mirroring_the_heads_mirrors_the_boxes(yolo, geometries):
     np.testing.assert_array_equal(turned.classes, straight.classes)
 
 
-def test_the_order_of_the_candidates_does_not_matter(yolo):
+def test_the_order_of_the_candidates_does_not_matter():
     found = random_boxes(4, 150)
-    backwards = yolo.suppress(made_of(yolo, found[::-1]), 0.3, 1000)
+    backwards = yolo.suppress(made_of(found[::-1]), 0.3, 1000)
     assert_same(backwards, opencv_suppress(found, 0.3))
 
 
-def test_heads_that_do_not_belong_together_are_told(yolo, geometries):
+def test_heads_that_do_not_belong_together_are_told(geometries):
     thresholds = yolo.Thresholds(score=0.5, iou=0.5, max_boxes=10)
     heads = random_heads(1)
     with pytest.raises(ValueError, match=r"inputs of different sizes .*\(416, 416\), \(832, 832\)"):
@@ -262,3 +264,13 @@ def test_heads_that_do_not_belong_together_are_told(yolo, geometries):
         yolo.detect([heads[0], heads[1][:, :, :2], heads[2]], geometries, yolo.Resize.STRETCH, (5, 5), thresholds)
     with pytest.raises(ValueError, match=r"height and width of the original image, got \[0, 7\]"):
         yolo.detect(heads, geometries, yolo.Resize.STRETCH, (0, 7), thresholds)
+
+
+def test_boxes_of_one_head_are_brought_to_the_image():
+    """Of YOLOv8: an image of 200 x 100 fills the top half of an input of 64 x 64."""
+    head = np.array(
+        [[32, 32, 8], [16, 16, 8], [16, 18, 4], [8, 8, 4], [0.1, 0.2, 0.9], [0.8, 0.7, np.nan]], dtype=np.float32
+    )
+    thresholds = yolo.Thresholds(score=0.25, iou=0.5, max_boxes=10)
+    found = yolo.detect_boxes(head, (64, 64), yolo.Resize.NOT_LARGER, (100, 200), thresholds)
+    assert_same(found, [(0.8, 1, (75, 37.5, 125, 62.5))], tolerance=1e-3)

@@ -1,8 +1,11 @@
 """From the heads of a YOLO network to boxes in the original image; numpy alone.
 
-A head is an array [rows, columns, anchors, 5 + classes] of FP32, one for each stride. Of its last dimension the first
-four are raw (x, y, width, height), the others probabilities: that there is an object, then one for each class. This is
-what the ONNX Model Zoo's YOLOv4 gives, and the formulas are those of its description.
+Up to version 7 a head is an array [rows, columns, anchors, 5 + classes] of FP32, one for each stride. Of its last
+dimension the first four are raw (x, y, width, height), the others probabilities: that there is an object, then one for
+each class. This is what the ONNX Model Zoo's YOLOv4 gives, and the formulas are those of its description.
+
+From version 8 on there is one head, [4 + classes, boxes]: centre, width and height in pixels of the network's input,
+then a probability for each class.
 """
 
 from __future__ import annotations
@@ -82,16 +85,40 @@ def detect(
         ValueError: the heads do not belong to one input, or the image has no pixels.
     """
     input_size = _input_size(heads, geometries)
-    if min(image_size) < 1:
-        raise ValueError(f"expected the height and width of the original image, got {list(image_size)}")
     decoded = [decode(head, geometry, thresholds.score) for head, geometry in zip(heads, geometries, strict=True)]
     found = Detections(
         np.concatenate([part.boxes for part in decoded]),
         np.concatenate([part.scores for part in decoded]),
         np.concatenate([part.classes for part in decoded]),
     )
-    placed = place(found, resize, input_size, image_size)
-    return suppress(placed, thresholds.iou, thresholds.max_boxes)
+    return _finish(found, input_size, resize, image_size, thresholds)
+
+
+def detect_boxes(
+    head: Array, input_size: tuple[int, int], resize: Resize, image_size: tuple[int, int], thresholds: Thresholds
+) -> Detections:
+    """As `detect`, of the one head [4 + classes, boxes] for a network's input of `input_size` (height, width).
+
+    Raises:
+        ValueError: the image has no pixels.
+    """
+    probabilities = head[4:]
+    classes = probabilities.argmax(axis=0)
+    scores = np.take_along_axis(probabilities, classes[np.newaxis], axis=0)[0]
+    above = (scores > thresholds.score) & np.isfinite(scores)
+    centres, halves = head[:2, above].T, head[2:4, above].T / 2
+    boxes = np.concatenate([centres - halves, centres + halves], axis=1)
+    found = Detections(boxes, scores[above], classes[above].astype(np.int32))
+    return _finish(found, input_size, resize, image_size, thresholds)
+
+
+def _finish(
+    found: Detections, input_size: tuple[int, int], resize: Resize, image_size: tuple[int, int], thresholds: Thresholds
+) -> Detections:
+    """From candidates in the network's input to what is found in the image."""
+    if min(image_size) < 1:
+        raise ValueError(f"expected the height and width of the original image, got {list(image_size)}")
+    return suppress(place(found, resize, input_size, image_size), thresholds.iou, thresholds.max_boxes)
 
 
 def decode(head: Array, geometry: HeadGeometry, score_threshold: float) -> Detections:

@@ -1,1 +1,0 @@
-../../yolov4_postprocess/1/yolo.py

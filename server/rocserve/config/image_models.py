@@ -1,0 +1,337 @@
+"""Image models: what `preprocess` among a model's parameters stands for, as folders of a repository.
+
+A model that takes pixels gets three models beside it: `<name>_preprocess`, a rocAL pipeline from encoded images to its
+input; `<name>_postprocess`, from its outputs to labels or boxes; and `<name>_image`, the ensemble of all three.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from rocserve.backends.registry import ENSEMBLE_PLATFORM
+from rocserve.config.datatypes import type_number
+from rocserve.config.labels import read_names
+from rocserve.config.pbtxt import format_model_config, suggest
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.model_config import ModelConfig as PlainConfig
+from rocserve.core.model_config import OutputConfig
+from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
+
+PARAMETER = "preprocess"
+LABELS_FILENAME = "labels.txt"
+"""The names of the classes, a line each; in the folder of the model, and in that of its post-processing."""
+
+_ENCODED, _IMAGE, _SIZE = "ENCODED", "IMAGE", "SIZE"
+_CROP_FRACTION = 0.875
+"""How much of an image's shorter side classifiers are tested on: 224 of 256 pixels."""
+_YOLOV4_STRIDES = (8, 16, 32)
+_YOLOV4 = {
+    "strides": "8, 16, 32",
+    "anchors": "12,16, 19,36, 40,28, 36,75, 76,55, 72,146, 142,110, 192,243, 459,401",
+    "xy_scale": "1.2, 1.1, 1.05",
+    "resize": "stretch",
+    "score_threshold": "0.25",
+    "iou_threshold": "0.213",
+    "max_boxes": "100",
+}
+"""As published with the ONNX Model Zoo's file."""
+_YOLOV8 = {"resize": "not_larger", "score_threshold": "0.25", "iou_threshold": "0.7", "max_boxes": "300"}
+"""What its makers' own program does unless it is told otherwise."""
+_MARGIN_LEVEL = 114
+"""The grey beside an image that is not as wide, or not as high, as the input: what such networks were trained with."""
+
+Files = Mapping[PurePosixPath, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class MadeModel:
+    """A model as the files of its folder."""
+
+    name: str
+    files: Files
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """What a network takes of each image."""
+
+    name: str
+    datatype: DataType
+    height: int
+    width: int
+    is_nchw: bool
+
+    @property
+    def dims(self) -> tuple[int, int, int]:
+        return (3, self.height, self.width) if self.is_nchw else (self.height, self.width, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class _Preset:
+    side: int
+    """Of an input that takes images of any size."""
+    operations: Callable[[_Input], list[dict[str, Any]]]
+    """From an image to UINT8 levels of the input's size, ..."""
+    mean: tuple[float, ...]
+    std_dev: tuple[float, ...]
+    """... of which the one is subtracted, and which the other divides, both for levels from 0 to 1; but for an input
+    of UINT8, whose network does so itself."""
+    postprocess: Callable[[PlainConfig, _Input, tuple[str, ...]], _Postprocess]
+    """Of the model, its input and the labels that its user has given."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Postprocess:
+    message: ModelConfig
+    module: str
+    """Whose TritonPythonModel it is."""
+    labels: tuple[str, ...]
+    inputs: Mapping[str, str]
+    """Its inputs, by the model's outputs."""
+    is_detector: bool
+
+
+def image_models(config: PlainConfig, folder: Path, roots: tuple[Path, ...]) -> tuple[MadeModel, ...]:
+    """The models beside the one with this configuration, which is complete and has the parameter.
+
+    The names of the classes are those of its output, else labels.txt in its folder, which links may lead out of into
+    `roots`; else those that are known by their number (ImageNet's, COCO's), else numbers.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT, there is no such preset, or the model is not what it is for.
+    """
+    own = next((output.labels for output in config.outputs if output.labels), ())
+    return _image_models(config, own or read_names(folder, LABELS_FILENAME, roots))
+
+
+def _image_models(config: PlainConfig, labels: Sequence[str]) -> tuple[MadeModel, ...]:
+    name = config.parameters[PARAMETER]
+    if name not in _PRESETS:
+        raise invalid_argument(f"model '{config.name}': unknown {PARAMETER} '{name}'{suggest(name, _PRESETS)}")
+    preset = _PRESETS[name]
+    entry = _read_input(config, preset)
+    post = preset.postprocess(config, entry, tuple(labels))
+    pipeline_message, pipeline = _pipeline(config, preset, entry, with_size=post.is_detector)
+    ensemble = _ensemble(config, entry, post)
+    model_file = f'"""Made of `{PARAMETER}: {name}`."""\n\nfrom {post.module} import TritonPythonModel\n'
+    return (
+        _made(pipeline_message, {"1/pipeline.json": json.dumps(pipeline, indent=2) + "\n"}),
+        _made(post.message, {"1/model.py": model_file, LABELS_FILENAME: "".join(f"{one}\n" for one in post.labels)}),
+        _made(ensemble, {"1/.gitkeep": ""}),
+    )
+
+
+def _made(message: ModelConfig, files: Mapping[str, str]) -> MadeModel:
+    texts = {"config.pbtxt": format_model_config(message), **files}
+    return MadeModel(message.name, {PurePosixPath(path): text.encode() for path, text in texts.items()})
+
+
+def _read_input(config: PlainConfig, preset: _Preset) -> _Input:
+    """Raises: ServeError."""
+    entry = config.inputs[0]
+    dims = _of_one(config, entry.dims if entry.reshape is None else entry.reshape)
+    places = [place for place in (0, 2) if len(dims) == 3 and dims[place] == 3]
+    if len(config.inputs) != 1 or not places or entry.datatype not in _RANGES:
+        raise _unfit(
+            config, "one input of colour images, [3, height, width] or [height, width, 3] of FP32, FP16 or UINT8"
+        )
+    is_nchw = places[0] == 0
+    sides = dims[1:] if is_nchw else dims[:2]
+    height, width = (preset.side if side < 0 else side for side in sides)
+    return _Input(entry.name, entry.datatype, height, width, is_nchw)
+
+
+def _of_one(config: PlainConfig, dims: tuple[int, ...]) -> tuple[int, ...]:
+    """The dims of what belongs to one image, where a model that does not batch has a dimension for that in front."""
+    return dims[1:] if not config.max_batch_size and dims[:1] in ((1,), (-1,)) else dims
+
+
+def _unfit(config: PlainConfig, expected: str) -> ServeError:
+    inputs = ", ".join(f"{entry.name} {entry.datatype.value} {list(entry.dims)}" for entry in config.inputs)
+    outputs = ", ".join(f"{entry.name} {entry.datatype.value} {list(entry.dims)}" for entry in config.outputs)
+    return invalid_argument(
+        f"model '{config.name}': {PARAMETER} '{config.parameters[PARAMETER]}' is for a model with {expected}; this one"
+        f" takes {inputs} and gives {outputs}"
+    )
+
+
+_RANGES = frozenset({DataType.FP32, DataType.FP16, DataType.UINT8})
+
+
+def _pipeline(
+    config: PlainConfig, preset: _Preset, entry: _Input, *, with_size: bool
+) -> tuple[ModelConfig, dict[str, Any]]:
+    message = ModelConfig(name=f"{config.name}_preprocess", platform="rocal_json")
+    message.max_batch_size = max(config.max_batch_size, 1)
+    message.dynamic_batching.SetInParent()
+    _add(message.input, _ENCODED, DataType.BYTES, [1])
+    _add(message.output, _IMAGE, entry.datatype, entry.dims)
+    is_raw = entry.datatype is DataType.UINT8
+    normalise = {
+        "operation": "CropMirrorNormalize",
+        "crop_width": entry.width,
+        "crop_height": entry.height,
+        "mean": [0] if is_raw else list(preset.mean),
+        "std_dev": [1] if is_raw else list(preset.std_dev),
+        "is_output": True,
+    }
+    operations = [*preset.operations(entry), normalise]
+    if with_size:
+        _add(message.output, _SIZE, DataType.INT32, [2])
+        operations.append({"operation": "ImageSize", "is_output": True})
+    return message, {"mean_std_range": "pixel" if is_raw else "unit", "pipeline": operations}
+
+
+def _ensemble(config: PlainConfig, entry: _Input, post: _Postprocess) -> ModelConfig:
+    message = ModelConfig(name=f"{config.name}_image", platform=ENSEMBLE_PLATFORM)
+    # Each image has another number of boxes: they do not batch.
+    message.max_batch_size = 0 if post.is_detector else config.max_batch_size
+    _add(message.input, _ENCODED, DataType.BYTES, [1])
+    for output in post.message.output:
+        _add(message.output, output.name, None, output.dims).data_type = output.data_type
+    steps = message.ensemble_scheduling.step
+    steps.add(
+        model_name=f"{config.name}_preprocess",
+        model_version=-1,
+        input_map={_ENCODED: _ENCODED},
+        output_map={_IMAGE: _IMAGE, **({_SIZE: _SIZE} if post.is_detector else {})},
+    )
+    steps.add(
+        model_name=config.name,
+        model_version=-1,
+        input_map={entry.name: _IMAGE},
+        output_map=post.inputs,
+    )
+    own = [output.name for output in post.message.output]
+    steps.add(
+        model_name=post.message.name,
+        model_version=-1,
+        input_map={entry.name: entry.name for entry in post.message.input},
+        output_map=dict(zip(own, own, strict=True)),
+    )
+    return message
+
+
+def _classifier(config: PlainConfig, entry: _Input, labels: tuple[str, ...]) -> _Postprocess:
+    expected = "one output of scores, one for each class"
+    classes = [side for side in _of_one(config, config.outputs[0].dims) if side != 1]
+    if len(config.outputs) != 1 or len(classes) != 1 or classes[0] < 0:
+        raise _unfit(config, expected)
+    names = _labels(config, labels, classes[0])
+    message = _python_model(config, config.max_batch_size, config.outputs, ("SCORES",))
+    _add(message.output, "PROBABILITIES", DataType.FP32, classes).label_filename = LABELS_FILENAME
+    _add(message.output, "LABEL", DataType.BYTES, [1])
+    _add(message.output, "PROBABILITY", DataType.FP32, [1])
+    if config.max_batch_size > 1:
+        message.dynamic_batching.SetInParent()
+    inputs = {config.outputs[0].name: "SCORES"}
+    return _Postprocess(message, "rocserve.presets.classification", names, inputs, is_detector=False)
+
+
+def _yolov4(config: PlainConfig, entry: _Input, labels: tuple[str, ...]) -> _Postprocess:
+    heads = [_of_one(config, output.dims) for output in config.outputs]
+    values = {dims[-1] for dims in heads}
+    is_fit = all(
+        len(dims) == 4 and dims[2] == 3 and {dims[0], entry.height // stride} <= {-1, entry.height // stride}
+        for dims, stride in zip(heads, _YOLOV4_STRIDES, strict=False)
+    )
+    if len(heads) != len(_YOLOV4_STRIDES) or not is_fit or len(values) != 1 or min(values) <= 5:
+        raise _unfit(
+            config, "three outputs of cells of 8, 16 and 32 pixels, [rows, columns, 3, 5 + classes], in this order"
+        )
+    return _detector(config, _YOLOV4, _labels(config, labels, values.pop() - 5))
+
+
+def _yolov8(config: PlainConfig, entry: _Input, labels: tuple[str, ...]) -> _Postprocess:
+    dims = _of_one(config, config.outputs[0].dims)
+    if len(config.outputs) != 1 or len(dims) != 2 or dims[0] <= 4:
+        raise _unfit(config, "one output of boxes, [4 + classes, boxes]")
+    parameters = {"input_size": f"{entry.height}, {entry.width}", **_YOLOV8}
+    return _detector(config, parameters, _labels(config, labels, dims[0] - 4))
+
+
+def _detector(config: PlainConfig, parameters: Mapping[str, str], labels: tuple[str, ...]) -> _Postprocess:
+    heads = {output.name: f"HEAD_{index}" for index, output in enumerate(config.outputs)}
+    message = _python_model(config, 0, config.outputs, tuple(heads.values()))
+    _add(message.input, _SIZE, DataType.INT32, [2])
+    _add(message.output, "BOXES", DataType.FP32, [-1, 4])
+    _add(message.output, "SCORES", DataType.FP32, [-1])
+    _add(message.output, "CLASSES", DataType.INT32, [-1]).label_filename = LABELS_FILENAME
+    _add(message.output, "LABELS", DataType.BYTES, [-1])
+    for key, value in parameters.items():
+        message.parameters[key].string_value = value
+    return _Postprocess(message, "rocserve.presets.detection", labels, heads, is_detector=True)
+
+
+def _python_model(
+    config: PlainConfig, max_batch_size: int, tensors: Sequence[OutputConfig], names: Sequence[str]
+) -> ModelConfig:
+    """A Python model with these inputs, which are the outputs of the model of `config`."""
+    message = ModelConfig(name=f"{config.name}_postprocess", backend="python", max_batch_size=max_batch_size)
+    message.instance_group.add(count=1, kind=ModelInstanceGroup.KIND_CPU)
+    for name, tensor in zip(names, tensors, strict=True):
+        _add(message.input, name, tensor.datatype, tensor.dims)
+    return message
+
+
+def _labels(config: PlainConfig, given: tuple[str, ...], classes: int) -> tuple[str, ...]:
+    if given:
+        if len(given) != classes:
+            raise invalid_argument(f"model '{config.name}' has {classes} classes, and there are {len(given)} labels")
+        return given
+    if classes in _PUBLIC_LABELS:
+        return tuple(_PUBLIC_LABELS[classes]())
+    return tuple(map(str, range(classes)))
+
+
+def _public(name: str) -> list[str]:
+    return importlib.resources.files("rocserve.presets").joinpath("labels", name).read_text("utf-8").splitlines()
+
+
+_PUBLIC_LABELS: Mapping[int, Callable[[], list[str]]] = {
+    80: lambda: _public("coco.txt"),
+    1000: lambda: _public("imagenet.txt"),
+    1001: lambda: ["background", *_public("imagenet.txt")],
+}
+
+
+def _add(tensors: Any, name: str, datatype: DataType | None, dims: Sequence[int]) -> Any:
+    tensor: ModelInput | ModelOutput = tensors.add(name=name)
+    if datatype is not None:
+        tensor.data_type = type_number(datatype)
+    tensor.dims.extend(dims)
+    return tensor
+
+
+def _shorter_side(entry: _Input) -> list[dict[str, Any]]:
+    """The shorter side a little longer than the input's, from which the middle is cut."""
+    shorter = round(max(entry.height, entry.width) / _CROP_FRACTION)
+    return [{"operation": "resize", "resize_shorter": shorter, "interpolation_type": "TRIANGULAR"}]
+
+
+def _stretched(entry: _Input) -> list[dict[str, Any]]:
+    return [{"operation": "Resize", "dest_width": entry.width, "dest_height": entry.height}]
+
+
+def _fitted(entry: _Input) -> list[dict[str, Any]]:
+    """The whole image in the top left corner, grey beside it."""
+    size = {"resize_width": entry.width, "resize_height": entry.height}
+    fill = {"out_of_bounds_policy": "PAD", "fill_values": [_MARGIN_LEVEL]}
+    return [
+        {"operation": "resize", **size, "scaling_mode": "NOT_LARGER"},
+        {"operation": "slice", "anchor": [0, 0], "shape": [entry.height, entry.width], **fill},
+    ]
+
+
+_PRESETS: Mapping[str, _Preset] = {
+    "imagenet": _Preset(224, _shorter_side, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), _classifier),
+    "inception": _Preset(299, _shorter_side, (0.5,), (0.5,), _classifier),
+    "yolov4": _Preset(416, _stretched, (0,), (1,), _yolov4),
+    "yolov8": _Preset(640, _fitted, (0,), (1,), _yolov8),
+}

@@ -1,0 +1,147 @@
+"""The post-processing of YOLO detectors as a Python model: heads -> boxes, scores, classes and their names.
+
+All that is particular to a detector stands in config.pbtxt: its parameters, and the file of labels of output CLASSES.
+With `input_size` its one head holds boxes (see `yolo.detect_boxes`), else its heads are of cells and anchors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from rocserve.presets.yolo import Detections, HeadGeometry, Resize, Thresholds, detect, detect_boxes
+
+Number = TypeVar("Number", int, float)
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        """
+        Raises:
+            ValueError: a parameter is missing or wrong.
+        """
+        config = json.loads(args["model_config"])
+        parameters = Parameters(config["parameters"])
+        self._input_size = parameters.size("input_size") if parameters.has("input_size") else None
+        self._geometries = () if self._input_size else parameters.geometries()
+        self._resize = Resize(parameters.choice("resize", [resize.value for resize in Resize]))
+        self._thresholds = Thresholds(
+            score=parameters.number("score_threshold"),
+            iou=parameters.number("iou_threshold"),
+            max_boxes=parameters.count("max_boxes"),
+        )
+        filename = pb_utils.get_output_config_by_name(config, "CLASSES").get("label_filename")
+        if not filename:
+            raise ValueError("output 'CLASSES' has no label_filename in config.pbtxt; expected the file of the labels")
+        lines = (Path(args["model_repository"]) / filename).read_text(encoding="utf-8").splitlines()
+        self._labels = np.array([line.encode() for line in lines], dtype=object)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        heads = [_input(request, f"HEAD_{index}") for index in range(len(self._geometries) or 1)]
+        height, width = _input(request, "SIZE").ravel().tolist()
+        try:
+            found = self._detect(heads, (height, width))
+        except ValueError as error:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG))
+        return pb_utils.InferenceResponse(self._tensors(found))
+
+    def _detect(self, heads: list[np.ndarray[Any, Any]], image_size: tuple[int, int]) -> Detections:
+        """Raises: ValueError."""
+        # A network of one image may say so in front.
+        heads = [head.reshape(head.shape[-2 if self._input_size else -4 :]) for head in heads]
+        shape = heads[0].shape
+        if len(self._labels) != (shape[-2] - 4 if self._input_size else shape[-1] - 5):
+            raise ValueError(f"there are {len(self._labels)} labels, but HEAD_0 has shape {list(shape)}")
+        if self._input_size is None:
+            return detect(heads, self._geometries, self._resize, image_size, self._thresholds)
+        return detect_boxes(heads[0], self._input_size, self._resize, image_size, self._thresholds)
+
+    def _tensors(self, found: Detections) -> list[Any]:
+        return [
+            pb_utils.Tensor("BOXES", found.boxes),
+            pb_utils.Tensor("SCORES", found.scores),
+            pb_utils.Tensor("CLASSES", found.classes),
+            pb_utils.Tensor("LABELS", self._labels[found.classes]),
+        ]
+
+
+class Parameters:
+    """The texts in config.pbtxt's parameters."""
+
+    def __init__(self, entries: dict[str, dict[str, str]]) -> None:
+        self._texts = {key: entry["string_value"] for key, entry in entries.items()}
+
+    def geometries(self) -> tuple[HeadGeometry, ...]:
+        """From `strides`, one for each head; `anchors`, as many for each; `xy_scale`, one for each head."""
+        strides, scales, sides = self.counts("strides"), self.numbers("xy_scale"), self.numbers("anchors")
+        if len(scales) != len(strides) or not strides or not sides or len(sides) % (2 * len(strides)):
+            raise ValueError(
+                "expected an xy_scale and equally many anchors (width, height) for each of the strides, got"
+                f" {len(strides)} strides, {len(scales)} scales and {len(sides)} numbers in anchors"
+            )
+        anchors = np.reshape(sides, (len(strides), -1, 2)).tolist()
+        return tuple(
+            HeadGeometry(stride, tuple((width, height) for width, height in of_head), scale)
+            for stride, of_head, scale in zip(strides, anchors, scales, strict=True)
+        )
+
+    def has(self, key: str) -> bool:
+        return key in self._texts
+
+    def size(self, key: str) -> tuple[int, int]:
+        """Height and width."""
+        sides = self.counts(key)
+        if len(sides) != 2:
+            raise ValueError(f"parameter '{key}' must be a height and a width, not '{self._text(key)}'")
+        return sides[0], sides[1]
+
+    def choice(self, key: str, allowed: list[str]) -> str:
+        text = self._text(key)
+        if text not in allowed:
+            raise ValueError(f"parameter '{key}' must be one of {', '.join(allowed)}, not '{text}'")
+        return text
+
+    def number(self, key: str) -> float:
+        return self._only(key, self.numbers(key))
+
+    def count(self, key: str) -> int:
+        return self._only(key, self.counts(key))
+
+    def counts(self, key: str) -> list[int]:
+        numbers = self.numbers(key)
+        if not all(number >= 1 and number.is_integer() for number in numbers):
+            raise ValueError(f"parameter '{key}' must be whole numbers of at least 1, not '{self._text(key)}'")
+        return [int(number) for number in numbers]
+
+    def numbers(self, key: str) -> list[float]:
+        text = self._text(key)
+        try:
+            numbers = [float(number) for number in text.split(",")]
+        except ValueError:
+            numbers = []
+        if not numbers or not all(map(math.isfinite, numbers)):
+            raise ValueError(f"parameter '{key}' must be numbers with commas between them, not '{text}'")
+        return numbers
+
+    def _only(self, key: str, numbers: list[Number]) -> Number:
+        if len(numbers) != 1:
+            raise ValueError(f"parameter '{key}' must be one number, not '{self._text(key)}'")
+        return numbers[0]
+
+    def _text(self, key: str) -> str:
+        if key not in self._texts:
+            raise ValueError(f"parameter '{key}' is missing in config.pbtxt")
+        return self._texts[key]
+
+
+def _input(request: Any, name: str) -> np.ndarray[Any, Any]:
+    array: np.ndarray[Any, Any] = pb_utils.get_input_tensor_by_name(request, name).as_numpy()
+    return array if array.dtype.kind == "i" else array.astype(np.float32, copy=False)

@@ -1,0 +1,109 @@
+"""Keeps what the parameter `preprocess` asks for beside each model that is served; see config.image_models."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from dataclasses import dataclass
+
+from rocserve.config.image_models import PARAMETER, MadeModel, image_models
+from rocserve.core.errors import ServeError
+from rocserve.core.model_config import ModelConfig
+from rocserve.repository.background import BackgroundTasks
+from rocserve.repository.catalogue import ModelCatalogue
+from rocserve.repository.content import ModelContent
+from rocserve.repository.managed_model import ManagedModel, wait_for_loads
+from rocserve.repository.publication import Publication
+from rocserve.repository.reading import ContentReader
+from rocserve.repository.retry import Failure
+
+
+@dataclass(slots=True, eq=False)
+class _Making:
+    """What is made for one model."""
+
+    config: ModelConfig
+    """As the version is served that it is made for."""
+    made: tuple[MadeModel, ...] = ()
+    task: asyncio.Task[None] | None = None
+
+
+class ImageModels:
+    """All calls are made on the loop's thread."""
+
+    def __init__(
+        self,
+        publication: Publication,
+        catalogue: ModelCatalogue,
+        reader: ContentReader,
+        background: BackgroundTasks,
+    ) -> None:
+        self._publication = publication
+        self._catalogue = catalogue
+        self._reader = reader
+        self._background = background
+        self._makings: dict[str, _Making] = {}
+        """By the key of the model that they are for."""
+        self._unsubscribe = publication.subscribe(self._review)
+
+    async def wait(self) -> None:
+        """Return when nothing is being made, and what was made is loaded or has failed."""
+        while tasks := [making.task for making in self._makings.values() if making.task is not None]:
+            await asyncio.wait(tasks)
+        folders = map(_folder, self._makings)
+        await wait_for_loads([model for folder in folders for model in self._catalogue.models_of(folder)])
+
+    def stop(self) -> None:
+        """Make nothing any more."""
+        self._unsubscribe()
+        for making in self._makings.values():
+            if making.task is not None:
+                making.task.cancel()
+
+    def _review(self) -> None:
+        for key, model in tuple(self._publication.models.items()):
+            config = _served_config(model)
+            making = self._makings.get(key)
+            if config is not None and PARAMETER in config.parameters and model.content is not None:
+                if making is None or making.config is not config:
+                    self._make(key, model.content, config)
+            elif making is not None and (config is not None or model.content is None):
+                self._drop(key)
+
+    def _drop(self, key: str) -> None:
+        making = self._makings.pop(key)
+        if making.task is not None:
+            making.task.cancel()
+        self._catalogue.drop(_folder(key))
+
+    def _make(self, key: str, content: ModelContent, config: ModelConfig) -> None:
+        making = self._makings.setdefault(key, _Making(config))
+        making.config = config
+        if making.task is not None:
+            making.task.cancel()
+        making.task = self._background.start(self._take(key, content, making), f"image models of {key}")
+
+    async def _take(self, key: str, content: ModelContent, making: _Making) -> None:
+        definition = content.definition
+        roots = tuple(filter(None, (definition.folder, definition.repository)))
+        try:
+            made = await asyncio.to_thread(functools.partial(image_models, making.config, definition.folder, roots))
+            # Nothing is loaded anew because a version has been replaced by one like it.
+            if made != making.made:
+                contents = await self._reader.read_made(made, content.scan.namespace)
+                self._catalogue.take(_folder(key), contents, at_once=True)
+                making.made = made
+        except ServeError as error:
+            self._catalogue.reject(_folder(key), Failure(error, "", 1, None), f"{key}_image")
+            making.made = ()
+        making.task = None
+
+
+def _folder(key: str) -> str:
+    """In the catalogue; no folder of a repository has such a name."""
+    return f"/{key}_image"
+
+
+def _served_config(model: ManagedModel) -> ModelConfig | None:
+    served = model.served_model()
+    return None if served is None or served.latest is None else served.latest.config

@@ -1,0 +1,189 @@
+"""`preprocess` in a model's configuration: encoded images to labels or boxes, by networks whose answers are known."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+from PIL import Image
+from support.image_networks import COLOURS, colour_classifier, shapes_like_yolov4, shapes_like_yolov8
+from support.server import RocserveProcess, wait_until
+
+from rocserve_client import Client
+
+EXAMPLES = Path(__file__).parents[2] / "clients" / "examples"
+PICTURES = Path(__file__).parents[1] / "data" / "shapes"
+SHAPES = "circle\nsquare\ntriangle\n"
+
+
+def put(repository: Path, name: str, network: bytes, preset: str, labels: str = "", more: str = "") -> Path:
+    folder = repository / name
+    (folder / "1").mkdir(parents=True, exist_ok=True)
+    (folder / "1" / "model.onnx").write_bytes(network)
+    if labels:
+        (folder / "labels.txt").write_text(labels)
+    line = f'parameters {{ key: "preprocess" value {{ string_value: "{preset}" }} }}\n'
+    (folder / "config.pbtxt").write_text(line + more)
+    return folder
+
+
+@pytest.fixture
+def examples(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import average_precision
+    import shapes
+
+    return shapes, average_precision
+
+
+@pytest.mark.parametrize(
+    ("preset", "network"),
+    [
+        ("yolov8", shapes_like_yolov8()),
+        ("yolov8", shapes_like_yolov8(batch=1)),
+        ("yolov4", shapes_like_yolov4()),
+        ("yolov4", shapes_like_yolov4(batch=1)),
+    ],
+    ids=["yolov8", "yolov8-one", "yolov4", "yolov4-one"],
+)
+def test_shapes_are_found(repository: Path, serve: Callable[..., RocserveProcess], examples, preset, network) -> None:
+    """As well as by the sample's own ensemble."""
+    shapes, average_precision = examples
+    put(repository, "shapes", network, preset, SHAPES)
+    server = serve(repository)
+    server.wait_until_ready()
+    pictures = shapes.draw_pictures(seed=161803, count=30)
+    with Client(server.address) as client:
+
+        def ask(picture):
+            return client.infer("shapes_image", {"ENCODED": np.array([picture.jpeg], dtype=object)})
+
+        with ThreadPoolExecutor(4) as threads:
+            answers = list(threads.map(ask, pictures))
+    found, true = [], []
+    for index, (picture, answer) in enumerate(zip(pictures, answers, strict=True)):
+        true += [average_precision.LabelledBox(str(index), shape.label, shape.box) for shape in picture.shapes]
+        found += [
+            average_precision.LabelledBox(str(index), label.decode(), tuple(map(float, box)), float(score))
+            for label, box, score in zip(answer["LABELS"], answer["BOXES"], answer["SCORES"], strict=True)
+        ]
+    assert average_precision.mean_average_precision(found, true) >= 0.9
+
+
+def picture(colour: tuple[int, int, int], size: tuple[int, int] = (80, 60)) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", size, colour).save(file, "PNG")
+    return file.getvalue()
+
+
+MEAN, DEVIATION = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+
+
+@pytest.mark.parametrize(
+    ("preset", "network", "expected"),
+    [
+        ("imagenet", {}, lambda levels: (levels / 255 - MEAN) / DEVIATION),
+        ("imagenet", {"is_nchw": False}, lambda levels: (levels / 255 - MEAN) / DEVIATION),
+        ("imagenet", {"batch": 1, "softmax": True}, lambda levels: (levels / 255 - MEAN) / DEVIATION),
+        ("imagenet", {"datatype": TensorProto.FLOAT16}, lambda levels: (levels / 255 - MEAN) / DEVIATION),
+        ("inception", {"softmax": True}, lambda levels: levels / 127.5 - 1),
+        ("inception", {"datatype": TensorProto.UINT8, "is_nchw": False}, lambda levels: levels),
+    ],
+    ids=["imagenet", "nhwc", "one-softmax", "fp16", "inception", "uint8"],
+)
+def test_a_colour_is_named(repository: Path, serve: Callable[..., RocserveProcess], preset, network, expected) -> None:
+    put(repository, "colours", colour_classifier(**network), preset, "\n".join(COLOURS))
+    server = serve(repository)
+    server.wait_until_ready()
+    levels = (90, 110, 101)
+    scores = expected(np.array(levels))
+    exponentials = np.exp(scores - scores.max())
+    with Client(server.address) as client:
+        shape = (1,) * len(client.model_metadata("colours_image").inputs[0].shape)
+        encoded = np.full(shape, picture(levels), dtype=object)
+        answer = client.infer("colours_image", {"ENCODED": encoded})
+    np.testing.assert_allclose(answer["PROBABILITIES"].ravel(), exponentials / exponentials.sum(), atol=3e-3)
+    assert answer["LABEL"].ravel().tolist() == [COLOURS[answer["PROBABILITIES"].argmax()].encode()]
+    assert answer["PROBABILITY"].ravel().tolist() == [answer["PROBABILITIES"].max()]
+
+
+def printed_config(folder: Path, *flags: str) -> str:
+    command = [sys.executable, "-m", "rocserve.cli", "config", str(folder), *flags]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def test_what_config_prints_serves_the_same(repository: Path, tmp_path: Path, serve) -> None:
+    """Saved as files beside the model, which then needs no `preprocess` any more."""
+    put(repository, "shapes", shapes_like_yolov8(), "yolov8", SHAPES)
+    printed = printed_config(repository / "shapes", "--save", str(tmp_path / "saved"))
+    for model in ("shapes_preprocess", "shapes_postprocess", "shapes_image"):
+        text = (tmp_path / "saved" / model / "config.pbtxt").read_text()
+        assert f"# {model}/config.pbtxt\n{text}" in printed
+    pipeline = (tmp_path / "saved" / "shapes_preprocess" / "1" / "pipeline.json").read_text()
+    assert f"# shapes_preprocess/1/pipeline.json\n{pipeline}" in printed
+    shutil.copytree(repository / "shapes", tmp_path / "saved" / "shapes")
+    (tmp_path / "saved" / "shapes" / "config.pbtxt").unlink()
+    encoded = {"ENCODED": np.array([(PICTURES / "04.jpg").read_bytes()], dtype=object)}
+    answers = []
+    for folder in (repository, tmp_path / "saved"):
+        server = serve(folder)
+        server.wait_until_ready()
+        with Client(server.address) as client:
+            answers.append(client.infer("shapes_image", encoded))
+    assert len(answers[0]["SCORES"]) > 0
+    for name in ("BOXES", "SCORES", "CLASSES", "LABELS"):
+        np.testing.assert_array_equal(answers[0][name], answers[1][name])
+
+
+def test_it_follows_its_model(repository: Path, serve) -> None:
+    """Another network, other labels, another preset, none: as with files that are dropped."""
+    folder = put(repository, "colours", colour_classifier(), "imagenet")
+    server = serve(repository)
+    server.wait_until_ready()
+    with Client(server.address) as client:
+
+        def answered() -> tuple[list[bytes], int]:
+            answer = client.infer("colours_image", {"ENCODED": np.array([[picture((0, 200, 0))]], dtype=object)})
+            return answer["LABEL"].ravel().tolist(), client.model_metadata("colours_preprocess").outputs[0].shape[2]
+
+        def index() -> dict[str, str]:
+            return {entry.name: entry.reason for entry in client.repository_index()}
+
+        assert answered() == ([b"1"], 32), "without labels, classes are numbers"
+        put(repository, "colours", colour_classifier(side=48), "imagenet")
+        wait_until(lambda: client.model_metadata("colours_preprocess").outputs[0].shape[2] == 48, what="the new size")
+        wait_until(lambda: client.model_ready("colours_image"))
+        assert answered() == ([b"1"], 48)
+        (folder / "labels.txt").write_text("\n".join(COLOURS))
+        wait_until(lambda: answered() == ([b"green"], 48), what="the labels")
+        put(repository, "colours", colour_classifier(side=48), "yolov8")
+        wait_until(lambda: "preprocess 'yolov8' is for a model with one output of boxes" in index()["colours_image"])
+        assert client.model_ready("colours")
+        put(repository, "colours", colour_classifier(side=48), "imagnet")
+        wait_until(lambda: "unknown preprocess 'imagnet'; did you mean 'imagenet'?" in index()["colours_image"])
+        (folder / "labels.txt").write_text("one\ntwo\n")
+        put(repository, "colours", colour_classifier(side=48), "imagenet")
+        wait_until(lambda: "model 'colours' has 3 classes, and there are 2 labels" in index()["colours_image"])
+        (folder / "labels.txt").write_text("\n".join(COLOURS))
+        wait_until(lambda: client.model_ready("colours_image"))
+        (folder / "config.pbtxt").unlink()
+        wait_until(lambda: not client.model_ready("colours_image"))
+        assert client.model_ready("colours")
+
+
+def test_it_comes_and_goes_with_loads_and_unloads(repository: Path, serve) -> None:
+    put(repository, "colours", colour_classifier(), "imagenet", "\n".join(COLOURS))
+    server = serve(repository, flags=("--model-control-mode=explicit",))
+    with Client(server.address) as client:
+        client.load_model("colours")
+        assert client.model_ready("colours_image")
+        client.unload_model("colours")
+        wait_until(lambda: not client.model_ready("colours_image"))
