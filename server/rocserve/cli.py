@@ -90,9 +90,10 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, Verb]]:
 
     serve = verbs.add_parser(
         "serve",
-        help="serve the models of a repository",
-        usage="rocserve serve --model-repository=DIR [FLAG ...]",
-        description="Serve the models of a repository until SIGTERM or SIGINT. The flags are tritonserver's.",
+        help="serve a model, or the models of a repository",
+        usage="rocserve serve [WHAT] [FLAG ...]",
+        description="Serve a model's file, the folder that holds it, a model folder, or a repository of models, until"
+        " SIGTERM or SIGINT. The flags are tritonserver's.",
         allow_abbrev=False,
     )
     add_serve_flags(serve)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import resource
 import signal
 import time
@@ -13,7 +15,7 @@ from rocserve.backends.backend_config import with_backend_config
 from rocserve.backends.free_memory import host_memory_limit
 from rocserve.backends.host import Host
 from rocserve.backends.parameters import usable_cpus
-from rocserve.backends.registry import discover_backends
+from rocserve.backends.registry import BackendRegistry, discover_backends
 from rocserve.core.custom_metrics import CustomMetrics
 from rocserve.core.heap_trim import HeapTrim, keep_freed_memory
 from rocserve.core.latencies import read_latency_options
@@ -40,6 +42,7 @@ from rocserve.repository.item_version import ItemVersionLoader
 from rocserve.repository.machine import ThisMachine
 from rocserve.repository.model_repository import ModelRepository
 from rocserve.repository.settings import RepositorySettings
+from rocserve.repository.single_model import SingleModel, WhatKind, find_single_model
 from rocserve.repository.summary import summary
 from rocserve.repository.version_loader import WorkerVersionLoader
 from rocserve.scheduling.queue import QueueLimits
@@ -145,7 +148,11 @@ class Server:
             time_limits=settings.limits,
         )
         self._repository = ModelRepository(
-            replace(_repository_settings(settings), may_lack_models=bool(supervisor.takes_place_of)),
+            replace(
+                _repository_settings(settings),
+                single=_single_model(settings, registry, log),
+                may_lack_models=bool(supervisor.takes_place_of),
+            ),
             registry,
             ItemVersionLoader(loader),
             self._tables,
@@ -308,6 +315,19 @@ def _allow_many_descriptors() -> None:
     engines may use select(), keep the limit that was given."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _single_model(settings: ServerSettings, registry: BackendRegistry, log: logging.Logger) -> SingleModel | None:
+    """What the command named without a flag, where that is one model."""
+    if settings.what is None:
+        return None
+    # KServe tells by it what the model is called.
+    single = find_single_model(settings.what, settings.model_name or os.environ.get("MODEL_NAME", ""), registry)
+    if single is None:
+        log.info("'%s' is %s", settings.what, WhatKind.REPOSITORY.value)
+    else:
+        log.info("'%s' is %s; the model's name is '%s'", settings.what, single.kind.value, single.name)
+    return single
 
 
 def _repository_settings(settings: ServerSettings) -> RepositorySettings:

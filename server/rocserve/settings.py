@@ -251,6 +251,11 @@ def default_front_ends(cpus: int) -> int:
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     model_repositories: tuple[Path, ...]
+    what: Path | None = None
+    """What was named without a flag, a model or a repository; `model_repositories` is then the folder that it is in, or
+    that it is."""
+    model_name: str = ""
+    """Of the model that `what` names; "" = its own."""
     control_mode: ControlMode = ControlMode.POLL
     poll_seconds: float = 15.0
     settle_seconds: float = 0.5

@@ -100,6 +100,8 @@ class BackendSpec:
     """What may run its models; the first unless `choose_engine` says otherwise."""
     model_filenames: tuple[str, ...]
     """Files that a version folder may hold; the first that exists is the model ("*.json": the one such file)."""
+    file_endings: tuple[str, ...] = ()
+    """By which a file of any name is known as one of its models, in lower case."""
     default_max_batch_size: int = 4
     """What max_batch_size becomes when the config leaves it out and the model can batch (Triton's default)."""
     answers_requests: bool = False

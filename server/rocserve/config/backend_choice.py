@@ -163,7 +163,7 @@ def _model_places(folder: Path) -> list[Path]:
 
 def _names_file(spec: BackendSpec, filename: str) -> bool:
     suffix = Path(filename).suffix
-    return any(Path(known).suffix == suffix for known in spec.model_filenames)
+    return suffix.lower() in spec.file_endings or any(Path(known).suffix == suffix for known in spec.model_filenames)
 
 
 def _visible_names(folder: Path) -> list[str]:

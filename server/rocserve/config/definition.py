@@ -34,6 +34,7 @@ from rocserve.config.versions import ignored_versions
 from rocserve.config.warmup import check_warmup, check_warmup_fits
 from rocserve.core import model_config as plain
 from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.flat_model import FlatModel
 from rocserve.core.model_config import InstanceKind
 from rocserve.core.requests import Signature
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
@@ -60,6 +61,8 @@ class ModelDefinition:
     """The file that it was read from, relative to the folder."""
     repository: Path | None
     """The root that links may not lead out of, beside the folder itself."""
+    flat: FlatModel | None = None
+    """Where its file is, if that is not a version folder."""
     refusal: ServeError | None = None
     """Why no version of it can be loaded; `config` then tells its name and version policy alone."""
 
@@ -85,6 +88,8 @@ def read_model_definitions(
     repository: Path | None = None,
     keep_refused: bool = False,
     namespace: str = "",
+    flat: FlatModel | None = None,
+    renames: bool = False,
 ) -> tuple[ModelDefinition, ...]:
     """The models of a folder, validated as far as that goes without loading them.
 
@@ -96,6 +101,8 @@ def read_model_definitions(
         default_instance_kind: of the instance group that a configuration without one gets.
         repository: files may be links to elsewhere in this folder; without it, in the model's folder only.
         namespace: whose models go before those of others as members of an ensemble.
+        flat: where the model's file is, if that is not a version folder.
+        renames: `name` goes before that in the configuration.
         keep_refused: give what can be read but not be loaded too, with its `refusal`, instead of raising that.
 
     Raises:
@@ -103,10 +110,17 @@ def read_model_definitions(
         RequestRefused: the request says what is not a client's to say.
     """
     name = name or folder.name
-    reading = _Reading(folder, name, registry, strict, default_instance_kind, repository, namespace, request)
-    override = None if request is None else request.json
+    reading = _Reading(
+        folder, name, registry, strict, default_instance_kind, repository, namespace, request, flat, renames
+    )
     written = read_written_config(
-        folder, name, config_name=config_name, strict=strict, override_json=override, roots=reading.roots
+        folder,
+        name,
+        config_name=config_name,
+        strict=strict,
+        override_json=None if request is None else request.json,
+        roots=reading.roots,
+        is_alone=flat is not None and flat.is_alone,
     )
     return reading.define_all(written, keep_refused=keep_refused)
 
@@ -224,6 +238,8 @@ class _Reading:
     repository: Path | None
     namespace: str = ""
     request: ConfigRequest | None = None
+    flat: FlatModel | None = None
+    renames: bool = False
 
     @property
     def roots(self) -> tuple[Path, ...]:
@@ -269,6 +285,7 @@ class _Reading:
             dialect=written.dialect,
             source=written.source,
             repository=self.repository,
+            flat=self.flat,
             refusal=refusal,
         )
         try:
@@ -293,7 +310,9 @@ class _Reading:
     def _named(self, model: WrittenModel, dialect: Dialect) -> ModelConfig:
         message = _copy(model.message)
         if dialect is Dialect.TRITON:
-            message.name = message.name or self.name
+            message.name = self.name if self.renames else message.name or self.name
+            if self.flat is not None:
+                message.default_model_filename = message.default_model_filename or self.flat.file
             if message.name != self.name:
                 raise invalid_argument(
                     f"unexpected directory name '{self.name}' for model '{message.name}', directory name must equal"

@@ -48,18 +48,28 @@ class WrittenConfig:
 
 
 def read_written_config(
-    folder: Path, name: str, *, config_name: str, strict: bool, override_json: str | None, roots: tuple[Path, ...]
+    folder: Path,
+    name: str,
+    *,
+    config_name: str,
+    strict: bool,
+    override_json: str | None,
+    roots: tuple[Path, ...],
+    is_alone: bool = False,
 ) -> WrittenConfig:
     """The configuration of a model folder.
 
     In this order: the override; configs/<config_name>.pbtxt; config.pbtxt; config.toml (before a config.pbtxt of
     AMD Inference Server, as there); the one other .toml or .pbtxt file; nothing, for the model to tell all itself.
+    `is_alone`: the folder is not the model's own, so that no other file is meant than config.pbtxt.
 
     Raises:
         ServeError: INVALID_ARGUMENT when the file is wrong, or when there is none and `strict`.
     """
     if override_json is not None:
         return _triton(parse_override(override_json), REQUEST_SOURCE)
+    if is_alone and not (folder / CONFIG_FILENAME).is_file():
+        return _no_file(folder, strict)
     if config_name:
         path = _existing(folder, f"{CONFIGS_FOLDER}/{config_name}.pbtxt", roots)
         if path is not None:
@@ -127,6 +137,10 @@ def _read_other_file(folder: Path, name: str, strict: bool, roots: tuple[Path, .
     if found:
         path, document = found[0]
         return _read_pbtxt(path, name) if document is None else _read_toml(path, document, name)
+    return _no_file(folder, strict)
+
+
+def _no_file(folder: Path, strict: bool) -> WrittenConfig:
     if strict:
         raise invalid_argument(
             f"failed to open text file for read {folder / CONFIG_FILENAME}: No such file or directory; without"

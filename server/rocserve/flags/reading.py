@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rocserve.backends.registry import discover_backends
 from rocserve.flags.flag import Flag, FlagError
 from rocserve.flags.front_ends import CONNECTIONS, GRPC, HTTP, TLS
 from rocserve.flags.observing import LOG, METRICS, TRACE
@@ -16,6 +17,7 @@ from rocserve.flags.tls import check_tls
 from rocserve.flags.unserved import UNSERVED, WITHOUT_EFFECT, refuse_unserved
 from rocserve.flags.values import boolean, readiness_rule
 from rocserve.observability.tracing.options import trace_options
+from rocserve.repository.single_model import find_single_model, model_endings
 from rocserve.settings import (
     CacheSettings,
     ControlMode,
@@ -48,6 +50,14 @@ FLAGS: tuple[Flag, ...] = tuple(flag for _, group in FLAG_GROUPS for flag in gro
 
 
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "what",
+        nargs="?",
+        type=Path,
+        metavar="WHAT",
+        help="a model's file (.onnx, .mxr, .pb, .graphdef, pipeline .json, model.py), the folder that holds it, a model"
+        " folder, or a repository of models",
+    )
     for title, flags in FLAG_GROUPS:
         group = parser.add_argument_group(title)
         for flag in flags:
@@ -100,8 +110,15 @@ def _settings(arguments: argparse.Namespace) -> ServerSettings:
     given = {name: value for name, value in vars(arguments).items() if value is not None}
     refuse_unserved({name.removeprefix("unserved."): value for name, value in given.items() if "unserved." in name})
     fields = {flag.target: _frozen(given[flag.target]) for flag in FLAGS if flag.target in given}
-    if not fields.get("model_repositories"):
-        raise FlagError("--model-repository=FOLDER is needed: the folder that holds the models")
+    what = given.get("what")
+    if what is None and not fields.get("model_repositories"):
+        raise FlagError(
+            "name what to serve: a model's file, its folder, or a repository of models (or --model-repository=FOLDER)"
+        )
+    if what is not None:
+        if "model_repositories" in fields:
+            raise FlagError(f"'{what}' and --model-repository both say what to serve; leave one of them out")
+        fields |= {"what": what, "model_repositories": (what if what.is_dir() else what.absolute().parent,)}
     if "metrics.config" in fields:
         fields["metrics.config"] = dict(fields["metrics.config"])
     if "control_mode" in fields:
@@ -153,6 +170,7 @@ def _check(settings: ServerSettings) -> None:
         raise FlagError("--load-model needs --model-control-mode=explicit")
     if settings.allow_remote_models and not settings.allow_remote_files:
         raise FlagError("--allow-remote-models needs --allow-remote-files: the files of such a model are the request's")
+    _check_what(settings)
     if settings.exit_on_error:
         _check_repositories(settings.model_repositories)
     for folder in settings.worker_load_folders:
@@ -167,6 +185,30 @@ def _check(settings: ServerSettings) -> None:
         trace_options(settings.trace.values)
     except ValueError as error:
         raise FlagError(f"--trace-config: {error}") from None
+
+
+def _check_what(settings: ServerSettings) -> None:
+    what = settings.what
+    if what is None:
+        if settings.model_name:
+            raise FlagError("--model-name is for one model: rocserve serve MODEL --model-name=NAME")
+        return
+    if settings.exit_on_error and not what.exists():
+        raise FlagError(f"there is no file or folder '{what}'")
+    registry = discover_backends()
+    endings = model_endings(registry)
+    if not what.is_dir() and not what.name.lower().endswith(endings):
+        raise FlagError(f"'{what}' is no model file by its ending; expected {', '.join(endings)}, or a folder")
+    try:
+        single = find_single_model(what, settings.model_name, registry)
+    except OSError as error:
+        raise FlagError(f"'{what}' cannot be read: {error.strerror}") from None
+    if single is None and settings.model_name:
+        raise FlagError(
+            f"--model-name is for one model; '{what}' is a repository, whose models have their folders' names"
+        )
+    if single is not None and settings.control_mode is ControlMode.EXPLICIT:
+        raise FlagError(f"'{what}' is one model, and is served; --model-control-mode=explicit is for repositories")
 
 
 def _check_repositories(folders: Sequence[Path]) -> None:

@@ -38,6 +38,14 @@ REPOSITORY = (
         value="DIR",
     ),
     Flag(
+        "model-name",
+        "model_name",
+        str,
+        "what the model that WHAT names is called (default: MODEL_NAME of the environment, else what its configuration"
+        " says, else its file's name)",
+        value="NAME",
+    ),
+    Flag(
         "model-control-mode",
         "control_mode",
         str,

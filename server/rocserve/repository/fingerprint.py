@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -71,15 +71,21 @@ def link_refusal(path: Path, allowed: tuple[Path, ...]) -> str:
     return f"'{path}' is a link that leads out of the model repository, to '{target}'; put the file itself there"
 
 
-def walk(folder: Path, allowed: tuple[Path, ...], most_entries: int) -> Iterator[FileMark]:
+def walk(
+    folder: Path, allowed: tuple[Path, ...], most_entries: int, is_meant: Callable[[str], bool] | None = None
+) -> Iterator[FileMark]:
     """The files below a folder, in no order; temporary names are left out. What vanishes meanwhile is not there.
 
     Links within the resolved folders `allowed` are followed; others are refused, as is all that is no regular file.
+    `is_meant` says by their names which of the folder's entries count; None: all, and the folder itself.
 
     Raises:
         TooManyEntries: there are more than `most_entries`; no more of them are scanned.
     """
-    marks = _walk(str(folder), "", None, allowed, frozenset())
+    if is_meant is None:
+        marks = _walk(str(folder), "", None, allowed, frozenset())
+    else:
+        marks = _meant(folder, allowed, is_meant)
     for count, mark in enumerate(marks):
         if count > most_entries:
             raise TooManyEntries
@@ -110,6 +116,13 @@ def _walk(
         return
     except OSError as error:
         yield _refused(prefix.rstrip("/"), f"'{folder}' cannot be read: {error.strerror}")
+
+
+def _meant(folder: Path, allowed: tuple[Path, ...], is_meant: Callable[[str], bool]) -> Iterator[FileMark]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if is_meant(entry.name) and not is_temporary(entry.name):
+                yield from _mark(entry, entry.name, allowed, frozenset())
 
 
 def _mark(

@@ -9,10 +9,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from rocserve.backends.registry import BackendRegistry
-from rocserve.config.versions import is_version_name
+from rocserve.config.versions import find_versions, is_version_name
+from rocserve.core.errors import ServeError
+from rocserve.core.flat_model import FlatModel
 from rocserve.core.printable import printable_name
 from rocserve.repository.fingerprint import is_temporary, link_refusal
-from rocserve.repository.scan import CONFIG_FILENAMES, ModelScan, scan_model
+from rocserve.repository.scan import ModelScan, scan_model
+from rocserve.repository.single_model import SingleModel, find_flat_file, is_model, is_one_model
 
 _UNPRINTABLE = (
     "the name of the folder '{}' has bytes that are no UTF-8, or characters that cannot be printed; rename the folder"
@@ -33,12 +36,20 @@ class RepositoryScanner:
     """Scans the repositories. Its methods block on the disk: call them in a thread, one at a time."""
 
     def __init__(
-        self, roots: Iterable[Path], registry: BackendRegistry, most_entries: int, *, namespacing: bool = False
+        self,
+        roots: Iterable[Path],
+        registry: BackendRegistry,
+        most_entries: int,
+        *,
+        namespacing: bool = False,
+        single: SingleModel | None = None,
     ) -> None:
         """`most_entries`: the files and folders that a model may have; `namespacing`: each repository is a namespace of
-        its own."""
+        its own; `single`: the one model that there is, in the one root."""
+        self._registry = registry
         self._most_entries = most_entries
         self._namespacing = namespacing
+        self._single = single
         self._roots = tuple(dict.fromkeys(root.absolute() for root in roots))
         self._model_filenames = tuple(name for backend in registry.backends for name in backend.model_filenames)
         self._seen: dict[Path, list[ModelScan]] = {root: [] for root in self._roots}
@@ -70,9 +81,11 @@ class RepositoryScanner:
         """The same model's folder now; None when it is gone."""
         if not scan.folder.is_dir():
             return None
+        if self._single is not None and scan.is_root:
+            return next(iter(self._scan_single(self._single)), None)
         # A model that a client named the file of may lie elsewhere.
         allowed = tuple(root.resolve() for root in (*self._roots, scan.root))
-        flat = scan.is_root and self._is_flat(scan.folder)
+        flat = FlatModel() if scan.is_root and self._is_flat(scan.folder) else None
         again = scan_model(
             scan.name, scan.folder, scan.root, allowed, self._most_entries, is_root=scan.is_root, flat=flat
         )
@@ -86,11 +99,30 @@ class RepositoryScanner:
         if not entries and self._devices.setdefault(root, device) != device:
             raise OSError(0, "it is empty since its file system is not mounted any more")
         self._devices[root] = device
+        if self._single is not None:
+            return self._scan_single(self._single)
         folders = sorted(Path(entry.path) for entry in entries if _is_folder(entry))
-        if self._is_one_model(root, folders):
-            name, flat = printable_name(root.name), self._is_flat(root)
+        is_flat = self._is_flat(root)
+        if is_one_model(root, folders, is_flat):
+            name, flat = printable_name(root.name), FlatModel() if is_flat else None
             return [scan_model(name, root, root, allowed, self._most_entries, is_root=True, flat=flat)]
         return [self._scan_folder(folder, root, allowed) for folder in folders]
+
+    def _scan_single(self, single: SingleModel) -> list[ModelScan]:
+        """Raises: OSError."""
+        folder, file, refusal = single.folder, single.file, ""
+        if not file and not find_versions(folder):
+            try:
+                file = find_flat_file(folder, self._registry)
+            except ServeError as error:
+                refusal = error.text
+        if not ((folder / file).is_file() if file else refusal or is_model(folder)):
+            return []
+        flat = FlatModel(file, is_alone=bool(single.file)) if file else None
+        # A file that is named may be a link, such as those of a download's cache.
+        root = Path(os.path.commonpath((folder.resolve(), (folder / single.file).resolve().parent)))
+        scan = scan_model(single.name, folder, root, (root,), self._most_entries, is_root=True, flat=flat)
+        return [replace(scan, refusal=scan.refusal or refusal)]
 
     def _scan_folder(self, folder: Path, root: Path, allowed: tuple[Path, ...]) -> ModelScan:
         name = printable_name(folder.name)
@@ -99,19 +131,9 @@ class RepositoryScanner:
         if folder.is_symlink() and (refusal := link_refusal(folder, allowed)):
             return ModelScan(name, folder, root, "", "", {}, refusal)
         doubled = folder / name
-        if doubled.is_dir() and not doubled.is_symlink() and not _is_model(folder) and _is_model(doubled):
+        if doubled.is_dir() and not doubled.is_symlink() and not is_model(folder) and is_model(doubled):
             folder = doubled
         return scan_model(name, folder, root, allowed, self._most_entries)
-
-    def _is_one_model(self, root: Path, folders: list[Path]) -> bool:
-        """Whether a repository is itself the folder of one model."""
-        has_config = any((root / name).is_file() for name in CONFIG_FILENAMES)
-        has_version = any(is_version_name(folder.name) for folder in folders)
-        if has_config and has_version:
-            return True
-        if any(_is_model(folder) for folder in folders):
-            return False
-        return has_config or has_version or self._is_flat(root)
 
     def _is_flat(self, root: Path) -> bool:
         """Whether a model file lies directly in a repository that has no version folders."""
@@ -136,20 +158,6 @@ def _identity(root: Path) -> tuple[int, int]:
     """Raises: OSError."""
     status = root.stat()
     return status.st_dev, status.st_ino
-
-
-def _is_model(folder: Path) -> bool:
-    """Whether a folder holds a configuration or a version."""
-    return any((folder / name).is_file() for name in CONFIG_FILENAMES) or any(
-        is_version_name(path.name) and path.is_dir() for path in _children(folder)
-    )
-
-
-def _children(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError:
-        return []
 
 
 def _merge(scans: Iterable[ModelScan]) -> dict[str, ModelScan]:

@@ -31,6 +31,7 @@ from rocserve.repository.scan import ModelScan
 from rocserve.repository.scan_loop import ScanLoop
 from rocserve.repository.scan_runner import ScanRunner
 from rocserve.repository.settings import ControlMode, ReadinessRule, RepositorySettings
+from rocserve.repository.single_model import WhatKind
 from rocserve.repository.watch import RepositoryWatch
 from rocserve.repository.worker_endpoints import WorkerEndpoints
 from rocserve.repository.worker_files import WorkerFiles
@@ -76,7 +77,11 @@ class ModelRepository:
             log=log,
         )
         scanner = RepositoryScanner(
-            settings.roots, registry, settings.max_folder_entries, namespacing=settings.model_namespacing
+            settings.roots,
+            registry,
+            settings.max_folder_entries,
+            namespacing=settings.model_namespacing,
+            single=settings.single,
         )
         reader = ContentReader(registry, settings)
         self._scan_runner = ScanRunner(scanner, log)
@@ -105,7 +110,8 @@ class ModelRepository:
             settings.most_endpoints,
             log,
         )
-        self._watch = RepositoryWatch(scanner.roots, settings.poll_seconds, log)
+        is_file = settings.single is not None and settings.single.kind is WhatKind.FILE
+        self._watch = RepositoryWatch(scanner.roots, settings.poll_seconds, log, recursive=not is_file)
         self._loop = ScanLoop(self._scan_runner, self._watch, self._poll.on_scan if is_polling else _index_only, log)
         self._scan_task: asyncio.Task[None] | None = None
         self._not_found: dict[str, str] = {}

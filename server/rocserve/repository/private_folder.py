@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from rocserve.core.errors import ServeError, internal
-from rocserve.repository.fingerprint import is_temporary
 
 
 class PrivateFolder:
@@ -31,22 +30,6 @@ def write_files(name: str, files: Mapping[PurePosixPath, bytes]) -> PrivateFolde
             target = private.folder / path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
-    except OSError as error:
-        raise _failed(name, error) from error
-    return private
-
-
-def link_as_version(name: str, folder: Path) -> PrivateFolder:
-    """A model's folder whose version 1 is `folder`, beside links to all the files in that.
-
-    Raises: ServeError INTERNAL when it cannot be made.
-    """
-    try:
-        private = PrivateFolder(name)
-        for path in folder.iterdir():
-            if path.is_file() and not is_temporary(path.name):
-                (private.folder / path.name).symlink_to(path)
-        (private.folder / "1").symlink_to(folder)
     except OSError as error:
         raise _failed(name, error) from error
     return private

@@ -15,7 +15,7 @@ from rocserve.config.sources import WrittenConfig, read_written_config
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.repository.content import ModelContent, make_content
 from rocserve.repository.load_parameters import LoadParameters
-from rocserve.repository.private_folder import PrivateFolder, link_as_version, link_file, write_files
+from rocserve.repository.private_folder import PrivateFolder, link_file, write_files
 from rocserve.repository.scan import ModelScan, scan_model
 from rocserve.repository.settings import RepositorySettings
 
@@ -80,15 +80,8 @@ class ContentReader:
         if parameters.files:
             return self._read_given_files(scan, parameters, name or scan.name)
         if parameters.config is None:
-            return self._read_folder(scan, None)
-        return self._read_folder(scan, self._request(scan, parameters, name))
-
-    def _read_folder(self, scan: ModelScan, request: ConfigRequest | None) -> tuple[ModelContent, ...]:
-        if scan.is_flat:
-            private = link_as_version(self._name(scan, request), scan.folder)
-            moved = {1: replace(scan.versions[1], folder=private.folder / "1")}
-            return self._define(replace(scan, versions=moved), private.folder, scan.root, request, private)
-        return self._define(scan, scan.folder, scan.root, request, None)
+            return self._define(scan, scan.folder, scan.root, None, None)
+        return self._define(scan, scan.folder, scan.root, self._request(scan, parameters, name), None)
 
     def _read_given_files(self, scan: ModelScan, parameters: LoadParameters, name: str) -> tuple[ModelContent, ...]:
         request = self._request(scan, parameters, name)
@@ -110,7 +103,7 @@ class ContentReader:
         if not scan.versions and not scan.config_files:
             return request
         try:
-            contents = self._read_folder(scan, None)
+            contents = self._define(scan, scan.folder, scan.root, None, None)
         except ServeError:
             return request
         for content in contents:
@@ -139,6 +132,8 @@ class ContentReader:
             repository=repository,
             keep_refused=True,
             namespace=scan.namespace,
+            flat=scan.flat,
+            renames=self._is_named(scan),
         )
         return tuple(self._content(definition, scan, private) for definition in definitions)
 
@@ -153,8 +148,9 @@ class ContentReader:
         return content
 
     def _name(self, scan: ModelScan, request: ConfigRequest | None) -> str:
-        """A repository that is itself a model is named by its configuration: how it was mounted says nothing."""
-        if not scan.is_root:
+        """A repository that is itself a model is named by its configuration: how it was mounted says nothing. A name
+        that was given goes before both."""
+        if not scan.is_root or self._is_named(scan):
             return scan.name
         written = read_written_config(
             scan.folder,
@@ -163,5 +159,10 @@ class ContentReader:
             strict=self.settings.strict_model_config,
             override_json=None if request is None else request.json,
             roots=(scan.folder,),
+            is_alone=scan.flat is not None and scan.flat.is_alone,
         )
         return written.models[0].message.name or scan.name
+
+    def _is_named(self, scan: ModelScan) -> bool:
+        single = self.settings.single
+        return single is not None and single.is_named and scan.is_root

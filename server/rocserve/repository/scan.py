@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rocserve.config.sources import CONFIG_FILENAME, CONFIGS_FOLDER, TOML_FILENAME
 from rocserve.config.versions import is_version_name
+from rocserve.core.flat_model import FlatModel
 from rocserve.core.model_names import qualified
 from rocserve.repository.fingerprint import FileMark, FilesScan, TooManyEntries, summarise, walk
 
@@ -44,7 +45,7 @@ class ModelScan:
     """The repository, where models of several may have the same name."""
     is_root: bool = False
     """The repository is itself the one model, whose name its configuration tells."""
-    is_flat: bool = False
+    flat: FlatModel | None = None
     """The model file lies directly in the folder, as version 1."""
     looks_like_model: bool = True
     """Whether there is a configuration, a version or a model file at all."""
@@ -84,7 +85,7 @@ def scan_model(
     most_entries: int,
     *,
     is_root: bool = False,
-    flat: bool = False,
+    flat: FlatModel | None = None,
 ) -> ModelScan:
     """Scan a model's folder; `flat`: the model file lies directly in it, as version 1. Blocks on the disk.
 
@@ -93,8 +94,8 @@ def scan_model(
     parts: dict[str | int, list[FileMark]] = defaultdict(list)
     ignored = set()
     try:
-        for mark in walk(folder, allowed, most_entries):
-            part = _part_of(mark.path, flat)
+        for mark in walk(folder, allowed, most_entries, flat.has if flat is not None and flat.is_alone else None):
+            part = _part_of(mark.path, flat is not None)
             if part is None:
                 ignored.add(mark.path.split("/", 1)[0])
             else:
@@ -104,7 +105,7 @@ def scan_model(
             f"'{folder}' holds more than {most_entries} files and folders; keep elsewhere what is no part of the model,"
             " or raise --max-folder-entries"
         )
-        return ModelScan(name, folder, root, "", "", {}, refusal, is_root=is_root, is_flat=flat)
+        return ModelScan(name, folder, root, "", "", {}, refusal, is_root=is_root, flat=flat)
     has_config = any(mark.path in CONFIG_FILENAMES for mark in parts["config"])
     config = summarise(parts.pop("config"))
     other = summarise(parts.pop("other", ()))
@@ -122,7 +123,7 @@ def scan_model(
         versions=versions,
         refusal=config.refusal or other.refusal,
         is_root=is_root,
-        is_flat=flat,
+        flat=flat,
         looks_like_model=bool(versions) or has_config,
         ignored=tuple(sorted(ignored)),
         changed_ns=max(scan.changed_ns for scan in (config, other, *(each.files for each in versions.values()))),

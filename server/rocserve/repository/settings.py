@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocserve.core.model_config import InstanceKind
+from rocserve.repository.single_model import SingleModel
 from rocserve.settings import ControlMode, ReadinessRule
 
 __all__ = ["ControlMode", "ReadinessRule", "RepositorySettings"]
@@ -14,6 +15,8 @@ __all__ = ["ControlMode", "ReadinessRule", "RepositorySettings"]
 @dataclass(frozen=True, slots=True)
 class RepositorySettings:
     roots: tuple[Path, ...]
+    single: SingleModel | None = None
+    """The one model that there is, in the one root; None = the roots are repositories."""
     control_mode: ControlMode = ControlMode.POLL
     poll_seconds: float = 15.0
     """How often the folders are scanned when no notification comes."""

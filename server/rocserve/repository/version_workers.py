@@ -102,12 +102,19 @@ def worker_group(
         forked=plan.engine.forks_from_zygote,
         interpreter=model_interpreter(definition),
         loader=plan.loader,
+        readable=_own_files(definition),
         writable=writable,
         bounds=worker_bounds(definition.config.parameters),
         start_call=start_call if backend.answers_requests else None,
         limits=limits,
         content=content,
     )
+
+
+def _own_files(definition: ModelDefinition) -> tuple[str, ...]:
+    """Of a model that lies among files of others; else nothing, as all in its folder is its own."""
+    flat = definition.flat
+    return () if flat is None or not flat.is_alone else tuple(map(str, flat.files(definition.folder)))
 
 
 def _may_compile(definition: ModelDefinition, plan: EnginePlan) -> bool:

@@ -50,8 +50,12 @@ _CHANGES: list[type[FileSystemEvent]] = [
 class RepositoryWatch:
     """Notifications for some folders, which may vanish and come back."""
 
-    def __init__(self, roots: Iterable[Path], poll_seconds: float, log: logging.Logger) -> None:
+    def __init__(
+        self, roots: Iterable[Path], poll_seconds: float, log: logging.Logger, *, recursive: bool = True
+    ) -> None:
+        """`recursive`: what is in folders of theirs matters too."""
         self._roots = tuple(roots)
+        self._recursive = recursive
         self._poll_seconds = poll_seconds
         self._log = log
         self._changed = asyncio.Event()
@@ -130,7 +134,7 @@ class RepositoryWatch:
             return
         self._forget(root, observer)
         try:
-            watch = observer.schedule(waker, str(root.resolve()), recursive=True, event_filter=_CHANGES)
+            watch = observer.schedule(waker, str(root.resolve()), recursive=self._recursive, event_filter=_CHANGES)
         except OSError as error:
             self._fail(f"no notifications of changed files in '{root}': {error}; polling instead")
             return

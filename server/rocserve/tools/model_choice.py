@@ -16,9 +16,6 @@ from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.settings import EngineSettings
 from rocserve.tools.command_line import CommandLine
 
-_BACKENDS = {".onnx": "onnx", ".pb": "tensorflow", ".graphdef": "tensorflow", ".mxr": "migraphx"}
-"""By a bare file's ending."""
-
 _BATCH_PARAMETERS = ("batch", "batch_sizes", "dynamic_batch", MAX_DYNAMIC_BATCH)
 _CALIBRATION_PARAMETERS = ("calibration_data", "calibration_pipeline", "calibration_samples")
 _CALIBRATED = ("int8", "fp8")
@@ -81,7 +78,7 @@ def _from_folder(
     if definition.backend is None:
         names = [member.name for member in members] or [step.model_name for step in definition.config.ensemble_steps]
         raise invalid_argument(f"is an ensemble, which no engine runs; give one of its models: {', '.join(names)}")
-    if definition.backend.name not in _BACKENDS.values():
+    if not definition.backend.file_endings:
         raise invalid_argument(
             f"is of backend '{definition.backend.name}', whose models have no compiled programs; this is for ONNX,"
             " TensorFlow and .mxr models"
@@ -107,10 +104,10 @@ def _from_folder(
 
 
 def _from_file(path: Path, registry: BackendRegistry, settings: EngineSettings) -> ToolModel:
-    name = _BACKENDS.get(path.suffix.lower())
-    backend = registry.find("", name) if name else None
+    by_ending = {ending: spec for spec in registry.backends for ending in spec.file_endings}
+    backend = by_ending.get(path.suffix.lower())
     if backend is None:
-        raise invalid_argument(f"has the ending '{path.suffix}'; expected one of {', '.join(_BACKENDS)}, or a folder")
+        raise invalid_argument(f"has the ending '{path.suffix}'; expected one of {', '.join(by_ending)}, or a folder")
     source = ModelSource(
         name=path.stem,
         version=1,

@@ -82,6 +82,7 @@ class WorkerGroup:
         forked: bool,
         interpreter: str = "",
         loader: tuple[str, ...] = (),
+        readable: tuple[str, ...] = (),
         writable: tuple[str, ...] = (),
         bounds: Mapping[str, int] = NO_BOUNDS,
         policy: RestartPolicy = DEFAULT_POLICY,
@@ -92,6 +93,7 @@ class WorkerGroup:
         """`load` is what all workers load; kind, device and instance count come from the plans. `forked`: whether the
         backend may be forked from the zygote; with an interpreter of its own or on a GPU a worker never is.
         `loader`: what stands before the interpreter in the workers' command; also then they are not forked.
+        `readable`: the files of a model that lies among others; empty: all that is in its folders.
         `writable`: the folders that the engine writes to. `bounds`: see LaunchOptions.
         `start_call`: of a backend that answers requests; runs what its models call, on the data plane's thread.
         `content`: see WorkerSupervisor."""
@@ -117,7 +119,7 @@ class WorkerGroup:
                     model_file=plan.model_file or load.model_file,
                     cores=plan.cores,
                 ),
-                _launch_options(load, plan, forked, interpreter, loader, writable, bounds),
+                _launch_options(load, plan, forked, interpreter, loader, readable or _folders(load), writable, bounds),
                 launcher,
                 mail,
                 self._inputs,
@@ -267,6 +269,7 @@ def _launch_options(
     forked: bool,
     interpreter: str,
     loader: tuple[str, ...],
+    readable: tuple[str, ...],
     writable: tuple[str, ...],
     bounds: Mapping[str, int],
 ) -> LaunchOptions:
@@ -280,7 +283,7 @@ def _launch_options(
         loader=loader,
         output_prefix=f"{load.model_name}:{load.version}: ",
         bounds=bounds,
-        readable=_folders(load),
+        readable=readable,
         writable=writable if plan.device is None else (*writable, *gpu_devices()),
         model_name=load.model_name,
     )

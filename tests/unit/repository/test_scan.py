@@ -201,7 +201,7 @@ def test_a_repository_that_is_itself_one_model(tmp_path: Path) -> None:
 def test_a_model_file_directly_in_the_repository_is_version_1(root: Path) -> None:
     (root / "model.onnx").write_text("good")
     scan = scanned(root)[root.name]
-    assert scan.is_flat
+    assert scan.flat is not None
     assert scan.versions[1].folder == root
 
 

@@ -12,6 +12,7 @@ BACKEND = BackendSpec(
     platforms=("migraphx_mxr", "migraphx"),
     engines=(MIGRAPHX,),
     model_filenames=("model.mxr",),
+    file_endings=(".mxr",),
     # A compiled program holds the GPU's machine code.
     models_are_data=False,
     request_parameters=REQUEST_PARAMETERS,

@@ -12,6 +12,7 @@ BACKEND = BackendSpec(
     platforms=("onnx_onnxv1", "onnxruntime_onnx", "onnxruntime"),
     engines=(ONNXRUNTIME, MIGRAPHX),
     model_filenames=("model.onnx",),
+    file_endings=(".onnx",),
     takes_ragged_batches=True,
     takes_operators=True,
     models_are_data=True,

@@ -62,7 +62,7 @@ def _load(model: ModelSource, plan: ProviderPlan) -> LoadedModel:
         # Most models load in less time than this takes to import.
         from rocserve.backends.onnx.provider_cache import with_caches
 
-        plan = with_caches(model, plan)
+        plan = with_caches(model, plan, weights)
     opener = SessionOpener(model, plan, weights)
     if plan.compiling is not None and ragged_batching(model.config):
         raise invalid_argument(

@@ -18,9 +18,10 @@ from pathlib import Path
 import onnxruntime
 
 from rocserve.backends.base import ModelSource
-from rocserve.backends.digests import folder_digest
+from rocserve.backends.digests import file_digest
 from rocserve.backends.migraphx.cache.opening import cache_directory
 from rocserve.backends.migraphx.cache.private_folder import make_private
+from rocserve.backends.onnx.external_weights import ExternalWeights
 from rocserve.backends.onnx.migraphx_provider import MIGRAPHX_PROVIDER
 from rocserve.backends.onnx.providers import Provider, ProviderPlan
 from rocserve.core.errors import unavailable
@@ -32,7 +33,7 @@ _NAME_DIGITS = 32
 _OWN_NAME = re.compile(f"(?:migraphx|openvino)-[0-9a-f]{{{_NAME_DIGITS}}}")
 
 
-def with_caches(model: ModelSource, plan: ProviderPlan) -> ProviderPlan:
+def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights) -> ProviderPlan:
     """The plan with a folder for each provider that keeps what it compiles. Sets environment variables of this process.
 
     Raises:
@@ -43,7 +44,7 @@ def with_caches(model: ModelSource, plan: ProviderPlan) -> ProviderPlan:
     # Where AMD's image for Triton tells the provider to keep its files, they stay.
     named = os.environ.get(_MIGRAPHX_VARIABLE, "")
     place = Path(named) if named else cache_directory(model.settings) / _FOLDER
-    contents = folder_digest(model.version_folder)
+    contents = file_digest(model.model_file, tuple(weights.files.values()))
     providers = tuple(_with_cache(provider, place, contents) for provider in plan.providers)
     # Another server may be trimming the same folders.
     with suppress(OSError):

@@ -12,6 +12,7 @@ BACKEND = BackendSpec(
     platforms=("tensorflow_graphdef", "tensorflow"),
     engines=(MIGRAPHX,),
     model_filenames=("model.graphdef", "model.pb"),
+    file_endings=(".graphdef", ".pb"),
     models_are_data=True,
     request_parameters=REQUEST_PARAMETERS,
     choose_engine=choose_migraphx,

@@ -1,0 +1,148 @@
+"""`rocserve serve WHAT` as somebody types it who has a model and nothing else."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from support.load import ConstantLoad
+from support.models import ADD_CONSTANT_CONFIG, add_constant
+from support.server import RocserveProcess
+from tritonclient.grpc import InferInput
+
+
+def asked(server: RocserveProcess, model: str, values: list[list[float]]) -> list[list[float]]:
+    entry = InferInput("X", [len(values), 2], "FP32")
+    entry.set_data_from_numpy(np.array(values, np.float32))
+    return server.client().infer(model, [entry]).as_numpy("Y").tolist()
+
+
+def replace(file: Path, model: bytes) -> None:
+    """As a careful copy does it."""
+    part = file.with_name(f"{file.name}.part")
+    part.write_bytes(model)
+    part.replace(file)
+
+
+def with_external_data(file: Path, value: float) -> None:
+    model = onnx.load_from_string(add_constant(value))
+    constant = model.graph.node[0].attribute[0].t
+    constant.raw_data = np.float32(value).tobytes()
+    constant.ClearField("float_data")
+    constant.name = "value"
+    model.graph.initializer.append(constant)
+    del model.graph.node[0]
+    onnx.save_model(
+        model, file, save_as_external_data=True, location=f"{file.name}.data", size_threshold=0, convert_attribute=True
+    )
+
+
+def test_a_file_is_served_and_replaced_under_load(tmp_path: Path) -> None:
+    file = tmp_path / "adder.onnx"
+    file.write_bytes(add_constant(1.0))
+    (tmp_path / "other.onnx").write_text("none of its business")
+    (tmp_path / "other.pbtxt").write_text("nor this")
+    with RocserveProcess([], str(file), log=tmp_path / "server.log") as server:
+        server.wait_until_ready()
+        assert f"'{file}' is a model file; the model's name is 'adder'" in server.log_text
+        with ConstantLoad(server.address, "adder", {1.0, 2.0, 3.0}) as load:
+            load.wait_until_answered_by(1.0)
+            replace(file, add_constant(2.0))
+            load.wait_until_answered_by(2.0, times=100)
+            file.write_bytes(add_constant(3.0))
+            load.wait_until_answered_by(3.0, times=100)
+            replace(file, b"no model")
+            load.wait_until_answered_by(3.0, times=1000)
+        assert load.failures == []
+        assert load.wrong == []
+
+
+def test_a_folder_as_exports_leave_it_is_served_with_its_external_data(tmp_path: Path) -> None:
+    folder = tmp_path / "mnt" / "models"
+    folder.mkdir(parents=True)
+    with_external_data(folder / "resnet.onnx", 1.0)
+    (folder / "config.json").write_text("{}")
+    (folder / "labels.txt").write_text("a\nb\n")
+    environment = {"MODEL_NAME": "of-kserve"}
+    with RocserveProcess([], str(folder), log=tmp_path / "server.log", environment=environment) as server:
+        server.wait_until_ready()
+        assert asked(server, "of-kserve", [[1, 2], [3, 4]]) == [[2, 3], [4, 5]]
+        with ConstantLoad(server.address, "of-kserve", {1.0, 2.0}) as load:
+            load.wait_until_answered_by(1.0)
+            new = tmp_path / "new"
+            new.mkdir()
+            with_external_data(new / "resnet.onnx", 2.0)
+            for file in new.iterdir():
+                shutil.copy(file, folder)
+            load.wait_until_answered_by(2.0, times=100)
+        assert load.failures == []
+
+
+def test_a_model_folder_goes_by_the_name_that_is_given(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.onnx").write_bytes(add_constant(1.0))
+    (folder / "config.pbtxt").write_text('name: "other"' + ADD_CONSTANT_CONFIG)
+    with RocserveProcess([], str(folder), "--model-name=mine", log=tmp_path / "server.log") as server:
+        server.wait_until_ready()
+        assert f"'{folder}' is a model folder; the model's name is 'mine'" in server.log_text
+        assert asked(server, "mine", [[1, 2]]) == [[2, 3]]
+
+
+def test_a_repository_is_known_as_one(tmp_path: Path) -> None:
+    repository = Path("model_repository").resolve()
+    environment = {"MODEL_NAME": "not-for-repositories"}
+    with RocserveProcess([], str(repository), log=tmp_path / "server.log", environment=environment) as server:
+        server.wait_until_ready()
+        assert f"'{repository}' is a model repository" in server.log_text
+        assert server.client().is_model_ready("digits")
+
+
+def test_a_python_model_and_a_pipeline_are_served_by_their_files(tmp_path: Path) -> None:
+    models = Path("model_repository").resolve()
+    pipeline = shutil.copy(models / "digits_preprocess" / "1" / "pipeline.json", tmp_path / "decode.json")
+    with RocserveProcess([], str(pipeline), log=tmp_path / "server.log") as server:
+        server.wait_until_ready()
+        assert server.client().is_model_ready("decode")
+    (tmp_path / "twice.py").write_text(
+        "import triton_python_backend_utils as pb_utils\n"
+        "class TritonPythonModel:\n"
+        "    @staticmethod\n"
+        "    def auto_complete_config(config):\n"
+        "        config.add_input({'name': 'X', 'data_type': 'TYPE_FP32', 'dims': [-1, 2]})\n"
+        "        config.add_output({'name': 'Y', 'data_type': 'TYPE_FP32', 'dims': [-1, 2]})\n"
+        "        return config\n"
+        "    def execute(self, requests):\n"
+        "        values = [pb_utils.get_input_tensor_by_name(request, 'X').as_numpy() for request in requests]\n"
+        "        return [pb_utils.InferenceResponse([pb_utils.Tensor('Y', 2 * value)]) for value in values]\n"
+    )
+    with RocserveProcess([], str(tmp_path / "twice.py"), log=tmp_path / "server.log") as server:
+        server.wait_until_ready()
+        assert asked(server, "twice", [[1, 2]]) == [[2, 4]]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["none.onnx"], "there is no file or folder 'none.onnx'"),
+        (["notes.txt"], "'notes.txt' is no model file by its ending; expected .mxr, .onnx, "),
+        ([".", "--model-name=m"], "'.' is a repository, whose models have their folders' names"),
+        (["net.onnx", "--model-repository=."], "'net.onnx' and --model-repository both say what to serve"),
+        (["net.onnx", "--model-control-mode=explicit"], "'net.onnx' is one model, and is served"),
+        (["--model-repository=.", "--model-name=m"], "--model-name is for one model"),
+        ([], "name what to serve: a model's file, its folder, or a repository"),
+    ],
+)
+def test_what_cannot_be_served_is_said_and_ends_with_status_2(tmp_path: Path, words: list[str], text: str) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "notes.txt").write_text("")
+    (tmp_path / "net.onnx").write_bytes(add_constant(1.0))
+    command = [sys.executable, "-m", "rocserve.cli", "serve", *words]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert text in ended.stderr
