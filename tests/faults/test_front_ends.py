@@ -121,6 +121,12 @@ def test_what_its_clients_waited_for_is_not_run(server: RocserveProcess, reposit
     assert len(executed.read_text()) < count / 2
 
 
+def is_ready(server: RocserveProcess) -> bool:
+    with suppress(InferenceServerException):
+        return bool(own_client(server).is_server_ready(client_timeout=5))
+    return False
+
+
 def answers(client: triton.InferenceServerClient) -> bool:
     try:
         return client.infer("patient", [values()], client_timeout=5).as_numpy("Y").tolist() == [[1.0, 2.0]]
@@ -156,6 +162,29 @@ def test_one_that_dies_again_and_again_has_to_wait(server: RocserveProcess) -> N
     wait_until(lambda: len(server.front_ends()) == 2, what="the next front ends")
     wait_until(lambda: all(listens(each, server.port) for each in server.front_ends()), what="their port")
     assert own_client(server).is_server_ready()
+
+
+def test_one_that_dies_before_all_others_listen_is_started_again(server: RocserveProcess) -> None:
+    killed = server.server_process()
+    killed.kill()
+    killed.wait(10)
+
+    def begun() -> list[psutil.Process]:
+        with suppress(psutil.NoSuchProcess):
+            return [child for child in server.server_process().children() if "grpc" in child.cmdline()]
+        return []
+
+    wait_until(lambda: len(begun()) == 2, what="the next server's front ends")
+    late, early = begun()
+    late.suspend()
+    # The server knows that it listens: it has answered this.
+    wait_until(lambda: is_ready(server), what="one that serves")
+    early.kill()
+    wait_until(
+        lambda: "front end 1 of gRPC has ended (killed by SIGKILL)" in server.log_text, what="its end in the log"
+    )
+    late.resume()
+    wait_until(lambda: [listens(each, server.port) for each in server.front_ends()] == [True, True], what="both")
 
 
 def test_one_that_cannot_listen_says_why_and_comes_once_it_can(tmp_path: Path, repository: Path) -> None:

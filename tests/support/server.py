@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -163,7 +164,12 @@ class RocserveProcess:
 
     def front_ends(self, protocol: str = "grpc") -> list[psutil.Process]:
         """The processes that serve clients of a protocol, grpc or http."""
-        return [process for process in self.family() if _name(process).startswith(f"rocserve:{protocol}:")]
+        return [
+            process
+            for process in self.family()
+            # Nobody may have taken notice yet of the end of one.
+            if _name(process).startswith(f"rocserve:{protocol}:") and not _has_ended(process)
+        ]
 
     def zygote(self) -> psutil.Process | None:
         """The process that forks workers."""
@@ -205,6 +211,12 @@ def _command(process: psutil.Process) -> str:
 def _is_worker(process: psutil.Process) -> bool:
     name = _name(process)
     return name.startswith("rocserve:") and not name.startswith(_FRONT_ENDS)
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    return True
 
 
 def _name(process: psutil.Process) -> str:

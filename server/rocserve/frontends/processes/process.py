@@ -139,6 +139,10 @@ class FrontEndProcess:
         """Seconds."""
         return time.monotonic() - self._started_at
 
+    @property
+    def has_listened(self) -> bool:
+        return self.listening.done() and self.listening.exception() is None
+
     def tell_wants(self, origins: bool) -> None:
         """Whether its requests are to say where they come from."""
         self._plane.call_soon(lambda: self._link.want_origins(origins))

@@ -169,7 +169,7 @@ class FrontEndProcesses:
     def _ended(self, front_end: FrontEndProcess, how: str) -> None:
         number = front_end.number
         del self._running[number]
-        if self._is_ending or not self._has_started:
+        if self._is_ending or not (self._has_started or front_end.has_listened):
             return
         deaths = 0 if front_end.age >= _HEALTHY_SECONDS else self._deaths.get(number, 0) + 1
         self._deaths[number] = deaths
