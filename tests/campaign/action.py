@@ -21,6 +21,8 @@ class Kind:
     """Does it, leaves the stage as it was, and raises an AssertionError where the server did not do its part."""
     weight: int = 4
     """How often it is drawn, compared with the others."""
+    is_alone: bool = False
+    """No other action is under way meanwhile: it would not know of the server's end."""
 
 
 @dataclass(frozen=True, slots=True)

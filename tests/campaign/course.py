@@ -48,6 +48,10 @@ class Course:
         self._record = record
         self._lock = threading.Lock()
         self._rest = rest_seconds
+        self._lanes = lanes
+        self._places = threading.Semaphore(lanes)
+        """An action has one of them, and one that has to be alone all."""
+        self._taking_places = threading.Lock()
         self._threads = [threading.Thread(target=self._lane, name=f"lane {number}") for number in range(lanes)]
 
     def run(self, seconds: float) -> None:
@@ -72,14 +76,20 @@ class Course:
 
     def _lane(self) -> None:
         while not self._stage.ending.is_set() and (action := self._next()) is not None:
+            kind = self._kinds[action.kind]
+            places = self._lanes if kind.is_alone else 1
+            with self._taking_places:
+                for _ in range(places):
+                    self._places.acquire()
             begun = time.monotonic()
             failure = ""
             try:
-                self._kinds[action.kind].run(self._stage, random.Random(action.seed))
+                kind.run(self._stage, random.Random(action.seed))
             except Exception as error:
                 failure = f"{type(error).__name__}: {error}"
                 self._stage.findings.add("action failed", f"{action}: {failure}")
             ended = time.monotonic()
+            self._places.release(places)
             with self._lock:
                 self.done.append(Done(action, begun, ended, failure))
             self._stage.tally.count(action.kind, "failed" if failure else "done")

@@ -6,9 +6,17 @@ import re
 import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPException
+from math import inf
+
+from tritonclient.utils import InferenceServerException
 
 from campaign.models import process_name
+from rocserve.core.errors import StatusCode
+from rocserve_client import RocserveError
 
 KEPT_EACH = 5
 """Findings of a kind that are kept with their text; further ones are only counted."""
@@ -20,9 +28,14 @@ _INSIDE = re.compile(
 """How a worker ended only its parent knows: nobody, once the zygote has been killed too."""
 _SEQUENCE = re.compile(r"sequence \S+ of model '([^']+)' has been lost with the worker that ran it")
 _REGION = re.compile(r"Unable to find shared memory region")
+_NOT_BEGUN = re.compile(r"inference request for sequence \S+ to model \S+ must specify the START flag")
+CUT_OFF = (OSError, EOFError, HTTPException)
+"""What clients raise whose connection has ended."""
 
 KILL_SECONDS = 20.0
 """From a kill until the last request that it cost must have been told: a sequence's next request may come late."""
+RECONNECT_SECONDS = 1.0
+"""After a server is back its clients are too."""
 INSIDE_EACH_KILL = 12
 """Requests that the honest clients of one model have under way at most, each sequence counted once more."""
 
@@ -62,6 +75,8 @@ class Damage:
         self._lock = threading.Lock()
         self._kills: defaultdict[str, list[float]] = defaultdict(list)
         self._unregistered: list[float] = []
+        self._outages: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+        """Name of the server -> from when until when connections to it may end."""
         self.lost: Counter[str] = Counter()
         """Name of the killed processes -> requests that were inside."""
 
@@ -74,8 +89,27 @@ class Damage:
         with self._lock:
             self._unregistered.append(time.monotonic())
 
-    def excuse(self, text: str, begun: float, ended: float) -> str | None:
-        """Why a request was lost by design; None when nothing explains it."""
+    @contextmanager
+    def outage(self, server: str) -> Iterator[None]:
+        """Within the block a process dies that clients are connected to, and another takes its place."""
+        began = time.monotonic()
+        with self._lock:
+            self._outages[server].append((began, inf))
+        yield
+        with self._lock:
+            self._outages[server][-1] = (began, time.monotonic() + RECONNECT_SECONDS)
+
+    def was_out(self, server: str, begun: float, ended: float) -> bool:
+        with self._lock:
+            return any(since <= ended and begun <= until for since, until in self._outages[server])
+
+    def excuse(self, server: str, error: Exception, begun: float, ended: float) -> str | None:
+        """Why a request to the server was lost by design; None when nothing explains it."""
+        text = str(error)
+        if _is_cut_off(error) and self.was_out(server, begun, ended):
+            return "connection to a killed process"
+        if (_NOT_BEGUN.search(text) or _REGION.search(text)) and self.was_out(server, begun - KILL_SECONDS, ended):
+            return "gone with a killed server"
         with self._lock:
             for pattern, why in ((_INSIDE, "inside a killed worker"), (_SEQUENCE, "sequence in a killed worker")):
                 if (found := pattern.search(text)) and _hit(self._kills[process_name(found[1])], begun, ended):
@@ -93,6 +127,15 @@ class Damage:
                 for name, count in self.lost.items()
                 if count > len(self._kills[name]) * INSIDE_EACH_KILL
             ]
+
+
+def _is_cut_off(error: Exception) -> bool:
+    """The connection has ended, or could not be made."""
+    if isinstance(error, InferenceServerException):
+        return error.status() == "StatusCode.UNAVAILABLE"
+    if isinstance(error, RocserveError):
+        return error.status is StatusCode.UNAVAILABLE
+    return isinstance(error, CUT_OFF)
 
 
 def _hit(moments: list[float], begun: float, ended: float) -> bool:

@@ -28,6 +28,8 @@ COMMON = (
 )
 """Models that are being restarted make the server unready unless told otherwise; here it must always be ready."""
 START_SECONDS = 120.0
+FRONT_ENDS = 2
+"""Of each protocol, of the server under explicit control; the other one serves its clients itself."""
 
 
 @dataclass
@@ -86,7 +88,7 @@ def open_stage(folder: Path, findings: Findings) -> Iterator[Stage]:
     environment = {"TMPDIR": str(folder / "temporary"), "HOME": str(folder / "temporary")}
     repositories = [folder / name for name in ("copied", "mounted", "checked_out")]
     settling = (f"--repository-settle-secs={SETTLE_SECONDS}", "--repository-poll-secs=1")
-    explicit = ("--model-control-mode=explicit", "--load-model=*")
+    explicit = ("--model-control-mode=explicit", "--load-model=*", f"--front-ends={FRONT_ENDS}")
     with ExitStack() as parts:
         canaries = parts.enter_context(Canaries(folder / "outside", findings))
         poll, remote = (

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 from support.server import wait_until
+from tritonclient.utils import InferenceServerException
 
 from campaign import catalogue
-from campaign.action import Action, drawn
+from campaign.action import Action, Kind, drawn
 from campaign.command import main
-from campaign.findings import INSIDE_EACH_KILL, Damage, Findings, Tally
+from campaign.course import Course
+from campaign.findings import INSIDE_EACH_KILL, RECONNECT_SECONDS, Damage, Findings, Tally
 from campaign.honest.client import HonestClient, WrongAnswer
 from campaign.minimise import smallest
 from campaign.stage import Stage
@@ -58,19 +62,60 @@ def test_the_old_constant_is_right_until_the_new_one_was_seen():
 
 
 def test_a_kill_excuses_what_was_inside_and_no_more():
-    inside = "worker of model 'm' version 1 ended unexpectedly (killed by signal 9); the request was in it; ..."
+    text = "worker of model 'm' version 1 ended unexpectedly (killed by signal 9); the request was in it; ..."
+    inside, others = InferenceServerException(text), InferenceServerException(text.replace("'m'", "'n'"))
     damage = Damage()
     now = time.monotonic()
-    assert damage.excuse(inside, now, now) is None, "nobody was killed"
+    assert damage.excuse("poll", inside, now, now) is None, "nobody was killed"
     damage.killed("m")
     later = time.monotonic()
-    assert damage.excuse(inside, now, later) == "inside a killed worker"
-    assert damage.excuse(inside.replace("'m'", "'n'"), now, later) is None, "another model's worker"
-    assert damage.excuse("no worker", now, later) is None
+    assert damage.excuse("poll", inside, now, later) == "inside a killed worker"
+    assert damage.excuse("poll", others, now, later) is None, "another model's worker"
+    assert damage.excuse("poll", InferenceServerException("no worker"), now, later) is None
     assert damage.excess() == []
     for _ in range(INSIDE_EACH_KILL):
-        damage.excuse(inside, now, later)
+        damage.excuse("poll", inside, now, later)
     assert damage.excess() == [f"{INSIDE_EACH_KILL + 1} requests were lost in 1 kills of rocserve:m"]
+
+
+def test_a_killed_server_excuses_connections_that_end_and_what_went_with_it():
+    cut_off = InferenceServerException("Socket closed", "StatusCode.UNAVAILABLE")
+    region = InferenceServerException("Unable to find shared memory region: 'honest'", "StatusCode.NOT_FOUND")
+    wrong = InferenceServerException("no such model", "StatusCode.NOT_FOUND")
+    damage = Damage()
+    before = time.monotonic()
+    assert damage.excuse("poll", cut_off, before, before) is None
+    with damage.outage("poll"):
+        now = time.monotonic()
+        assert damage.excuse("poll", cut_off, before, now) == "connection to a killed process"
+        assert damage.excuse("poll", ConnectionResetError(), now, now) == "connection to a killed process"
+        assert damage.excuse("explicit", cut_off, before, now) is None, "another server's"
+        assert damage.excuse("poll", wrong, before, now) is None
+    back = time.monotonic() + RECONNECT_SECONDS
+    assert damage.excuse("poll", cut_off, back + 0.1, back + 0.2) is None, "it has been back for long"
+    assert damage.excuse("poll", region, back + 0.1, back + 0.2) == "gone with a killed server"
+
+
+def test_an_action_that_has_to_be_alone_is(tmp_path: Path):
+    under_way: list[int] = []
+    seen: list[tuple[bool, int]] = []
+
+    def note(is_alone: bool) -> None:
+        under_way.append(1)
+        time.sleep(0.01)
+        seen.append((is_alone, len(under_way)))
+        under_way.pop()
+
+    kinds = {
+        "alone": Kind("alone", lambda stage, random: note(True), is_alone=True),
+        "beside": Kind("beside", lambda stage, random: note(False)),
+    }
+    stage = SimpleNamespace(findings=Findings(), tally=Tally(), ending=threading.Event())
+    actions = [Action(name, 0) for name in ("beside", "beside", "beside", "alone") * 5]
+    Course(cast(Stage, stage), actions, kinds, tmp_path / "record", lanes=3, rest_seconds=0.0).run(60.0)
+    assert {count for is_alone, count in seen if is_alone} == {1}
+    assert max(count for is_alone, count in seen if not is_alone) > 1
+    assert len(seen) == len(actions)
 
 
 def test_the_smallest_list_has_only_what_it_takes():
@@ -128,7 +173,7 @@ def test_a_client_that_cannot_begin_anew_is_reported_and_asks_on():
 
     stage = SimpleNamespace(findings=Findings(), tally=Tally(), damage=Damage())
     asker = Broken()
-    client = HonestClient("broken", asker, cast(Stage, stage), pace_seconds=0.001, seed=1)
+    client = HonestClient("broken", "poll", asker, cast(Stage, stage), pace_seconds=0.001, seed=1)
     client.start()
     wait_until(lambda: asker.asked >= 3, 10, "the third request")
     client.stop()

@@ -12,7 +12,7 @@ import numpy as np
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-_RETURNS_SOON = [(f"grpc.{which}_reconnect_backoff_ms", 100) for which in ("initial", "min", "max")]
+RETURNS_SOON = [(f"grpc.{which}_reconnect_backoff_ms", 100) for which in ("initial", "max")]
 """To a server that was gone for a moment; else a client waits for seconds."""
 
 
@@ -53,7 +53,7 @@ class ConstantLoad:
             time.sleep(0.005)
 
     def _ask(self, seed: int) -> None:
-        client = triton.InferenceServerClient(self._address, channel_args=_RETURNS_SOON)
+        client = triton.InferenceServerClient(self._address, channel_args=RETURNS_SOON)
         random = np.random.default_rng(seed)
         while not self._stopping.is_set():
             values = random.integers(0, 1000, (1, 2)).astype(np.float32)

@@ -1,4 +1,5 @@
-"""Kills: workers that end or stop without a word. What was inside is lost, everything else goes on."""
+"""Kills: processes that end or stop without a word. With a worker what was inside is lost, with a front end or the
+server's process its clients' connections; everything else goes on."""
 
 from __future__ import annotations
 
@@ -8,12 +9,17 @@ import time
 from contextlib import suppress
 
 import psutil
+from support.front_ends import listens
+from support.models import add_constant
 from support.repository_index import index_of
 from support.server import RocserveProcess, wait_until
+from tritonclient.utils import InferenceServerException
 
 from campaign import models
 from campaign.action import Kind
-from campaign.stage import Stage
+from campaign.actions.swaps import file_of, new_constant
+from campaign.stage import FRONT_ENDS, Stage
+from campaign.watch.ending import check_recovery, index_rows
 
 RECOVERY_SECONDS = 30.0
 LONGEST_STOP_SECONDS = 2.0
@@ -89,9 +95,61 @@ def stop(stage: Stage, random: random.Random) -> None:
                 each.send_signal(signal.SIGCONT)
 
 
+def front_end(stage: Stage, random: random.Random) -> None:
+    protocol = random.choice(("grpc", "http"))
+    killed = random.choice(stage.explicit.front_ends(protocol))
+    with stage.damage.outage("explicit"):
+        killed.kill()
+        killed.wait(RECOVERY_SECONDS)
+        wait_until(lambda: has_front_ends(stage), RECOVERY_SECONDS, f"the next front end of {protocol}")
+
+
+def has_front_ends(stage: Stage) -> bool:
+    server = stage.explicit
+    return all(
+        [listens(front_end, port) for front_end in server.front_ends(protocol)] == [True] * FRONT_ENDS
+        for protocol, port in (("grpc", server.port), ("http", server.http_port))
+    )
+
+
+def kill_server(stage: Stage, name: str) -> None:
+    """Another process of the server serves in its place, with the models that it had, in their workers."""
+    server = stage.servers[name]
+    killed, workers, models = server.server_process(), set(server.workers()), index_rows(server)
+    with stage.damage.outage(name):
+        killed.kill()
+        killed.wait(RECOVERY_SECONDS)
+        wait_until(lambda: is_ready(server), RECOVERY_SECONDS, f"{name} ready again")
+        if name == "explicit":
+            wait_until(lambda: has_front_ends(stage), RECOVERY_SECONDS, "its front ends")
+    check_recovery(stage, name, models)
+    assert workers & set(server.workers()), "all workers were started anew"
+
+
+def is_ready(server: RocserveProcess) -> bool:
+    with server.client() as client, suppress(InferenceServerException):
+        return bool(client.is_server_ready())
+    return False
+
+
+def server(stage: Stage, random: random.Random) -> None:
+    kill_server(stage, random.choice(tuple(stage.servers)))
+
+
+def server_and_swap(stage: Stage, random: random.Random) -> None:
+    """Just as the files of a model have changed."""
+    model = random.choice(models.COPIED)
+    with new_constant(stage, model, random) as constant:
+        file_of(stage, model).write_bytes(add_constant(constant))
+        kill_server(stage, "poll")
+
+
 KINDS = (
     Kind("kill.worker", worker, 6),
     Kind("kill.zygote", zygote, 2),
     Kind("kill.zygote-and-worker", zygote_and_worker, 2),
     Kind("kill.stop", stop, 3),
+    Kind("kill.front-end", front_end, 3, is_alone=True),
+    Kind("kill.server", server, 3, is_alone=True),
+    Kind("kill.server-and-swap", server_and_swap, 2, is_alone=True),
 )

@@ -10,11 +10,16 @@ from typing import Protocol
 
 from tritonclient.utils import InferenceServerException
 
+from campaign.findings import CUT_OFF
 from campaign.stage import Stage
 from rocserve_client import RocserveError
 
 ANSWER_SECONDS = 30.0
 """An honest request that nothing excuses is answered within it, however loaded the machine is."""
+
+
+ANEW_PAUSE_SECONDS = 0.1
+"""Between two tries to begin anew."""
 
 
 class WrongAnswer(Exception):
@@ -36,8 +41,9 @@ class Asker(Protocol):
 class HonestClient:
     """Runs an asker until it is stopped: counts, and reports what no action explains."""
 
-    def __init__(self, name: str, asker: Asker, stage: Stage, pace_seconds: float, seed: int) -> None:
+    def __init__(self, name: str, server: str, asker: Asker, stage: Stage, pace_seconds: float, seed: int) -> None:
         self.name = name
+        self._server = server
         self._asker = asker
         self._stage = stage
         self._pace = pace_seconds
@@ -63,15 +69,21 @@ class HonestClient:
             self.slowest = max(self.slowest, time.monotonic() - begun)
             self._stage.tally.count(self.name, outcome)
             if outcome != "right":
-                self._do(self._asker.reopen)
+                while not self._do(self._asker.reopen):
+                    time.sleep(ANEW_PAUSE_SECONDS)
         self._do(self._asker.close)
 
-    def _do(self, step: Callable[[], None]) -> None:
-        """What fails beside the requests is told; a client that had ended without a word would find nothing more."""
+    def _do(self, step: Callable[[], None]) -> bool:
+        """What fails beside the requests is told; a client that had ended without a word would find nothing more.
+        False: the server is gone for a moment, and the step is to be tried again."""
+        begun = time.monotonic()
         try:
             step()
         except Exception as error:
+            if self._stage.damage.excuse(self._server, error, begun, time.monotonic()) is not None:
+                return False
             self._broke(error)
+        return True
 
     def _ask_once(self, begun: float) -> str:
         """What became of it: "right", or what was lost and why."""
@@ -81,9 +93,9 @@ class HonestClient:
         except WrongAnswer as error:
             findings.add("wrong answer", f"{self.name}: {error}")
             return "wrong"
-        except (InferenceServerException, RocserveError, OSError, EOFError) as error:
+        except (InferenceServerException, RocserveError, *CUT_OFF) as error:
             ended = time.monotonic()
-            why = self._stage.damage.excuse(str(error), begun, ended)
+            why = self._stage.damage.excuse(self._server, error, begun, ended)
             if why is None:
                 findings.add("honest request failed", f"{self.name}, after {ended - begun:.1f} s: {error}")
             return why or "failed"

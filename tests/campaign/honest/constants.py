@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
+from support.load import RETURNS_SOON
 
 import rocserve_client
 from campaign import models
@@ -78,7 +79,7 @@ class ByTritonGrpc(_Asker):
     def __init__(self, address: str, models: Sequence[Model], highest: int = 1000) -> None:
         super().__init__(models)
         self.highest = highest
-        self._client = triton.InferenceServerClient(address)
+        self._client = triton.InferenceServerClient(address, channel_args=RETURNS_SOON)
 
     def infer(self, model: str, values: np.ndarray, random: random.Random) -> np.ndarray | None:
         entry = triton.InferInput("X", list(values.shape), "FP32")
@@ -113,7 +114,7 @@ class ByRocserveStream:
 
     def __init__(self, address: str, models: Sequence[Model]) -> None:
         self._models = models
-        self._client = rocserve_client.Client(address)
+        self._client = rocserve_client.Client(address, channel_options=tuple(RETURNS_SOON))
         self._stream = self._client.stream()
 
     def ask(self, random: random.Random) -> None:

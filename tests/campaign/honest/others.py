@@ -6,12 +6,14 @@ from __future__ import annotations
 import os
 import queue
 import random
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
+from support.load import RETURNS_SOON
 from support.sequences import ask as ask_of_sequence
 from support.shared_memory import SharedFile
 from tritonclient.utils import InferenceServerException
@@ -57,7 +59,7 @@ class Photos:
     """Digits in JPEGs through the sample's ensemble; what each shows was asked before anything happened."""
 
     def __init__(self, address: str) -> None:
-        self._client = rocserve_client.Client(address)
+        self._client = rocserve_client.Client(address, channel_options=tuple(RETURNS_SOON))
         paths = sorted(PHOTOS.glob("*.jpg"))[:32]
         self._photos = [path.read_bytes() for path in paths]
         answer = self._classify(self._photos)
@@ -93,14 +95,15 @@ class Decoupled:
     def _open(self) -> None:
         told: queue.Queue[tuple[Any, InferenceServerException | None]] = queue.Queue()
         self._told = told
-        self._client = triton.InferenceServerClient(self._address)
+        self._client = triton.InferenceServerClient(self._address, channel_args=RETURNS_SOON)
         self._client.start_stream(lambda result, error: told.put((result, error)))
 
     def ask(self, random: random.Random) -> None:
         values = np.array([random.randrange(1 << 30) for _ in range(random.randint(0, MOST_RESPONSES))], np.int32)
         entry = triton.InferInput("IN", [len(values)], "INT32")
         entry.set_data_from_numpy(values)
-        self._client.async_stream_infer(models.DECOUPLED, [entry], enable_empty_final_response=True)
+        with suppress(InferenceServerException):  # A stream that has ended has told why in its callback.
+            self._client.async_stream_infer(models.DECOUPLED, [entry], enable_empty_final_response=True)
         answered = []
         while not (result := self._receive()).get_response().parameters["triton_final_response"].bool_param:
             answered.append((int(result.as_numpy("IDX")[0]), int(result.as_numpy("OUT")[0])))
@@ -129,7 +132,7 @@ class Sequences:
     """Sums of a sequence, which the server keeps between its requests."""
 
     def __init__(self, address: str) -> None:
-        self._client = triton.InferenceServerClient(address)
+        self._client = triton.InferenceServerClient(address, channel_args=RETURNS_SOON)
 
     def ask(self, random: random.Random) -> None:
         identity = random.randrange(1 << 62) + 1
@@ -164,7 +167,7 @@ class SharedTensors:
     NBYTES = 8
 
     def __init__(self, address: str) -> None:
-        self._client = triton.InferenceServerClient(address)
+        self._client = triton.InferenceServerClient(address, channel_args=RETURNS_SOON)
         self._file = SharedFile(f"/rocserve_campaign_{os.getpid()}")
         self._file.path.write_bytes(bytes(2 * self.NBYTES))
         self._register()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+from support.server import RocserveProcess
+
 from campaign import models
 from campaign.honest.client import Asker, HonestClient
 from campaign.honest.constants import FEW_VALUES, ByRocserveStream, ByTritonGrpc, ByTritonHttp, steady, swapped
@@ -14,13 +16,14 @@ from campaign.stage import Stage
 def population(stage: Stage, pace_seconds: float, seed: int) -> list[HonestClient]:
     seeds = random.Random(seed)
     return [
-        HonestClient(name, asker, stage, pace_seconds, seeds.getrandbits(32)) for name, asker in _askers(stage).items()
+        HonestClient(name, server, asker, stage, pace_seconds, seeds.getrandbits(32))
+        for server, askers in (("poll", _of_poll(stage)), ("explicit", _of_explicit(stage.explicit)))
+        for name, asker in askers.items()
     ]
 
 
-def _askers(stage: Stage) -> dict[str, Asker]:
-    poll, explicit = stage.poll, stage.explicit
-    changing = swapped(stage.constants)
+def _of_poll(stage: Stage) -> dict[str, Asker]:
+    poll, changing = stage.poll, swapped(stage.constants)
     return {
         "swapped, gRPC": ByTritonGrpc(poll.address, changing),
         "swapped, HTTP": ByTritonHttp(poll.http_address, changing),
@@ -33,6 +36,11 @@ def _askers(stage: Stage) -> dict[str, Asker]:
         "decoupled, stream": Decoupled(poll.address),
         "sequences, gRPC": Sequences(poll.address),
         "photos, rocserve_client": Photos(poll.address),
+    }
+
+
+def _of_explicit(explicit: RocserveProcess) -> dict[str, Asker]:
+    return {
         "explicit steady, gRPC": ByTritonGrpc(explicit.address, [steady(models.STEADY), steady(models.CALLED)]),
         "explicit steady, stream": ByRocserveStream(explicit.address, [steady(models.STEADY)]),
         "explicit Python model, HTTP": PythonModel(explicit.http_address),

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 import tritonclient.grpc as triton
+from support.load import RETURNS_SOON
 from support.server import RocserveProcess
 
 from campaign.findings import Findings
@@ -16,15 +17,16 @@ from campaign.stage import Stage
 PAUSE_SECONDS = 0.25
 GIVEN_UP_AFTER = 30.0
 """A probe that is not answered ends then, so that the next one may find the server again."""
-OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1), *RETURNS_SOON]
 """Else gRPC lets all clients of a process share one."""
 
 
 class HealthWatch:
     """One probe after the other; keeps the slowest answers."""
 
-    def __init__(self, name: str, probe: Callable[[], bool], bound_seconds: float, stage: Stage) -> None:
+    def __init__(self, name: str, server: str, probe: Callable[[], bool], bound_seconds: float, stage: Stage) -> None:
         self.name = name
+        self._server = server
         self.probes = 0
         self.slowest = 0.0
         self._probe = probe
@@ -49,6 +51,8 @@ class HealthWatch:
             except Exception as error:
                 healthy, why = False, f"{type(error).__name__}: {error}"
             taken = time.monotonic() - begun
+            if not healthy and self._stage.damage.was_out(self._server, begun, begun + taken):
+                continue
             self.probes += 1
             self.slowest = max(self.slowest, taken)
             if not healthy:
@@ -91,7 +95,7 @@ def _by_new_grpc(server: RocserveProcess) -> Callable[[], bool]:
 
 def health_watches(stage: Stage, bound_seconds: float) -> list[HealthWatch]:
     return [
-        HealthWatch(f"{name} {how}", probe, bound_seconds, stage)
+        HealthWatch(f"{name} {how}", name, probe, bound_seconds, stage)
         for name, server in stage.servers.items()
         for how, probe in (
             ("HTTP live", _by_http(server, "/v2/health/live")),

@@ -93,9 +93,12 @@ class ResourceWatch:
 
     def _run(self) -> None:
         while not self._stopping.wait(PAUSE_SECONDS):
+            begun = time.monotonic()
             try:
                 self._sample()
-            except psutil.Error as error:
+            except (psutil.Error, AssertionError) as error:
+                if self._stage.damage.was_out(self.name, begun, time.monotonic()):
+                    continue
                 self._stage.findings.add("server ended", f"{self.name}: {error}; see its log")
                 self._stage.ending.set()
                 return
@@ -122,7 +125,11 @@ class ResourceWatch:
 
         def is_back() -> bool:
             self.final = look(self._server)
-            return self.final.server_mib <= bound and self.final.descriptors <= most_descriptors
+            return (
+                self.final.server_mib <= bound
+                and self.final.descriptors <= most_descriptors
+                and self.final.processes <= settled.processes
+            )
 
         try:
             wait_until(is_back, QUIET_SECONDS)
@@ -130,8 +137,9 @@ class ResourceWatch:
             assert self.final is not None
             self._stage.findings.add(
                 "resources kept",
-                f"{self.name}: {settled.server_mib:.0f} MiB and {settled.descriptors} descriptors became"
-                f" {self.final.server_mib:.0f} MiB and {self.final.descriptors} after the last action",
+                f"{self.name}: {settled.server_mib:.0f} MiB, {settled.descriptors} descriptors and"
+                f" {settled.processes} processes became {self.final.server_mib:.0f} MiB, {self.final.descriptors} and"
+                f" {self.final.processes} after the last action",
             )
 
     def check_trend(self) -> None:
