@@ -28,7 +28,7 @@ COMMON = (
 )
 """Models that are being restarted make the server unready unless told otherwise; here it must always be ready."""
 START_SECONDS = 120.0
-FRONT_ENDS = 2
+FRONT_ENDS = 1
 """Of each protocol, of the server under explicit control; the other one serves its clients itself."""
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
@@ -23,12 +24,42 @@ from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.server import RocserveProcess, wait_until
 from tritonclient.utils import InferenceServerException
 
+FLAGS = ("--front-ends=2", "--allow-http=false", "--exit-timeout-secs=2")
 
-@pytest.fixture
-def server(serve, repository: Path) -> RocserveProcess:
+
+def fill(repository: Path) -> None:
     drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
     drop_patient(repository)
-    return serve(repository, "--front-ends=2", "--exit-timeout-secs=2")
+
+
+@pytest.fixture(scope="module")
+def lasting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    """Whatever happens to its front ends, it goes on."""
+    folder = tmp_path_factory.mktemp("front-ends")
+    repository = folder / "repository"
+    repository.mkdir()
+    fill(repository)
+    with RocserveProcess([repository], *FLAGS, log=folder / "log") as process:
+        process.wait_until_ready()
+        yield process
+
+
+def both_listen(server: RocserveProcess) -> bool:
+    return [listens(each, server.port) for each in server.front_ends()] == [True, True]
+
+
+@pytest.fixture
+def server(lasting_server: RocserveProcess) -> RocserveProcess:
+    wait_until(lambda: both_listen(lasting_server), what="both front ends")
+    return lasting_server
+
+
+@pytest.fixture
+def ending_server(serve, repository: Path) -> RocserveProcess:
+    """For a test that ends it."""
+    fill(repository)
+    server: RocserveProcess = serve(repository, *FLAGS)
+    return server
 
 
 def own_client(server: RocserveProcess) -> triton.InferenceServerClient:
@@ -73,8 +104,7 @@ def clients(server: RocserveProcess) -> AbstractContextManager[list[Client]]:
 
 def kill_and_wait(server: RocserveProcess, front_end: psutil.Process) -> None:
     front_end.kill()
-    wait_until(lambda: len(server.front_ends()) == 2 and front_end not in server.front_ends(), 10, "the new front end")
-    wait_until(lambda: all(listens(each, server.port) for each in server.front_ends()), 10, "its port")
+    wait_until(lambda: both_listen(server) and front_end not in server.front_ends(), 10, "the new front end")
 
 
 def test_a_killed_front_end_takes_its_own_clients_along(server: RocserveProcess) -> None:
@@ -104,10 +134,10 @@ def test_a_killed_front_end_takes_its_own_clients_along(server: RocserveProcess)
     assert len(server.workers()) == 2, "workers have died with it"
 
 
-def test_what_its_clients_waited_for_is_not_run(server: RocserveProcess, repository: Path) -> None:
+def test_what_its_clients_waited_for_is_not_run(server: RocserveProcess) -> None:
     count = 20
     client, other = own_client(server), own_client(server)
-    executed = repository.parent / "executed"
+    executed = server.repositories[0].parent / "executed"
     told: list[object] = []
     for _ in range(count):
         client.async_infer("patient", [values()], lambda result, error: told.append(error))
@@ -143,28 +173,30 @@ def test_one_that_stands_still_holds_nobody_up(server: RocserveProcess) -> None:
         assert all(not client.failures for client in asking)
 
 
-def test_the_server_ends_without_one_that_stands_still(server: RocserveProcess) -> None:
-    still, other = server.front_ends()
+def test_the_server_ends_without_one_that_stands_still(ending_server: RocserveProcess) -> None:
+    still, other = ending_server.front_ends()
     still.send_signal(signal.SIGSTOP)
-    assert server.terminate() == 0
-    assert "has not ended in time; it is killed" in server.log_text
+    assert ending_server.terminate() == 0
+    assert "has not ended in time; it is killed" in ending_server.log_text
     wait_until(lambda: not still.is_running() and not other.is_running(), 5, "the end of both")
 
 
 def test_one_that_dies_again_and_again_has_to_wait(server: RocserveProcess) -> None:
+    before = len(server.log_text)
+
     def has_to_wait() -> bool:
         for front_end in server.front_ends():
             with suppress(psutil.NoSuchProcess):
                 front_end.kill()
-        return bool(re.search(r"another is started in 0\.[12] s", server.log_text))
+        return bool(re.search(r"another is started in 0\.[12] s", server.log_text[before:]))
 
     wait_until(has_to_wait, what="a pause before the next one")
-    wait_until(lambda: len(server.front_ends()) == 2, what="the next front ends")
-    wait_until(lambda: all(listens(each, server.port) for each in server.front_ends()), what="their port")
+    wait_until(lambda: both_listen(server), what="the next front ends")
     assert own_client(server).is_server_ready()
 
 
 def test_one_that_dies_before_all_others_listen_is_started_again(server: RocserveProcess) -> None:
+    before = len(server.log_text)
     killed = server.server_process()
     killed.kill()
     killed.wait(10)
@@ -180,39 +212,36 @@ def test_one_that_dies_before_all_others_listen_is_started_again(server: Rocserv
     # The server knows that it listens: it has answered this.
     wait_until(lambda: is_ready(server), what="one that serves")
     early.kill()
-    wait_until(
-        lambda: "front end 1 of gRPC has ended (killed by SIGKILL)" in server.log_text, what="its end in the log"
-    )
+    end = "front end 1 of gRPC has ended (killed by SIGKILL)"
+    wait_until(lambda: end in server.log_text[before:], what="its end in the log")
     late.resume()
-    wait_until(lambda: [listens(each, server.port) for each in server.front_ends()] == [True, True], what="both")
+    wait_until(lambda: both_listen(server), what="both")
 
 
 def test_one_that_cannot_listen_says_why_and_comes_once_it_can(tmp_path: Path, repository: Path) -> None:
     authority = make_authority(tmp_path / "authority")
     files = (f"--grpc-server-cert={authority.certificate}", f"--grpc-server-key={authority.key}")
     good = authority.certificate.read_bytes()
-    flags = ("--front-ends=2", "--grpc-use-ssl=true", *files)
-    with RocserveProcess([repository], *flags, log=tmp_path / "tls.log") as server:
+    with RocserveProcess([repository], *FLAGS, "--grpc-use-ssl=true", *files, log=tmp_path / "tls.log") as server:
         authority.certificate.write_text("nonsense")
         first, second = server.front_ends()
         first.kill()
         wait_until(lambda: "has ended (exit status 0: cannot serve gRPC with TLS" in server.log_text, what="the reason")
         assert listens(second, server.port)
         authority.certificate.write_bytes(good)
-        wait_until(
-            lambda: [listens(each, server.port) for each in server.front_ends()] == [True, True],
-            what="both front ends",
-        )
+        wait_until(lambda: both_listen(server), what="both front ends")
 
 
-def test_a_killed_server_leaves_nothing_behind(server: RocserveProcess, repository: Path, tmp_path: Path) -> None:
+def test_a_killed_server_leaves_nothing_behind(
+    ending_server: RocserveProcess, repository: Path, tmp_path: Path
+) -> None:
+    server = ending_server
     family = server.family()
     assert len(server.front_ends()) == 2
     with clients(server):
         server.kill()
     wait_until(lambda: not any(process.is_running() for process in family), 10, "the end of all its processes")
-    flags = ("--front-ends=2", f"--grpc-port={server.port}")
-    with RocserveProcess([repository], *flags, log=tmp_path / "next.log") as successor:
+    with RocserveProcess([repository], *FLAGS, f"--grpc-port={server.port}", log=tmp_path / "next.log") as successor:
         successor.wait_until_ready()
         assert successor.port == server.port
 
@@ -228,7 +257,7 @@ def test_a_port_that_somebody_else_has_is_an_error(tmp_path: Path, repository: P
         assert refused.returncode == 1
         assert f"cannot serve gRPC at 127.0.0.1:{port}: Address already in use" in refused.stderr
         with RocserveProcess(
-            [repository], "--front-ends=2", f"--grpc-port={port}", "--reuse-grpc-port", log=tmp_path / "shared.log"
+            [repository], *FLAGS, f"--grpc-port={port}", "--reuse-grpc-port", log=tmp_path / "shared.log"
         ) as shared:
             assert shared.port == port
             assert all(listens(each, port) for each in shared.front_ends())

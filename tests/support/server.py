@@ -51,6 +51,7 @@ class RocserveProcess:
         outlives: bool = True,
         python: str = sys.executable,
     ) -> None:
+        self.repositories = repositories
         self._environment = environment or {}
         libc = ctypes.CDLL(None)
         self._before_exec = None if outlives else partial(libc.prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)

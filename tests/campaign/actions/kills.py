@@ -19,7 +19,7 @@ from campaign import models
 from campaign.action import Kind
 from campaign.actions.swaps import file_of, new_constant
 from campaign.stage import FRONT_ENDS, Stage
-from campaign.watch.ending import check_recovery, index_rows
+from campaign.watch.ending import UNLOADED, check_recovery, index_rows
 
 RECOVERY_SECONDS = 30.0
 LONGEST_STOP_SECONDS = 2.0
@@ -115,7 +115,9 @@ def has_front_ends(stage: Stage) -> bool:
 def kill_server(stage: Stage, name: str) -> None:
     """Another process of the server serves in its place, with the models that it had, in their workers."""
     server = stage.servers[name]
-    killed, workers, models = server.server_process(), set(server.workers()), index_rows(server)
+    killed, workers = server.server_process(), set(server.workers())
+    # Whatever was killed before is to be served again too.
+    models = {place: ("READY", "") for place, state in index_rows(server).items() if state != UNLOADED}
     with stage.damage.outage(name):
         killed.kill()
         killed.wait(RECOVERY_SECONDS)
