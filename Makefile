@@ -46,9 +46,10 @@ test: setup
 test-long: setup
 	$(PYTEST) -m long --triton=live
 
-# What Triton's clients see, by way of front ends that are processes.
+# What Triton's clients see, by way of front ends that are processes, and the memory that these have together. What
+# becomes of configurations is not theirs.
 test-front-ends: setup
-	$(PYTEST) tests/parity --front-ends=2
+	$(PYTEST) --front-ends=2 tests/parity --ignore=tests/parity/test_configurations.py tests/faults/test_request_memory.py
 
 test-all: test test-long test-front-ends
 

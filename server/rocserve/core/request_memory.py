@@ -10,14 +10,14 @@ Answers have a count of their own beside that of requests: requests that fill th
 answered that were taken before. What goes from step to step of an ensemble counts there too, and has half of it:
 what is on its way must not keep back what has arrived. All together are therefore at most twice the limit.
 
-A front end that is a process of its own has a share of the limit, and tells the server what it uses of it: that counts
-in the server's memory too.
+Processes that have the limit together, the server and its front ends, each count in a row of a table that all of them
+see. Each adds before it looks at the sums, so that of two that come at the same moment both may be refused, but never
+both be taken where there is room for one.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +29,13 @@ LARGEST_DEFAULT_BYTES = 8 << 30
 _PART_OF_MEMORY = 4
 """The server is left this part of the memory for requests unless it is told otherwise: as much again may go to answers,
 and half is for models."""
+
+_FLAG = "--max-request-memory"
+_COLUMNS = 6
+"""Bytes of requests, of answers, and of these what is half received and what lies between steps; requests and answers
+that were refused."""
+_ALL = 1 << 62
+"""More bytes than any holder keeps."""
 
 
 def default_limit(total_bytes: int | None) -> int:
@@ -69,66 +76,80 @@ class MemoryUse:
     refused_requests: int = 0
     refused_answers: int = 0
 
-    def plus(self, other: MemoryUse) -> MemoryUse:
-        return MemoryUse(
-            self.request_bytes + other.request_bytes,
-            self.answer_bytes + other.answer_bytes,
-            self.refused_requests + other.refused_requests,
-            self.refused_answers + other.refused_answers,
-        )
+
+def table_bytes(processes: int) -> int:
+    return 8 * _COLUMNS * processes
 
 
 class RequestMemory:
     """Callable from any thread: the event loop receives the bodies of HTTP requests, and sends their answers."""
 
-    def __init__(self, limit_bytes: int = LARGEST_DEFAULT_BYTES, shares: int = 1) -> None:
-        """`shares`: of so many memories that have the limit together, this is one."""
-        self._flag = "--max-request-memory" if shares == 1 else f"--max-request-memory, shared by {shares} front ends"
-        self.limit_bytes = limit_bytes // shares
-        self.request_bytes = 0
-        self.unfinished_bytes = 0
-        """Of the former, those that are half received."""
-        self.answer_bytes = 0
-        self.step_bytes = 0
-        """Of the former, those between the steps of ensembles."""
-        self.refused_requests = 0
-        self.refused_answers = 0
-        self._front_ends: dict[Hashable, MemoryUse] = {}
-        self._ended_front_ends = MemoryUse()
-        self._front_end_bytes = 0
-        # Taken and let go of by name: `with` takes twice as long, and a request has four such steps.
+    def __init__(self, limit_bytes: int = LARGEST_DEFAULT_BYTES) -> None:
+        self.limit_bytes = limit_bytes
+        # Taken and let go of by name: `with` takes twice as long, and a request has four such steps. To let go of it is
+        # on x86 the fence between what is added to the own row and the look at the sums.
         self._lock = threading.Lock()
+        self.share(memoryview(bytearray(table_bytes(1))), 0)
+
+    def share(self, table: memoryview, row: int) -> None:
+        """Count in this row of a table (`table_bytes`) from now on; nothing has been counted before."""
+        self._table = words = table.cast("Q")
+        rows = self._rows = len(words) // _COLUMNS
+        self._own = range(row, len(words), rows)
+        self._requests, self._answers, self._unfinished, self._steps, self._refused, self._refused_answers = self._own
+        self._all_used = words[: 2 * rows]
+        self._all_answers, self._all_unfinished = words[rows : 2 * rows], words[2 * rows : 3 * rows]
+        self._free_rows = [other for other in range(rows) if other != row]
+
+    @property
+    def share_bytes(self) -> int:
+        """Of the limit, where each front end is to have as much; the server alone has all."""
+        return self.limit_bytes // max(self._rows - 1, 1)
+
+    def add_front_end(self) -> int:
+        """The row for one more."""
+        return self._free_rows.pop()
+
+    def forget_front_end(self, row: int) -> None:
+        """It has ended; what it has refused stays counted."""
+        table = self._table
+        with self._lock:
+            for place, own in zip(range(row, len(table), self._rows), self._own, strict=True):
+                if own in (self._refused, self._refused_answers):
+                    table[own] += table[place]
+                table[place] = 0
+        self._free_rows.append(row)
+
+    @property
+    def request_bytes(self) -> int:
+        """Of this process, as are the next three."""
+        return self._table[self._requests]
+
+    @property
+    def answer_bytes(self) -> int:
+        return self._table[self._answers]
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Of requests, those that are half received."""
+        return self._table[self._unfinished]
+
+    @property
+    def step_bytes(self) -> int:
+        """Of answers, those between the steps of ensembles."""
+        return self._table[self._steps]
 
     @property
     def used_bytes(self) -> int:
-        return self.request_bytes + self.answer_bytes + self._front_end_bytes
-
-    def own_use(self) -> MemoryUse:
-        """Without front ends that are other processes."""
-        return MemoryUse(self.request_bytes, self.answer_bytes, self.refused_requests, self.refused_answers)
+        """Of all processes."""
+        return sum(self._all_used)
 
     def use(self) -> MemoryUse:
-        """With all front ends, also what those have refused that have ended."""
-        total = self.own_use().plus(self._ended_front_ends)
-        for use in list(self._front_ends.values()):
-            total = total.plus(use)
-        return total
-
-    def note_front_end(self, front_end: Hashable, use: MemoryUse) -> None:
-        """What a front end uses of its share by now."""
-        self._front_ends[front_end] = use
-        self._count_front_ends()
-
-    def forget_front_end(self, front_end: Hashable) -> None:
-        """It has ended."""
-        use = self._front_ends.pop(front_end, MemoryUse())
-        self._ended_front_ends = self._ended_front_ends.plus(
-            MemoryUse(refused_requests=use.refused_requests, refused_answers=use.refused_answers)
+        """Of all processes, also what those have refused that have ended."""
+        requests, answers, _, _, refused, refused_answers = (
+            sum(self._table[column * self._rows : (column + 1) * self._rows]) for column in range(_COLUMNS)
         )
-        self._count_front_ends()
-
-    def _count_front_ends(self) -> None:
-        self._front_end_bytes = sum(use.request_bytes + use.answer_bytes for use in self._front_ends.values())
+        return MemoryUse(requests, answers, refused, refused_answers)
 
     def admit(self, holder: Holder, nbytes: int) -> None:
         """So many more bytes of a request have come.
@@ -136,29 +157,15 @@ class RequestMemory:
         Raises:
             MemoryFull: there is no room for them; nothing has been noted.
         """
-        self._lock.acquire()
-        try:
-            request_bytes = self.request_bytes + nbytes
-            if request_bytes + self.answer_bytes + self._front_end_bytes <= self.limit_bytes:
-                self.request_bytes = request_bytes
-                holder.held_bytes += nbytes
-                return
-            self.refused_requests += 1
-            used = self.used_bytes
-            asked = holder.held_bytes + nbytes
-        finally:
-            self._lock.release()
-        raise self._full("request", asked, used)
+        self._add(holder, nbytes, self._requests)
+        used = sum(self._all_used)
+        if used > self.limit_bytes:
+            self._take_back(self._refused, holder, nbytes, self._requests)
+            raise self._full("request", holder.held_bytes + nbytes, used - nbytes)
 
-    def release(self, holder: Holder, nbytes: int | None = None) -> None:
-        """So many bytes are held no more, at most those that are noted; None = all, the request has ended."""
-        self._lock.acquire()
-        try:
-            given = holder.held_bytes if nbytes is None else min(nbytes, holder.held_bytes)
-            self.request_bytes -= given
-            holder.held_bytes -= given
-        finally:
-            self._lock.release()
+    def release(self, holder: Holder, nbytes: int = _ALL) -> None:
+        """So many bytes are held no more, at most those that are noted; all = the request has ended."""
+        self._add(holder, -nbytes, self._requests)
 
     def admit_part(self, holder: Holder, nbytes: int) -> None:
         """So many more bytes have come of a request that is not whole yet; `release_part` gives them back.
@@ -167,31 +174,24 @@ class RequestMemory:
             MemoryFull: there is no room for them; nothing has been noted.
         """
         share = self.limit_bytes // 2
-        with self._lock:
-            unfinished, used = self.unfinished_bytes + nbytes, self.used_bytes
-            if unfinished <= share and used + nbytes <= self.limit_bytes:
-                self.unfinished_bytes = unfinished
-                self.request_bytes += nbytes
-                holder.held_bytes += nbytes
-                return
-            self.refused_requests += 1
-            asked = holder.held_bytes + nbytes
+        self._add(holder, nbytes, self._requests, self._unfinished)
+        unfinished, used = sum(self._all_unfinished), sum(self._all_used)
+        if unfinished <= share and used <= self.limit_bytes:
+            return
+        self._take_back(self._refused, holder, nbytes, self._requests, self._unfinished)
+        asked = holder.held_bytes + nbytes
         if unfinished <= share:
-            raise self._full("request", asked, used)
+            raise self._full("request", asked, used - nbytes)
         raise MemoryFull(
             f"requests that have not come whole may take {readable_size(share)} together, half of the server's memory"
-            f" for requests ({self._flag}), and {readable_size(asked)} have come of this one; send fewer or"
+            f" for requests ({_FLAG}), and {readable_size(asked)} have come of this one; send fewer or"
             " smaller requests at once, and try again later",
             fits_never=asked > share,
         )
 
-    def release_part(self, holder: Holder, nbytes: int | None = None) -> None:
+    def release_part(self, holder: Holder, nbytes: int = _ALL) -> None:
         """As `release`, of what `admit_part` has noted."""
-        with self._lock:
-            given = holder.held_bytes if nbytes is None else min(nbytes, holder.held_bytes)
-            self.unfinished_bytes -= given
-            self.request_bytes -= given
-            holder.held_bytes -= given
+        self._add(holder, -nbytes, self._requests, self._unfinished)
 
     def admit_answer(self, holder: Holder, nbytes: int) -> None:
         """So many bytes more wait to be sent.
@@ -199,59 +199,58 @@ class RequestMemory:
         Raises:
             MemoryFull: there is no room for them; nothing has been noted.
         """
-        self._lock.acquire()
-        try:
-            answer_bytes = self.answer_bytes + nbytes
-            if answer_bytes <= self.limit_bytes:
-                self.answer_bytes = answer_bytes
-                holder.held_bytes += nbytes
-                return
-            self.refused_answers += 1
-            used = self.answer_bytes
-        finally:
-            self._lock.release()
-        raise self._full("answer", nbytes, used)
+        self._add(holder, nbytes, self._answers)
+        used = sum(self._all_answers)
+        if used > self.limit_bytes:
+            self._take_back(self._refused_answers, holder, nbytes, self._answers)
+            raise self._full("answer", nbytes, used - nbytes)
 
-    def release_answer(self, holder: Holder, nbytes: int | None = None) -> None:
-        """So many bytes have been sent, at most those that are noted; None = all, or they never will be."""
-        self._lock.acquire()
-        try:
-            given = holder.held_bytes if nbytes is None else min(nbytes, holder.held_bytes)
-            self.answer_bytes -= given
-            holder.held_bytes -= given
-        finally:
-            self._lock.release()
+    def release_answer(self, holder: Holder, nbytes: int = _ALL) -> None:
+        """So many bytes have been sent, at most those that are noted; all = also what never will be."""
+        self._add(holder, -nbytes, self._answers)
 
     def admit_step(self, holder: Holder, nbytes: int) -> None:
         """So many bytes more lie between the steps of an ensemble; fewer, where a step made less than it had read.
+        Only the server runs ensembles.
 
         Raises:
             MemoryFull: there is no room for them; nothing has been noted.
         """
         share = self.limit_bytes // 2
-        with self._lock:
-            step_bytes, answer_bytes = self.step_bytes + nbytes, self.answer_bytes + nbytes
-            if nbytes <= 0 or (step_bytes <= share and answer_bytes <= self.limit_bytes):
-                self.step_bytes, self.answer_bytes = step_bytes, answer_bytes
-                holder.held_bytes += nbytes
-                return
-            self.refused_answers += 1
-            used = self.answer_bytes
-        if step_bytes <= share:
-            raise self._full("answer", nbytes, used)
+        self._add(holder, nbytes, self._answers, self._steps)
+        steps, used = self.step_bytes, sum(self._all_answers)
+        if nbytes <= 0 or (steps <= share and used <= self.limit_bytes):
+            return
+        self._take_back(self._refused_answers, holder, nbytes, self._answers, self._steps)
+        if steps <= share:
+            raise self._full("answer", nbytes, used - nbytes)
         raise MemoryFull(
             f"tensors between the steps of ensembles may take {readable_size(share)} together, half of the server's"
-            f" memory for requests ({self._flag}), and {readable_size(nbytes)} more are needed; send fewer or"
+            f" memory for requests ({_FLAG}), and {readable_size(nbytes)} more are needed; send fewer or"
             " smaller requests at once, and try again later"
         )
 
-    def release_step(self, holder: Holder, nbytes: int | None = None) -> None:
+    def release_step(self, holder: Holder, nbytes: int = _ALL) -> None:
         """As `release_answer`, of what `admit_step` has noted."""
+        self._add(holder, -nbytes, self._answers, self._steps)
+
+    def _add(self, holder: Holder, nbytes: int, place: int, part: int | None = None) -> None:
+        """Where they are fewer, at most those that are noted."""
+        self._lock.acquire()
+        try:
+            if nbytes < -holder.held_bytes:
+                nbytes = -holder.held_bytes
+            self._table[place] += nbytes
+            if part is not None:
+                self._table[part] += nbytes
+            holder.held_bytes += nbytes
+        finally:
+            self._lock.release()
+
+    def _take_back(self, refused: int, holder: Holder, nbytes: int, place: int, part: int | None = None) -> None:
+        self._add(holder, -nbytes, place, part)
         with self._lock:
-            given = holder.held_bytes if nbytes is None else min(nbytes, holder.held_bytes)
-            self.step_bytes -= given
-            self.answer_bytes -= given
-            holder.held_bytes -= given
+            self._table[refused] += 1
 
     def _full(self, what: str, nbytes: int, used: int) -> MemoryFull:
         limit = readable_size(self.limit_bytes)
@@ -259,12 +258,12 @@ class RequestMemory:
             remedy = "send smaller requests" if what == "request" else "ask for fewer or smaller outputs"
             return MemoryFull(
                 f"this {what} takes {readable_size(nbytes)} of memory, more than the {limit} that the server has for"
-                f" all {what}s ({self._flag}); {remedy}, or have the limit raised",
+                f" all {what}s ({_FLAG}); {remedy}, or have the limit raised",
                 fits_never=what == "request",
             )
         held_by = "requests and answers" if what == "request" else "answers that are not read yet or within ensembles"
         return MemoryFull(
-            f"the server's memory for requests is full: {readable_size(used)} of {limit} ({self._flag}) are in"
+            f"the server's memory for requests is full: {readable_size(used)} of {limit} ({_FLAG}) are in"
             f" use by {held_by}, and this {what} needs {readable_size(nbytes)}; send fewer or smaller requests at once,"
             " and try again later"
         )

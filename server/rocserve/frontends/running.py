@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rocserve.backends.parameters import usable_cpus
-from rocserve.core.request_memory import RequestMemory
+from rocserve.core.request_memory import RequestMemory, table_bytes
 from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.certificates import tls_context
 from rocserve.frontends.grpc.guards import full_name
@@ -18,6 +18,7 @@ from rocserve.frontends.grpc.method_routes import MethodRoutes
 from rocserve.frontends.grpc.service import GrpcService
 from rocserve.frontends.grpc.transport import Route, TransportOptions, transport_options
 from rocserve.frontends.listen_address import ListenAddress
+from rocserve.plane import anonymous_file
 from rocserve.plane.loop import PlaneLoop
 from rocserve.services.admin_calls import Access
 from rocserve.services.forwarded_headers import header_forwarding
@@ -247,13 +248,14 @@ class FrontEnds:
         if self._common is None:
             edition = Edition()
             served.subscribe(edition.count)
+            uses = anonymous_file.create("rocserve:uses", table_bytes(1 + self._counts.grpc + self._counts.http))
+            served.memory.share(anonymous_file.map_to_write(uses), 0)
             self._common = FrontEndParts(
                 self._command,
                 served.inference,
                 self._plane,
                 served.memory,
-                self._counts.grpc + self._counts.http,
-                edition.descriptor,
+                (edition.descriptor, uses),
                 self._settings.grpc.max_message_bytes,
             )
             served.inference.watch_wants(lambda: loop.call_soon_threadsafe(self._tell_wants))

@@ -15,6 +15,7 @@ from rocserve.core.request_memory import (
     MemoryUse,
     RequestMemory,
     default_limit,
+    table_bytes,
 )
 
 
@@ -35,7 +36,7 @@ def test_what_does_not_fit_is_refused_at_once_and_leaves_no_trace() -> None:
         "the server's memory for requests is full: 80 B of 100 B (--max-request-memory) are in use by requests and"
         " answers, and this request needs 21 B; send fewer or smaller requests at once, and try again later"
     )
-    assert (memory.request_bytes, memory.refused_requests, second.held_bytes) == (80, 1, 0)
+    assert (memory.request_bytes, memory.use().refused_requests, second.held_bytes) == (80, 1, 0)
     memory.admit(second, 20)
     memory.release(first)
     memory.release(first)
@@ -133,35 +134,86 @@ def test_what_lies_between_steps_has_half_of_the_memory_for_answers() -> None:
     memory.release_step(step)
     memory.release_step(step)
     memory.release_answer(answer)
-    assert (memory.step_bytes, memory.answer_bytes, memory.refused_answers) == (0, 0, 2)
+    assert (memory.step_bytes, memory.answer_bytes, memory.use().refused_answers) == (0, 0, 2)
 
 
-def test_what_front_ends_use_leaves_less_for_others_and_counts_in_all() -> None:
-    memory, holder = RequestMemory(100), Holding()
-    memory.admit(holder, 10)
-    memory.note_front_end("first", MemoryUse(40, 30, refused_requests=2))
-    memory.note_front_end("second", MemoryUse(5, 5, refused_answers=1))
-    assert memory.used_bytes == 90
-    assert memory.use() == MemoryUse(55, 35, 2, 1)
+@pytest.fixture
+def server_and_front_ends() -> tuple[RequestMemory, RequestMemory, RequestMemory]:
+    """Three processes' memories, of 100 bytes together."""
+    table = memoryview(bytearray(table_bytes(3)))
+    server = RequestMemory(100)
+    server.share(table, 0)
+    front_ends = []
+    for _ in range(2):
+        front_ends.append(RequestMemory(100))
+        front_ends[-1].share(table, server.add_front_end())
+    return server, *front_ends
+
+
+def test_one_process_may_use_what_no_other_does(
+    server_and_front_ends: tuple[RequestMemory, RequestMemory, RequestMemory],
+) -> None:
+    server, first, second = server_and_front_ends
+    large, small, answer = Holding(), Holding(), Holding()
+    first.admit(large, 90)
+    second.admit(small, 10)
+    for memory in (server, first, second):
+        with pytest.raises(MemoryFull, match=r"full: 100 B of 100 B \(--max-request-memory\) are in use"):
+            memory.admit(Holding(), 1)
+    first.release(large)
+    second.admit(small, 80)
+    second.admit_answer(answer, 100)
     with pytest.raises(MemoryFull):
-        memory.admit(holder, 11)
-    memory.note_front_end("first", MemoryUse(0, 0, refused_requests=3))
-    memory.admit(holder, 11)
-    assert memory.use() == MemoryUse(26, 5, 4, 1)
+        first.admit_answer(Holding(), 1)
+    assert (first.request_bytes, second.request_bytes, second.answer_bytes) == (0, 90, 100)
+    assert (server.used_bytes, server.use()) == (190, MemoryUse(90, 100, 3, 1))
 
 
-def test_what_ended_front_ends_have_refused_stays_counted() -> None:
-    memory = RequestMemory(100)
-    memory.note_front_end("first", MemoryUse(40, 30, 2, 1))
-    memory.forget_front_end("first")
-    memory.forget_front_end("unknown")
-    memory.note_front_end("next", MemoryUse(1, 0, 1, 0))
-    assert memory.use() == MemoryUse(1, 0, 3, 1)
-    assert memory.used_bytes == 1
+def test_what_is_half_received_has_half_of_the_limit_in_all_processes_together(
+    server_and_front_ends: tuple[RequestMemory, RequestMemory, RequestMemory],
+) -> None:
+    _, first, second = server_and_front_ends
+    first.admit_part(Holding(), 40)
+    second.admit_part(Holding(), 10)
+    with pytest.raises(MemoryFull, match="that have not come whole may take 50 B together"):
+        second.admit_part(Holding(), 1)
 
 
-def test_a_share_says_that_it_is_one() -> None:
-    memory = RequestMemory(100, shares=4)
-    assert memory.limit_bytes == 25
-    with pytest.raises(MemoryFull, match=r"--max-request-memory, shared by 4 front ends"):
-        memory.admit(Holding(), 26)
+def test_what_an_ended_front_end_has_refused_stays_counted_and_its_row_is_free(
+    server_and_front_ends: tuple[RequestMemory, RequestMemory, RequestMemory],
+) -> None:
+    server, first, _ = server_and_front_ends
+    first.admit(Holding(), 60)
+    with pytest.raises(MemoryFull):
+        first.admit(Holding(), 41)
+    server.forget_front_end(2)
+    assert server.use() == MemoryUse(0, 0, 1, 0)
+    assert server.add_front_end() == 2
+
+
+def test_threads_of_several_processes_never_take_more_than_there_is(
+    server_and_front_ends: tuple[RequestMemory, RequestMemory, RequestMemory],
+) -> None:
+    """All look at what has been taken, not only at what is left."""
+    taken, most = [0, 0, 0], []
+
+    def work(index: int, memory: RequestMemory) -> None:
+        chance, holder = random.Random(index), Holding()
+        for _ in range(3000):
+            try:
+                memory.admit(holder, chance.randrange(60))
+            except MemoryFull:
+                pass
+            else:
+                taken[index] = holder.held_bytes
+                most.append(sum(taken))
+                taken[index] = 0
+            memory.release(holder)
+
+    threads = [threading.Thread(target=work, args=each) for each in enumerate(server_and_front_ends)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 50 < max(most) <= 100
+    assert server_and_front_ends[0].used_bytes == 0

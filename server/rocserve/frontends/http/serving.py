@@ -64,7 +64,7 @@ async def start_http(
     limits = ConnectionLimits(
         idle_seconds=http.keepalive_seconds,
         write_seconds=settings.write_timeout_seconds,
-        most=None if tls is None else max(memory.limit_bytes // _TLS_BYTES, _LEAST_TLS_CONNECTIONS),
+        most=None if tls is None else max(memory.share_bytes // _TLS_BYTES, _LEAST_TLS_CONNECTIONS),
         most_descriptors=most_descriptors(),
     )
     listener = HttpListener(service.handle, log, limits, tls)

@@ -39,16 +39,6 @@ class NotListening:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryReport:
-    """From the front end: what it uses of its share (request_memory.MemoryUse)."""
-
-    request_bytes: int
-    answer_bytes: int
-    refused_requests: int
-    refused_answers: int
-
-
-@dataclass(frozen=True, slots=True)
 class Stop:
     """From the server: refuse new calls, let those in flight finish, then end."""
 
@@ -103,23 +93,10 @@ class Finish:
     trailing_metadata: tuple[tuple[str, ...], ...]
 
 
-Head = (
-    Listening
-    | NotListening
-    | MemoryReport
-    | Stop
-    | Begin
-    | StreamMessage
-    | Next
-    | HalfClosed
-    | Cancelled
-    | Reply
-    | Finish
-)
+Head = Listening | NotListening | Stop | Begin | StreamMessage | Next | HalfClosed | Cancelled | Reply | Finish
 _KINDS: tuple[type[Any], ...] = (
     Listening,
     NotListening,
-    MemoryReport,
     Stop,
     Begin,
     StreamMessage,

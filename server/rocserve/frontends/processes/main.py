@@ -15,20 +15,19 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rocserve.core.heap_trim import HeapTrim, keep_freed_memory
 from rocserve.core.lifeline import die_with_holder
 from rocserve.core.private_paths import PrivatePaths
-from rocserve.core.request_memory import MemoryUse, RequestMemory
+from rocserve.core.request_memory import RequestMemory
 from rocserve.flags import settings_again
 from rocserve.frontends.processes.control_socket import (
     NOBODYS,
     ControlSocket,
     Listening,
-    MemoryReport,
     NotListening,
     PlaneWatch,
     Stop,
@@ -36,32 +35,36 @@ from rocserve.frontends.processes.control_socket import (
 from rocserve.frontends.processes.forwarding import Forwarding
 from rocserve.frontends.processes.front_end import RemoteInference
 from rocserve.observability.logs import ROOT, LinesWithLevels
+from rocserve.plane import anonymous_file
 from rocserve.plane.loop import Plane
 from rocserve.settings import ServerSettings
 
 _PASSED_OVER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """They may go to the whole process group (Ctrl-C, systemd); the server says when its front ends are to end."""
 _CHECK_SECONDS = 1.0
-"""Between two looks at the memory that is used."""
+"""Between two looks whether memory can be given back."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """What its clients speak, "grpc" or "http"; the descriptors of the lifeline, of the control socket, of the link and
-    of the serving table's edition; the number of this front end, how many there are, of both protocols, and the port;
-    the bytes that all may use for requests; then the server's own flags."""
+    """What its clients speak, "grpc" or "http"; the descriptors of the lifeline, of the control socket, of the link, of
+    the serving table's edition and of the table that says what is used of the memory for requests; the number of this
+    front end, its row in that table, the port, and the bytes that all may use; then the server's own flags."""
     protocol = arguments[0]
-    lifeline, control, link, edition, number, count, port, memory_bytes = map(int, arguments[1:9])
+    lifeline, control, link, edition, uses, number, row, port, memory_bytes = map(int, arguments[1:10])
     for each in _PASSED_OVER:
         signal.signal(each, signal.SIG_IGN)
-    for descriptor in (lifeline, control, link, edition):
+    for descriptor in (lifeline, control, link, edition, uses):
         os.set_inheritable(descriptor, False)
     with suppress(OSError):
         Path("/proc/self/comm").write_text(f"rocserve:{protocol}:{number}")
     kept = die_with_holder(lifeline)
+    memory = RequestMemory(memory_bytes)
+    memory.share(anonymous_file.map_to_write(uses), row)
+    os.close(uses)
     task = FrontEndTask(
-        settings_again(arguments[9:]),
+        settings_again(arguments[10:]),
         port,
-        RequestMemory(memory_bytes, count),
+        memory,
         _open_log().getChild(protocol),
         socket.socket(fileno=control),
         socket.socket(fileno=link),
@@ -88,7 +91,6 @@ class FrontEndTask:
     settings: ServerSettings
     port: int
     memory: RequestMemory
-    """Its share."""
     log: logging.Logger
     control: socket.socket
     link: socket.socket
@@ -117,10 +119,8 @@ class WayToServer:
         """
         settings, memory = task.settings, task.memory
         self._plane = plane
-        self._memory = memory
         self._stop = stop
-        self._trim = HeapTrim(lambda: memory.used_bytes, keep_freed_memory())
-        self._reported = MemoryUse()
+        self._trim = HeapTrim(lambda: memory.request_bytes + memory.answer_bytes, keep_freed_memory())
         self._control = ControlSocket(
             task.control,
             PlaneWatch(task.control, plane),
@@ -154,10 +154,6 @@ class WayToServer:
 
     def _check(self) -> None:
         self._plane.call_at(time.monotonic() + _CHECK_SECONDS, self._check)
-        use = self._memory.own_use()
-        if use != self._reported:
-            self._reported = use
-            self._control.send(NOBODYS, MemoryReport(*astuple(use)))
         # Nothing is under way when it is time to.
         if self._trim.check():
             self._trim.trim()

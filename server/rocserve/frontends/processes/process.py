@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from rocserve import workers
-from rocserve.core.request_memory import MemoryUse, RequestMemory
+from rocserve.core.request_memory import RequestMemory
 from rocserve.frontends.grpc.transport import Route
 from rocserve.frontends.processes.control_socket import (
     NOBODYS,
     AsyncioWatch,
     ControlSocket,
     Listening,
-    MemoryReport,
     NotListening,
     Stop,
 )
@@ -84,16 +83,15 @@ class FrontEndProcess:
         routes: Mapping[str, Route],
         most_body_bytes: int,
         lifeline: int,
-        edition: int,
-        numbers: Sequence[int],
+        tables: Sequence[int],
+        port: int,
         command: Sequence[str],
     ) -> None:
         """
         Args:
             routes: of the calls that it forwards; called on the loop.
             lifeline: the reading end of a pipe; when its writing end is gone, the process ends.
-            edition: see edition.py.
-            numbers, command: what it is to be told, see main.py.
+            tables, command: what it is to be given, see main.py.
 
         Raises:
             OSError: it cannot be started; nothing is left of it.
@@ -110,7 +108,10 @@ class FrontEndProcess:
             self._link = FrontLink(
                 link, self.protocol.upper(), self._plane, self._inference, self._on_link_gone, self._log
             )
-            passed = (lifeline, peer_control.fileno(), peer_link.fileno(), edition)
+            passed = (lifeline, peer_control.fileno(), peer_link.fileno(), *tables)
+            self._row = self._memory.add_front_end()
+            own.callback(self._memory.forget_front_end, self._row)
+            numbers = (self.number, self._row, port, self._memory.limit_bytes)
             self._process = subprocess.Popen(
                 [
                     sys.executable,
@@ -160,9 +161,6 @@ class FrontEndProcess:
         """Raises: ValueError: it is nothing that a front end says."""
         if call != NOBODYS:
             self._calls.on_message(call, head, body)
-        elif isinstance(head, MemoryReport):
-            use = MemoryUse(head.request_bytes, head.answer_bytes, head.refused_requests, head.refused_answers)
-            self._memory.note_front_end(self, use)
         elif isinstance(head, Listening) and not self.listening.done():
             self.listening.set_result(None)
         elif isinstance(head, NotListening) and not self.listening.done():
@@ -193,7 +191,7 @@ class FrontEndProcess:
         del self._link
         self._control.close()
         self._calls.cancel_all()
-        self._memory.forget_front_end(self)
+        self._memory.forget_front_end(self._row)
         self._output.close()
         how = _ending(status)
         reason = self.listening.exception() if self.listening.done() else None

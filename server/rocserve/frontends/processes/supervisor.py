@@ -42,11 +42,9 @@ class FrontEndParts:
     """What answers inference, on the plane's thread."""
     plane: PlaneLoop
     memory: RequestMemory
-    """What the front ends use counts in it."""
-    shares: int
-    """Of its limit: how many front ends there are."""
-    edition: int
-    """See edition.py."""
+    """That they have together with the server."""
+    tables: Sequence[int]
+    """Descriptors of the serving table's edition (edition.py), and of the table where the memory's use is counted."""
     most_body_bytes: int
     """Of a message that is forwarded."""
 
@@ -154,9 +152,8 @@ class FrontEndProcesses:
         front_end = FrontEndProcess(
             self._where.protocol, number, common.inference, common.plane, common.memory, self._log, self._ended
         )
-        numbers = (number, common.shares, self._port, common.memory.limit_bytes)
         front_end.start(
-            self._routes, common.most_body_bytes, self._lifeline_reader, common.edition, numbers, common.command
+            self._routes, common.most_body_bytes, self._lifeline_reader, common.tables, self._port, common.command
         )
         front_end.tell_wants(common.inference.wants_origins)
         self._running[number] = front_end
