@@ -18,12 +18,13 @@ from rocserve.frontends.grpc.method_routes import MethodRoutes
 from rocserve.frontends.grpc.service import GrpcService
 from rocserve.frontends.grpc.transport import Route, TransportOptions, transport_options
 from rocserve.frontends.listen_address import ListenAddress
+from rocserve.observability.loop_errors import LoopErrors
 from rocserve.plane import anonymous_file
 from rocserve.plane.loop import PlaneLoop
 from rocserve.services.admin_calls import Access
 from rocserve.services.forwarded_headers import header_forwarding
 from rocserve.services.inference import InferenceService
-from rocserve.services.method import Method
+from rocserve.services.method import Method, on_loop
 from rocserve.services.readiness import Readiness
 from rocserve.settings import ServerSettings, default_front_ends
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from rocserve.frontends.http.listener import HttpListener
     from rocserve.frontends.metrics.endpoint import MetricsEndpoint
     from rocserve.frontends.processes.supervisor import FrontEndParts, FrontEndProcesses
+    from rocserve.plane.guest_loop import GuestLoop
 
 
 _ANY_ADDRESS = ("0.0.0.0", "::")
@@ -74,6 +76,8 @@ class FrontEnds:
         """Of the parts that listen, by their settings' names."""
         self._metrics: MetricsEndpoint | None = None
         self._http: HttpListener | None = None
+        self._guest: GuestLoop | None = None
+        """HTTP's loop."""
         self._grpc: GrpcService | None = None
         self._handlers: InferenceHandlers | None = None
         self._transport: ReactorTransport | None = None
@@ -126,14 +130,14 @@ class FrontEnds:
             BaseException: one of them could not be closed; the other has been.
         """
         grace = max(0.0, deadline - time.monotonic())
-        transport, processes, http = self._transport, self._processes, self._http
-        self._transport = self._http = None
+        transport, processes, http, guest = self._transport, self._processes, self._http, self._guest
+        self._transport = self._http = self._guest = None
         self._processes = []
         try:
             outcomes = await asyncio.gather(
                 *([asyncio.to_thread(transport.stop, grace)] if transport is not None else []),
                 *(each.stop(grace) for each in processes),
-                *([http.stop(grace)] if http is not None else []),
+                *([guest.run(http.stop(grace))] if guest is not None and http is not None else []),
                 return_exceptions=True,
             )
         except asyncio.CancelledError:
@@ -141,6 +145,9 @@ class FrontEnds:
             if transport is not None:
                 await asyncio.to_thread(transport.stop, 0.0)
             raise
+        finally:
+            if guest is not None:
+                self._plane.call_soon(guest.close)
         for outcome in outcomes:
             if outcome is not None:
                 raise outcome
@@ -195,13 +202,14 @@ class FrontEnds:
         else:
             from rocserve.frontends.http.large_bodies import LargeBodies
             from rocserve.frontends.http.models import ServedModels
-            from rocserve.frontends.http.responders import LoopCalls
             from rocserve.frontends.http.serving import HttpParts, start_http
+            from rocserve.plane.guest_loop import GuestLoop
 
-            calls = LoopCalls(asyncio.get_running_loop())
-            models = ServedModels(served.tables)
-            parts = HttpParts(served.inference, served.methods, models, served.memory, calls, LargeBodies())
-            self._http, port = await start_http(self._settings, where, parts, log)
+            self._guest = GuestLoop(self._plane)
+            self._guest.set_exception_handler(LoopErrors(log))
+            methods = {name: on_loop(method, asyncio.get_running_loop()) for name, method in served.methods.items()}
+            parts = HttpParts(served.inference, methods, ServedModels(served.tables), served.memory, LargeBodies())
+            self._http, port = await self._guest.run(start_http(self._settings, where, parts, log))
         self.ports["http"] = port
         return (
             self._counts.tell("HTTP", self._counts.http),

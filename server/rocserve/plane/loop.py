@@ -46,9 +46,9 @@ def default_looks(cpus: int) -> int:
 
 _SHORTEST_SLEEP_SECONDS = 0.001
 """For the sake of a source whose descriptor does not tell all: see `_sleep`."""
-_TURNS_BETWEEN_READS = 32
-"""While there is much to do elsewhere. What workers have to say lies in their links: their sockets only wake the loop,
-and tell when they have ended."""
+_TURNS_BETWEEN_READS = 4
+"""While there is much to do elsewhere: some milliseconds, which HTTP's connections wait. What workers have to say lies
+in their links: their sockets only wake the loop, and tell when they have ended."""
 
 
 class Source(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,3 +27,16 @@ class SlowMethod:
 
 
 Method = QuickMethod | SlowMethod
+
+
+def on_loop(method: Method, loop: asyncio.AbstractEventLoop) -> Method:
+    """The method for tasks of another loop than `loop`, whose task answers it."""
+    if not isinstance(method, SlowMethod):
+        return method
+
+    async def answer(message: Message) -> Message:
+        return await method.answer(message)
+
+    return SlowMethod(
+        method.request, lambda message: asyncio.wrap_future(asyncio.run_coroutine_threadsafe(answer(message), loop))
+    )

@@ -174,9 +174,7 @@ class GenerateHandler:
             if isinstance(error, ServeError):
                 self._parts.service.refuse(error, partial(id_of_refused, b"" if len(body) > LARGE_JSON else body))
             raise
-        responder = AnswerStream(
-            Asked(origin_of(request, began_ns), self._parts.memory, holding, self._parts.calls, deadline)
-        )
+        responder = AnswerStream(Asked(origin_of(request, began_ns), self._parts.memory, holding, deadline))
         is_complete = False
         try:
             responder.hand_over(self._parts.service, generate_request)

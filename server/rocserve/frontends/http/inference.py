@@ -32,6 +32,7 @@ from rocserve.frontends.http.infer_response import (
     AnswerForm,
     InferBody,
     InferBodyWriter,
+    detached,
     takes_long,
 )
 from rocserve.frontends.http.large_bodies import LARGE_JSON, LargeBodies
@@ -39,7 +40,7 @@ from rocserve.frontends.http.management import Place
 from rocserve.frontends.http.models import Models
 from rocserve.frontends.http.protocol import Request, Response
 from rocserve.frontends.http.raw_request import form_request, raw_request
-from rocserve.frontends.http.responders import Asked, Calls, Outcome, SingleAnswer
+from rocserve.frontends.http.responders import Asked, Outcome, SingleAnswer
 from rocserve.services.forwarded_headers import HeaderForwarding
 from rocserve.services.inference import NOT_FOR_DECOUPLED, Inference
 from rocserve.services.observation import RequestOrigin
@@ -61,7 +62,6 @@ class HandlerParts:
     memory: RequestMemory
     deadlines: RequestDeadlines
     large: LargeBodies
-    calls: Calls
     run: Callable[[Request, Coroutine[Any, Any, Response | None]], None]
     """Has a task answer, whose errors are told."""
     failure: Callable[[Request, Exception], Response]
@@ -209,9 +209,7 @@ class InferHandler:
             pairs = ((name.decode("latin-1"), value) for name, value in request.header_pairs)
             infer_request.head = self._forwarding.forward(infer_request.head, pairs)
         infer_request.deadline = intake.deadline
-        asked = Asked(
-            origin_of(request, intake.began_ns), self._parts.memory, holding, self._parts.calls, intake.deadline
-        )
+        asked = Asked(origin_of(request, intake.began_ns), self._parts.memory, holding, intake.deadline)
         responder = SingleAnswer(asked, partial(self._answered, request, form))
         request.on_gone = responder.leave
         responder.hand_over(self._parts.service, infer_request)
@@ -221,7 +219,7 @@ class InferHandler:
         if isinstance(outcome, InferResponse) and (
             encoding != IDENTITY or _is_large(outcome) or takes_long(outcome, form)
         ):
-            self._parts.run(request, self._send(request, form, responder, outcome, encoding))
+            self._parts.run(request, self._send(request, form, responder, detached(outcome), encoding))
             return
         try:
             if isinstance(outcome, ServeError):
@@ -243,6 +241,7 @@ class InferHandler:
     ) -> Response | None:
         """A large answer, or a compressed one."""
         try:
+            responder.hold(sum(map(len, outcome.data)))
             if takes_long(outcome, form):
                 body = await asyncio.to_thread(self._writer.write, outcome, form)
             else:

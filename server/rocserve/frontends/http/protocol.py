@@ -127,7 +127,7 @@ class Request:
     def run(self, answering: Coroutine[Any, Any, Response | None]) -> None:
         """Have a task answer, which is cancelled when the client goes; None = it has been sent. A ConnectionError of it
         ends the connection, and it raises nothing else."""
-        self._task = asyncio.get_running_loop().create_task(self._run(answering))
+        self._task = self._connection.loop.create_task(self._run(answering))
         self._connection.common.tasks.add(self._task)
         self._task.add_done_callback(self._connection.common.tasks.discard)
 
@@ -263,7 +263,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, common: Connections, loop: asyncio.AbstractEventLoop) -> None:
         self.common = common
         self.remote = ""
-        self._loop = loop
+        self.loop = loop
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpRequestParser(self)
         self._arriving: Request | None = None
@@ -291,7 +291,7 @@ class Connection(asyncio.Protocol):
         self._transport = transport
         peer = transport.get_extra_info("peername")
         self.remote = str(peer[0]) if isinstance(peer, tuple) else ""
-        self._idle_since = self._head_since = self._loop.time()
+        self._idle_since = self._head_since = self.loop.time()
         self.common.open.add(self)
         self.common.none_open.clear()
         self.common.on_made(self)
@@ -309,7 +309,7 @@ class Connection(asyncio.Protocol):
         del self._parser  # It knows this: the two would stay until the next collection.
 
     def pause_writing(self) -> None:
-        self._unread_since = self._loop.time()
+        self._unread_since = self.loop.time()
 
     def resume_writing(self) -> None:
         self._unread_since = None
@@ -322,7 +322,7 @@ class Connection(asyncio.Protocol):
             return  # Read so that the client gets its answer, rather than a reset.
         was_in_head = self._is_in_head
         if self._head_since is None and self._idle_since is not None:
-            self._head_since = self._loop.time()
+            self._head_since = self.loop.time()
         try:
             self._parser.feed_data(data)
             if self._is_in_head and was_in_head:
@@ -416,11 +416,11 @@ class Connection(asyncio.Protocol):
                 break
             request = self._in_hand = self._waiting.popleft()
             self._idle_since = self._head_since = None
-            self._begun_at = self._loop.time()
+            self._begun_at = self.loop.time()
             self.common.count(1)
             self.common.handle(request)
         else:
-            self._loop.call_soon(self._begin_requests)
+            self.loop.call_soon(self._begin_requests)
         self._is_beginning = False
         if self._fault is not None and self._in_hand is None and not self._waiting:
             refused = Request(self)
@@ -448,7 +448,7 @@ class Connection(asyncio.Protocol):
         self._begin_requests()
 
     def _wait_for_request(self) -> None:
-        self._idle_since = self._loop.time()
+        self._idle_since = self.loop.time()
         self._head_since = self._idle_since if self._is_in_head else None
 
     def _close(self, request: Request) -> None:
@@ -458,7 +458,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
         else:
             self._arriving = None
-            self._idle_since = self._head_since = self._loop.time()
+            self._idle_since = self._head_since = self.loop.time()
             self._transport.write_eof()
             self.read_on()
 
@@ -485,7 +485,7 @@ class Connection(asyncio.Protocol):
             ConnectionError: it has gone.
         """
         if self._unread_since is not None:
-            self._drained = self._loop.create_future()
+            self._drained = self.loop.create_future()
             await self._drained
         self.check_open()
 

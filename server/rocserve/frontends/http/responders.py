@@ -1,18 +1,16 @@
-"""From the event loop to whoever runs a request, on the plane's thread, and back to whoever waits for its answer."""
+"""From HTTP to whoever runs a request, and back to whoever waits for its answer."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
 
 from rocserve.core.errors import ServeError, StatusCode, deadline_exceeded, internal, unimplemented
 from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.frontends.http.infer_response import detached
+from rocserve.plane.loop import Timer
 from rocserve.services.inference import NOT_FOR_DECOUPLED, Inference
 from rocserve.services.observation import ClientResponder, RequestOrigin
 
@@ -20,37 +18,6 @@ BACKLOG_LIMIT_BYTES = 256 << 20
 """Of responses that a client does not fetch."""
 
 Outcome = InferResponse | ServeError
-
-
-class Calls(Protocol):
-    """Calls back on the event loop: that itself, for what happens on its own thread."""
-
-    def call_soon(self, call: Callable[[], None], /) -> object: ...
-
-
-class LoopCalls:
-    """Calls back on the event loop for other threads: however many calls wait, the loop is woken once."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._calls: deque[Callable[[], None]] = deque()
-        self._is_woken = False
-
-    def call_soon(self, call: Callable[[], None], /) -> None:
-        """From any thread."""
-        self._calls.append(call)
-        if not self._is_woken:
-            self._is_woken = True
-            self._loop.call_soon_threadsafe(self._run)
-
-    def _run(self) -> None:
-        # First: whoever comes after the last look at the calls wakes the loop again.
-        self._is_woken = False
-        for _ in range(len(self._calls)):
-            try:
-                self._calls.popleft()()
-            except Exception as error:
-                self._loop.call_exception_handler({"message": "an answer met a fault", "exception": error})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +28,15 @@ class Asked:
     memory: RequestMemory
     holding: Holding
     """Of the request; given back when it has been answered."""
-    calls: Calls
     deadline: float | None = None
-    """time.monotonic() seconds, which are the loop's too, after which the client is told that it has passed, whatever
-    becomes of the request."""
+    """time.monotonic() seconds, after which the client is told that it has passed, whatever becomes of the request."""
 
 
 class HttpResponder(ClientResponder):
     """What the responders below have in common: where the request comes from, whether its client is still there, and
-    what memory the request and its answers hold. Made on the loop."""
+    what memory the request and its answers hold. All is called on the plane's thread."""
 
     def __init__(self, asked: Asked) -> None:
-        self._calls = asked.calls
         self._deadline = asked.deadline
         self._memory = asked.memory
         self._request_holding = asked.holding
@@ -87,15 +51,13 @@ class HttpResponder(ClientResponder):
         """Whether it failed before it was scheduled."""
 
     def hand_over(self, service: Inference, request: InferRequest) -> None:
-        """On the loop: have the request scheduled, on the data plane's thread."""
+        """Have the request scheduled. What is raised is the answer: no other follows."""
         self._service = service
-        service.plane.call_soon(partial(self._schedule, service, request))
-
-    def _schedule(self, service: Inference, request: InferRequest) -> None:
         try:
             service.infer(request, self)
-        except Exception as error:
-            self.fail(internal(service.paths.hide(f"{type(error).__name__}: {error}")))
+        except BaseException:
+            self._service = None
+            self.close()
             raise
         self._is_scheduled = True
 
@@ -108,7 +70,7 @@ class HttpResponder(ClientResponder):
             self._tell_gone()
 
     def cancel(self) -> None:
-        """On the loop: nobody waits for the answer any more."""
+        """Nobody waits for the answer any more."""
         self._is_gone = True
         if self._service is not None:
             self._service.plane.call_soon(self._tell_gone)
@@ -119,7 +81,7 @@ class HttpResponder(ClientResponder):
             callback()
 
     def close(self) -> None:
-        """On the loop: what answers there are have been sent, or nobody reads them."""
+        """What answers there are have been sent, or nobody reads them."""
         self._memory.release_answer(self._answer_holding)
         if self._service is None:
             self._memory.release(self._request_holding)
@@ -136,24 +98,29 @@ class HttpResponder(ClientResponder):
 
 
 class SingleAnswer(HttpResponder):
-    """The responder of a request that has one response, which is handed to a callback on the loop."""
+    """The responder of a request that has one response, which is handed to a callback."""
 
     takes_one = True
 
     def __init__(self, asked: Asked, answer: Callable[[SingleAnswer, Outcome], None]) -> None:
-        """`answer`: gets the response, on memory of its own, or the error; not called when the client has gone."""
+        """`answer`: gets the response, whose tensors are valid until it returns, or the error; not called when the
+        client has gone."""
         super().__init__(asked)
         self._answer: Callable[[SingleAnswer, Outcome], None] | None = answer
-        self._timer = (
-            None if asked.deadline is None else asyncio.get_running_loop().call_at(asked.deadline, self._expire)
-        )
+        self._timer: Timer | None = None
+
+    def hand_over(self, service: Inference, request: InferRequest) -> None:
+        """See HttpResponder."""
+        if self._deadline is not None:
+            self._timer = service.plane.call_at(self._deadline, self._expire)
+        super().hand_over(service, request)
 
     def expect_many(self) -> None:
         raise unimplemented(NOT_FOR_DECOUPLED["HTTP"])
 
     def send(self, response: InferResponse, final: bool = True) -> None:
         self._forget()
-        self._calls.call_soon(partial(self._set, detached(response)))
+        self._set(response)
 
     def end(self) -> None:
         self.fail(internal("expected a single response, got 0"))
@@ -161,7 +128,7 @@ class SingleAnswer(HttpResponder):
     def fail(self, error: ServeError, final: bool = True) -> None:
         self._note_failure(error)
         self._forget()
-        self._calls.call_soon(partial(self._set, error))
+        self._set(error)
 
     def leave(self) -> None:
         """The client has gone."""
@@ -184,14 +151,10 @@ class SingleAnswer(HttpResponder):
             return  # The client has gone, or been told that its deadline has passed.
         if self._timer is not None:
             self._timer.cancel()
-        try:
-            self.hold(_size(outcome))
-        except ServeError as error:
-            outcome = error
         answer(self, outcome)
 
     def hold(self, nbytes: int) -> None:
-        """On the loop: the answer takes so much now, in the form that it has.
+        """The answer takes so much now, in the form that it has.
 
         Raises:
             ServeError: RESOURCE_EXHAUSTED, there is no memory for it.
@@ -240,17 +203,17 @@ class AnswerStream(HttpResponder):
     def send(self, response: InferResponse, final: bool = True) -> None:
         if final:
             self._forget()
-        self._calls.call_soon(partial(self._put, detached(response), final))
+        self._put(detached(response), final)
 
     def end(self) -> None:
         self._forget()
-        self._calls.call_soon(partial(self._put, None, True))
+        self._put(None, True)
 
     def fail(self, error: ServeError, final: bool = True) -> None:
         self._note_failure(error)
         if final:
             self._forget()
-        self._calls.call_soon(partial(self._put, error, final))
+        self._put(error, final)
 
     def _put(self, outcome: Outcome | None, final: bool) -> None:
         if self._is_closed:

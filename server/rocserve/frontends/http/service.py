@@ -22,7 +22,6 @@ from rocserve.frontends.http.large_bodies import LARGE_JSON, LargeBodies
 from rocserve.frontends.http.management import ManagementRoute, Place
 from rocserve.frontends.http.models import Models
 from rocserve.frontends.http.protocol import Request, Response
-from rocserve.frontends.http.responders import Calls
 from rocserve.frontends.http.routes import InferenceUrl, find_destination, parse_message
 from rocserve.observability.failures import RequestFailures
 from rocserve.services.admin_calls import FORWARDING_HEADERS, Access, Peer
@@ -47,10 +46,8 @@ class HttpService:
         memory: RequestMemory,
         log: logging.Logger,
         access: Access,
-        calls: Calls,
         large: LargeBodies,
     ) -> None:
-        """`calls`: has the thread on which requests are handed in call back on the event loop."""
         self._methods = methods
         self._memory = memory
         self._failures = RequestFailures(log)
@@ -59,9 +56,7 @@ class HttpService:
         self._bodies = BodyReader(settings.max_input_size, memory)
         forwarding = header_forwarding(settings.header_forward_pattern)
         deadlines = RequestDeadlines(settings.request_timeout_seconds)
-        parts = HandlerParts(
-            inference, models, self._bodies, memory, deadlines, self._large, calls, self._run, self._failure
-        )
+        parts = HandlerParts(inference, models, self._bodies, memory, deadlines, self._large, self._run, self._failure)
         self._infer = InferHandler(parts, forwarding)
         self._generate = GenerateHandler(parts)
         self._find_destination = functools.lru_cache(_REMEMBERED_PATHS)(find_destination)

@@ -12,7 +12,6 @@ from rocserve.frontends.http.large_bodies import LargeBodies
 from rocserve.frontends.http.listener import HttpListener, most_descriptors
 from rocserve.frontends.http.models import Models
 from rocserve.frontends.http.protocol import ConnectionLimits
-from rocserve.frontends.http.responders import Calls
 from rocserve.frontends.http.service import HttpService
 from rocserve.frontends.listen_address import ListenAddress
 from rocserve.services.admin_calls import Access
@@ -35,8 +34,6 @@ class HttpParts:
     methods: Mapping[str, Method]
     models: Models
     memory: RequestMemory
-    calls: Calls
-    """See HttpService."""
     large: LargeBodies
 
 
@@ -57,7 +54,6 @@ async def start_http(
         memory,
         log,
         Access.of(settings, http, log),
-        parts.calls,
         parts.large,
     )
     tls = tls_context(settings.grpc, http, "HTTP", log)

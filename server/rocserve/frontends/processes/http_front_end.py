@@ -51,7 +51,7 @@ async def _serve(task: FrontEndTask, loop: FrontEndLoop) -> None:
     way = WayToServer(task, loop, stop)
     methods = remote_methods(way.forwarding, loop)
     models = RemoteModels(EditionReader(task.edition), methods["ModelConfig"])
-    parts = HttpParts(way.inference, methods, models, task.memory, loop, LargeBodies(_LARGE_BODY_PROCESSES))
+    parts = HttpParts(way.inference, methods, models, task.memory, LargeBodies(_LARGE_BODY_PROCESSES))
     where = ListenAddress("HTTP", "http", task.settings.http.address, task.port, reuse_port=True)
     try:
         listener, _ = await start_http(task.settings, where, parts, task.log)

@@ -1,12 +1,10 @@
-"""Requests on their way to the data plane's thread, and answers on theirs to the event loop."""
+"""Requests on their way to the scheduler, and answers on theirs to the client."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +17,7 @@ from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse, RequestHead
 from rocserve.core.tensors import Tensor
 from rocserve.frontends.http import responders
-from rocserve.frontends.http.responders import AnswerStream, Asked, HttpResponder, LoopCalls, Outcome, SingleAnswer
+from rocserve.frontends.http.responders import AnswerStream, Asked, HttpResponder, Outcome, SingleAnswer
 from rocserve.services.observation import RequestOrigin
 
 
@@ -28,7 +26,7 @@ def origin() -> RequestOrigin:
 
 
 def asked() -> Asked:
-    return Asked(origin, RequestMemory(), Holding(), LoopCalls(asyncio.get_running_loop()))
+    return Asked(origin, RequestMemory(), Holding())
 
 
 def response(data: bytearray) -> InferResponse:
@@ -51,28 +49,22 @@ def hand_over(responder: HttpResponder, answer: Callable[[HttpResponder], None] 
     """Have a request scheduled that `answer` is called for; the loop of the data plane."""
     service: Any = Service(answer)
     responder.hand_over(service, InferRequest(RequestHead("m", "", ()), "", []))
-    service.plane.turn()
     loop: HandLoop = service.plane
     return loop
 
 
-async def test_a_request_that_cannot_be_scheduled_is_answered() -> None:
+async def test_a_request_that_cannot_be_scheduled_has_no_other_answer() -> None:
     def fail(responder: HttpResponder) -> None:
         raise KeyError("what")
 
-    answer = Waiting(asked())
+    request = asked()
+    request.memory.admit(request.holding, 10)
+    answer = Waiting(request)
     with pytest.raises(KeyError):
         hand_over(answer, fail)
-    outcome = await answer.came
-    assert isinstance(outcome, ServeError)
-    assert outcome.text == "KeyError: 'what'"
-
-
-async def elsewhere(call: Callable[[], None]) -> None:
-    """Do it on another thread and wait until it is done."""
-    thread = threading.Thread(target=call)
-    thread.start()
-    await asyncio.to_thread(thread.join)
+    answer.send(response(bytearray(b"a")))
+    assert not answer.came.done()
+    assert request.memory.used_bytes == 0
 
 
 class Waiting(SingleAnswer):
@@ -81,16 +73,6 @@ class Waiting(SingleAnswer):
     def __init__(self, asked: Asked) -> None:
         self.came: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         super().__init__(asked, lambda responder, outcome: self.came.set_result(outcome))
-
-
-async def test_one_answer_on_memory_of_its_own() -> None:
-    answer = Waiting(asked())
-    memory = bytearray(b"abc")
-    await elsewhere(lambda: answer.send(response(memory)))
-    memory[:] = b"xyz"
-    outcome = await answer.came
-    assert isinstance(outcome, InferResponse)
-    assert outcome.outputs[0].data == b"abc"
 
 
 async def test_an_error_tells_whether_the_request_was_scheduled() -> None:
@@ -119,7 +101,7 @@ async def test_a_client_that_has_gone() -> None:
     told: list[str] = []
     answer.watch_cancellation(lambda: told.append("early"))
     answer.leave()
-    assert not told, "it is told on the data plane's thread"
+    assert not told, "whoever says so may be in the middle of an answer"
     plane.turn()
     answer.watch_cancellation(lambda: told.append("late"))
     answer.cancel()
@@ -153,15 +135,15 @@ async def test_a_stream_of_answers() -> None:
     stream = AnswerStream(asked())
     stream.expect_many()
 
-    def answer() -> None:
-        stream.send(response(bytearray(b"a")), final=False)
-        stream.fail(internal("no"), final=False)
-        stream.end()
-        stream.end()
-
-    await elsewhere(answer)
+    memory = bytearray(b"a")
+    stream.send(response(memory), final=False)
+    memory[:] = b"x"
+    stream.fail(internal("no"), final=False)
+    stream.end()
+    stream.end()
     outcomes = [await stream.next() for _ in range(3)]
     assert isinstance(outcomes[0], InferResponse)
+    assert outcomes[0].outputs[0].data == b"a", "it is on memory of its own"
     assert isinstance(outcomes[1], ServeError)
     assert outcomes[2] is None
 
@@ -181,24 +163,3 @@ async def test_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> N
     assert await stream.next() is None
     plane.turn()
     assert cancelled == [True]
-
-
-async def test_many_calls_of_other_threads_come_in_order_and_a_fault_stops_none() -> None:
-    loop = asyncio.get_running_loop()
-    faults: list[str] = []
-    loop.set_exception_handler(lambda _, context: faults.append(str(context["exception"])))
-    calls, came = LoopCalls(loop), []
-
-    def fail() -> None:
-        raise ValueError("a fault")
-
-    def call() -> None:
-        for number in range(10_000):
-            calls.call_soon(fail if number == 5_000 else partial(came.append, number))
-
-    await elsewhere(call)
-    ended = asyncio.Event()
-    calls.call_soon(ended.set)
-    await asyncio.wait_for(ended.wait(), 10)
-    assert came == [*range(5_000), *range(5_001, 10_000)]
-    assert faults == ["a fault"]

@@ -33,8 +33,7 @@ async def test_a_load_goes_on_without_its_client_and_counts_as_long() -> None:
     methods = {"RepositoryModelLoad": SlowMethod(pb.RepositoryModelLoadRequest, load)}
     inference: Any = SimpleNamespace()
     access = Access({}, AdminCalls(None, ()))
-    loop = asyncio.get_running_loop()
-    service = HttpService(inference, methods, inference, HttpSettings(), memory, LOG, access, loop, LargeBodies())
+    service = HttpService(inference, methods, inference, HttpSettings(), memory, LOG, access, LargeBodies())
     left = asyncio.Event()
 
     def handle(request: Request) -> None:

@@ -1,0 +1,101 @@
+"""GuestLoop runs asyncio's callbacks on the data plane's thread, in turns of its loop.
+
+What is written for asyncio, HTTP's connections, is served so where requests are scheduled, and no thread is woken
+between the two. The plane's loop sleeps for both: it watches the guest's epoll, and its timers wake it for the guest's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any, TypeVar, TypeVarTuple
+
+from rocserve.plane.loop import PlaneLoop
+from rocserve.plane.timers import NEVER, TimerHandle
+
+_Result = TypeVar("_Result")
+_Arguments = TypeVarTuple("_Arguments")
+
+
+class GuestLoop(asyncio.SelectorEventLoop):
+    """All is called on the plane's thread, but for what asyncio allows from others, and `run`. Callbacks may come
+    between its turns, when no loop is the running one."""
+
+    def __init__(self, plane: PlaneLoop) -> None:
+        """From any thread, as long as the plane's runs."""
+        self._plane = plane
+        self._wakes_at = NEVER
+        """time.monotonic() seconds, up to which timers may be due."""
+        self._timer: TimerHandle | None = None
+        selector = _Selector(self._end_turn)
+        self._descriptor = selector.fileno()
+        super().__init__(selector)
+        plane.register(self._descriptor, self._turn)
+
+    async def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """What `work`, which runs on this loop, returns or raises; for tasks of other loops."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self))
+
+    def call_soon(
+        self, callback: Callable[[*_Arguments], object], *args: *_Arguments, context: Context | None = None
+    ) -> asyncio.Handle:
+        """See asyncio."""
+        self._plane.at_end_of_turn(self._turn)
+        return super().call_soon(callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[[*_Arguments], object], *args: *_Arguments, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """See asyncio."""
+        if when < self._wakes_at:
+            self._wake_at(when)
+        return super().call_at(when, callback, *args, context=context)
+
+    def close(self) -> None:
+        """Tasks that are left are cancelled."""
+        for task in asyncio.all_tasks(self):
+            task.cancel()
+        self._turn()
+        self._plane.unregister(self._descriptor)
+        if self._timer is not None:
+            self._timer.cancel()
+        super().close()
+
+    def _turn(self) -> None:
+        if not self.is_closed():
+            self.run_forever()
+
+    def _end_turn(self, timeout: float | None) -> None:
+        """It is about to run what is due, and would otherwise sleep for so many seconds."""
+        self.stop()
+        if timeout is None or self._wakes_at != NEVER:
+            return
+        if timeout > 0:
+            self._wake_at(self.time() + timeout)
+        else:
+            # The next turn tells when there is more to do.
+            self._plane.at_end_of_turn(self._turn)
+
+    def _wake_at(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._wakes_at = when
+        self._timer = self._plane.call_at(when, self._on_time)
+
+    def _on_time(self) -> None:
+        self._wakes_at = NEVER
+        self._turn()
+
+
+class _Selector(selectors.EpollSelector):
+    """Looks, and never waits."""
+
+    def __init__(self, on_select: Callable[[float | None], None]) -> None:
+        super().__init__()
+        self._on_select = on_select
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self._on_select(timeout)
+        return super().select(0)

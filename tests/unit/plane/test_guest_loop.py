@@ -1,0 +1,121 @@
+"""asyncio on the data plane's thread."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from rocserve.plane.guest_loop import GuestLoop
+from rocserve.plane.loop import PlaneLoop
+
+
+@pytest.fixture
+def guest(plane: PlaneLoop) -> Iterator[GuestLoop]:
+    guest = GuestLoop(plane)
+    yield guest
+    closed = threading.Event()
+    plane.call_soon(lambda: (guest.close(), closed.set()))
+    assert closed.wait(10)
+
+
+async def test_sockets_timers_threads_and_tasks_are_served_on_the_planes_thread(
+    plane: PlaneLoop, guest: GuestLoop
+) -> None:
+    mine, other = socket.socketpair()
+    mine.setblocking(False)
+
+    async def work() -> tuple[bytes, int, int]:
+        loop = asyncio.get_running_loop()
+        assert loop is guest
+        read = loop.create_task(loop.sock_recv(mine, 10))
+        await asyncio.sleep(0.01)
+        elsewhere = await asyncio.to_thread(lambda: (other.send(b"hello"), threading.get_ident())[1])
+        return await read, threading.get_ident(), elsewhere
+
+    data, thread, elsewhere = await guest.run(work())
+    assert (data, thread) == (b"hello", plane.thread)
+    assert elsewhere not in (plane.thread, threading.get_ident())
+    mine.close()
+    other.close()
+
+
+async def test_what_is_raised_goes_to_the_other_loop(guest: GuestLoop) -> None:
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise KeyError("what")
+
+    with pytest.raises(KeyError):
+        await guest.run(fail())
+
+
+async def test_who_is_cancelled_takes_the_work_along(guest: GuestLoop) -> None:
+    begun, cancelled = threading.Event(), threading.Event()
+
+    async def work() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    waiting = asyncio.ensure_future(guest.run(work()))
+    await asyncio.to_thread(begun.wait, 10)
+    waiting.cancel()
+    assert await asyncio.to_thread(cancelled.wait, 10)
+
+
+async def test_timers_come_in_their_order_whenever_they_were_set(guest: GuestLoop) -> None:
+    async def work() -> list[str]:
+        loop, came = asyncio.get_running_loop(), []
+        loop.call_later(0.15, came.append, "last")
+        loop.call_later(0.05, came.append, "first")
+        loop.call_later(0.01, came.append, "never").cancel()
+        await asyncio.sleep(0.1)
+        came.append("between")
+        await asyncio.sleep(0.1)
+        return came
+
+    assert await guest.run(work()) == ["first", "between", "last"]
+
+
+def test_callbacks_of_the_plane_may_set_what_its_tasks_wait_for(plane: PlaneLoop, guest: GuestLoop) -> None:
+    came: list[object] = []
+    done = threading.Event()
+
+    async def wait(answer: asyncio.Future[str]) -> None:
+        came.append(await answer)
+        done.set()
+
+    def begin() -> None:
+        answer: asyncio.Future[str] = guest.create_future()
+        came.append(guest.create_task(wait(answer)))
+        plane.call_at(time.monotonic() + 0.02, lambda: answer.set_result("an answer"))
+
+    plane.call_soon(begin)
+    assert done.wait(10)
+    assert came[1:] == ["an answer"]
+
+
+def test_what_is_left_at_the_end_is_cancelled(plane: PlaneLoop) -> None:
+    guest = GuestLoop(plane)
+    begun, cancelled, closed = threading.Event(), threading.Event(), threading.Event()
+
+    async def work() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cancelled.set()
+
+    asyncio.run_coroutine_threadsafe(work(), guest)
+    assert begun.wait(10)
+    plane.call_soon(lambda: (guest.close(), closed.set()))
+    assert closed.wait(10)
+    assert cancelled.is_set()
+    assert guest.is_closed()
