@@ -1,4 +1,4 @@
-"""What docs/migraphx-errors.md says an operator or a client sees is what a server says."""
+"""What docs/reference/migraphx-errors.md says an operator or a client sees is what a server says."""
 
 from __future__ import annotations
 

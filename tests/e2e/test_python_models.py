@@ -324,7 +324,7 @@ def test_models_that_cannot_be_loaded_say_why(serve, tmp_path):
 
 
 def test_the_first_model_of_the_documentation(serve, tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "python-models.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/guides/python-models.md").read_text()
     source, program, *_ = (block.split("```")[0] for block in page.split("```python\n")[1:])
     config = page.split("```\n\n```\n")[1].split("```")[0]
     write_model(tmp_path / "repository" / "shout", source, config)

@@ -175,7 +175,7 @@ def test_a_model_reaches_neither_files_of_root_nor_the_server_nor_other_models(s
         assert ask(f"attach({victim})") == REFUSED
         for file in ("environ", "mem", "maps"):
             assert ask(f"read('/proc/{victim}/{file}')") == DENIED, file
-    # What all processes of one user may do to each other (docs/security.md).
+    # What all processes of one user may do to each other (docs/reference/security.md).
     assert ask(f"os.kill({other}, 0)") is None
 
 

@@ -1,6 +1,6 @@
 """A model for each thing that goes wrong with MIGraphX, as a user would drop it into a repository.
 
-Cases go by what docs/migraphx-errors.md calls them.
+Cases go by what docs/reference/migraphx-errors.md calls them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/migraphx-errors.md, as tests read it: its rows, and the texts in them that the server is held to."""
+"""docs/reference/migraphx-errors.md, as tests read it: its rows, and the texts in them that the server is held to."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[2]
-_PAGE = CHECKOUT / "docs/migraphx-errors.md"
+_PAGE = CHECKOUT / "docs/reference/migraphx-errors.md"
 _ROW = re.compile(r"^\| (.*) \|$", re.MULTILINE)
 _BETWEEN_CELLS = re.compile(r" \|(?= )")
 _TEXT = re.compile(r"\b(index|log|response): (`{1,2})(.+?)\2(?!`)")

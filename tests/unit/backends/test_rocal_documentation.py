@@ -15,7 +15,7 @@ from rocserve.backends.rocal.operations import OPERATIONS
 from rocserve.backends.rocal.operations.refused import RANDOM_OPERATIONS
 from rocserve.backends.rocal.schema import REQUIRED
 
-DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs"
+DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs/reference"
 OF_THE_SERVERS_JSON = (DOCUMENTATION / "rocal.md").read_text()
 OF_FN = (DOCUMENTATION / "rocal-operations.md").read_text()
 

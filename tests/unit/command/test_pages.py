@@ -1,4 +1,4 @@
-"""The pages: all are reached from the README, their links lead somewhere, and they know all flags."""
+"""The pages: links lead somewhere, the index has all, contents are the headings, and operators find all flags."""
 
 from __future__ import annotations
 
@@ -6,36 +6,65 @@ import re
 from pathlib import Path
 
 import pytest
+from support.migraphx import CHECKOUT
 
 from rocserve.flags import FLAGS
 
-ROOT = Path(__file__).parents[3]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
-LINK = re.compile(r"\]\(([^)]+)\)")
+PAGES = sorted(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "model_repository/*.md", "benchmarks/*.md")
+    for path in CHECKOUT.glob(pattern)
+)
+GUIDES = [path for path in PAGES if path.is_relative_to(CHECKOUT / "docs") and path.name != "README.md"]
+LONG_ENOUGH_FOR_CONTENTS = 3
+"""Headings."""
 
 
-def anchors(page: Path) -> set[str]:
-    """As GitHub makes them of headings."""
-    headings = [line.lstrip("#").strip().lower() for line in page.read_text().splitlines() if line.startswith("#")]
-    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in headings}
+def _prose(page: Path) -> str:
+    """Without code blocks, in which brackets and number signs mean other things."""
+    return re.sub(r"^( *)```.*?^\1```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def _anchor(heading: str) -> str:
+    """As GitHub makes it."""
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
+    return re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+
+
+def _anchors(page: Path) -> list[str]:
+    return [_anchor(heading) for heading in re.findall(r"^#+ (.+)$", _prose(page), re.MULTILINE)]
+
+
+def _links(page: Path) -> list[str]:
+    prose = re.sub(r"`[^`\n]*`", "", _prose(page))
+    return [link for link in re.findall(r"\]\(([^)\s]+)\)", prose) if not re.match(r"https?://|mailto:", link)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in _links(page):
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), f"{link}: there is no {target}"
+        if anchor:
+            assert anchor in _anchors(target), f"{link}: {target.name} has {', '.join(_anchors(target))}"
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_contents_on_top_are_the_headings(page: Path) -> None:
+    headings = re.findall(r"^## (.+)$", _prose(page), re.MULTILINE)
+    if len(headings) < LONG_ENOUGH_FOR_CONTENTS:
+        return
+    contents = "".join(f"- [{heading.replace('`', '')}](#{_anchor(heading)})\n" for heading in headings)
+    assert f"\n\n{contents}\n" in page.read_text().partition("\n## ")[0] + "\n", f"its contents are:\n{contents}"
+
+
+def test_the_index_has_every_page() -> None:
+    index = CHECKOUT / "docs/README.md"
+    linked = {(index.parent / link.partition("#")[0]).resolve() for link in _links(index)}
+    assert set(GUIDES) <= linked
 
 
 @pytest.mark.parametrize("flag", [name for flag in FLAGS for name in (flag.name, *flag.aliases)])
 def test_the_page_for_operators_has_each_flag(flag: str) -> None:
-    assert re.search(rf"`--{flag}[`=]", (ROOT / "docs" / "operations.md").read_text())
-
-
-def test_the_readme_leads_to_all_pages() -> None:
-    linked = set(LINK.findall((ROOT / "README.md").read_text()))
-    assert {f"docs/{page.name}" for page in PAGES} <= linked
-
-
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
-    for link in LINK.findall(page.read_text()):
-        if link.startswith("http"):
-            continue
-        name, _, anchor = link.partition("#")
-        target = page.parent / name if name else page
-        assert target.exists(), link
-        assert not anchor or anchor in anchors(target), link
+    assert re.search(rf"`--{flag}[`=]", (CHECKOUT / "docs/guides/operations.md").read_text())

@@ -1,4 +1,4 @@
-"""docs/model-configuration.md says of every field what becomes of it."""
+"""docs/reference/model-configuration.md says of every field what becomes of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rocserve.config.definition import read_model_definitions
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
-PAGE = Path(__file__).parents[3] / "docs" / "model-configuration.md"
+PAGE = Path(__file__).parents[3] / "docs/reference/model-configuration.md"
 TENSORS = 'input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }'
 
 

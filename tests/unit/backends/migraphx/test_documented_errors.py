@@ -1,4 +1,4 @@
-"""What docs/migraphx-errors.md says of cases that a server cannot be brought into here."""
+"""What docs/reference/migraphx-errors.md says of cases that a server cannot be brought into here."""
 
 from __future__ import annotations
 

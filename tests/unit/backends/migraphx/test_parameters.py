@@ -255,8 +255,8 @@ class TestAccelerator:
 
 
 def _documented() -> dict[str, str]:
-    """The rows of the table in docs/migraphx.md: the parameter, and the cell with its names in an accelerator."""
-    text = (Path(__file__).parents[4] / "docs/migraphx.md").read_text()
+    """The rows of the table in docs/reference/migraphx.md: the parameter, and its names in an accelerator."""
+    text = (Path(__file__).parents[4] / "docs/reference/migraphx.md").read_text()
     table = text[text.index("## All parameters") :]
     return dict(re.findall(r"^\| `(\w+)` \|.*\|([^|]*)\|$", table, re.MULTILINE))
 

@@ -1,6 +1,6 @@
 """What a model's configuration asks of MIGraphX: its `parameters`, and its execution accelerator "migraphx".
 
-Both take the same names; `parameters` win. docs/migraphx.md lists them.
+Both take the same names; `parameters` win. docs/reference/migraphx.md lists them.
 """
 
 from __future__ import annotations
