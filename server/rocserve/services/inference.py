@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
@@ -17,13 +17,13 @@ from rocserve.core.serving import Responder, ServingTableHolder
 from rocserve.core.tensors import COUNTED_AT_ONCE, count_elements
 from rocserve.plane.loop import Plane, PlaneLoop
 from rocserve.services.client_limits import ClientLimits
-from rocserve.services.client_memory.attachment import ClientMemory
+from rocserve.services.client_memory.attachment import ClientMemory, Steps
 from rocserve.services.observation import ClientResponder, RequestObserver
 from rocserve.services.readiness import Readiness
 
 _COUNTED_APART = 4 * COUNTED_AT_ONCE
 """Bytes of an input: fewer have no more elements than are counted in a step."""
-
+_Unprepared = tuple[InferRequest, Responder, Sequence[Steps]]
 
 NOT_FOR_DECOUPLED: Mapping[str, str] = MappingProxyType(
     {
@@ -81,8 +81,8 @@ class InferenceService:
         self.paths = paths
         self.plane = plane
         self._client_limits = client_limits
-        self._uncounted: dict[tuple[str, SequenceId] | None, list[tuple[InferRequest, Responder]]] = {}
-        """By sequences of which a request is being counted, those that have come behind it."""
+        self._unprepared: dict[tuple[str, SequenceId] | None, list[_Unprepared]] = {}
+        """By sequences of which a request is being prepared, those that have come behind it."""
 
     @property
     def wants_origins(self) -> bool:
@@ -113,44 +113,62 @@ class InferenceService:
             except ServeError as error:
                 responder.fail(error)
                 return
+        copying: Sequence[Steps] = ()
         if request.head.uses_shared_memory:
             try:
-                responder = self._client_memory.attach(request, responder)
+                responder, copying = self._client_memory.attach(request, responder)
             except ServeError as error:
                 responder.fail(error)
                 return
         if is_observed:
             responder = self._observer.note_tensors(request, responder)
-        if request.head.has_strings or self._uncounted:
-            self._dispatch_counted(request, responder)
+        if copying or request.head.has_strings or self._unprepared:
+            self._dispatch_prepared(request, responder, copying)
         else:
             dispatch(self._tables, request, responder)
 
-    def _dispatch_counted(self, request: InferRequest, responder: Responder) -> None:
-        """Elements of BYTES are counted a step a turn where there may be many; a sequence keeps its order meanwhile."""
+    def _dispatch_prepared(self, request: InferRequest, responder: Responder, copying: Sequence[Steps]) -> None:
+        """Large inputs are copied, and elements of BYTES counted where there may be many, a step a turn; a sequence
+        keeps its order meanwhile."""
         sequence = request.sequence
         key = None if sequence is None else (request.head.model_name, sequence.id)
-        if key in self._uncounted:
-            self._uncounted[key].append((request, responder))
-        elif _has_many_strings(request):
+        if key in self._unprepared:
+            self._unprepared[key].append((request, responder, copying))
+        elif copying or _has_many_strings(request):
             if key is not None:
-                self._uncounted[key] = []
-            self.plane.work_off(self._count(request, responder, key))
+                self._unprepared[key] = []
+            self.plane.work_off(self._prepare(request, responder, copying, key))
         else:
             dispatch(self._tables, request, responder)
 
-    def _count(
-        self, request: InferRequest, responder: Responder, key: tuple[str, SequenceId] | None
+    def _prepare(
+        self,
+        request: InferRequest,
+        responder: Responder,
+        copying: Sequence[Steps],
+        key: tuple[str, SequenceId] | None,
     ) -> Generator[None, None, None]:
-        faults: list[str] = []
-        for entry, data in zip(request.head.inputs, request.data, strict=True):
-            is_counted = entry.datatype == DataType.BYTES.value
-            faults.append((yield from count_elements(data, math.prod(entry.shape))) if is_counted else "")
-        request.element_faults = faults
-        dispatch(self._tables, request, responder)
+        try:
+            for steps in copying:
+                yield from steps
+        except ServeError as error:
+            responder.fail(error)
+        else:
+            if request.head.has_strings:
+                request.element_faults = yield from _count(request)
+            dispatch(self._tables, request, responder)
         if key is not None:
-            for behind in self._uncounted.pop(key):
-                self._dispatch_counted(*behind)
+            for behind in self._unprepared.pop(key):
+                self._dispatch_prepared(*behind)
+
+
+def _count(request: InferRequest) -> Generator[None, None, list[str]]:
+    """What is wrong with the elements of each input."""
+    faults: list[str] = []
+    for entry, data in zip(request.head.inputs, request.data, strict=True):
+        is_counted = entry.datatype == DataType.BYTES.value
+        faults.append((yield from count_elements(data, math.prod(entry.shape))) if is_counted else "")
+    return faults
 
 
 def _has_many_strings(request: InferRequest) -> bool:

@@ -26,6 +26,7 @@ _ZERO = np.zeros(1, dtype=np.uint8)
 _READ_AT_ONCE = 64 * 1024
 """Bytes up to which an input is copied when its request comes."""
 
+Steps = Iterator[None]
 SeenPart = tuple[ClientRegion, GuardedMapping, int]
 """Of a region, whose memory a model is given where it lies: what is known of its mapping, and the part's end."""
 
@@ -38,7 +39,7 @@ class ClientMemory:
         tables: ServingTableHolder,
         regions: ClientRegions,
         most_bytes: int,
-        work_off: Callable[[Iterator[None]], object],
+        work_off: Callable[[Steps], object],
     ) -> None:
         """
         Args:
@@ -50,11 +51,12 @@ class ClientMemory:
         self._regions = regions
         self._most_bytes = most_bytes
 
-    def attach(self, request: InferRequest, responder: Responder) -> Responder:
+    def attach(self, request: InferRequest, responder: Responder) -> tuple[Responder, Sequence[Steps]]:
         """Put the inputs that lie in regions into the request's data.
 
         Returns:
-            Who is to answer the request; it leaves in regions the outputs that are wanted there.
+            Who is to answer the request, which leaves in regions the outputs that are wanted there; and the steps that
+            copy large inputs, to be taken before the request goes on. A step raises ServeError as this does.
 
         Raises:
             ServeError: there is no such model, region or part of a region; nothing is held then.
@@ -64,6 +66,7 @@ class ClientMemory:
         left = self._most_bytes
         stays = request.trace is None and _only_copies(config)
         seen: list[SeenPart] = []
+        copying: list[Steps] = []
         data = list(request.data)
         for index, entry in enumerate(head.inputs):
             reference = read_reference(entry.name, entry.parameters)
@@ -74,12 +77,14 @@ class ClientMemory:
                 data[index], mapping = region.view(reference.offset, reference.nbytes)
                 seen.append((region, mapping, reference.offset + reference.nbytes))
             else:
-                data[index] = self._fetch(entry, reference, left)
+                # What a trace notes of inputs it notes at once.
+                in_steps = request.trace is None and reference.nbytes > COPIED_AT_ONCE
+                data[index] = self._fetch(entry, reference, left, copying if in_steps else None)
                 left -= reference.nbytes
         request.data = data
         wanted = _wanted_parts(head)
         if not wanted and not seen:
-            return responder
+            return responder, copying
         parts: dict[str, RegionPart] = {}
         try:
             for name, reference in wanted.items():
@@ -87,10 +92,12 @@ class ClientMemory:
         except ServeError:
             self._give_back(parts)
             raise
-        return RegionResponder(responder, parts, seen, partial(self._give_back, parts), config, self._work_off)
+        answering = RegionResponder(responder, parts, seen, partial(self._give_back, parts), config, self._work_off)
+        return answering, copying
 
-    def _fetch(self, entry: InputHead, reference: RegionReference, left: int) -> Buffer:
-        """`left`: how many bytes of the request may yet be fetched."""
+    def _fetch(self, entry: InputHead, reference: RegionReference, left: int, copying: list[Steps] | None) -> Buffer:
+        """`left`: how many bytes of the request may yet be fetched. `copying`: takes the steps that fetch them; None =
+        they are fetched now."""
         if _has_other_size(entry, reference.nbytes):
             self._regions.checked(reference)
             # Validation refuses it for its length: as many zeros, which take no memory, spare the reading.
@@ -102,7 +109,11 @@ class ClientMemory:
                 f"the inputs in shared memory have more bytes than may wait for a model ({self._most_bytes};"
                 " --max-queue-bytes)",
             )
-        return self._regions.read(reference)
+        if copying is None:
+            return self._regions.read(reference)
+        data = np.empty(reference.nbytes, np.uint8).data
+        copying.append(self._regions.checked(reference).read_into(data, reference.offset))
+        return data
 
     def _give_back(self, parts: Mapping[str, RegionPart]) -> None:
         for part in parts.values():
@@ -119,7 +130,7 @@ class RegionResponder(EndingResponder):
         seen: Sequence[SeenPart],
         give_back: Callable[[], None],
         config: ModelConfig,
-        work_off: Callable[[Iterator[None]], object],
+        work_off: Callable[[Steps], object],
     ) -> None:
         """
         Args:

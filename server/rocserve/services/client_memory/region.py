@@ -9,11 +9,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Generator
 
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument
 from rocserve.core.tensors import Buffer
 from rocserve.plane.guarded_mapping import FaultGuard, GuardedMapping
-from rocserve.plane.heap import copy_bytes
+from rocserve.plane.heap import COPIED_AT_ONCE, copy_bytes
 
 FOLDER = "/dev/shm"
 """Where Linux keeps POSIX shared memory."""
@@ -122,6 +123,14 @@ class ClientRegion:
         data = bytes(view)
         self.check_whole(mapping, offset + nbytes)
         return data
+
+    def read_into(self, data: memoryview, offset: int) -> Generator[None, None, None]:
+        """As `read`, into memory that a part fills, some bytes a step."""
+        view, mapping = self.view(offset, len(data))
+        for start in range(0, len(data), COPIED_AT_ONCE):
+            copy_bytes(data, start, view[start : start + COPIED_AT_ONCE])
+            yield
+        self.check_whole(mapping, offset + len(data))
 
     def write(self, offset: int, data: Buffer) -> None:
         """Fill a part that is within bounds; raises as `check_whole` does."""

@@ -16,6 +16,7 @@ from rocserve.core.model_config import EnsembleStep, InputConfig, ModelConfig, S
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestedOutput, RequestHead
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.tensors import Tensor
+from rocserve.plane.heap import COPIED_AT_ONCE
 from rocserve.services.client_memory.attachment import ClientMemory
 from rocserve.services.client_memory.regions import ClientRegions
 
@@ -135,7 +136,7 @@ def test_inputs_are_fetched_beside_those_that_came_with_the_request(
     file.put(32, bytes(range(16)))
     asked = request(four("A"), four("B", **part(16, 32)), data=[b"x" * 16, b""])
     heard = Heard(regions)
-    assert memory.attach(asked, heard) is heard
+    assert memory.attach(asked, heard) == (heard, [])
     assert asked.data == [b"x" * 16, bytes(range(16))]
 
 
@@ -166,7 +167,7 @@ def large_input(name: str = "IN", **more: Any) -> InputHead:
 
 def test_a_large_input_is_seen_where_it_lies(memory: ClientMemory, regions: ClientRegions, large: SharedFile) -> None:
     asked, heard = request(large_input()), Heard(regions)
-    responder = memory.attach(asked, heard)
+    responder, _ = memory.attach(asked, heard)
     (seen,) = asked.data
     assert isinstance(seen, memoryview)
     assert (len(seen), bytes(seen[:4]), bytes(seen[-4:])) == (4 * LARGE, b"abcd", bytes(4))
@@ -189,7 +190,7 @@ def test_a_file_that_is_cut_while_its_request_is_under_way_fails_it(
     memory: ClientMemory, regions: ClientRegions, large: SharedFile
 ) -> None:
     heard = Heard(regions)
-    responder = memory.attach(request(large_input()), heard)
+    responder, _ = memory.attach(request(large_input()), heard)
     large.cut(4 * LARGE)
     responder.send(answer(b"done"))
     end = 4 * LARGE + 4
@@ -293,7 +294,7 @@ def test_a_region_holds_no_classes(memory: ClientMemory, regions: ClientRegions)
 
 def test_outputs_are_left_in_their_regions(memory: ClientMemory, regions: ClientRegions, file: SharedFile) -> None:
     heard = Heard(regions)
-    responder = memory.attach(request(four(), outputs={"A": part(32, 64), "B": {}}), heard)
+    responder, _ = memory.attach(request(four(), outputs={"A": part(32, 64), "B": {}}), heard)
     given = InferResponse.of(
         "m",
         "1",
@@ -318,7 +319,7 @@ def test_an_output_that_is_larger_than_its_part_fails(
     memory: ClientMemory, regions: ClientRegions, file: SharedFile, model: str, where: str
 ) -> None:
     heard = Heard(regions)
-    responder = memory.attach(request(four(), outputs={"OUT": part(15)}, model=model), heard)
+    responder, _ = memory.attach(request(four(), outputs={"OUT": part(15)}, model=model), heard)
     responder.send(answer(b"a" * 16))
     (error,) = heard.told
     assert error.code is StatusCode.INTERNAL
@@ -331,7 +332,7 @@ def test_an_output_that_is_larger_than_its_part_fails(
 
 def test_an_output_whose_file_was_cut_fails(memory: ClientMemory, regions: ClientRegions, file: SharedFile) -> None:
     heard = Heard(regions)
-    responder = memory.attach(request(four(), outputs={"OUT": part()}), heard)
+    responder, _ = memory.attach(request(four(), outputs={"OUT": part()}), heard)
     file.cut(8)
     responder.send(answer(b"a" * 16))
     assert heard.told[0].text.startswith("shared memory region 'r' has been cut: byte 16 of")
@@ -339,7 +340,7 @@ def test_an_output_whose_file_was_cut_fails(memory: ClientMemory, regions: Clien
 
 def test_each_response_of_many_is_left_there(memory: ClientMemory, regions: ClientRegions, file: SharedFile) -> None:
     heard = Heard(regions)
-    responder = memory.attach(request(four(), outputs={"OUT": part(4)}), heard)
+    responder, _ = memory.attach(request(four(), outputs={"OUT": part(4)}), heard)
     regions.unregister("r")
     for text in (b"aaaa", b"too long", b"bbbb"):
         responder.send(answer(text), False)
@@ -353,7 +354,7 @@ def test_each_response_of_many_is_left_there(memory: ClientMemory, regions: Clie
 def test_a_region_in_use_goes_when_its_last_user_has(memory: ClientMemory, regions: ClientRegions) -> None:
     def ask() -> tuple[Heard, Any]:
         heard = Heard(regions)
-        return heard, memory.attach(request(four(), outputs={"OUT": part(), "OTHER": part(16, 64)}), heard)
+        return heard, memory.attach(request(four(), outputs={"OUT": part(), "OTHER": part(16, 64)}), heard)[0]
 
     first, first_responder = ask()
     regions.unregister_all()
@@ -388,10 +389,33 @@ def test_several_regions_may_lie_in_one_file(regions: ClientRegions, file: Share
     assert [region.name for region in regions.registered()] == ["inner", "second"]
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_large_input_that_has_to_be_copied_is_copied_in_steps(
+    tables: ServingTableHolder, regions: ClientRegions, is_cut: bool
+) -> None:
+    memory, content = ClientMemory(tables, regions, 4 * COPIED_AT_ONCE, take_all), bytes(range(256)) * (13 << 10)
+    with shared_file(len(content), "copied") as made:
+        made.put(0, content)
+        regions.register("copied", made.key, 0, len(content))
+        entry = InputHead("IN", "UINT8", (len(content),), part(len(content), 0, "copied"))
+        asked = request(entry, four(**part()), model="cached")
+        _, (steps,) = memory.attach(asked, Heard(regions))
+        for number in range(1, 5):
+            next(steps)
+            copied = min(number * COPIED_AT_ONCE, len(content))
+            assert bytes(asked.data[0][:copied]) == content[:copied]
+        if is_cut:
+            made.cut(COPIED_AT_ONCE)
+            with pytest.raises(ServeError, match="shared memory region 'copied' has been cut"):
+                next(steps)
+        else:
+            assert list(steps) == []
+
+
 def test_a_large_output_is_left_in_steps(tables: ServingTableHolder, regions: ClientRegions, large: SharedFile) -> None:
     begun: list[Iterator[None]] = []
     memory, heard = ClientMemory(tables, regions, 1 << 20, begun.append), Heard(regions)
-    responder = memory.attach(request(outputs={"OUT": part(4 * LARGE, 0, "large")}), heard)
+    responder, _ = memory.attach(request(outputs={"OUT": part(4 * LARGE, 0, "large")}), heard)
     given = answer(bytes(range(250)) * (4 * LARGE // 250))
     given.lasts = True
     responder.send(given)
