@@ -7,9 +7,7 @@ import itertools
 import logging
 import os
 import socket
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,23 +22,16 @@ from rocserve.workers.messages import Exited, Keep, Kept, KeptListed, ListKept, 
 from rocserve.workers.process import WorkerProcess
 from rocserve.workers.resource_watch import ResourceWatch
 from rocserve.workers.spawner import MOST_DESCRIPTORS
-from rocserve.workers.wire import decode_message, encode_message
 from rocserve.workers.worker_output import WorkerOutput
+from rocserve.workers.zygote_link import ZygoteLink
 from rocserve.workers.zygote_process import ZygoteProcess
 
-_MESSAGE_BYTES = 64 * 1024
 _LAUNCH_ATTEMPTS = 3
-_HEALTHY_SECONDS = 5.0
 _ANSWER_SECONDS = 60.0
 """How long the zygote may say nothing while a worker is waited for. It takes milliseconds for one; its imports, which
 come first, take seconds, many on a machine that has much else to do."""
-_FULL_SECONDS = 0.05
-"""Between two looks whether the zygote takes further launches."""
-
-
 _TAKE_OVER = b"!"
 """With a control socket and channels; it says nothing itself."""
-_KEPT_DESCRIPTORS = 3
 
 NO_BOUNDS: Mapping[str, int] = {}
 
@@ -118,7 +109,6 @@ class WorkerLauncher:
         Raises:
             ValueError: the user that the settings name cannot be had.
         """
-        self._preload = tuple(preload)
         self._log = log
         self._settings = settings or WorkerSettings(user=KEEP_USER)
         self._candidates = candidates(self._settings)
@@ -132,14 +122,18 @@ class WorkerLauncher:
             # Workers open it anew, other users' as well (core/lifeline.py).
             os.fchmod(lifeline, 0o444)
         self._lifeline = lifeline
-        self._on_zygote = on_zygote
-        self._zygote = zygote
+        self._link = ZygoteLink(
+            preload,
+            log,
+            worker_environment(os.environ, self._settings),
+            answer_seconds,
+            lifeline,
+            zygote,
+            on_zygote,
+            self._on_message,
+            self._zygote_gone,
+        )
         self._kept = KeptWorkers()
-        self._answer_seconds = answer_seconds
-        self._started_at = 0.0
-        self._heard_at = 0.0
-        """When the zygote last said something; before `_started_at` while it has not."""
-        self._attached = False
         self._spawn_ids = itertools.count(1)
         self._launches: dict[int, _Launch] = {}
         self._workers: dict[int, WorkerProcess] = {}
@@ -151,16 +145,11 @@ class WorkerLauncher:
 
     def start(self) -> None:
         """Start the zygote, unless there is one. It imports the modules on its own; a launch meanwhile waits for it."""
-        self._started_at = self._heard_at = time.monotonic()
-        if self._zygote is not None:
-            with suppress(OSError):  # It has ended.
-                self._zygote.connection.send(encode_message(ListKept()), socket.MSG_DONTWAIT)
+        if self._link.has_zygote:
+            self._link.tell(ListKept())
             return
         self._kept.are_known.set()
-        environment = worker_environment(os.environ, self._settings)
-        self._zygote = ZygoteProcess.start(self._preload, self._lifeline, environment)
-        self._heard_at = 0.0
-        self._on_zygote(self._zygote)
+        self._link.start()
 
     async def launch(self, options: LaunchOptions, channels: Sequence[Channel], log: logging.Logger) -> WorkerProcess:
         """Start a worker with these channels; what it writes goes to `log`.
@@ -213,11 +202,11 @@ class WorkerLauncher:
     async def has_kept(self, key: str) -> bool:
         """Whether a worker of the server before has loaded what has this key."""
         if not self._kept.are_known.is_set():
-            self._attach()
+            self._link.attach()
             try:
-                await asyncio.wait_for(self._kept.are_known.wait(), self._answer_seconds)
+                await asyncio.wait_for(self._kept.are_known.wait(), self._link.answer_seconds)
             except TimeoutError:
-                self._zygote_silent()
+                self._link.give_up()
         return self._kept.has(key)
 
     async def take_over(
@@ -246,9 +235,8 @@ class WorkerLauncher:
 
     def keep(self, worker: WorkerProcess, key: str) -> None:
         """Have a worker that serves held for the server that may come after this one."""
-        if self._zygote is not None:
-            with suppress(OSError):  # It would be loaded anew then.
-                self._zygote.connection.send(encode_message(Keep(worker.pid, key)), socket.MSG_DONTWAIT)
+        # What the zygote does not hear of is loaded anew then.
+        self._link.tell(Keep(worker.pid, key))
 
     def end_kept(self) -> None:
         """What has not been claimed by now is wanted no more: its model is gone, or another."""
@@ -265,7 +253,7 @@ class WorkerLauncher:
     async def close(self) -> None:
         """End the zygote; the workers are to have been stopped."""
         await self._watch.close()
-        self._end_zygote()
+        self._link.end()
         if self._lifeline_writer is not None:
             os.close(self._lifeline_writer)
             os.close(self._lifeline)
@@ -294,77 +282,14 @@ class WorkerLauncher:
         )
         self._launches[spawn_id] = launch
         try:
-            await self._send(encode_message(message), descriptors, launch)
-            return await self._answer(launch)
+            return await self._link.ask(message, descriptors, launch.worker)
         except ConnectionResetError:
             return None
         finally:
             del self._launches[spawn_id]
 
-    async def _send(self, message: bytes, descriptors: Sequence[int], launch: _Launch) -> None:
-        """Nothing is sent once the launch is known to have failed."""
-        asked_at = time.monotonic()
-        while not launch.worker.done():
-            try:
-                # A zygote that stands still must not keep the loop waiting.
-                socket.send_fds(self._attach(), [message], list(descriptors), socket.MSG_DONTWAIT)
-                return
-            except BlockingIOError:
-                if time.monotonic() - max(asked_at, self._heard_at) > self._answer_seconds:
-                    self._zygote_silent()
-                else:
-                    await asyncio.sleep(_FULL_SECONDS)
-            except ConnectionError:
-                self._zygote_gone()
-
-    async def _answer(self, launch: _Launch) -> WorkerProcess:
-        """
-        Raises:
-            ConnectionResetError: the zygote has ended.
-            ServeError: it cannot start the worker.
-        """
-        asked_at = time.monotonic()
-        while not launch.worker.done():
-            left = max(asked_at, self._heard_at) + self._answer_seconds - time.monotonic()
-            if left > 0:
-                await asyncio.wait((launch.worker,), timeout=left)
-            else:
-                self._zygote_silent()
-        return launch.worker.result()
-
-    def _attach(self) -> socket.socket:
-        """The connection to a zygote, watched by the running loop."""
-        if self._zygote is None:
-            self.start()
-        assert self._zygote is not None
-        connection = self._zygote.connection
-        if not self._attached:
-            self._attached = True
-            asyncio.get_running_loop().add_reader(connection, self._on_readable, connection)
-        return connection
-
-    def _end_zygote(self) -> str:
-        """Kill it; how it has ended."""
-        zygote, self._zygote = self._zygote, None
-        if zygote is None:
-            return ""
-        if self._attached:
-            asyncio.get_running_loop().remove_reader(zygote.connection)
-        self._attached = False
-        return zygote.end()
-
-    def _on_readable(self, connection: socket.socket) -> None:
-        try:
-            data, descriptors, _, _ = socket.recv_fds(
-                connection, _MESSAGE_BYTES, _KEPT_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-            )
-        except ConnectionError:
-            data, descriptors = b"", []
-        if not data:
-            self._zygote_gone()
-            return
-        self._heard_at = time.monotonic()
-        match decode_message(data):
+    def _on_message(self, message: Any, descriptors: Sequence[int]) -> None:
+        match message:
             case Spawned(spawn_id, pid, user_problem):
                 self._spawned(spawn_id, pid, descriptors[0] if descriptors else None, user_problem)
             case SpawnFailed(spawn_id, reason):
@@ -424,29 +349,7 @@ class WorkerLauncher:
             )
         self._told_of_user.add(model_name)
 
-    def _zygote_silent(self) -> None:
-        self._log.error(
-            "the zygote, which starts workers, has not answered for %g s; it is killed and started anew",
-            self._answer_seconds,
-        )
-        if self._heard_at < self._started_at:
-            # It may be an import that does not end.
-            self._do_without_preload()
-        self._zygote_gone()
-
-    def _do_without_preload(self) -> None:
-        if self._preload:
-            self._log.error("the next zygote does without importing %s ahead", ", ".join(self._preload))
-            self._preload = ()
-
     def _zygote_gone(self) -> None:
-        if self._zygote is None:
-            return
-        is_own = self._zygote.is_own
-        end = self._end_zygote()
-        self._log.error("the zygote, which starts workers, has ended (%s); workers go on", end)
-        if is_own and time.monotonic() - self._started_at < _HEALTHY_SECONDS:
-            self._do_without_preload()
         # They have noticed, and end.
         self.end_kept()
         self._kept.are_known.set()

@@ -1,0 +1,165 @@
+"""The link to the zygote: starts it, talks to it, and starts another when it ends or does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from rocserve.workers.wire import decode_message, encode_message
+from rocserve.workers.zygote_process import ZygoteProcess
+
+_MESSAGE_BYTES = 64 * 1024
+_MOST_DESCRIPTORS = 3
+"""That come with a message."""
+_HEALTHY_SECONDS = 5.0
+_FULL_SECONDS = 0.05
+"""Between two looks whether the zygote takes further messages."""
+
+Answer = TypeVar("Answer")
+
+
+class ZygoteLink:
+    """`start` needs no asyncio loop; everything else runs on the loop."""
+
+    def __init__(
+        self,
+        preload: Sequence[str],
+        log: logging.Logger,
+        environment: Mapping[str, str],
+        answer_seconds: float,
+        lifeline: int,
+        zygote: ZygoteProcess | None,
+        on_zygote: Callable[[ZygoteProcess], None],
+        on_message: Callable[[Any, Sequence[int]], None],
+        on_gone: Callable[[], None],
+    ) -> None:
+        """
+        Args:
+            preload, lifeline, environment: what a zygote is started with.
+            answer_seconds: how long it may say nothing while something is waited for.
+            zygote: of the server before.
+            on_zygote: told of each that is started.
+            on_message: takes what it says, and the descriptors that come with it.
+            on_gone: called each time that one has ended.
+        """
+        self._preload = tuple(preload)
+        self._log = log
+        self._environment = environment
+        self.answer_seconds = answer_seconds
+        self._lifeline = lifeline
+        self._zygote = zygote
+        self._on_zygote = on_zygote
+        self._on_message = on_message
+        self._on_gone = on_gone
+        self._started_at = self._heard_at = time.monotonic()
+        """When the zygote last said something; before `_started_at` while it has not."""
+        self._attached = False
+
+    @property
+    def has_zygote(self) -> bool:
+        return self._zygote is not None
+
+    def start(self) -> None:
+        """Start a zygote. It imports the modules on its own; what is sent meanwhile waits for it."""
+        self._started_at, self._heard_at = time.monotonic(), 0.0
+        self._zygote = ZygoteProcess.start(self._preload, self._lifeline, self._environment)
+        self._on_zygote(self._zygote)
+
+    def tell(self, message: Any) -> None:
+        """Lost where there is no zygote, or it takes nothing now."""
+        if self._zygote is not None:
+            with suppress(OSError):
+                self._zygote.connection.send(encode_message(message), socket.MSG_DONTWAIT)
+
+    async def ask(self, message: Any, descriptors: Sequence[int], answer: asyncio.Future[Answer]) -> Answer:
+        """What `on_message` or `on_gone` sets as the answer, an exception too."""
+        await self._send(encode_message(message), descriptors, answer)
+        asked_at = time.monotonic()
+        while not answer.done():
+            left = max(asked_at, self._heard_at) + self.answer_seconds - time.monotonic()
+            if left > 0:
+                await asyncio.wait((answer,), timeout=left)
+            else:
+                self.give_up()
+        return answer.result()
+
+    async def _send(self, message: bytes, descriptors: Sequence[int], answer: asyncio.Future[Answer]) -> None:
+        """Nothing is sent once there is an answer."""
+        asked_at = time.monotonic()
+        while not answer.done():
+            try:
+                # A zygote that stands still must not keep the loop waiting.
+                socket.send_fds(self.attach(), [message], list(descriptors), socket.MSG_DONTWAIT)
+                return
+            except BlockingIOError:
+                if time.monotonic() - max(asked_at, self._heard_at) > self.answer_seconds:
+                    self.give_up()
+                else:
+                    await asyncio.sleep(_FULL_SECONDS)
+            except ConnectionError:
+                self._gone()
+
+    def attach(self) -> socket.socket:
+        """The connection to a zygote, watched by the running loop."""
+        if self._zygote is None:
+            self.start()
+        assert self._zygote is not None
+        connection = self._zygote.connection
+        if not self._attached:
+            self._attached = True
+            asyncio.get_running_loop().add_reader(connection, self._on_readable, connection)
+        return connection
+
+    def give_up(self) -> None:
+        """It has not answered in time."""
+        self._log.error(
+            "the zygote, which starts workers, has not answered for %g s; it is killed and started anew",
+            self.answer_seconds,
+        )
+        if self._heard_at < self._started_at:
+            # It may be an import that does not end.
+            self._do_without_preload()
+        self._gone()
+
+    def end(self) -> str:
+        """Kill it; how it has ended."""
+        zygote, self._zygote = self._zygote, None
+        if zygote is None:
+            return ""
+        if self._attached:
+            asyncio.get_running_loop().remove_reader(zygote.connection)
+        self._attached = False
+        return zygote.end()
+
+    def _on_readable(self, connection: socket.socket) -> None:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(
+                connection, _MESSAGE_BYTES, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionError:
+            data, descriptors = b"", []
+        if not data:
+            self._gone()
+            return
+        self._heard_at = time.monotonic()
+        self._on_message(decode_message(data), descriptors)
+
+    def _do_without_preload(self) -> None:
+        if self._preload:
+            self._log.error("the next zygote does without importing %s ahead", ", ".join(self._preload))
+            self._preload = ()
+
+    def _gone(self) -> None:
+        if self._zygote is None:
+            return
+        is_own = self._zygote.is_own
+        end = self.end()
+        self._log.error("the zygote, which starts workers, has ended (%s); workers go on", end)
+        if is_own and time.monotonic() - self._started_at < _HEALTHY_SECONDS:
+            self._do_without_preload()
+        self._on_gone()
