@@ -17,6 +17,7 @@ from rocserve.backends.host import Host
 from rocserve.backends.parameters import usable_cpus
 from rocserve.backends.registry import BackendRegistry, discover_backends
 from rocserve.core.custom_metrics import CustomMetrics
+from rocserve.core.dispatch import Dispatcher
 from rocserve.core.heap_trim import HeapTrim, keep_freed_memory
 from rocserve.core.latencies import read_latency_options
 from rocserve.core.private_paths import PrivatePaths
@@ -115,6 +116,7 @@ class Server:
         mail = ChannelMail(self._plane, 0 if settings.spin == 0 else default_looks(usable_cpus()))
         self._plane.add_source(mail)
         self._tables = ServingTableHolder()
+        self._dispatcher = Dispatcher(self._tables, self._plane.work_off)
         self._client_regions = ClientRegions(FaultGuard())
         self._paths = PrivatePaths((*settings.model_repositories, *settings.worker_load_folders))
         self._fallbacks = FallbackCounter()
@@ -129,7 +131,7 @@ class Server:
         loader = WorkerVersionLoader(
             launcher=launcher,
             mail=mail,
-            tables=self._tables,
+            dispatcher=self._dispatcher,
             limits=QueueLimits(settings.max_queue_requests, settings.max_queue_bytes),
             strict=settings.strict_model_config,
             engines=settings.engines,
@@ -220,7 +222,7 @@ class Server:
         loop = asyncio.get_running_loop()
         self._server_log.on_change += [observer.switch, lambda: loop.call_soon_threadsafe(self._set_workers_verbosity)]
         return InferenceService(
-            self._tables,
+            self._dispatcher,
             readiness,
             ClientMemory(self._tables, self._client_regions, self._settings.max_queue_bytes, self._plane.work_off),
             observer,

@@ -14,7 +14,7 @@ from rocserve.backends.base import BackendSpec, EngineSpec
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import read_model_definitions
 from rocserve.core.custom_metrics import CustomMetrics
-from rocserve.core.dispatch import dispatch
+from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError
 from rocserve.core.latencies import LatencyOptions
 from rocserve.core.request_memory import RequestMemory
@@ -135,12 +135,13 @@ class RequestModels:
 
     def __init__(self, plane: PlaneLoop, launcher: WorkerLauncher, folder: Path) -> None:
         self.tables = ServingTableHolder()
+        self._dispatcher = Dispatcher(self.tables, plane.work_off)
         self._plane = plane
         self.folder = folder
         self._loader = WorkerVersionLoader(
             launcher,
             mail_of(plane),
-            self.tables,
+            self._dispatcher,
             QueueLimits(),
             False,
             EngineSettings(),
@@ -193,7 +194,7 @@ class RequestModels:
         )
         answers = Answers(self._plane)
         request = InferRequest(head, request_id, [memoryview(array).cast("B")], sequence=sequence)
-        self._plane.call_soon(functools.partial(dispatch, self.tables, request, answers))
+        self._plane.call_soon(functools.partial(self._dispatcher.dispatch, request, answers))
         return answers
 
     @property

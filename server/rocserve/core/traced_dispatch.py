@@ -5,26 +5,26 @@ from __future__ import annotations
 import time
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.dispatch import dispatch
+from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError
 from rocserve.core.forwarding import ForwardingResponder
 from rocserve.core.requests import InferRequest, InferResponse
-from rocserve.core.serving import Responder, ServingTableHolder
+from rocserve.core.serving import Responder
 from rocserve.core.tensors import Tensor
 from rocserve.core.trace import REQUEST_END, TENSOR_BACKEND_OUTPUT, TENSOR_QUEUE_INPUT, Trace
 
 
-def dispatch_traced(tables: ServingTableHolder, request: InferRequest, responder: Responder, parent: Trace) -> None:
-    """As `dispatch`, with a trace of its own below that of the request that made it."""
+def dispatch_traced(dispatcher: Dispatcher, request: InferRequest, responder: Responder, parent: Trace) -> None:
+    """As its `dispatch`, with a trace of its own below that of the request that made it."""
     head = request.head
     try:
-        version = tables.table.find(head.model_name, head.model_version)
+        version = dispatcher.tables.table.find(head.model_name, head.model_version)
     except ServeError as error:
         responder.fail(error)
         return
     trace = request.trace = parent.child(version.name, str(version.version), request.id)
     note_inputs(trace, request)
-    dispatch(tables, request, TracedResponder(responder, trace))
+    dispatcher.dispatch(request, TracedResponder(responder, trace))
 
 
 def note_inputs(trace: Trace, request: InferRequest) -> None:

@@ -37,11 +37,11 @@ async def warm_up_ensemble(ensemble: EnsembleVersion, folder: Path, plane: Plane
         ServeError: what the first sample that failed was answered with.
     """
     config, number = ensemble.config, ensemble.version
-    has_text_ids = _has_text_ids(config, ensemble.tables.table)
+    has_text_ids = _has_text_ids(config, ensemble.dispatcher.tables.table)
     numbers = itertools.count(_FIRST_SEQUENCE)
     for name, batch in warm_up_samples(config, folder):
         trial = EnsembleVersion(
-            config, ensemble.config_message, number, ModelStatistics(), ensemble.tables, ensemble.memory
+            config, ensemble.config_message, number, ModelStatistics(), ensemble.dispatcher, ensemble.memory
         )
         heads = tuple(InputHead(entry.name, entry.datatype.value, entry.shape) for entry in batch.inputs.values())
         head = RequestHead(config.name, str(number), heads)

@@ -14,12 +14,12 @@ from rocserve.config.definition import ModelDefinition, complete_definition, wit
 from rocserve.config.initial_states import read_initial_states
 from rocserve.config.model_limits import time_limits
 from rocserve.core.custom_metrics import CustomMetrics, OwnedMetrics
+from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.latencies import LatencyOptions
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.sequence_tensors import with_sequence_tensors
-from rocserve.core.serving import ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol import model_config_pb2 as messages
@@ -83,7 +83,7 @@ class WorkerVersionLoader:
         self,
         launcher: WorkerLauncher,
         mail: ChannelMail,
-        tables: ServingTableHolder,
+        dispatcher: Dispatcher,
         limits: QueueLimits,
         strict: bool,
         engines: EngineSettings,
@@ -108,8 +108,8 @@ class WorkerVersionLoader:
         """
         self._launcher = launcher
         self._mail = mail
-        self._tables = tables
-        self._calls = ModelCallDispatcher(tables)
+        self._dispatcher = dispatcher
+        self._calls = ModelCallDispatcher(dispatcher)
         self._limits = limits
         self._strict = strict
         self._engines = engines
@@ -143,7 +143,7 @@ class WorkerVersionLoader:
                 complete.serialized,
                 version,
                 statistics,
-                self._tables,
+                self._dispatcher,
                 self._memory,
                 answers,
                 self._mail.plane,
@@ -395,12 +395,12 @@ class LoadedEnsemble(EnsembleVersion):
         config_message: bytes,
         version: int,
         statistics: ModelStatistics,
-        tables: ServingTableHolder,
+        dispatcher: Dispatcher,
         memory: RequestMemory,
         answers: CachedAnswers | None,
         plane: PlaneLoop,
     ) -> None:
-        super().__init__(config, config_message, version, statistics, tables, memory, answers)
+        super().__init__(config, config_message, version, statistics, dispatcher, memory, answers)
         self._plane = plane
 
     def follow_members(self, is_decoupled: bool) -> None:

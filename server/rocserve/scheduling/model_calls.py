@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rocserve.backends.request_model import ModelCall, ModelResponse
-from rocserve.core.dispatch import dispatch
+from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError
 from rocserve.core.requests import InferRequest, InferResponse, ParameterValue
 from rocserve.core.sequences import END_FLAG, START_FLAG, SequenceTag, sequence_id
-from rocserve.core.serving import ServingTableHolder
 from rocserve.core.traced_dispatch import dispatch_traced
 from rocserve.scheduling.ensemble.graph import StepHeads
 from rocserve.workers.channel import OpenCall
@@ -22,8 +21,8 @@ from rocserve.workers.channel import OpenCall
 class ModelCallDispatcher:
     """Hands calls to the versions that serve them now."""
 
-    def __init__(self, tables: ServingTableHolder) -> None:
-        self._tables = tables
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
         self._heads = StepHeads()
 
     def start(self, call: ModelCall, opened: OpenCall) -> None:
@@ -39,9 +38,9 @@ class ModelCallDispatcher:
         request = InferRequest(head, call.id, data, sequence=_sequence(call), slot=opened.slot)
         trace = opened.trace_of(call.trace_number) if call.trace_number else None
         if trace is None:
-            dispatch(self._tables, request, _CallResponder(opened))
+            self._dispatcher.dispatch(request, _CallResponder(opened))
         else:
-            dispatch_traced(self._tables, request, _CallResponder(opened), trace)
+            dispatch_traced(self._dispatcher, request, _CallResponder(opened), trace)
 
 
 class _CallResponder:

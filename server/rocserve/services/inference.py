@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
-from rocserve.core.datatypes import DataType
-from rocserve.core.dispatch import dispatch
+from rocserve.core.dispatch import Dispatcher, Steps
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.requests import InferRequest
-from rocserve.core.sequences import SequenceId
-from rocserve.core.serving import Responder, ServingTableHolder
-from rocserve.core.tensors import COUNTED_AT_ONCE, count_elements
+from rocserve.core.serving import Responder
 from rocserve.plane.loop import Plane, PlaneLoop
 from rocserve.services.client_limits import ClientLimits
-from rocserve.services.client_memory.attachment import ClientMemory, Steps
+from rocserve.services.client_memory.attachment import ClientMemory
 from rocserve.services.observation import ClientResponder, RequestObserver
 from rocserve.services.readiness import Readiness
-
-_COUNTED_APART = 4 * COUNTED_AT_ONCE
-"""Bytes of an input: fewer have no more elements than are counted in a step."""
-_Unprepared = tuple[InferRequest, Responder, Sequence[Steps]]
 
 NOT_FOR_DECOUPLED: Mapping[str, str] = MappingProxyType(
     {
@@ -61,7 +53,7 @@ class InferenceService:
 
     def __init__(
         self,
-        tables: ServingTableHolder,
+        dispatcher: Dispatcher,
         readiness: Readiness,
         client_memory: ClientMemory,
         observer: RequestObserver,
@@ -74,15 +66,13 @@ class InferenceService:
             paths: takes those of the server out of errors.
             plane: the loop on whose thread requests are handed in.
         """
-        self._tables = tables
+        self._dispatcher = dispatcher
         self._readiness = readiness
         self._client_memory = client_memory
         self._observer = observer
         self.paths = paths
         self.plane = plane
         self._client_limits = client_limits
-        self._unprepared: dict[tuple[str, SequenceId] | None, list[_Unprepared]] = {}
-        """By sequences of which a request is being prepared, those that have come behind it."""
 
     @property
     def wants_origins(self) -> bool:
@@ -122,57 +112,4 @@ class InferenceService:
                 return
         if is_observed:
             responder = self._observer.note_tensors(request, responder)
-        if copying or request.head.has_strings or self._unprepared:
-            self._dispatch_prepared(request, responder, copying)
-        else:
-            dispatch(self._tables, request, responder)
-
-    def _dispatch_prepared(self, request: InferRequest, responder: Responder, copying: Sequence[Steps]) -> None:
-        """Large inputs are copied, and elements of BYTES counted where there may be many, a step a turn; a sequence
-        keeps its order meanwhile."""
-        sequence = request.sequence
-        key = None if sequence is None else (request.head.model_name, sequence.id)
-        if key in self._unprepared:
-            self._unprepared[key].append((request, responder, copying))
-        elif copying or _has_many_strings(request):
-            if key is not None:
-                self._unprepared[key] = []
-            self.plane.work_off(self._prepare(request, responder, copying, key))
-        else:
-            dispatch(self._tables, request, responder)
-
-    def _prepare(
-        self,
-        request: InferRequest,
-        responder: Responder,
-        copying: Sequence[Steps],
-        key: tuple[str, SequenceId] | None,
-    ) -> Generator[None, None, None]:
-        try:
-            for steps in copying:
-                yield from steps
-        except ServeError as error:
-            responder.fail(error)
-        else:
-            if request.head.has_strings:
-                request.element_faults = yield from _count(request)
-            dispatch(self._tables, request, responder)
-        if key is not None:
-            for behind in self._unprepared.pop(key):
-                self._dispatch_prepared(*behind)
-
-
-def _count(request: InferRequest) -> Generator[None, None, list[str]]:
-    """What is wrong with the elements of each input."""
-    faults: list[str] = []
-    for entry, data in zip(request.head.inputs, request.data, strict=True):
-        is_counted = entry.datatype == DataType.BYTES.value
-        faults.append((yield from count_elements(data, math.prod(entry.shape))) if is_counted else "")
-    return faults
-
-
-def _has_many_strings(request: InferRequest) -> bool:
-    return any(
-        entry.datatype == DataType.BYTES.value and len(data) > _COUNTED_APART
-        for entry, data in zip(request.head.inputs, request.data, strict=True)
-    )
+        self._dispatcher.dispatch(request, responder, copying)

@@ -18,6 +18,7 @@ from support.observation import no_observer
 from support.shared_memory import GUARD
 
 from rocserve.core.datatypes import DataType
+from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, StatusCode, not_found
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory
@@ -124,7 +125,9 @@ def served(serve: Any, plane: PlaneLoop, models: dict[str, HandModel]) -> Any:
     tables = ServingTableHolder()
     tables.table = ServingTable({name: ServedModel(name, {1: model}, model) for name, model in models.items()})  # type: ignore[dict-item, arg-type]
     memory = ClientMemory(tables, ClientRegions(GUARD), 0, plane.work_off)
-    service = InferenceService(tables, Readiness(lambda: True), memory, no_observer(tables), PrivatePaths(), plane)
+    service = InferenceService(
+        Dispatcher(tables, plane.work_off), Readiness(lambda: True), memory, no_observer(tables), PrivatePaths(), plane
+    )
     handlers = InferenceHandlers(service, InferCodec(), RequestMemory())
     return serve({INFER: UnaryRoute(handlers.model_infer), STREAM: StreamRoute(handlers.model_stream_infer)})
 

@@ -11,6 +11,7 @@ import pytest
 from support.observation import no_observer
 from support.shared_memory import GUARD, shared_file
 
+from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.private_paths import PrivatePaths
@@ -57,7 +58,9 @@ def service(plane: PlaneLoop, model: TakingModel, regions: ClientRegions) -> Inf
     tables = ServingTableHolder()
     tables.table = ServingTable({"m": ServedModel("m", {1: model}, model)})  # type: ignore[dict-item, arg-type]
     memory = ClientMemory(tables, regions, 2 * LARGE, plane.work_off)
-    return InferenceService(tables, Readiness(lambda: True), memory, no_observer(tables), PrivatePaths(), plane)
+    return InferenceService(
+        Dispatcher(tables, plane.work_off), Readiness(lambda: True), memory, no_observer(tables), PrivatePaths(), plane
+    )
 
 
 def ask_all(service: InferenceService, *requests: InferRequest) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.dispatching import dispatcher_of
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
@@ -86,7 +87,7 @@ def ensemble(member: Member, *samples: WarmupSample) -> EnsembleVersion:
         ensemble_steps=(EnsembleStep("member", -1, {"X": "IN"}, {"Y": "OUT"}),),
         model_warmup=samples,
     )
-    return EnsembleVersion(config, b"", 1, ModelStatistics(), tables, RequestMemory())
+    return EnsembleVersion(config, b"", 1, ModelStatistics(), dispatcher_of(tables), RequestMemory())
 
 
 def sample(name: str, source: str, count: int = 1, batch_size: int = 1) -> WarmupSample:

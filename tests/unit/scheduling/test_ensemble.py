@@ -6,10 +6,13 @@ import functools
 import gc
 import logging
 import weakref
+from collections.abc import Iterator
 
 import numpy as np
+from support.dispatching import dispatcher_of
 
 from rocserve.core.datatypes import DataType
+from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.model_config import EnsembleStep, InputConfig, ModelConfig, OutputConfig
 from rocserve.core.request_memory import RequestMemory
@@ -17,7 +20,7 @@ from rocserve.core.requests import InferRequest, InferResponse, InputHead, Reque
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
-from rocserve.core.tensors import Tensor
+from rocserve.core.tensors import COUNTED_AT_ONCE, Tensor
 from rocserve.core.validation import RequestValidator
 from rocserve.scheduling.cached_answers import CachedAnswers
 from rocserve.scheduling.ensemble.version import EnsembleVersion
@@ -114,7 +117,7 @@ def ensemble(
         ensemble_steps=tuple(steps),
         decoupled=decoupled,
     )
-    return EnsembleVersion(config, b"", 1, ModelStatistics(), tables, RequestMemory(memory))
+    return EnsembleVersion(config, b"", 1, ModelStatistics(), dispatcher_of(tables), RequestMemory(memory))
 
 
 def ask(version: EnsembleVersion, *values: float, outputs=(), shape=None, **parameters) -> Answer:
@@ -255,7 +258,7 @@ def test_a_member_replaced_meanwhile_serves_the_next_request():
     version = ensemble(Member("a", plus(1)), steps=[step("a", "X", "Y")])
     assert ask(version, 1, 1).value() == [2, 2]
     successor = Member("a", plus(5))
-    version.tables.table = ServingTable({"a": ServedModel("a", {1: successor}, successor)})
+    version.dispatcher.tables.table = ServingTable({"a": ServedModel("a", {1: successor}, successor)})
     assert ask(version, 1, 1).value() == [6, 6]
 
 
@@ -398,3 +401,46 @@ def test_the_answers_of_a_decoupled_member_count_until_each_has_led_to_one():
     assert (answer.count, version.memory.answer_bytes) == (3, 0)
     responder.end()
     assert version.memory.answer_bytes == 0
+
+
+class Texts:
+    """A member that answers with so many empty strings."""
+
+    version = 1
+
+    def __init__(self, name: str, count: int) -> None:
+        self.name = name
+        self.config = ModelConfig(
+            name=name,
+            inputs=(InputConfig("IN", DataType.BYTES, (-1,)),),
+            outputs=(OutputConfig("OUT", DataType.BYTES, (-1,)),),
+        )
+        self.requests: list[InferRequest] = []
+        self._output = Tensor("OUT", DataType.BYTES, (count,), bytes(4 * count))
+
+    def infer(self, request: InferRequest, responder) -> None:
+        self.requests.append(request)
+        responder.send(InferResponse.of(self.name, "1", request.id, [self._output]))
+
+
+def test_many_strings_between_members_are_counted_in_steps():
+    begun: list[Iterator[None]] = []
+    members = Texts("many", 8 * COUNTED_AT_ONCE), Texts("few", 1)
+    tables = ServingTableHolder()
+    tables.table = ServingTable({member.name: ServedModel(member.name, {1: member}, member) for member in members})
+    config = ModelConfig(
+        name="e",
+        inputs=(InputConfig("X", DataType.BYTES, (-1,)),),
+        outputs=(OutputConfig("Y", DataType.BYTES, (-1,)),),
+        ensemble_steps=(step("many", "X", "mid"), step("few", "mid", "Y")),
+    )
+    version = EnsembleVersion(
+        config, b"", 1, ModelStatistics(), Dispatcher(tables, begun.append), RequestMemory(64 * COUNTED_AT_ONCE)
+    )
+    answer = Answer()
+    version.infer(InferRequest(RequestHead("e", "", (InputHead("X", "BYTES", (1,)),)), "", [bytes(4)]), answer)
+    (counting,) = begun
+    assert members[1].requests == []
+    assert len(list(counting)) >= 8
+    assert members[1].requests[0].element_faults == [""]
+    assert answer.response.outputs[0].shape == (1,)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from support.dispatching import dispatcher_of
 from support.machine import ToldMachine
 from support.workers import mail_of, until
 
@@ -83,7 +84,7 @@ async def loads(plane: PlaneLoop, launcher: WorkerLauncher, tmp_path: Path) -> A
     loader = WorkerVersionLoader(
         launcher,
         mail_of(plane),
-        ServingTableHolder(),
+        dispatcher_of(ServingTableHolder()),
         QueueLimits(),
         False,
         EngineSettings(),

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rocserve.core.classification import classify
-from rocserve.core.dispatch import dispatch
 from rocserve.core.errors import ServeError, StatusCode, internal
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.phases import PhaseTotals
@@ -125,9 +124,9 @@ class EnsembleRun:
     def dispatch(self, request: StepRequest) -> None:
         trace = self._request.trace
         if trace is None:
-            dispatch(self._ensemble.tables, request.request, request)
+            self._ensemble.dispatcher.dispatch(request.request, request)
         else:
-            dispatch_traced(self._ensemble.tables, request.request, request, trace)
+            dispatch_traced(self._ensemble.dispatcher, request.request, request, trace)
 
     def step_sent(self, request: StepRequest, response: InferResponse, is_last: bool) -> None:
         """A member's answer; its tensors are copied where their memory is the worker's."""
@@ -251,7 +250,7 @@ class EnsembleRun:
         """The request to the step's member; the tensors that it read last are let go."""
         step = self._config.ensemble_steps[index]
         version = "" if step.model_version < 0 else str(step.model_version)
-        member = self._ensemble.tables.table.find(step.member, version).config
+        member = self._ensemble.dispatcher.tables.table.find(step.member, version).config
         sequence = self._request.sequence
         names: list[tuple[str, str, tuple[int, ...]]] = []
         data = []

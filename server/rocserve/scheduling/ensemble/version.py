@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig, OutputConfig
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest
-from rocserve.core.serving import Responder, ServingTableHolder
+from rocserve.core.serving import Responder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.trace import QUEUE_START
 from rocserve.core.validation import RequestValidator
@@ -30,7 +31,7 @@ class EnsembleVersion:
         config_message: bytes,
         version: int,
         statistics: ModelStatistics,
-        tables: ServingTableHolder,
+        dispatcher: Dispatcher,
         memory: RequestMemory,
         answers: CachedAnswers | None = None,
     ) -> None:
@@ -41,7 +42,7 @@ class EnsembleVersion:
         self.config = config
         self.config_message = config_message
         self.statistics = statistics
-        self.tables = tables
+        self.dispatcher = dispatcher
         self.memory = memory
         self.answers = answers
         self.graph = EnsembleGraph(config)
@@ -88,4 +89,4 @@ class EnsembleVersion:
 
     def labels_of(self, output: OutputConfig) -> tuple[str, ...]:
         """The labels of an output: the ensemble's own, or those of the member's output that it comes from."""
-        return labels_of(self.config, output.name, self.tables.table)
+        return labels_of(self.config, output.name, self.dispatcher.tables.table)

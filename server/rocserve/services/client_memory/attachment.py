@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from rocserve.core.datatypes import DataType
+from rocserve.core.dispatch import Steps
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument
 from rocserve.core.forwarding import EndingResponder
 from rocserve.core.model_config import ModelConfig
@@ -26,7 +27,6 @@ _ZERO = np.zeros(1, dtype=np.uint8)
 _READ_AT_ONCE = 64 * 1024
 """Bytes up to which an input is copied when its request comes."""
 
-Steps = Iterator[None]
 SeenPart = tuple[ClientRegion, GuardedMapping, int]
 """Of a region, whose memory a model is given where it lies: what is known of its mapping, and the part's end."""
 

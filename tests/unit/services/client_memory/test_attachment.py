@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from support.dispatching import take_all
 from support.shared_memory import GUARD, SharedFile, shared_file
 
 from rocserve.core.datatypes import DataType
@@ -84,10 +84,6 @@ def tables() -> ServingTableHolder:
     versions = {config.name: Version(config) for config in configs}
     tables.table = ServingTable({name: ServedModel(name, {1: version}, version) for name, version in versions.items()})  # type: ignore[dict-item, arg-type]
     return tables
-
-
-take_all = deque[None](maxlen=0).extend
-"""In one step."""
 
 
 @pytest.fixture
