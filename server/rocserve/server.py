@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import resource
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -63,6 +65,7 @@ from rocserve.services.readiness import Readiness
 from rocserve.services.repository_control import RepositoryControlService
 from rocserve.services.trace_control import TraceControlService
 from rocserve.settings import ControlMode, ServerSettings
+from rocserve.start_table import print_sample, print_table
 from rocserve.workers.channel_mail import ChannelMail
 from rocserve.workers.launcher import WorkerLauncher
 
@@ -149,10 +152,11 @@ class Server:
             memory=self._memory,
             time_limits=settings.limits,
         )
+        self._single = _single_model(settings, registry, log)
         self._repository = ModelRepository(
             replace(
                 _repository_settings(settings),
-                single=_single_model(settings, registry, log),
+                single=self._single,
                 may_lack_models=bool(supervisor.takes_place_of),
             ),
             registry,
@@ -185,7 +189,7 @@ class Server:
         trimming = asyncio.ensure_future(HeapTrim(lambda: self._memory.used_bytes, keep_freed_memory()).run())
         try:
             loads = started or asyncio.ensure_future(self._repository.start())
-            status = await self._serve(loads, ending, front_ends.status_command())
+            status = await self._serve(loads, ending, front_ends)
         except Exception:
             self._log.critical("the server cannot go on", exc_info=True)
             status = 1
@@ -259,7 +263,7 @@ class Server:
         self._log.info("SIGHUP: scanning the model repositories")
         self._repository.scan_soon()
 
-    async def _serve(self, started: asyncio.Future[None], ending: Ending, status_command: str) -> int:
+    async def _serve(self, started: asyncio.Future[None], ending: Ending, front_ends: FrontEnds) -> int:
         """Until what is there has been `started`, and then until the end."""
         stopped = asyncio.ensure_future(ending.wait())
         await asyncio.wait((started, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -278,12 +282,26 @@ class Server:
             )
             stopped.cancel()
             return 1
-        self._log.info("%s", summary(self._repository.index(ready_only=False), status_command))
+        self._log.info("%s", summary(self._repository.index(ready_only=False), front_ends.status_command()))
+        if not self._supervisor.takes_place_of:
+            # Nobody need read it.
+            with contextlib.suppress(OSError):
+                self._print_start(front_ends)
         self._note_loaded()
         unsubscribe = self._repository.subscribe(self._note_loaded)
         await stopped
         unsubscribe()
         return 0
+
+    def _print_start(self, front_ends: FrontEnds) -> None:
+        """Raises: OSError."""
+        table = self._tables.table
+        print_table(self._repository.index(ready_only=False), table, sys.stdout)
+        model = None if self._single is None else table.models.get(self._single.name)
+        if model is not None and model.latest is not None:
+            addresses = front_ends.plain_addresses()
+            print_sample(model.latest, table, addresses.get("http", ""), addresses.get("grpc", ""), sys.stdout)
+        sys.stdout.flush()
 
     def _note_loaded(self) -> None:
         if self._settings.control_mode is ControlMode.EXPLICIT:

@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 import pytest
 from support.load import ConstantLoad
-from support.models import ADD_CONSTANT_CONFIG, add_constant
-from support.server import RocserveProcess
+from support.models import ADD_CONSTANT_CONFIG, add_constant, drop, identity
+from support.server import RocserveProcess, wait_until
 from tritonclient.grpc import InferInput
 
 
@@ -124,6 +124,67 @@ def test_a_python_model_and_a_pipeline_are_served_by_their_files(tmp_path: Path)
     with RocserveProcess([], str(tmp_path / "twice.py"), log=tmp_path / "server.log") as server:
         server.wait_until_ready()
         assert asked(server, "twice", [[1, 2]]) == [[2, 4]]
+
+
+PHOTO = Path("tests/data/digits/0002_two.jpg").resolve()
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "answer"),
+    [
+        ("small", add_constant(1.0), "[[1. 1.]]"),
+        ("it's 100% big", identity(onnx.TensorProto.FLOAT, ["batch", 3, 32, 32]), "[[[[0. 0. 0."),
+        ("text", identity(onnx.TensorProto.STRING, ["batch", 1]), "[[b'text']]"),
+        ("flags", identity(onnx.TensorProto.BOOL, [2, 2]), "[[False False]"),
+    ],
+)
+def test_what_is_printed_can_be_pasted(tmp_path: Path, name: str, model: bytes, answer: str) -> None:
+    file = tmp_path / f"{name}.onnx"
+    file.write_bytes(model)
+    with RocserveProcess([], str(file), log=tmp_path / "server.log") as server:
+        server.wait_until_ready()
+        by_shell, by_python = pasted(server)
+        shell = run("bash", "-c", by_shell)
+        assert '"outputs":[{"name":' in shell
+        assert answer in run(sys.executable, "-c", by_python)
+
+
+def test_a_model_of_images_is_asked_with_a_photo(tmp_path: Path) -> None:
+    pipeline = Path("model_repository/digits_preprocess/1/pipeline.json").resolve()
+    folder = tmp_path / "model"
+    folder.mkdir()
+    shutil.copy(pipeline, folder / "decode.json")
+    shutil.copy(PHOTO, folder / "photo.jpg")
+    with RocserveProcess([], str(folder), log=tmp_path / "server.log") as server:
+        server.wait_until_ready()
+        by_shell, by_python = pasted(server)
+        assert by_shell.endswith("-F encoded=@photo.jpg")
+        assert '"shape":[1,16,16,3]' in run("bash", "-c", by_shell, folder=folder)
+        assert "[[[[" in run(sys.executable, "-c", by_python, folder=folder)
+
+
+def test_a_table_tells_what_is_served_and_why_not(tmp_path: Path) -> None:
+    drop(tmp_path / "r", "good", add_constant(1.0), ADD_CONSTANT_CONFIG)
+    drop(tmp_path / "r", "bad", b"no model")
+    with RocserveProcess([tmp_path / "r"], log=tmp_path / "server.log") as server:
+        wait_until(lambda: "good" in server.printed, what="the table")
+        lines = [line.split() for line in server.printed.splitlines()]
+        assert ["model", "version", "runs", "on", "inputs", "outputs", "state"] in lines
+        assert ["good", "1", "onnxruntime,", "cpu", "X", "FP32", "[-1,2]", "Y", "FP32", "[-1,2]", "READY"] in lines
+        assert ["bad", "1", "UNAVAILABLE"] in lines
+        assert "\nbad 1: " in server.printed
+        assert "curl" not in server.printed
+
+
+def pasted(server: RocserveProcess) -> tuple[str, str]:
+    """The line for the shell, and those for Python, that the server has printed."""
+    wait_until(lambda: "print(result" in server.printed, what="what can be pasted")
+    _, _, shell, _, python, _ = server.printed.split("\n\n")[-6:]
+    return shell, python
+
+
+def run(*command: str, folder: Path | None = None) -> str:
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 @pytest.mark.parametrize(

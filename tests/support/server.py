@@ -72,6 +72,7 @@ class RocserveProcess:
             *flags,
         ]
         self._log = log
+        self._printed = log.with_suffix(".out")
         self._lines: list[str] = []
         self._port_known = threading.Event()
         self._last_started = "HTTP" if "--allow-grpc=false" in flags else "GRPCInference"
@@ -91,7 +92,7 @@ class RocserveProcess:
     def start(self) -> None:
         self.process = subprocess.Popen(
             self._command,
-            stdout=subprocess.DEVNULL,
+            stdout=self._printed.open("w"),
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
@@ -134,6 +135,11 @@ class RocserveProcess:
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def printed(self) -> str:
+        """What it has written to standard output."""
+        return self._printed.read_text()
 
     @property
     def log_text(self) -> str:

@@ -26,7 +26,7 @@ from rocserve.services.forwarded_headers import header_forwarding
 from rocserve.services.inference import InferenceService
 from rocserve.services.method import Method, on_loop
 from rocserve.services.readiness import Readiness
-from rocserve.settings import ServerSettings, default_front_ends
+from rocserve.settings import GrpcSettings, HttpSettings, ServerSettings, default_front_ends
 
 if TYPE_CHECKING:
     # A server of gRPC alone is spared HTTP's modules, one whose front ends are processes gRPC itself.
@@ -109,9 +109,17 @@ class FrontEnds:
         grpc = self._settings.grpc
         if not grpc.allow:
             return "the repository index"
-        host = "localhost" if grpc.address in _ANY_ADDRESS else grpc.address
         tls = " --tls" if grpc.use_ssl or grpc.use_ssl_mutual else ""
-        return f"`rocserve status --url={host}:{self.ports['grpc']}{tls}`"
+        return f"`rocserve status --url={_host(grpc)}:{self.ports['grpc']}{tls}`"
+
+    def plain_addresses(self) -> Mapping[str, str]:
+        """Where clients on this machine find the protocols that ask them for nothing, by "http" and "grpc"."""
+        parts: dict[str, HttpSettings | GrpcSettings] = {"http": self._settings.http, "grpc": self._settings.grpc}
+        return {
+            name: f"{_host(part)}:{self.ports[name]}"
+            for name, part in parts.items()
+            if part.allow and not (part.use_ssl or part.use_ssl_mutual or part.restricted)
+        }
 
     def begin_exit(self) -> None:
         """The server has begun to end: tell who watches, and end streams that wait for nothing."""
@@ -291,6 +299,11 @@ class FrontEnds:
         port = transport.start()
         self._handlers, self._transport = handlers, transport
         return port
+
+
+def _host(part: GrpcSettings | HttpSettings) -> str:
+    """As clients on this machine call the one that is listened on."""
+    return "localhost" if part.address in _ANY_ADDRESS else part.address
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,14 @@ def link_refusal(path: Path, allowed: tuple[Path, ...]) -> str:
     return f"'{path}' is a link that leads out of the model repository, to '{target}'; put the file itself there"
 
 
+def own_output(folder: Path) -> frozenset[str]:
+    """The files of a folder, relative to it, that are this process's standard output and error: to load a model writes
+    to them, and is no change of it."""
+    base = folder.resolve()
+    files = (Path(f"/proc/self/fd/{number}").resolve() for number in (1, 2))
+    return frozenset(str(file.relative_to(base)) for file in files if file.is_relative_to(base))
+
+
 def walk(
     folder: Path, allowed: tuple[Path, ...], most_entries: int, is_meant: Callable[[str], bool] | None = None
 ) -> Iterator[FileMark]:

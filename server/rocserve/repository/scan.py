@@ -10,7 +10,7 @@ from rocserve.config.sources import CONFIG_FILENAME, CONFIGS_FOLDER, TOML_FILENA
 from rocserve.config.versions import is_version_name
 from rocserve.core.flat_model import FlatModel
 from rocserve.core.model_names import qualified
-from rocserve.repository.fingerprint import FileMark, FilesScan, TooManyEntries, summarise, walk
+from rocserve.repository.fingerprint import FileMark, FilesScan, TooManyEntries, own_output, summarise, walk
 
 CONFIG_FILENAMES = (CONFIG_FILENAME, TOML_FILENAME)
 _CONFIG_SUFFIXES = (".pbtxt", ".toml")
@@ -93,9 +93,12 @@ def scan_model(
     """
     parts: dict[str | int, list[FileMark]] = defaultdict(list)
     ignored = set()
+    own = own_output(folder)
     try:
         for mark in walk(folder, allowed, most_entries, flat.has if flat is not None and flat.is_alone else None):
             part = _part_of(mark.path, flat is not None)
+            if mark.path in own:
+                continue
             if part is None:
                 ignored.add(mark.path.split("/", 1)[0])
             else:

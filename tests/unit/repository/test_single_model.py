@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,15 @@ def test_of_a_file_among_others_only_what_is_its_own_counts(tmp_path: Path) -> N
     assert scanned(tmp_path / "resnet.onnx") != before
     (tmp_path / "resnet.onnx").unlink()
     assert scanned(tmp_path / "resnet.onnx") is None
+
+
+def test_what_the_server_writes_into_a_models_folder_is_no_change_of_it(tmp_path: Path) -> None:
+    code = (
+        "from pathlib import Path; from rocserve.repository.fingerprint import own_output; print(*own_output(Path()))"
+    )
+    with (tmp_path / "server.log").open("w") as log:
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, stdout=log, check=True)
+    assert (tmp_path / "server.log").read_text() == "server.log\n"
 
 
 def test_a_file_that_is_a_link_to_elsewhere_is_followed(tmp_path: Path) -> None:
