@@ -60,6 +60,7 @@ from rocserve.services.inference import InferenceService
 from rocserve.services.log_control import LogControlService
 from rocserve.services.methods import Services, methods
 from rocserve.services.observation import RequestObserver
+from rocserve.services.page import PageService
 from rocserve.services.queries import QueryService
 from rocserve.services.readiness import Readiness
 from rocserve.services.repository_control import RepositoryControlService
@@ -255,6 +256,7 @@ class Server:
             trace_control=TraceControlService(self._tracing, self._tables),
             log_control=LogControlService(self._server_log),
             amd=AmdInferenceServerService(self._tables, self._repository, ThisMachine(self._settings.engines)),
+            page=PageService(self._repository, self._settings.server_id, readiness.is_ready, self._paths),
         )
 
     def _reload(self) -> None:

@@ -83,6 +83,8 @@ class HttpSettings:
     """How long a connection may stay without a request."""
     header_forward_pattern: str = ""
     """A regular expression: headers whose names match it become parameters of the request."""
+    allow_ui: bool = True
+    """Serve the page at /, and what it asks."""
     cors_origins: tuple[str, ...] = ()
     """Of pages whose scripts may ask and read the answers; "*" = of any."""
     restricted: tuple[RestrictedProtocols, ...] = ()

@@ -5,7 +5,7 @@ The control plane (repository) builds a new table and publishes it by one assign
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -69,6 +69,14 @@ class ServedVersion(Protocol):
     @property
     def load_seconds(self) -> float:
         """How long it took from the start of its workers until it was ready; 0 where there was nothing to load."""
+
+    @property
+    def worker_pids(self) -> Sequence[int]:
+        """Of the processes that run it."""
+
+    @property
+    def worker_restarts(self) -> int:
+        """How often one of them had to be started again."""
 
     def infer(self, request: InferRequest, responder: Responder) -> None:
         """Validate the request and schedule it; never blocks, on the data plane's thread, errors go to the
@@ -166,3 +174,5 @@ class IndexEntry:
     state: str = ""
     """UNKNOWN, LOADING, READY, UNLOADING or UNAVAILABLE."""
     reason: str = ""
+    served: ServedVersion | None = field(default=None, compare=False, repr=False)
+    """The version itself, where it is loaded."""

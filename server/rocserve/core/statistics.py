@@ -12,10 +12,21 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rocserve.core.distributions import WINDOW_NS, SlidingSummary, SummaryReading
 from rocserve.core.latencies import LatencyDistributions, LatencyReadings
 from rocserve.core.phases import PhaseTotals
 
 _COUNTED_AT_ONCE = 256
+_FAILURES_KEPT = 20
+_LONGEST_FAILURE = 500
+"""Characters. Both bound what the last failures take."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailureNote:
+    time_ms: int
+    """Since the epoch."""
+    text: str
 
 
 @dataclass(slots=True)
@@ -100,6 +111,11 @@ class ModelStatistics:
         self._backend_failures = 0
         self._batches: dict[int, BatchStatistics] = {}
         self._responses: dict[int, ResponseStatistics] = {}
+        self._failures: deque[FailureNote] = deque(maxlen=_FAILURES_KEPT)
+        self._watched: SlidingSummary | None = None
+        """Of whole requests, in microseconds, while somebody looks."""
+        self._watched_ns = 0
+        """When somebody has looked last."""
         # A deque because its append and popleft are atomic: batches are noted without the lock.
         self._uncounted: deque[tuple[int, int, int, int, Sequence[int], int, int, bool]] = deque()
 
@@ -176,6 +192,9 @@ class ModelStatistics:
             if self._latencies is not None:
                 for together in [[start] for start in queue_starts] if grouped else [queue_starts]:
                     self._latencies.note_batch(compute_start, phases, together, request_end, batch_size)
+            if self._watched is not None:
+                for start in queue_starts:
+                    self._watch(request_end - start, request_end)
         if request_end:
             age_ns = time.monotonic_ns() - request_end
             self._last_inference_ms = (time.time_ns() - age_ns) // 1_000_000
@@ -209,6 +228,7 @@ class ModelStatistics:
                 of_size.add(ns)
             if self._latencies is not None:
                 self._latencies.note_ensemble(ended_ns - started_ns, ended_ns, batch_size)
+            self._watch(ended_ns - started_ns, ended_ns)
 
     def record_cache_hit(self, started_ns: int, ended_ns: int) -> None:
         """A request that the response cache answered: a success that computed nothing and did not wait."""
@@ -218,6 +238,7 @@ class ModelStatistics:
             self._cache_hit.add(ended_ns - started_ns)
             if self._latencies is not None:
                 self._latencies.note_cache_hit(ended_ns - started_ns, ended_ns)
+            self._watch(ended_ns - started_ns, ended_ns)
 
     def record_cache_miss(self, ns: int) -> None:
         """What looking for an answer in vain, and keeping it later, took of a request that is counted otherwise."""
@@ -280,6 +301,34 @@ class ModelStatistics:
         with self._lock:
             self._fail.add(ended_ns - started_ns)
             self._cancel.add(ended_ns - started_ns)
+
+    def note_failure(self, text: str) -> None:
+        """What a client was told in place of an answer. Not counted here."""
+        self._failures.append(FailureNote(time.time_ns() // 1_000_000, text[:_LONGEST_FAILURE]))
+
+    @property
+    def failures(self) -> Sequence[FailureNote]:
+        """The last ones, the oldest first."""
+        return tuple(self._failures.copy())
+
+    def quantiles(self, quantiles: Sequence[float]) -> SummaryReading:
+        """Of the latencies of the last minute, in microseconds. They are counted from the first call on, until there
+        has been none for a minute: nobody pays for what nobody looks at."""
+        now = time.monotonic_ns()
+        with self._lock:
+            self._watched_ns = now
+            self._count()
+            if self._watched is None:
+                self._watched = SlidingSummary()
+            return self._watched.read(quantiles, now)
+
+    def _watch(self, nanoseconds: int, ended_ns: int) -> None:
+        """Under the lock."""
+        if self._watched is None:
+            return
+        self._watched.observe(nanoseconds // 1000, ended_ns)
+        if ended_ns - self._watched_ns > WINDOW_NS:
+            self._watched = None
 
     def snapshot(self) -> StatisticsSnapshot:
         with self._lock:

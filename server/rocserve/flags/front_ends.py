@@ -63,6 +63,7 @@ HTTP = (
         "headers whose names match this regular expression become parameters of the request",
         value="REGEX",
     ),
+    Flag("allow-ui", "http.allow_ui", boolean, "serve the page at / and what it asks (default true)"),
     Flag(
         "http-cors-origins",
         "http.cors_origins",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rocserve.config.definition import ModelDefinition
@@ -71,6 +71,14 @@ class ItemVersion:
     @property
     def load_seconds(self) -> float:
         return self._version.load_seconds
+
+    @property
+    def worker_pids(self) -> Sequence[int]:
+        return self._version.worker_pids
+
+    @property
+    def worker_restarts(self) -> int:
+        return self._version.worker_restarts
 
     @property
     def available(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from rocserve.config.versions import no_version_text
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
@@ -197,7 +198,7 @@ class ManagedModel:
             state = VersionState.LOADING if self._is_waiting_for_members else VersionState.UNAVAILABLE
             return [*rows, *self._rows_without_load(state, problem)]
         return [
-            IndexEntry(row.name, row.version, row.state, _join(row.reason, f"newer content failed to load: {problem}"))
+            replace(row, reason=_join(row.reason, f"newer content failed to load: {problem}"))
             if row.state == VersionState.READY.value
             else row
             for row in rows

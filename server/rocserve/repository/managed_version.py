@@ -170,7 +170,7 @@ class ManagedVersion:
         reason, failure = self.reason, self.failure
         if failure is not None and reason == failure.text:
             reason = f"{status_name(failure.error)}: {reason}"
-        return IndexEntry(self.name, str(self.number), self.state.value, reason)
+        return IndexEntry(self.name, str(self.number), self.state.value, reason, self.served)
 
     def want(self, content: ModelContent) -> None:
         """Serve this content: load it unless it is served, being loaded, or failed and not yet due."""

@@ -63,6 +63,7 @@ class ModelRepository:
         roots = dict.fromkeys(str(root.absolute()) for root in settings.roots)
         self._names = ModelNames(roots if settings.model_namespacing else ())
         self._publication = Publication(table, self._names, self._background, log)
+        self.events = self._publication.events
         is_polling = settings.control_mode is ControlMode.POLL
         self._retry = RetryPolicy(settings.retry_seconds, settings.longest_retry_seconds, enabled=False)
         retries = Retries()
@@ -137,6 +138,7 @@ class ModelRepository:
     def begin_stop(self) -> None:
         """Take up nothing new and call all loads off, which may have an hour to go; what is served goes on."""
         self._is_stopping = True
+        self.events.end()
         if self._scan_task is not None:
             self._scan_task.cancel()
         self._follower.stop()

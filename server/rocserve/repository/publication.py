@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Set
 from rocserve.core.model_names import ModelNames, Resolved
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.repository.background import BackgroundTasks
+from rocserve.repository.events import RepositoryEvents
 from rocserve.repository.loader import LoadedVersion
 from rocserve.repository.managed_model import ManagedModel
 from rocserve.repository.membership import members_of
@@ -23,6 +24,7 @@ class Publication:
     ) -> None:
         self.models: dict[str, ManagedModel] = {}
         """By their keys."""
+        self.events = RepositoryEvents()
         self._names = names
         self._served: dict[str, ServedModel] = {}
         """What the models offer, by their keys."""
@@ -43,6 +45,9 @@ class Publication:
             self._note_ensemble(key)
             self._take(key)
         self._review_ensembles()
+        for key in {*changed, *self._ensembles}:
+            if (model := self.models.get(key)) is not None:
+                self.events.note(key, model.entries())
         served = dict(self._served)
         resolved = self._resolved(served)
         if self._names.namespaces:

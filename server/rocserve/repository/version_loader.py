@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -347,6 +347,15 @@ class LoadedModelVersion(ScheduledVersion):
         return {**self._facts.properties, **self._wiring.properties}
 
     @property
+    def worker_pids(self) -> Sequence[int]:
+        """See core.serving.ServedVersion."""
+        return self._group.pids
+
+    @property
+    def worker_restarts(self) -> int:
+        return self._group.restarts
+
+    @property
     def available(self) -> bool:
         return self._wiring.available
 
@@ -388,6 +397,8 @@ class LoadedEnsemble(EnsembleVersion):
     properties: Mapping[str, str] = {}
     pending_requests = 0
     load_seconds = 0.0
+    worker_pids: Sequence[int] = ()
+    worker_restarts = 0
 
     def __init__(
         self,

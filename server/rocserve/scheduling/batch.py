@@ -138,6 +138,7 @@ class BatchAnswerer:
                 entry.request.phases.add_run(times)
             if isinstance(answer, ServeError):
                 self._statistics.record_failure(entry.queue_start_ns, now, by_backend=True)
+                self._statistics.note_failure(answer.text)
             else:
                 queue_starts.append(entry.queue_start_ns)
         if queue_starts:

@@ -249,6 +249,7 @@ class RequestBatches:
         if told is None:
             entry.responder.end()
         elif isinstance(told, ServeError):
+            self._statistics.note_failure(told.text)
             entry.responder.fail(told, final)
         else:
             entry.responder.send(told, final)

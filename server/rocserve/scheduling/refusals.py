@@ -24,6 +24,7 @@ def refuse(entry: QueuedRequest, error: ServeError, statistics: ModelStatistics)
         statistics.record_cancellation(entry.queue_start_ns, now)
     else:
         statistics.record_rejection(entry.queue_start_ns, now)
+        statistics.note_failure(error.text)
     responder = entry.responder
     if isinstance(responder, OrderedResponder):
         # It need not wait for the answers to others.

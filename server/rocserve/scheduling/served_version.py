@@ -52,6 +52,7 @@ class ScheduledVersion:
             plan = self._scheduler.validator.validate(request)
         except ServeError as error:
             # As in Triton, what does not fit the model has never been one of its requests.
+            self.statistics.note_failure(error.text)
             responder.fail(error)
             return
         try:
@@ -68,6 +69,7 @@ class ScheduledVersion:
                 self.statistics.record_rejection(now, now)
             else:
                 self.statistics.record_failure(now, now)
+            self.statistics.note_failure(error.text)
             responder.fail(error)
 
     def _infer_unless_cached(

@@ -1,4 +1,4 @@
-"""Method of inference.GRPCInferenceService that takes one message and gives one."""
+"""Method of inference.GRPCInferenceService, or of rocserve.Page, that takes one message and gives one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""All methods that take one message and give one, by their names in inference.GRPCInferenceService."""
+"""All methods that take one message and give one, by their names in inference.GRPCInferenceService and in
+rocserve.Page."""
 
 from __future__ import annotations
 
@@ -11,10 +12,12 @@ from google.protobuf.message import Message
 from rocserve.core.errors import ServeError
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve.protocol import page_pb2
 from rocserve.services.amd_inference_server import AmdInferenceServerService
 from rocserve.services.client_memory.service import ClientMemoryService
 from rocserve.services.log_control import LogControlService
 from rocserve.services.method import Method, QuickMethod, SlowMethod
+from rocserve.services.page import PageService
 from rocserve.services.queries import QueryService
 from rocserve.services.repository_control import RepositoryControlService
 from rocserve.services.trace_control import TraceControlService
@@ -30,10 +33,11 @@ class Services:
     trace_control: TraceControlService
     log_control: LogControlService
     amd: AmdInferenceServerService
+    page: PageService
 
 
 def methods(services: Services, paths: PrivatePaths) -> Mapping[str, Method]:
-    """By name: all of the service but ModelInfer and ModelStreamInfer, which have ways of their own in each front end.
+    """By name: all of the services but ModelInfer and ModelStreamInfer, which have ways of their own in each front end.
     What their errors say has no paths of the server."""
     return {name: _without_paths(method, paths) for name, method in _methods(services).items()}
 
@@ -88,4 +92,6 @@ def _methods(services: Services) -> Mapping[str, Method]:
         "CudaSharedMemoryStatus": QuickMethod(pb.CudaSharedMemoryStatusRequest, memory.cuda_status),
         "CudaSharedMemoryRegister": QuickMethod(pb.CudaSharedMemoryRegisterRequest, memory.cuda_register),
         "CudaSharedMemoryUnregister": QuickMethod(pb.CudaSharedMemoryUnregisterRequest, memory.cuda_unregister),
+        "Overview": SlowMethod(page_pb2.OverviewRequest, services.page.overview),
+        "RepositoryEvents": SlowMethod(page_pb2.RepositoryEventsRequest, services.page.events),
     }

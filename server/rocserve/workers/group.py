@@ -99,6 +99,8 @@ class WorkerGroup:
         `content`: see WorkerSupervisor."""
         self._events = events
         self._down: set[int] = set()
+        self.restarts = 0
+        """How often a worker had to be started again."""
         self._progress: dict[int, str] = {}
         self._silent: dict[int, Sequence[float]] = {}
         self._count = len(plans)
@@ -185,6 +187,7 @@ class WorkerGroup:
 
     def worker_down(self, index: int, reason: str, delay_seconds: float) -> None:
         """A worker has to be started again."""
+        self.restarts += index not in self._down
         self._down.add(index)
         self._events.restarting(reason, delay_seconds)
 

@@ -273,6 +273,12 @@ DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
         r"^200: .*'body': {'models': \[",
     ),
     Difference(
+        "A page has a place",
+        ["HTTP: GET /"],
+        "^404: ",
+        "^200: ",
+    ),
+    Difference(
         "The health service knows services and models by name",
         ["health of nothing known"],
         r"^OK:  b'\\x08\\x01'$",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+
+from rocserve.core.distributions import WINDOW_NS
 from rocserve.core.statistics import ModelStatistics
 
 
@@ -26,3 +29,33 @@ def test_failures_count_as_failures_only():
     counted = statistics.snapshot()
     assert (counted.fail.count, counted.fail.ns) == (3, 32)
     assert counted.success.count == counted.inference_count == counted.execution_count == 0
+
+
+def _answered(statistics: ModelStatistics, microseconds: int, end: int) -> None:
+    start = end - 1000 * microseconds
+    statistics.record_batch(start, start, end, end, [start], end, 1)
+
+
+def test_latencies_are_counted_while_somebody_looks():
+    statistics = ModelStatistics()
+    now = time.monotonic_ns()
+    _answered(statistics, 500, now)
+    assert statistics.quantiles([0.5]).count == 0
+    for microseconds in (100, 110, 120):
+        _answered(statistics, microseconds, now)
+    statistics.record_cache_hit(now - 50_000, now)
+    reading = statistics.quantiles([0.5])
+    assert (reading.count, reading.quantiles) == (4, ((0.5, 100.0),))
+    _answered(statistics, 100, time.monotonic_ns() + WINDOW_NS + 1_000_000_000)
+    statistics.snapshot()
+    # Nobody has looked for a minute: it begins anew.
+    assert statistics.quantiles([0.5]).count == 0
+
+
+def test_the_last_failures_are_kept():
+    statistics = ModelStatistics()
+    for number in range(100):
+        statistics.note_failure(f"{number} " + "x" * 10_000)
+    assert [failure.text.split()[0] for failure in statistics.failures] == [str(number) for number in range(80, 100)]
+    assert {len(failure.text) for failure in statistics.failures} == {500}
+    assert statistics.snapshot().fail.count == 0

@@ -12,10 +12,11 @@ from rocserve.frontends.grpc.transport import Route, StreamRoute, UnaryRoute
 from rocserve.services.admin_calls import ADMIN_METHODS, Access
 from rocserve.services.method import Method
 from rocserve.services.readiness import Readiness
+from rocserve.services.restrictions import PROTOCOLS
 
 
 class GrpcService:
-    """All methods but ModelInfer and ModelStreamInfer, and the health service."""
+    """All methods of gRPC but ModelInfer and ModelStreamInfer, and the health service."""
 
     def __init__(
         self,
@@ -52,7 +53,9 @@ class GrpcService:
 
     def routes(self) -> Mapping[str, Route]:
         """By full names."""
-        routes: dict[str, Route] = {name: self._route(name, method) for name, method in self._methods.items()}
+        routes: dict[str, Route] = {
+            name: self._route(name, method) for name, method in self._methods.items() if name in PROTOCOLS
+        }
         routes |= {"Check": self._method_routes.quick(self._health.check), "Watch": StreamRoute(self._health.watch)}
         return guarded_routes(routes, self._access.restrictions)
 

@@ -137,7 +137,7 @@ def _does_not_fit(input_name: str) -> ServeError:
     return invalid_argument(f"The schema can not convert input '{input_name}' to tensor with proper shape")
 
 
-_EVENTS = "text/event-stream; charset=utf-8"
+EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
 class GenerateHandler:
@@ -211,7 +211,7 @@ async def _only_response(first: Outcome | None, responder: AnswerStream, paths: 
 async def _send_events(request: Request, first: Outcome | None, responder: AnswerStream, paths: PrivatePaths) -> None:
     """The first one decides about the status; what fails later is an event of the stream."""
     status, body = (200, b"") if first is None else _told(first, paths)
-    request.begin_stream(status, _EVENTS, {"Cache-Control": "no-cache"})
+    request.begin_stream(status, EVENT_STREAM, {"Cache-Control": "no-cache"})
     outcome = first
     while outcome is not None:
         await request.send(event(body))

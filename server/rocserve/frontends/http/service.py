@@ -19,8 +19,9 @@ from rocserve.frontends.http.generate import GenerateHandler
 from rocserve.frontends.http.inference import HandlerParts, InferHandler
 from rocserve.frontends.http.json_text import json_bytes
 from rocserve.frontends.http.large_bodies import LARGE_JSON, LargeBodies
-from rocserve.frontends.http.management import ManagementRoute, Place
+from rocserve.frontends.http.management import GET_OR_HEAD, ManagementRoute, Place
 from rocserve.frontends.http.models import Models
+from rocserve.frontends.http.page import Page, PageFile
 from rocserve.frontends.http.protocol import Request, Response
 from rocserve.frontends.http.routes import InferenceUrl, find_destination, parse_message
 from rocserve.observability.failures import RequestFailures
@@ -60,6 +61,7 @@ class HttpService:
         self._infer = InferHandler(parts, forwarding)
         self._generate = GenerateHandler(parts)
         self._find_destination = functools.lru_cache(_REMEMBERED_PATHS)(find_destination)
+        self._page = Page(methods) if settings.allow_ui else None
         self._cors = CrossOrigin(settings.cors_origins) if settings.cors_origins else None
         self._tasks: dict[asyncio.Task[object], Holding] = {}
 
@@ -91,7 +93,8 @@ class HttpService:
     def _answer(self, request: Request) -> None:
         destination = self._find_destination(request.method, request.path)
         if destination is None:
-            raise not_found()
+            self._answer_page(request)
+            return
         to, place = destination.to, destination.place
         if isinstance(to, ManagementRoute):
             self._admit(request, to.method)
@@ -102,6 +105,19 @@ class HttpService:
             self._infer.answer(request, place)
         else:
             self._run(request, self._generate.answer(request, place, streams=to is InferenceUrl.GENERATE_STREAM))
+
+    def _answer_page(self, request: Request) -> None:
+        part = None if self._page is None else self._page.find(request.path)
+        if part is None:
+            raise not_found()
+        if request.method not in GET_OR_HEAD:
+            raise not_allowed()
+        for method in part.shows:
+            self._admit(request, method)
+        if isinstance(part, PageFile):
+            request.respond(part.response)
+        else:
+            self._run(request, part.answer(request))
 
     def _admit(self, request: Request, method: str) -> None:
         restriction: Restriction | None = self._access.restrictions.get(method)

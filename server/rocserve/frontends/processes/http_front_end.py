@@ -24,6 +24,7 @@ from rocserve.frontends.processes.forwarding import Forwarding
 from rocserve.frontends.processes.front_end_loop import FrontEndLoop
 from rocserve.frontends.processes.main import FrontEndTask, WayToServer
 from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve.protocol import page_pb2
 from rocserve.services.method import Method, SlowMethod
 
 _LARGE_BODY_PROCESSES = 1
@@ -102,7 +103,8 @@ def remote_methods(forwarding: Forwarding, loop: asyncio.AbstractEventLoop) -> M
 
         return SlowMethod(GetMessageClass(described[name].input_type), ask)
 
-    described = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
+    inference = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
+    described = {**inference, **page_pb2.DESCRIPTOR.services_by_name["Page"].methods_by_name}
     return {name: method(name, GetMessageClass(each.output_type)) for name, each in described.items()}
 
 

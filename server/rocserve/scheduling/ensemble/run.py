@@ -367,6 +367,7 @@ class EnsembleRun:
         if error is None:
             self._responder.end()
         else:
+            self._ensemble.statistics.note_failure(error.text)
             self._responder.fail(error)
 
     def _release_iteration(self, iteration: int) -> None:

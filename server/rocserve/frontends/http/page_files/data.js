@@ -1,0 +1,142 @@
+// What the server tells: asked once a second while somebody looks. The last ten minutes are kept here, not by the server.
+
+const KEPT_MS = 600_000;
+const RATE_MS = 5_000;
+const MOST_EVENTS = 200;
+
+export const data = { overview: null, error: "", header: "", events: [], changed: new EventTarget() };
+const histories = new Map();
+const secrets = {};
+let soon = null;
+
+export const keyOf = (model) => JSON.stringify([model.name, model.version]);
+
+/** The answer as JSON; an Error with the server's words where it refuses. */
+export async function ask(path, options = {}) {
+  const response = await fetch(path, { ...options, headers: { ...options.headers, ...secrets } });
+  if (response.ok && options.stream) return response.body;
+  const text = await response.text();
+  let answer = null;
+  try {
+    answer = JSON.parse(text);
+  } catch {
+    answer = { error: text.slice(0, 1000) };
+  }
+  if (response.ok) return answer;
+  const error = new Error(answer.error || `HTTP ${response.status}`);
+  error.header = response.status === 403 ? (/expecting header '([^']+)'/.exec(error.message)?.[1] ?? "") : "";
+  throw error;
+}
+
+/** For APIs that are restricted: kept in this page's memory alone. */
+export function useSecret(header, value) {
+  secrets[header] = value;
+  lookNow();
+}
+
+function note(model, at) {
+  const key = keyOf(model);
+  let history = histories.get(key) ?? [];
+  const last = history.at(-1);
+  // A version that was loaded again counts from zero.
+  if (last && (last.success > model.success_count || last.executions > model.execution_count)) history = [];
+  const quantile = Object.fromEntries(model.latencies_us.map((entry) => [entry.quantile, entry.value]));
+  history.push({
+    at,
+    success: model.success_count,
+    successNs: model.success_ns,
+    failures: model.failure_count,
+    inferences: model.inference_count,
+    executions: model.execution_count,
+    p50: quantile[0.5],
+    p99: quantile[0.99],
+  });
+  while (history[0].at < at - KEPT_MS) history.shift();
+  histories.set(key, history);
+}
+
+export const historyOf = (model) => histories.get(keyOf(model)) ?? [];
+
+/** Requests and failures a second, milliseconds of a request and rows of a batch, between two samples. */
+export function between(before, after) {
+  const seconds = (after.at - before.at) / 1000;
+  const requests = after.success - before.success;
+  const executions = after.executions - before.executions;
+  return {
+    at: after.at,
+    rate: requests / seconds,
+    failures: (after.failures - before.failures) / seconds,
+    mean: requests > 0 ? (after.successNs - before.successNs) / requests / 1e6 : null,
+    batch: executions > 0 ? (after.inferences - before.inferences) / executions : null,
+    p99: after.p99 == null ? null : after.p99 / 1000,
+  };
+}
+
+/** Of the last seconds; null where there is nothing to compare yet. */
+export function recent(model) {
+  const history = historyOf(model);
+  const last = history.at(-1);
+  const before = history.findLast((sample) => sample.at <= (last?.at ?? 0) - RATE_MS) ?? history[0];
+  return last && before !== last ? between(before, last) : null;
+}
+
+async function look() {
+  try {
+    const overview = await ask("/v2/overview");
+    overview.models.forEach((model) => note(model, overview.now_ms));
+    const there = new Set(overview.models.map(keyOf));
+    for (const key of histories.keys()) if (!there.has(key)) histories.delete(key);
+    Object.assign(data, { overview, error: "", header: "" });
+  } catch (error) {
+    Object.assign(data, { error: error.message, header: error.header ?? "" });
+  }
+  data.changed.dispatchEvent(new Event("change"));
+}
+
+let looking = false;
+
+async function lookAgain() {
+  clearTimeout(soon);
+  if (looking) return;
+  looking = true;
+  await look();
+  looking = false;
+  soon = setTimeout(lookAgain, document.hidden ? 5000 : 1000);
+}
+
+export const lookNow = () => lookAgain();
+
+/** Server-sent events by fetch, which can send the header of an API that is restricted. */
+async function follow() {
+  let after = 0;
+  for (;;) {
+    try {
+      const body = await ask("/v2/events", { stream: true, headers: { "Last-Event-ID": String(after) } });
+      const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+      for (let rest = ""; ; ) {
+        const { value, done } = await reader.read();
+        if (done) break;
+        const parts = (rest + value).split("\n\n");
+        rest = parts.pop();
+        for (const part of parts) {
+          const line = part.split("\n").find((each) => each.startsWith("data: "));
+          if (!line) continue;
+          const event = JSON.parse(line.slice(6));
+          if (event.number <= after) data.events = []; // Another server's.
+          after = event.number;
+          data.events = [event, ...data.events].slice(0, MOST_EVENTS);
+        }
+        lookNow();
+      }
+    } catch {
+      // What is wrong the overview tells.
+    }
+    await new Promise((resume) => setTimeout(resume, 2000));
+  }
+}
+
+export function start() {
+  lookAgain();
+  follow();
+  document.addEventListener("visibilitychange", () => !document.hidden && lookNow());
+}

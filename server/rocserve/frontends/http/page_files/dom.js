@@ -1,0 +1,37 @@
+// Elements made of text and of other elements. Nothing here turns text into markup.
+
+function fill(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value !== false && value != null) element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.filter((child) => child != null));
+  return element;
+}
+
+export const h = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
+
+export const svg = (tag, attributes = {}, ...children) =>
+  fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+
+/** Only what is new is written: what is selected or read aloud stays so. */
+export function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+export function badge(element, state) {
+  setText(element, state || "NOT LOADED");
+  element.className = `badge ${(state || "none").toLowerCase()}`;
+}
+
+export const number = (value, digits = 1) =>
+  value == null || Number.isNaN(value) ? "–" : value.toLocaleString("en", { maximumFractionDigits: digits });
+
+export const milliseconds = (us) => (us == null ? "–" : number(us / 1000, us < 10_000 ? 2 : 0));
+
+export const mebibytes = (bytes) => (bytes ? `${number(bytes / 2 ** 20, 0)} MiB` : "–");
+
+/** What runs a version, and where. */
+export const engine = (model) => [...new Set([model.engine || model.platform, model.devices])].filter(Boolean).join(" · ");
+
+export const clock = (ms) => new Date(ms).toLocaleTimeString("en-GB");

@@ -1,0 +1,110 @@
+// One version of a model: what it takes and gives, its configuration, what it does, and a place to try it.
+
+import { chart } from "./chart.js";
+import { ask, between, data, historyOf, keyOf, recent } from "./data.js";
+import { badge, clock, engine, h, mebibytes, milliseconds, number, setText } from "./dom.js";
+import { tryIt } from "./try.js";
+
+const STEP_MS = 5_000;
+
+export const pathOf = (name, version) => `/v2/models/${encodeURIComponent(name)}${version && `/versions/${version}`}`;
+
+/** Pairs of samples that are some seconds apart: a point of the graph each. */
+function points(history) {
+  const found = [];
+  let before = history[0];
+  for (const sample of history) {
+    if (sample.at - before?.at < STEP_MS) continue;
+    if (before !== sample) found.push(between(before, sample));
+    before = sample;
+  }
+  return found;
+}
+
+function tensors(title, entries) {
+  const row = (entry) => h("tr", {}, h("th", { scope: "row" }, entry.name), h("td", {}, entry.datatype),
+    h("td", {}, `[${entry.shape.join(", ")}]`));
+  return h("section", {}, h("h2", {}, title), h("table", {}, h("tbody", {}, ...entries.map(row))));
+}
+
+function facts(model) {
+  const now = recent(model);
+  const batches = Object.entries(model.batches).map(([size, count]) => `${size}: ${number(count, 0)}`);
+  const quantile = (which) => milliseconds(model.latencies_us.find((entry) => entry.quantile === which)?.value);
+  const cached = model.cache_hit_count + model.cache_miss_count;
+  return {
+    "Engine": engine(model),
+    "Requests/s": number(now?.rate),
+    "Latency p50, p90, p99": `${quantile(0.5)}, ${quantile(0.9)}, ${quantile(0.99)} ms`,
+    "Waiting": number(model.pending_requests, 0),
+    "Answered": number(model.success_count, 0),
+    "Failed": number(model.failure_count, 0),
+    "Executions by batch size": batches.join("; ") || "–",
+    "Cache hits": cached ? `${number(model.cache_hit_count, 0)} of ${number(cached, 0)}` : "–",
+    "Memory of workers": model.worker_memory_bytes.map(mebibytes).join(", ") || "–",
+    "Restarts of workers": number(model.worker_restarts, 0),
+    "Loaded in": model.load_seconds ? `${number(model.load_seconds, 2)} s` : "–",
+    "Last request": model.last_inference_ms ? clock(model.last_inference_ms) : "–",
+  };
+}
+
+/** What can be asked of a version that is ready; asked again when it has become so once more. */
+async function describe(place, name, version) {
+  try {
+    const [metadata, config] = await Promise.all(["", "/config"].map((part) => ask(pathOf(name, version) + part)));
+    place.replaceChildren(
+      tryIt(name, version, metadata, config),
+      h("div", { class: "columns" }, tensors("Inputs", metadata.inputs), tensors("Outputs", metadata.outputs)),
+      h("details", {}, h("summary", {}, "Configuration, as completed"),
+        h("pre", { tabindex: "0" }, JSON.stringify(config, null, 2))));
+  } catch (error) {
+    place.replaceChildren(h("p", { class: "reason" }, error.message));
+  }
+}
+
+export function showModel(view, name, version) {
+  const state = h("span");
+  const reason = h("p", { class: "reason" });
+  const list = h("dl", { class: "facts" });
+  const charts = h("div", { class: "columns" });
+  const failures = h("ol", { class: "events" });
+  const failed = h("section", {}, h("h2", {}, "Last failures"), failures);
+  const about = h("div");
+  view.replaceChildren(h("h2", {}, name, version && ` version ${version}`, " ", state), reason, list, charts, about, failed);
+  const key = keyOf({ name, version });
+  let described = "";
+  let shownFailures = "";
+  return () => {
+    if (!data.overview) return;
+    const model = data.overview.models.find((entry) => keyOf(entry) === key);
+    badge(state, model ? model.state : "GONE");
+    setText(reason, model?.reason ?? "It is not there.");
+    const isLoaded = Boolean(model?.platform);
+    for (const part of [list, charts, failed]) part.hidden = !isLoaded;
+    // Loaded again, it may have become another.
+    const load = isLoaded && model.state === "READY" ? `${model.state} ${model.load_seconds}` : "";
+    if (load && load !== described) describe(about, name, version);
+    if (!isLoaded) about.replaceChildren();
+    described = isLoaded ? load || described : "";
+    if (!isLoaded) return;
+    const told = facts(model);
+    if (!list.children.length) {
+      list.append(...Object.keys(told).map((title) => h("div", {}, h("dt", {}, title), h("dd"))));
+    }
+    Object.values(told).forEach((text, index) => setText(list.children[index].lastChild, text));
+    const found = points(historyOf(model));
+    const width = Math.min(600, Math.max(280, view.clientWidth - 60));
+    const line = (value) => found.map((point) => [point.at, value(point)]);
+    charts.replaceChildren(
+      h("figure", {}, h("figcaption", {}, h("span", { class: "rate" }, "Requests/s"), ", ", h("span", { class: "failed" }, "failures/s")),
+        chart("Requests", "a second", width, { rate: line((p) => p.rate), failed: line((p) => p.failures) }, data.overview.now_ms)),
+      h("figure", {}, h("figcaption", {}, "Latency in ms: ", h("span", { class: "rate" }, "mean"), ", ", h("span", { class: "tail" }, "p99 of a minute")),
+        chart("Latency", "milliseconds", width, { rate: line((p) => p.mean), tail: line((p) => p.p99) }, data.overview.now_ms)));
+    const text = JSON.stringify(model.failures);
+    if (text === shownFailures) return;
+    shownFailures = text;
+    failures.replaceChildren(...model.failures.toReversed().map((failure) =>
+      h("li", {}, h("time", {}, clock(failure.time_ms)), " ", failure.text)));
+    if (!model.failures.length) failures.append(h("li", {}, "None."));
+  };
+}

@@ -1,0 +1,158 @@
+// Ask a model with a picture or JSON, and see what it answers.
+
+import { ask } from "./data.js";
+import { h, number, svg } from "./dom.js";
+import { pathOf } from "./model.js";
+
+const SHOWN_CLASSES = 5;
+const SHOWN_ELEMENTS = 1000;
+
+const isNumber = (datatype) => /FP|BF/.test(datatype);
+const count = (shape) => shape.reduce((product, size) => product * size, 1);
+
+/** What a request needs at least, with zeros. */
+function template(metadata) {
+  const inputs = metadata.inputs.map(({ name, datatype, shape }) => {
+    const sizes = shape.map((size) => (size === -1 ? 1 : size));
+    const element = datatype === "BYTES" ? "" : datatype === "BOOL" ? false : 0;
+    const data = count(sizes) <= SHOWN_ELEMENTS ? Array(count(sizes)).fill(element) : [];
+    return { name, datatype, shape: sizes, data };
+  });
+  return JSON.stringify({ inputs }, null, 1);
+}
+
+/** The input that takes a picture's bytes, where there is one. */
+function pictureInput(metadata) {
+  const [input] = metadata.inputs;
+  const isOne = metadata.inputs.length === 1 && input.shape.filter((size) => size !== -1 && size !== 1).length === 0;
+  return isOne && ["BYTES", "UINT8"].includes(input.datatype) && (input.datatype === "BYTES" || input.shape.includes(-1))
+    ? input : null;
+}
+
+async function base64(file) {
+  const url = await new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(file);
+  });
+  return url.slice(url.indexOf(",") + 1);
+}
+
+/** Probabilities are asked for as classes, so that they come with their labels. */
+function requestedOutputs(metadata, config) {
+  const isDetector = metadata.outputs.some((output) => output.name === "BOXES");
+  return metadata.outputs.map(({ name, datatype }) => {
+    const dims = config.output.find((output) => output.name === name)?.dims ?? [];
+    const isClasses = !isDetector && isNumber(datatype) && dims.length === 1 && dims[0] > 1;
+    return isClasses ? { name, parameters: { classification: SHOWN_CLASSES } } : { name };
+  });
+}
+
+async function pictureRequest(file, metadata, config) {
+  const input = pictureInput(metadata);
+  const shape = input.shape.map((size) => (size === -1 && input.datatype === "BYTES" ? 1 : size));
+  const bytes = shape.lastIndexOf(-1);
+  if (bytes >= 0) shape[bytes] = file.size;
+  return {
+    inputs: [{ name: input.name, datatype: input.datatype, shape: shape.map((size) => Math.max(size, 1)), data: [{ b64: await base64(file) }] }],
+    outputs: requestedOutputs(metadata, config),
+  };
+}
+
+function bars(classes) {
+  const most = Math.max(1, ...classes.map(({ value }) => value));
+  return h("ol", { class: "bars" }, ...classes.map(({ label, value }) => {
+    const bar = h("span", { class: "bar" });
+    bar.style.width = `${Math.max(0, (100 * value) / most)}%`;
+    return h("li", {}, h("span", { class: "label" }, label), bar, h("span", { class: "value" }, value.toFixed(3)));
+  }));
+}
+
+/** Of the classification extension: "value:index:label". */
+function classes(output) {
+  return output.data.map((text) => {
+    const [value, index, ...label] = String(text).split(":");
+    return { value: Number(value), label: label.join(":") || `class ${index}` };
+  });
+}
+
+/** Boxes in pixels of the picture as it was sent. */
+async function drawn(picture, { BOXES, SCORES, CLASSES, LABELS }) {
+  const image = h("img", { src: picture, alt: "the picture that was sent" });
+  await image.decode();
+  const { naturalWidth: width, naturalHeight: height } = image;
+  const scale = Math.max(width, height) / 500;
+  const boxes = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "boxes" });
+  const found = (LABELS ?? CLASSES).data.map((label, index) => {
+    const [left, top, right, bottom] = BOXES.data.slice(4 * index, 4 * index + 4);
+    const text = [label, SCORES?.data[index].toFixed(2)].filter(Boolean).join(" ");
+    const atEnd = left > 0.75 * width; // There its text ends where the box does.
+    boxes.append(
+      svg("rect", { x: left, y: top, width: right - left, height: bottom - top, "stroke-width": 2.5 * scale }),
+      svg("text", { x: atEnd ? right : left + 3 * scale, "text-anchor": atEnd ? "end" : "start", y: Math.max(top - 4 * scale, 12 * scale), "font-size": 13 * scale, "stroke-width": 3 * scale }, text));
+    return h("li", {}, text);
+  });
+  return h("div", { class: "picture" }, h("div", { class: "drawn" }, image, boxes), h("ul", {}, ...found));
+}
+
+function tensor(output) {
+  const data = output.data ?? [];
+  const more = data.length > SHOWN_ELEMENTS ? `, … ${data.length - SHOWN_ELEMENTS} more` : "";
+  return h("section", {}, h("h3", {}, `${output.name} `, h("small", {}, `${output.datatype} [${output.shape.join(", ")}]`)),
+    h("pre", { tabindex: "0" }, JSON.stringify(data.slice(0, SHOWN_ELEMENTS)).slice(1, -1) + more));
+}
+
+async function shown(answer, request, picture) {
+  const outputs = Object.fromEntries(answer.outputs.map((output) => [output.name, output]));
+  if (picture && outputs.BOXES && (outputs.LABELS || outputs.CLASSES)) return [await drawn(picture, outputs)];
+  const asked = new Set((request.outputs ?? []).filter((output) => output.parameters?.classification).map((output) => output.name));
+  const parts = answer.outputs.map((output) => asked.has(output.name)
+    ? h("section", {}, h("h3", {}, output.name), bars(classes(output))) : tensor(output));
+  if (picture) parts.unshift(h("img", { src: picture, alt: "the picture that was sent", class: "sent" }));
+  return parts;
+}
+
+export function tryIt(name, version, metadata, config) {
+  const text = h("textarea", { rows: 8, spellcheck: "false", "aria-label": "request as JSON" });
+  text.value = template(metadata);
+  const answer = h("div", { class: "answer", "aria-live": "polite" });
+  const file = h("input", { type: "file", accept: pictureInput(metadata) ? "image/*,.json" : ".json", onchange: () => take(file.files[0]) });
+  let picture = "";
+
+  async function send(make) {
+    URL.revokeObjectURL(picture);
+    picture = "";
+    answer.replaceChildren("…");
+    try {
+      const request = await make();
+      const began = performance.now();
+      const told = await ask(`${pathOf(name, version)}/infer`, { method: "POST", body: JSON.stringify(request) });
+      const took = performance.now() - began;
+      answer.replaceChildren(...(await shown(told, request, picture)), h("p", {}, `Answered in ${number(took)} ms.`));
+    } catch (error) {
+      answer.replaceChildren(h("p", { class: "reason" }, error.message));
+    }
+  }
+
+  async function take(dropped) {
+    if (!dropped) return;
+    if (dropped.type.startsWith("image/") && pictureInput(metadata)) {
+      await send(async () => {
+        picture = URL.createObjectURL(dropped);
+        return pictureRequest(dropped, metadata, config);
+      });
+    } else {
+      text.value = await dropped.text();
+      await send(() => JSON.parse(text.value));
+    }
+  }
+
+  const stop = (event) => event.preventDefault();
+  return h("section", { class: "try", ondragover: stop, ondrop: (event) => { stop(event); take(event.dataTransfer.files[0]); } },
+    h("h2", {}, "Try it"),
+    h("p", {}, h("label", { class: "drop" }, pictureInput(metadata) ? "Drop a picture or JSON here, or choose a file: " : "Drop JSON here, or choose a file: ", file)),
+    h("details", { open: !pictureInput(metadata) }, h("summary", {}, "Request as JSON"), text,
+      h("p", {}, h("button", { type: "button", onclick: () => send(() => JSON.parse(text.value)) }, "Send"))),
+    answer);
+}

@@ -1,0 +1,129 @@
+# Made from page.proto by protos/generate.py with grpcio-tools 1.81.1; do not edit.
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class OverviewRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class OverviewResponse(_message.Message):
+    __slots__ = ("server", "version", "ready", "now_ms", "models")
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    NOW_MS_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    server: str
+    version: str
+    ready: bool
+    now_ms: int
+    models: _containers.RepeatedCompositeFieldContainer[ModelOverview]
+    def __init__(self, server: _Optional[str] = ..., version: _Optional[str] = ..., ready: _Optional[bool] = ..., now_ms: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelOverview, _Mapping]]] = ...) -> None: ...
+
+class ModelOverview(_message.Message):
+    __slots__ = ("name", "version", "state", "reason", "platform", "engine", "devices", "load_seconds", "pending_requests", "last_inference_ms", "success_count", "success_ns", "queue_ns", "failure_count", "inference_count", "execution_count", "cache_hit_count", "cache_miss_count", "batches", "latencies_us", "worker_memory_bytes", "worker_restarts", "failures")
+    class BatchesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PLATFORM_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PENDING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    LAST_INFERENCE_MS_FIELD_NUMBER: _ClassVar[int]
+    SUCCESS_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SUCCESS_NS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    INFERENCE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    EXECUTION_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CACHE_HIT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CACHE_MISS_COUNT_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    LATENCIES_US_FIELD_NUMBER: _ClassVar[int]
+    WORKER_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WORKER_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: str
+    state: str
+    reason: str
+    platform: str
+    engine: str
+    devices: str
+    load_seconds: float
+    pending_requests: int
+    last_inference_ms: int
+    success_count: int
+    success_ns: int
+    queue_ns: int
+    failure_count: int
+    inference_count: int
+    execution_count: int
+    cache_hit_count: int
+    cache_miss_count: int
+    batches: _containers.ScalarMap[int, int]
+    latencies_us: _containers.RepeatedCompositeFieldContainer[Quantile]
+    worker_memory_bytes: _containers.RepeatedScalarFieldContainer[int]
+    worker_restarts: int
+    failures: _containers.RepeatedCompositeFieldContainer[Failure]
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., platform: _Optional[str] = ..., engine: _Optional[str] = ..., devices: _Optional[str] = ..., load_seconds: _Optional[float] = ..., pending_requests: _Optional[int] = ..., last_inference_ms: _Optional[int] = ..., success_count: _Optional[int] = ..., success_ns: _Optional[int] = ..., queue_ns: _Optional[int] = ..., failure_count: _Optional[int] = ..., inference_count: _Optional[int] = ..., execution_count: _Optional[int] = ..., cache_hit_count: _Optional[int] = ..., cache_miss_count: _Optional[int] = ..., batches: _Optional[_Mapping[int, int]] = ..., latencies_us: _Optional[_Iterable[_Union[Quantile, _Mapping]]] = ..., worker_memory_bytes: _Optional[_Iterable[int]] = ..., worker_restarts: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ...) -> None: ...
+
+class Quantile(_message.Message):
+    __slots__ = ("quantile", "value")
+    QUANTILE_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    quantile: float
+    value: float
+    def __init__(self, quantile: _Optional[float] = ..., value: _Optional[float] = ...) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("time_ms", "text")
+    TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    time_ms: int
+    text: str
+    def __init__(self, time_ms: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+
+class RepositoryEventsRequest(_message.Message):
+    __slots__ = ("after",)
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    after: int
+    def __init__(self, after: _Optional[int] = ...) -> None: ...
+
+class RepositoryEventsResponse(_message.Message):
+    __slots__ = ("events", "is_last")
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[RepositoryEvent]
+    is_last: bool
+    def __init__(self, events: _Optional[_Iterable[_Union[RepositoryEvent, _Mapping]]] = ..., is_last: _Optional[bool] = ...) -> None: ...
+
+class RepositoryEvent(_message.Message):
+    __slots__ = ("number", "time_ms", "name", "version", "state", "reason")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    time_ms: int
+    name: str
+    version: str
+    state: str
+    reason: str
+    def __init__(self, number: _Optional[int] = ..., time_ms: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...

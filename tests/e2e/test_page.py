@@ -1,0 +1,186 @@
+"""What the page of the HTTP port asks: its files, the overview, events as they happen, OpenAPI; and who may."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.http_requests import add_sub_body, ask
+from support.models import add_constant, drop
+from support.server import RocserveProcess, wait_until
+
+from rocserve.frontends.http.routes import find_destination
+
+MODES = pytest.mark.parametrize("front_ends", [0, 2], ids=["one-process", "front-ends"])
+
+
+def overview(server: RocserveProcess, name: str) -> Any:
+    status, answer = ask(server, "GET", "/v2/overview")
+    assert status == 200, answer
+    return next((model for model in answer["models"] if model["name"] == name), None)
+
+
+@contextmanager
+def events(server: RocserveProcess, **headers: str) -> Iterator[Callable[[], Any]]:
+    """A function that waits for the next event."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+    connection.request("GET", "/v2/events", headers={name.replace("_", "-"): text for name, text in headers.items()})
+    response = connection.getresponse()
+    assert (response.status, response.headers["Content-Type"]) == (200, "text/event-stream; charset=utf-8")
+
+    def next_event() -> Any:
+        while line := response.readline():
+            if line.startswith(b"data: "):
+                return json.loads(line[6:])
+        return None
+
+    try:
+        yield next_event
+    finally:
+        response.close()
+        connection.close()
+
+
+def test_files_of_the_page(http_server: RocserveProcess) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", http_server.http_port, timeout=20)
+    connection.request("GET", "/")
+    response = connection.getresponse()
+    page = response.read().decode()
+    policy = response.headers["Content-Security-Policy"]
+    assert response.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'; script-src 'self'; style-src 'self';" in policy
+    assert "unsafe" not in policy
+    used = set(re.findall(r'(?:src|href)="(/[^"]+)"', page))
+    assert used == {"/ui/app.js", "/ui/style.css"}
+    for path in [*used, "/ui/try.js"]:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        text = response.read().decode()
+        assert response.status == 200
+        assert response.headers["X-Content-Type-Options"] == "nosniff"
+        # Nothing of another origin.
+        assert set(re.findall(r"https?://[^/\"]+", text)) <= {"http://www.w3.org"}
+    connection.request("HEAD", "/")
+    assert connection.getresponse().read() == b""
+    connection.close()
+    assert ask(http_server, "POST", "/")[0] == 405
+    for path in ("/ui/", "/ui/nothing.js", "/ui/..%2fpage.py", "/ui/../page.py", "/index.html"):
+        assert ask(http_server, "GET", path)[0] == 404
+
+
+def test_openapi_tells_what_is_served(http_server: RocserveProcess) -> None:
+    status, told = ask(http_server, "GET", "/openapi.json")
+    assert (status, told["openapi"]) == (200, "3.1.0")
+    own = {"/v2/overview", "/v2/events", "/openapi.json"}
+    for path, verbs in told["paths"].items():
+        if path not in own:
+            for verb in verbs:
+                destination = find_destination(verb.upper(), re.sub(r"{version}", "1", path))
+                assert destination is not None, path
+                assert verb.upper() in getattr(destination.to, "verbs", {"POST"}), path
+    names = {entry["$ref"].rpartition("/")[2] for verbs in told["paths"].values() for one in verbs.values()
+             for entry in one.get("parameters", ())}  # fmt: skip
+    assert names == set(told["components"]["parameters"])
+
+
+def test_overview(http_server: RocserveProcess) -> None:
+    before = overview(http_server, "add_sub")
+    for _ in range(3):
+        assert ask(http_server, "POST", "/v2/models/add_sub/infer", add_sub_body())[0] == 200
+    body = add_sub_body()
+    body["inputs"].pop()
+    assert ask(http_server, "POST", "/v2/models/add_sub/infer", body)[0] == 400
+    now = overview(http_server, "add_sub")
+    assert (now["version"], now["state"], now["devices"]) == ("1", "READY", "cpu")
+    assert now["success_count"] - before["success_count"] == 3
+    assert [entry["quantile"] for entry in now["latencies_us"]] == [0.5, 0.9, 0.99]
+    assert all(entry["value"] > 0 for entry in now["latencies_us"])
+    assert sum(now["batches"].values()) - sum(before["batches"].values()) == 3
+    assert min(now["worker_memory_bytes"]) > 1_000_000
+    assert "expected 2 inputs but got 1" in now["failures"][-1]["text"]
+    assert overview(http_server, "patient")["platform"] == "python"
+
+
+@MODES
+def test_a_worker_that_is_started_again(serve, repository: Path, front_ends: int) -> None:
+    drop(repository, "m", add_constant(1.0))
+    server = serve(repository, flags=(f"--front-ends={front_ends}",))
+    server.wait_until_ready()
+    assert overview(server, "m")["worker_restarts"] == 0
+    [worker] = [process for process in server.family() if process.name().startswith("rocserve:m")]
+    worker.kill()
+    wait_until(lambda: overview(server, "m")["worker_restarts"] == 1)
+    wait_until(lambda: overview(server, "m")["state"] == "READY")
+
+
+@MODES
+def test_events_as_they_happen(serve, repository: Path, front_ends: int) -> None:
+    drop(repository, "good", add_constant(1.0))
+    server = serve(repository, flags=(f"--front-ends={front_ends}",))
+    server.wait_until_ready()
+    with events(server) as next_event:
+        while (event := next_event())["state"] != "READY":
+            assert (event["name"], event["version"]) == ("good", "1")
+        drop(repository, "bad", b"this is no model")
+        while (event := next_event())["state"] != "UNAVAILABLE":
+            assert event["name"] == "bad"
+        assert "model.onnx" in event["reason"] or "onnx" in event["reason"].lower()
+        number = event["number"]
+        drop(repository, "bad", add_constant(2.0))
+        while (event := next_event())["state"] != "READY":
+            assert event["name"] == "bad"
+    with events(server, Last_Event_ID=str(number)) as next_event:
+        first = next_event()
+        assert first["number"] == number + 1
+        # Whoever listens does not hold up the end.
+        began = time.monotonic()
+        assert server.terminate() == 0
+        assert time.monotonic() - began < 15
+        while next_event() is not None:
+            pass
+
+
+def test_so_many_streams_of_events(serve, repository: Path) -> None:
+    drop(repository, "m", add_constant(1.0))
+    server = serve(repository)
+    server.wait_until_ready()
+    connections = [http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20) for _ in range(65)]
+    statuses = []
+    for connection in connections:
+        connection.request("GET", "/v2/events")
+        statuses.append(connection.getresponse().status)
+    assert statuses == [200] * 64 + [503]
+    for connection in connections:
+        connection.close()
+    wait_until(lambda: ask(server, "HEAD", "/v2/events")[0] == 200)
+    assert ask(server, "GET", "/v2/overview")[0] == 200
+
+
+@MODES
+def test_what_is_restricted(serve, repository: Path, front_ends: int) -> None:
+    drop(repository, "m", add_constant(1.0))
+    flags = ("--http-restricted-api=statistics:key=one", "--http-restricted-api=model-repository:other=two")
+    server = serve(repository, flags=(*flags, f"--front-ends={front_ends}"))
+    server.wait_until_ready()
+    assert ask(server, "GET", "/")[0] == 200
+    for headers, missing in (({}, "other"), ({"other": "two"}, "key"), ({"other": "two", "key": "no"}, "key")):
+        status, answer = ask(server, "GET", "/v2/overview", headers=headers)
+        assert (status, answer["error"]) == (403, f"This API is restricted, expecting header '{missing}'")
+    assert ask(server, "GET", "/v2/overview", headers={"other": "two", "key": "one"})[0] == 200
+    assert ask(server, "GET", "/v2/events")[0] == 403
+    with events(server, other="two") as next_event:
+        assert next_event()["name"] == "m"
+
+
+@MODES
+def test_without_the_page(serve, repository: Path, front_ends: int) -> None:
+    server = serve(repository, flags=("--allow-ui=false", f"--front-ends={front_ends}"))
+    for path in ("/", "/ui/app.js", "/openapi.json", "/v2/overview", "/v2/events"):
+        assert ask(server, "GET", path)[0] == 404

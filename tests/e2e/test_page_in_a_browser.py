@@ -1,0 +1,206 @@
+"""The page in a real Chromium, as people see it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.models import add_constant, drop
+from support.python_models import write_model
+from support.server import RocserveProcess
+
+SAMPLE_REPOSITORY = Path(__file__).parents[2] / "model_repository"
+DATA = Path(__file__).parents[1] / "data"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+MARKUP = "<img src=x onerror=\"document.body.dataset.hacked='yes'\">"
+HOSTILE = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+MARKUP = %r
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        texts = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy().ravel()[0] for request in requests]
+        return [
+            pb_utils.InferenceResponse(error=pb_utils.TritonError(MARKUP))
+            if text == b"fail"
+            else pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([MARKUP.encode()], dtype=object))])
+            for text in texts
+        ]
+"""
+HOSTILE_CONFIG = """
+backend: "python"
+input { name: "IN" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "OUT" data_type: TYPE_STRING dims: [ 1 ] }
+"""
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """Fails when anything is refused by the policy, or a script meets a fault."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    # What the server refuses is told as an error too.
+    page.on(
+        "console",
+        lambda said: (
+            faults.append(said.text) if said.type == "error" and "the server responded" not in said.text else 0
+        ),
+    )
+    page.set_default_timeout(20_000)
+    yield page
+    context.close()
+    assert not faults
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    repository = tmp_path_factory.mktemp("page") / "repository"
+    for model in SAMPLE_REPOSITORY.iterdir():
+        if model.name.startswith(("digits", "detect_shapes")):
+            shutil.copytree(model, repository / model.name)
+    write_model(repository / MARKUP, HOSTILE % MARKUP, HOSTILE_CONFIG)
+    return repository
+
+
+@pytest.fixture(scope="module", params=[0, 2], ids=["one-process", "front-ends"])
+def server(request: pytest.FixtureRequest, models: Path) -> Iterator[RocserveProcess]:
+    log = models.parent / f"server-{request.param}.log"
+    with RocserveProcess([models], f"--front-ends={request.param}", log=log) as running:
+        running.wait_until_ready(60)
+        yield running
+
+
+def visit(page: Any, server: RocserveProcess, model: str = "", version: str = "1") -> None:
+    page.goto("about:blank")
+    quoted = page.evaluate("encodeURIComponent", model)
+    page.goto(f"http://{server.http_address}/" + (f"#/model/{quoted}/{version}" if model else ""))
+
+
+def row(page: Any, model: str) -> Any:
+    return page.locator(".models tbody").filter(has=page.get_by_role("link", name=model, exact=True))
+
+
+def test_states_change_as_they_do(page: Any, server: RocserveProcess, models: Path) -> None:
+    visit(page, server)
+    row(page, "digits").locator(".badge.ready").wait_for()
+    drop(models, "fresh", add_constant(1.0))
+    row(page, "fresh").locator(".badge.ready").wait_for()
+    drop(models, "broken", b"this is no model")
+    row(page, "broken").locator(".badge.unavailable").wait_for()
+    assert "onnx" in row(page, "broken").locator(".reason").inner_text().lower()
+    page.locator(".events li", has_text="broken").first.wait_for()
+    drop(models, "broken", add_constant(1.0))
+    row(page, "broken").locator(".badge.ready").wait_for()
+    assert row(page, "broken").locator(".reason").is_hidden()
+    shutil.rmtree(models / "fresh")
+    row(page, "fresh").locator(".badge.unavailable").wait_for()
+    shutil.rmtree(models / "broken")
+
+
+def test_a_picture_is_classified(page: Any, server: RocserveProcess) -> None:
+    visit(page, server, "digits")
+    picture = next((DATA / "digits").glob("*_two.jpg"))
+    page.get_by_label("choose a file").set_input_files(picture)
+    page.locator(".bars li").nth(4).wait_for()
+    assert page.locator(".bars .label").first.inner_text() == "two"
+    assert page.locator(".sent").evaluate("image => image.naturalWidth") > 0
+    page.locator(".chart .line.rate").first.wait_for(state="attached")
+    assert page.locator("dt", has_text="Answered").locator("xpath=following-sibling::dd").inner_text() >= "0"
+    page.get_by_text("Configuration, as completed").click()
+    assert '"ensemble_scheduling"' in page.locator("details pre").inner_text()
+
+
+def test_boxes_are_drawn(page: Any, server: RocserveProcess) -> None:
+    visit(page, server, "detect_shapes")
+    truth = json.loads((DATA / "shapes" / "truth.json").read_text())
+    name, shapes = "03.jpg", truth["03.jpg"]
+    page.get_by_label("choose a file").set_input_files(DATA / "shapes" / name)
+    page.locator(".drawn rect").first.wait_for()
+    labels = [text.partition(" ")[0] for text in page.locator(".picture li").all_inner_texts()]
+    assert sorted(labels) == sorted(shape["label"] for shape in shapes)
+    image = page.locator(".drawn img")
+    place, scale = image.bounding_box(), image.evaluate("image => image.clientWidth / image.naturalWidth")
+    drawn = [rectangle.bounding_box() for rectangle in page.locator(".drawn rect").all()]
+    for shape in shapes:
+        middle = [(shape["box"][axis] + shape["box"][axis + 2]) / 2 * scale for axis in (0, 1)]
+        found = [(box["x"] + box["width"] / 2 - place["x"], box["y"] + box["height"] / 2 - place["y"]) for box in drawn]
+        assert min(abs(x - middle[0]) + abs(y - middle[1]) for x, y in found) < 12
+
+
+def test_json_is_asked_and_failures_are_told(page: Any, server: RocserveProcess) -> None:
+    visit(page, server, "digits_classifier")
+    page.get_by_role("button", name="Send").click()
+    page.locator(".answer h3", has_text="PROBABILITIES").wait_for()
+    page.get_by_label("request as JSON").fill('{"inputs": []}')
+    page.get_by_role("button", name="Send").click()
+    page.locator(".answer .reason").wait_for()
+    page.locator(".events li", has_text="expected 1 inputs but got 0").wait_for()
+
+
+def test_markup_in_names_and_answers_does_nothing(page: Any, server: RocserveProcess) -> None:
+    visit(page, server)
+    row(page, MARKUP).locator(".badge.ready").wait_for()
+    row(page, MARKUP).get_by_role("link").click()
+    page.locator("h2", has_text=MARKUP).wait_for()
+    page.get_by_text("Request as JSON").click()
+    for text in ("answer", "fail"):
+        page.get_by_label("request as JSON").fill(
+            json.dumps({"inputs": [{"name": "IN", "datatype": "BYTES", "shape": [1], "data": [text]}]})
+        )
+        page.get_by_role("button", name="Send").click()
+        page.locator(".answer pre, .answer .reason", has_text="<img src=x").wait_for()
+    page.locator(".events li", has_text=MARKUP).first.wait_for()
+    assert page.evaluate("document.body.dataset.hacked") is None
+    assert page.locator("img[src=x]").count() == 0
+
+
+def test_keyboard_dark_and_narrow(page: Any, server: RocserveProcess) -> None:
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.emulate_media(color_scheme="dark")
+    visit(page, server)
+    row(page, "digits").locator(".badge.ready").wait_for()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent") == "digits":
+            break
+    page.keyboard.press("Enter")
+    page.locator("h2", has_text="digits version 1").wait_for()
+    page.get_by_text("Request as JSON").wait_for()
+    for part in ("", "#/", "#/api"):
+        page.evaluate("part => { if (part) location.hash = part; }", part)
+        page.wait_for_timeout(300)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.get_by_text("/v2/models/{model}/infer").wait_for()
+    brightness = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert max(map(int, brightness.removeprefix("rgb(").removesuffix(")").split(","))) < 64
+
+
+def test_a_restricted_api_asks_for_its_header(page: Any, tmp_path: Path) -> None:
+    drop(tmp_path / "repository", "m", add_constant(1.0))
+    flags = ("--http-restricted-api=model-repository,statistics:admin-key=secret",)
+    with RocserveProcess([tmp_path / "repository"], *flags, log=tmp_path / "log") as server:
+        server.wait_until_ready()
+        visit(page, server)
+        page.get_by_label("value of admin-key").fill("secret")
+        page.get_by_role("button", name="Use").click()
+        row(page, "m").locator(".badge.ready").wait_for()
+        page.locator(".events li", has_text="m version 1").first.wait_for()
