@@ -11,7 +11,8 @@ import onnx
 from numpy.typing import NDArray
 
 from benchmarks.cases import SEED
-from rocserve.tools.untrained.graph import Graph
+from rocserve.tools.onnx_graph import Graph
+from rocserve.tools.untrained.origin import untrained_model
 
 MAX_BATCH_SIZE = 32
 OPSET = 12
@@ -129,7 +130,7 @@ class _Layers:
         """Whose output is made of the tensor by the operator."""
         self._graph.add_node(operator, [tensor], OUTPUT, **attributes)
         self._graph.add_output(OUTPUT, ["batch", *row])
-        return self._graph.model(name, OPSET)
+        return untrained_model(self._graph, name, OPSET)
 
     def _weights(self, *shape: int) -> str:
         values = self._random.normal(0.0, 0.2, shape).astype(numpy.float32)

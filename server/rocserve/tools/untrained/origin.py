@@ -1,8 +1,14 @@
-"""Tells a model file with untrained weights from others, without reading its weights."""
+"""Marks model files with untrained weights, and tells them from others without reading the weights."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from rocserve.tools.onnx_graph import Graph
 
 PRODUCER = "rocserve untrained"
 """What an untrained model's file names as its producer."""
@@ -23,3 +29,9 @@ def is_untrained(model_file: Path) -> bool:
         return False
     text = PRODUCER.encode()
     return bytes([0x12, len(text)]) + text in head
+
+
+def untrained_model(graph: Graph, name: str, opset: int) -> ModelProto:
+    """The model, which says of itself that it is untrained."""
+    note = f"{name} with seeded random weights: its speed and shapes are real, its answers mean nothing"
+    return graph.model(name, opset, PRODUCER, note)

@@ -8,6 +8,7 @@ import onnx
 from rocserve.tools.untrained.calibration import measure
 from rocserve.tools.untrained.images import photo_like_images
 from rocserve.tools.untrained.layers import Floats, Layers, MeasuringLayers, NormalisedLayers, SeededWeights, Target
+from rocserve.tools.untrained.origin import untrained_model
 
 INPUT, OUTPUT = "data", "resnetv17_dense0_fwd"
 """The tensors' names in the published file: FP32 [N, 3, 224, 224] and the scores, FP32 [N, 1000]."""
@@ -35,7 +36,7 @@ def build() -> onnx.ModelProto:
     statistics = measure(measuring, "resnet50", OPSET, weights, {INPUT: _prepared_images()})
     writing = NormalisedLayers(weights, statistics)
     writing.graph.add_output(_network(writing), ["N", CLASSES])
-    return writing.graph.model("resnet50", OPSET)
+    return untrained_model(writing.graph, "resnet50", OPSET)
 
 
 def _prepared_images() -> Floats:

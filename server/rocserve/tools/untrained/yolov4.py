@@ -12,6 +12,7 @@ import onnx
 from rocserve.tools.untrained.calibration import measure
 from rocserve.tools.untrained.images import photo_like_images
 from rocserve.tools.untrained.layers import FusedLayers, Layers, MeasuringLayers, SeededWeights, Target
+from rocserve.tools.untrained.origin import untrained_model
 
 INPUT = "input_1:0"
 """FP32 [N, 416, 416, 3], RGB, 0..1."""
@@ -51,7 +52,7 @@ def build() -> onnx.ModelProto:
     writing = FusedLayers(weights, statistics)
     for output, head, cells in zip(OUTPUTS, _network(writing, SIDE), (SIDE // 8, SIDE // 16, SIDE // 32), strict=True):
         _hand_out(writing, head, output, cells)
-    return writing.graph.model("yolov4", OPSET)
+    return untrained_model(writing.graph, "yolov4", OPSET)
 
 
 def _network(layers: Layers, side: int) -> tuple[str, str, str]:

@@ -11,8 +11,6 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from rocserve.tools.untrained.origin import PRODUCER
-
 _IR_VERSION = 7
 """Of ONNX 1.7, in whose time the published files were made; every later runtime reads it."""
 
@@ -55,11 +53,9 @@ class Graph:
         self.nodes.append(helper.make_node("Split", [tensor], outputs, name=output, axis=axis, split=list(sizes)))
         return outputs
 
-    def model(self, name: str, opset: int) -> onnx.ModelProto:
-        """The model, which says of itself that it is untrained."""
+    def model(self, name: str, opset: int, producer: str, note: str) -> onnx.ModelProto:
         graph = helper.make_graph(self.nodes, name, self.inputs, self.outputs, self.initializers)
         opsets = [helper.make_opsetid("", opset)]
-        note = f"{name} with seeded random weights: its speed and shapes are real, its answers mean nothing"
         return helper.make_model(
-            graph, ir_version=_IR_VERSION, opset_imports=opsets, producer_name=PRODUCER, doc_string=note
+            graph, ir_version=_IR_VERSION, opset_imports=opsets, producer_name=producer, doc_string=note
         )

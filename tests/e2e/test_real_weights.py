@@ -1,0 +1,54 @@
+"""`rocserve get efficientnet_lite0`, whose real weights are downloaded: PyTorch's numbers, and photographs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import sklearn.datasets
+
+from rocserve_client import Client, Output
+
+ROOT = Path(__file__).parents[2]
+PHOTOGRAPHS = Path(sklearn.datasets.__file__).with_name("images")
+TORCH_SCORES = {21: 7.22874, 92: 6.56386, 23: 6.50631, 22: 6.44024, 127: 6.05531, 128: 5.91956}
+"""The best of efficientnet-lite-pytorch 0.1.0 on PyTorch 2.15, for the input below."""
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("weights") / "models"
+    shutil.copytree(ROOT / "model_repository" / "efficientnet_lite0", folder / "efficientnet_lite0")
+    command = [sys.executable, "-m", "rocserve.cli", "get", "efficientnet_lite0", f"--model-repository={folder}"]
+    got = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    if "could not be downloaded" in got.stderr:
+        pytest.skip("no network here")
+    assert got.returncode == 0, got.stderr
+    return folder
+
+
+def test_the_network_gives_pytorch_s_numbers(repository: Path) -> None:
+    assert {path.name for path in (repository / "efficientnet_lite0").iterdir()} == {"1", "config.pbtxt"}
+    file = repository / "efficientnet_lite0" / "1" / "model.onnx"
+    images = np.random.default_rng(7).standard_normal((1, 3, 224, 224)).astype(np.float32)
+    scores = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"]).run(None, {"images": images})[0][0]
+    assert np.argsort(scores)[::-1][: len(TORCH_SCORES)].tolist() == list(TORCH_SCORES)
+    np.testing.assert_allclose(scores[list(TORCH_SCORES)], list(TORCH_SCORES.values()), atol=1e-4)
+
+
+def test_photographs_get_their_labels(repository: Path, serve) -> None:
+    server = serve(repository)
+    server.wait_until_ready()
+    photographs = np.array([[(PHOTOGRAPHS / f"{name}.jpg").read_bytes()] for name in ("china", "flower")], dtype=object)
+    with Client(server.address) as client:
+        wanted = [Output("PROBABILITIES", classification=3), "LABEL", "PROBABILITY"]
+        answer = client.infer("efficientnet_lite0_image", {"ENCODED": photographs}, wanted)
+    assert answer["LABEL"].ravel().tolist() == [b"palace", b"daisy"]
+    best = [found[0] for found in answer.classes("PROBABILITIES")]
+    assert [found.label for found in best] == ["palace", "daisy"]
+    np.testing.assert_allclose(answer["PROBABILITY"].ravel(), [found.score for found in best], rtol=1e-5)
