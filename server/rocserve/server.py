@@ -355,6 +355,8 @@ def _single_model(settings: ServerSettings, registry: BackendRegistry, log: logg
 def _repository_settings(settings: ServerSettings) -> RepositorySettings:
     return RepositorySettings(
         roots=settings.model_repositories,
+        preprocess=settings.preprocess,
+        labels=settings.labels,
         control_mode=settings.control_mode,
         poll_seconds=settings.poll_seconds,
         settle_seconds=settings.settle_seconds,

@@ -258,6 +258,10 @@ class ServerSettings:
     that it is."""
     model_name: str = ""
     """Of the model that `what` names; "" = its own."""
+    preprocess: str = ""
+    """What images become before that model sees them; "" = as its configuration says."""
+    labels: Path | None = None
+    """The file with the names of that model's classes; None = its own."""
     control_mode: ControlMode = ControlMode.POLL
     poll_seconds: float = 15.0
     settle_seconds: float = 0.5

@@ -187,3 +187,21 @@ def test_it_comes_and_goes_with_loads_and_unloads(repository: Path, serve) -> No
         assert client.model_ready("colours_image")
         client.unload_model("colours")
         wait_until(lambda: not client.model_ready("colours_image"))
+
+
+@pytest.mark.parametrize("labels", ["beside", "named"])
+def test_a_file_is_served_for_images(tmp_path: Path, labels: str) -> None:
+    """`rocserve serve FILE --preprocess`, as somebody types it who has a network and the names of its classes."""
+    (tmp_path / "shapes.onnx").write_bytes(shapes_like_yolov8(batch=1))
+    names = tmp_path / ("labels.txt" if labels == "beside" else "names")
+    names.write_text(SHAPES)
+    flags = (str(tmp_path / "shapes.onnx"), "--preprocess=yolov8")
+    flags = flags if labels == "beside" else (*flags, f"--labels={names}")
+    with RocserveProcess([], *flags, log=tmp_path / "server.log") as server:
+        server.wait_until_ready()
+        with Client(server.address) as client:
+            answer = client.infer(
+                "shapes_image", {"ENCODED": np.array([(PICTURES / "04.jpg").read_bytes()], dtype=object)}
+            )
+            assert client.model_ready("shapes")
+    assert b"triangle" in answer["LABELS"]

@@ -192,7 +192,7 @@ def run(*command: str, folder: Path | None = None) -> str:
     [
         (["none.onnx"], "there is no file or folder 'none.onnx'"),
         (["notes.txt"], "'notes.txt' is no model file by its ending; expected .mxr, .onnx, "),
-        ([".", "--model-name=m"], "'.' is a repository, whose models have their folders' names"),
+        ([".", "--model-name=m"], "'.' is a repository, whose models say it in their folders"),
         (["net.onnx", "--model-repository=."], "'net.onnx' and --model-repository both say what to serve"),
         (["net.onnx", "--model-control-mode=explicit"], "'net.onnx' is one model, and is served"),
         (["--model-repository=.", "--model-name=m"], "--model-name is for one model"),

@@ -37,6 +37,7 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.flat_model import FlatModel
 from rocserve.core.model_config import InstanceKind
 from rocserve.core.requests import Signature
+from rocserve.presets import PREPROCESS
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 
@@ -90,6 +91,7 @@ def read_model_definitions(
     namespace: str = "",
     flat: FlatModel | None = None,
     renames: bool = False,
+    preprocess: str = "",
 ) -> tuple[ModelDefinition, ...]:
     """The models of a folder, validated as far as that goes without loading them.
 
@@ -103,6 +105,7 @@ def read_model_definitions(
         namespace: whose models go before those of others as members of an ensemble.
         flat: where the model's file is, if that is not a version folder.
         renames: `name` goes before that in the configuration.
+        preprocess: goes before the parameter of that name; "" = as it is written.
         keep_refused: give what can be read but not be loaded too, with its `refusal`, instead of raising that.
 
     Raises:
@@ -111,7 +114,7 @@ def read_model_definitions(
     """
     name = name or folder.name
     reading = _Reading(
-        folder, name, registry, strict, default_instance_kind, repository, namespace, request, flat, renames
+        folder, name, registry, strict, default_instance_kind, repository, namespace, request, flat, renames, preprocess
     )
     written = read_written_config(
         folder,
@@ -240,6 +243,7 @@ class _Reading:
     request: ConfigRequest | None = None
     flat: FlatModel | None = None
     renames: bool = False
+    preprocess: str = ""
 
     @property
     def roots(self) -> tuple[Path, ...]:
@@ -264,6 +268,8 @@ class _Reading:
         backend, refusal = self._backend(message)
         if self.request is not None:
             self.request.settle(message, backend)
+        if self.preprocess:
+            message.parameters[PREPROCESS].string_value = self.preprocess
         filenames = model.model_filenames or (model_filenames(message, backend) if backend else ())
         if backend is not None:
             fill_backend_fields(message, backend, self.folder, filenames)

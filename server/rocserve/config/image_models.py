@@ -21,9 +21,9 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ModelConfig as PlainConfig
 from rocserve.core.model_config import OutputConfig
+from rocserve.presets import NAMES, PREPROCESS
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
 
-PARAMETER = "preprocess"
 LABELS_FILENAME = "labels.txt"
 """The names of the classes, a line each; in the folder of the model, and in that of its post-processing."""
 
@@ -97,29 +97,34 @@ class _Postprocess:
     is_detector: bool
 
 
-def image_models(config: PlainConfig, folder: Path, roots: tuple[Path, ...]) -> tuple[MadeModel, ...]:
+def class_names(config: PlainConfig, folder: Path, roots: tuple[Path, ...]) -> tuple[str, ...]:
+    """The names of a model's classes: those of its output, else labels.txt in its folder, which links may lead out of
+    into `roots`; else none.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT, the file cannot be used.
+    """
+    own = next((output.labels for output in config.outputs if output.labels), ())
+    return own or read_names(folder, LABELS_FILENAME, roots)
+
+
+def image_models(config: PlainConfig, labels: Sequence[str]) -> tuple[MadeModel, ...]:
     """The models beside the one with this configuration, which is complete and has the parameter.
 
-    The names of the classes are those of its output, else labels.txt in its folder, which links may lead out of into
-    `roots`; else those that are known by their number (ImageNet's, COCO's), else numbers.
+    `labels`: the names of the classes; none = those that are known by their number (ImageNet's, COCO's), else numbers.
 
     Raises:
         ServeError: INVALID_ARGUMENT, there is no such preset, or the model is not what it is for.
     """
-    own = next((output.labels for output in config.outputs if output.labels), ())
-    return _image_models(config, own or read_names(folder, LABELS_FILENAME, roots))
-
-
-def _image_models(config: PlainConfig, labels: Sequence[str]) -> tuple[MadeModel, ...]:
-    name = config.parameters[PARAMETER]
+    name = config.parameters[PREPROCESS]
     if name not in _PRESETS:
-        raise invalid_argument(f"model '{config.name}': unknown {PARAMETER} '{name}'{suggest(name, _PRESETS)}")
+        raise invalid_argument(f"model '{config.name}': unknown {PREPROCESS} '{name}'{suggest(name, _PRESETS)}")
     preset = _PRESETS[name]
     entry = _read_input(config, preset)
     post = preset.postprocess(config, entry, tuple(labels))
     pipeline_message, pipeline = _pipeline(config, preset, entry, with_size=post.is_detector)
     ensemble = _ensemble(config, entry, post)
-    model_file = f'"""Made of `{PARAMETER}: {name}`."""\n\nfrom {post.module} import TritonPythonModel\n'
+    model_file = f'"""Made of `{PREPROCESS}: {name}`."""\n\nfrom {post.module} import TritonPythonModel\n'
     return (
         _made(pipeline_message, {"1/pipeline.json": json.dumps(pipeline, indent=2) + "\n"}),
         _made(post.message, {"1/model.py": model_file, LABELS_FILENAME: "".join(f"{one}\n" for one in post.labels)}),
@@ -156,8 +161,8 @@ def _unfit(config: PlainConfig, expected: str) -> ServeError:
     inputs = ", ".join(f"{entry.name} {entry.datatype.value} {list(entry.dims)}" for entry in config.inputs)
     outputs = ", ".join(f"{entry.name} {entry.datatype.value} {list(entry.dims)}" for entry in config.outputs)
     return invalid_argument(
-        f"model '{config.name}': {PARAMETER} '{config.parameters[PARAMETER]}' is for a model with {expected}; this one"
-        f" takes {inputs} and gives {outputs}"
+        f"model '{config.name}': {PREPROCESS} '{config.parameters[PREPROCESS]}' is for a model with {expected}; this"
+        f" one takes {inputs} and gives {outputs}"
     )
 
 
@@ -329,9 +334,15 @@ def _fitted(entry: _Input) -> list[dict[str, Any]]:
     ]
 
 
-_PRESETS: Mapping[str, _Preset] = {
-    "imagenet": _Preset(224, _shorter_side, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), _classifier),
-    "inception": _Preset(299, _shorter_side, (0.5,), (0.5,), _classifier),
-    "yolov4": _Preset(416, _stretched, (0,), (1,), _yolov4),
-    "yolov8": _Preset(640, _fitted, (0,), (1,), _yolov8),
-}
+_PRESETS: Mapping[str, _Preset] = dict(
+    zip(
+        NAMES,
+        (
+            _Preset(224, _shorter_side, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), _classifier),
+            _Preset(299, _shorter_side, (0.5,), (0.5,), _classifier),
+            _Preset(416, _stretched, (0,), (1,), _yolov4),
+            _Preset(640, _fitted, (0,), (1,), _yolov8),
+        ),
+        strict=True,
+    )
+)

@@ -189,10 +189,18 @@ def _check(settings: ServerSettings) -> None:
 
 def _check_what(settings: ServerSettings) -> None:
     what = settings.what
+    of_one_model = {
+        "--model-name": settings.model_name,
+        "--preprocess": settings.preprocess,
+        "--labels": settings.labels,
+    }
+    flag = next((flag for flag, value in of_one_model.items() if value), "")
     if what is None:
-        if settings.model_name:
-            raise FlagError("--model-name is for one model: rocserve serve MODEL --model-name=NAME")
+        if flag:
+            raise FlagError(f"{flag} is for one model: rocserve serve MODEL {flag}={of_one_model[flag]}")
         return
+    if settings.labels and not settings.labels.is_file():
+        raise FlagError(f"--labels={settings.labels}: there is no such file")
     if settings.exit_on_error and not what.exists():
         raise FlagError(f"there is no file or folder '{what}'")
     registry = discover_backends()
@@ -203,10 +211,8 @@ def _check_what(settings: ServerSettings) -> None:
         single = find_single_model(what, settings.model_name, registry)
     except OSError as error:
         raise FlagError(f"'{what}' cannot be read: {error.strerror}") from None
-    if single is None and settings.model_name:
-        raise FlagError(
-            f"--model-name is for one model; '{what}' is a repository, whose models have their folders' names"
-        )
+    if single is None and flag:
+        raise FlagError(f"{flag} is for one model; '{what}' is a repository, whose models say it in their folders")
     if single is not None and settings.control_mode is ControlMode.EXPLICIT:
         raise FlagError(f"'{what}' is one model, and is served; --model-control-mode=explicit is for repositories")
 

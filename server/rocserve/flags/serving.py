@@ -22,6 +22,7 @@ from rocserve.flags.values import (
     setting_of,
     worker_variables,
 )
+from rocserve.presets import NAMES
 from rocserve.settings import ControlMode
 
 MOST_SPIN = 100_000
@@ -44,6 +45,21 @@ REPOSITORY = (
         "what the model that WHAT names is called (default: MODEL_NAME of the environment, else what its configuration"
         " says, else its file's name)",
         value="NAME",
+    ),
+    Flag(
+        "preprocess",
+        "preprocess",
+        str,
+        "make NAME_image beside the model that WHAT names: JPEGs and PNGs in, labels or boxes out"
+        " (docs/image-models.md)",
+        choices=NAMES,
+    ),
+    Flag(
+        "labels",
+        "labels",
+        Path,
+        "the names of that model's classes, a line each (default: labels.txt beside the model)",
+        value="FILE",
     ),
     Flag(
         "model-control-mode",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from dataclasses import dataclass
+from pathlib import Path
 
-from rocserve.config.image_models import PARAMETER, MadeModel, image_models
+from rocserve.config.definition import ModelDefinition
+from rocserve.config.image_models import MadeModel, class_names, image_models
+from rocserve.config.labels import read_names
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
+from rocserve.presets import PREPROCESS
 from rocserve.repository.background import BackgroundTasks
 from rocserve.repository.catalogue import ModelCatalogue
 from rocserve.repository.content import ModelContent
@@ -37,11 +40,14 @@ class ImageModels:
         catalogue: ModelCatalogue,
         reader: ContentReader,
         background: BackgroundTasks,
+        labels: Path | None,
     ) -> None:
+        """`labels`: the file of the classes' names, where there is one model; None = the model's own."""
         self._publication = publication
         self._catalogue = catalogue
         self._reader = reader
         self._background = background
+        self._labels = labels
         self._makings: dict[str, _Making] = {}
         """By the key of the model that they are for."""
         self._unsubscribe = publication.subscribe(self._review)
@@ -64,7 +70,7 @@ class ImageModels:
         for key, model in tuple(self._publication.models.items()):
             config = _served_config(model)
             making = self._makings.get(key)
-            if config is not None and PARAMETER in config.parameters and model.content is not None:
+            if config is not None and PREPROCESS in config.parameters and model.content is not None:
                 if making is None or making.config is not config:
                     self._make(key, model.content, config)
             elif making is not None and (config is not None or model.content is None):
@@ -84,10 +90,8 @@ class ImageModels:
         making.task = self._background.start(self._take(key, content, making), f"image models of {key}")
 
     async def _take(self, key: str, content: ModelContent, making: _Making) -> None:
-        definition = content.definition
-        roots = tuple(filter(None, (definition.folder, definition.repository)))
         try:
-            made = await asyncio.to_thread(functools.partial(image_models, making.config, definition.folder, roots))
+            made = await asyncio.to_thread(self._made, content.definition, making.config)
             # Nothing is loaded anew because a version has been replaced by one like it.
             if made != making.made:
                 contents = await self._reader.read_made(made, content.scan.namespace)
@@ -97,6 +101,14 @@ class ImageModels:
             self._catalogue.reject(_folder(key), Failure(error, "", 1, None), f"{key}_image")
             making.made = ()
         making.task = None
+
+    def _made(self, definition: ModelDefinition, config: ModelConfig) -> tuple[MadeModel, ...]:
+        """Blocks on the disk. Raises: ServeError."""
+        file = self._labels
+        if file is not None:
+            return image_models(config, read_names(file.parent, file.name, (file.resolve().parent,)))
+        roots = tuple(filter(None, (definition.folder, definition.repository)))
+        return image_models(config, class_names(config, definition.folder, roots))
 
 
 def _folder(key: str) -> str:

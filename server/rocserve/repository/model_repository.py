@@ -99,7 +99,7 @@ class ModelRepository:
             settings,
             log,
         )
-        self._image_models = ImageModels(self._publication, self._catalogue, reader, self._background)
+        self._image_models = ImageModels(self._publication, self._catalogue, reader, self._background, settings.labels)
         files = WorkerFiles(settings.roots, settings.worker_load_folders)
         self._endpoints = WorkerEndpoints(
             files,

@@ -134,6 +134,7 @@ class ContentReader:
             namespace=scan.namespace,
             flat=scan.flat,
             renames=self._is_named(scan),
+            preprocess=self.settings.preprocess if self.settings.single is not None and scan.is_root else "",
         )
         return tuple(self._content(definition, scan, private) for definition in definitions)
 

@@ -17,6 +17,10 @@ class RepositorySettings:
     roots: tuple[Path, ...]
     single: SingleModel | None = None
     """The one model that there is, in the one root; None = the roots are repositories."""
+    preprocess: str = ""
+    """The parameter of this name of the one model, where it was given beside it."""
+    labels: Path | None = None
+    """The file with the names of the classes of the one model."""
     control_mode: ControlMode = ControlMode.POLL
     poll_seconds: float = 15.0
     """How often the folders are scanned when no notification comes."""

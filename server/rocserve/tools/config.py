@@ -10,13 +10,14 @@ from typing import TextIO
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import ModelDefinition, complete_definition, read_model_definitions
 from rocserve.config.ensemble_checks import check_ensemble
-from rocserve.config.image_models import LABELS_FILENAME, PARAMETER, MadeModel, image_models
+from rocserve.config.image_models import LABELS_FILENAME, MadeModel, class_names, image_models
 from rocserve.config.pbtxt import format_model_config
 from rocserve.config.sources import read_written_config
 from rocserve.config.versions import find_versions, no_version_text, select_versions
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature
+from rocserve.presets import PREPROCESS
 from rocserve.protocol import model_config_pb2 as messages
 from rocserve.repository.scan import CONFIG_FILENAMES
 
@@ -59,14 +60,15 @@ def run(
     except OSError as error:
         print(f"{error.filename}: {error.strerror}", file=err)
         return 1
-    print(f"# Written to {save}. Take '{PARAMETER}' out of the model's parameters where these are served.", file=out)
+    print(f"# Written to {save}. Take '{PREPROCESS}' out of the model's parameters where these are served.", file=out)
     return 0
 
 
 def _made(definition: ModelDefinition) -> tuple[MadeModel, ...]:
-    if PARAMETER not in definition.config.parameters:
+    if PREPROCESS not in definition.config.parameters:
         return ()
-    return image_models(definition.config, definition.folder, (definition.folder, definition.folder.parent))
+    roots = (definition.folder, definition.folder.parent)
+    return image_models(definition.config, class_names(definition.config, definition.folder, roots))
 
 
 def _printed(model: MadeModel) -> str:
