@@ -165,22 +165,26 @@ class SocketSleeper:
         self._connection = connection
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
+        self._is_rung = False
 
     def sleep(self, seconds: float | None, has_mail: Callable[[], bool]) -> bool:
         """Until somebody rings or the time is over, at once when there is mail.
 
-        Returns: False: nobody is there any more to ring.
+        Returns: False: nobody is there any more to ring, as a sleep tells that begins when this is so.
         """
         word = self._word
         word[0] += 1
         fence()
         try:
-            return has_mail() or not self._poll.poll(None if seconds is None else seconds * 1000) or self._answer()
+            # The rings of the sleep before: what it was woken for went first.
+            is_there = not self._is_rung or drain_rings(self._connection)
+            if has_mail():
+                return True
+            if is_there:
+                self._is_rung = bool(self._poll.poll(None if seconds is None else seconds * 1000))
+            return is_there
         finally:
             word[0] += 1
-
-    def _answer(self) -> bool:
-        return drain_rings(self._connection)
 
 
 def drain_rings(connection: socket.socket) -> bool:

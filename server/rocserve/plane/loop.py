@@ -204,8 +204,7 @@ class PlaneLoop:
     def run(self) -> None:
         """The thread's work; a process that does nothing else has its main thread do it, without `start`."""
         self.thread = threading.get_ident()
-        empty_turns = turns = 0
-        spin = self._spin
+        empty_turns = turns = looks = 0
         readers, read_epoll = self._readers, self._readers_epoll.poll
         soon, ends, long, timers = self._soon, self._ends, self._long, self._timers
         monotonic = time.monotonic
@@ -236,14 +235,16 @@ class PlaneLoop:
                 self._take_step(long.popleft())
                 busy = True
             if busy:
-                empty_turns, spin = 0, self._spin
+                empty_turns = 0
                 self._last_came_at = now
                 continue
+            if not empty_turns:
+                looks = self._looks(self._spin)
             empty_turns += 1
-            if empty_turns > spin and self._have_enough(empty_turns):
+            if empty_turns > looks:
                 self._sleep()
                 # What did not come while it slept need not be looked for.
-                empty_turns, spin = 1, 0
+                empty_turns, looks = 1, self._looks(0)
 
     def _read(self, readable: list[tuple[int, int]]) -> None:
         for descriptor, _ in readable:
@@ -276,18 +277,17 @@ class PlaneLoop:
             return
         self._long.append(steps)
 
-    def _have_enough(self, looks: int) -> bool:
-        return all(looks >= source.looks for source in self._sources)
+    def _looks(self, least: int) -> int:
+        """Turns without anything before the one after which there is nothing."""
+        return max([least, *[source.looks - 1 for source in self._sources]])
 
     def _has_mail(self) -> bool:
         """What must not be slept over."""
-        if self._soon:
-            return True
-        return any(source.has_mail() for source in self._sources)
+        return bool(self._soon) or any(source.has_mail() for source in self._sources)
 
     def _sleep(self) -> None:
         now = time.monotonic()
-        seconds = min((source.longest_sleep_seconds for source in self._sources), default=NEVER)
+        seconds = min([source.longest_sleep_seconds for source in self._sources], default=NEVER)
         if seconds != NEVER:
             # For no longer than it has been quiet: what a source does not tell of waits at most twice as long.
             seconds = min(seconds, max(now - self._last_came_at, _SHORTEST_SLEEP_SECONDS))
