@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from rocserve.backends.base import EngineChoice, EngineSpec, Machine
 from rocserve.config.definition import ModelDefinition
@@ -25,11 +26,13 @@ class EnginePlan:
     """The words before the interpreter in the workers' command."""
     fallback: EngineSpec | None
     """What may take its place when it cannot load the model."""
+    model_bytes: int
+    """Of the version's files."""
     places: Sequence[tuple[InstanceKind, Sequence[int]]] = ()
     """Of each instance group: the kind that it has in the end, and its GPUs."""
 
 
-def plan_engine(definition: ModelDefinition, machine: Machine) -> EnginePlan:
+def plan_engine(definition: ModelDefinition, version_folder: Path, machine: Machine) -> EnginePlan:
     """The engine that the configuration and the machine lead to.
 
     Raises:
@@ -37,7 +40,8 @@ def plan_engine(definition: ModelDefinition, machine: Machine) -> EnginePlan:
     """
     backend = definition.backend
     assert backend is not None, "an ensemble has no engine"
-    return _plan(definition, backend.engine_for(definition.config, machine), machine)
+    model_bytes = sum(file.stat().st_size for file in version_folder.rglob("*") if file.is_file())
+    return _plan(definition, backend.engine_for(definition.config, machine), machine, model_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ class EngineFailure:
             raise self.error
         choice = EngineChoice(fallback, f"in the place of {self.plan.engine.name}")
         try:
-            return replace(_plan(definition, choice, machine), reason=self.text)
+            return replace(_plan(definition, choice, machine, self.plan.model_bytes), reason=self.text)
         except ServeError as refusal:
             text = f"{self.error.text}; engine {fallback.name} does not take its place: {refusal.text}"
             raise ServeError(self.error.code, text) from None
@@ -72,7 +76,8 @@ class EngineFailure:
         return ServeError(error.code, f"engine {engine.name}: {error.text}; before, {self.text}")
 
 
-def _plan(definition: ModelDefinition, choice: EngineChoice, machine: Machine) -> EnginePlan:
-    workers = plan_workers(definition.config, choice, machine)
+def _plan(definition: ModelDefinition, choice: EngineChoice, machine: Machine, model_bytes: int) -> EnginePlan:
+    workers = plan_workers(definition.config, choice, machine, model_bytes)
     places = group_places(definition.config, choice, machine)
-    return EnginePlan(choice.engine, choice.reason, workers, machine.loader(choice.engine), choice.fallback, places)
+    loader = machine.loader(choice.engine)
+    return EnginePlan(choice.engine, choice.reason, workers, loader, choice.fallback, model_bytes, places)

@@ -13,13 +13,22 @@ from rocserve.workers.group import WorkerPlan
 
 _DEFAULT = InstanceGroup(name="", kind=InstanceKind.AUTO, count=1)
 
+SMALL_MODEL_BYTES = 4 << 20
+"""A copy takes less memory than a worker does without it, and an engine is done so soon that threads of one process
+would mostly wait for each other's Python: four of them made a quarter of the requests that one made."""
 
-def plan_workers(config: ModelConfig, choice: EngineChoice, machine: Machine) -> Sequence[WorkerPlan]:
+
+def plan_workers(
+    config: ModelConfig, choice: EngineChoice, machine: Machine, model_bytes: int
+) -> Sequence[WorkerPlan]:
     """The workers of all groups that are not passive.
 
-    On the CPU a group is one worker with `count` threads for a thread-safe engine, else `count` workers. On GPUs it is
-    `count` workers for each of its `gpus`, or of all that there are; a group of KIND_AUTO is on the GPUs only where
-    the choice says so.
+    On the CPU a group is one worker with `count` threads where the engine is thread-safe and the model not small, else
+    `count` workers. On GPUs it is `count` workers for each of its `gpus`, or of all that there are; a group of
+    KIND_AUTO is on the GPUs only where the choice says so.
+
+    Args:
+        model_bytes: of the version's files.
 
     Raises:
         ServeError: INVALID_ARGUMENT, there would be too many; or a group asks for a GPU that the engine cannot have.
@@ -27,6 +36,7 @@ def plan_workers(config: ModelConfig, choice: EngineChoice, machine: Machine) ->
             `engine` "auto".
     """
     plans: list[WorkerPlan] = []
+    shares = choice.engine.thread_safe and model_bytes > SMALL_MODEL_BYTES
     asked = _Asked(config.name, machine)
     for number, group in enumerate(config.instance_groups or (_DEFAULT,)):
         if group.passive:
@@ -35,7 +45,7 @@ def plan_workers(config: ModelConfig, choice: EngineChoice, machine: Machine) ->
         gpus = _gpus_of_group(group, name, config, choice, machine)
         asked.add(group.count, gpus)
         plans.extend(
-            replace(plan, **_place(plan, group, machine)) for plan in _plans_of_group(group, name, gpus, choice.engine)
+            replace(plan, **_place(plan, group, machine)) for plan in _plans_of_group(group, name, gpus, shares)
         )
     if not plans:
         raise invalid_argument(f"model {config.name} has no instance that may run: all its instance groups are passive")
@@ -121,14 +131,15 @@ def _takes_gpus(engine: EngineSpec, machine: Machine) -> bool:
     return bool(engine.gpu_module) and machine.is_installed(engine.gpu_module, engine.gpu_files)
 
 
-def _plans_of_group(group: InstanceGroup, name: str, gpus: Sequence[int], engine: EngineSpec) -> Sequence[WorkerPlan]:
+def _plans_of_group(group: InstanceGroup, name: str, gpus: Sequence[int], shares: bool) -> Sequence[WorkerPlan]:
+    """`shares`: whether instances on the CPU have one copy of the model."""
     if gpus:
         places = [(gpu, place) for gpu in gpus for place in range(group.count)]
         return [
             WorkerPlan(InstanceKind.GPU, gpu, 1, f"{name}_{instance}", group.rate_limiter)
             for instance, (gpu, _) in enumerate(places)
         ]
-    if engine.thread_safe:
+    if shares:
         return [WorkerPlan(InstanceKind.CPU, None, group.count, rate_limiter=group.rate_limiter)]
     return [
         WorkerPlan(InstanceKind.CPU, None, 1, f"{name}_{instance}", group.rate_limiter)

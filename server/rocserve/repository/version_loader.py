@@ -151,7 +151,7 @@ class WorkerVersionLoader:
             await warm_up_ensemble(ensemble, definition.folder, self._mail.plane)
             return ensemble
         order = _Order(definition, version, version_folder, content, on_change, on_progress)
-        plan = plan_engine(definition, self._machine)
+        plan = plan_engine(definition, version_folder, self._machine)
         if definition.backend.choose_engine is not None:
             self._log.info("%s: engine %s: %s", order.name, plan.engine.name, plan.reason)
         try:

@@ -43,7 +43,7 @@ async def _describe(definition: ModelDefinition, version: int, settings: EngineS
     if definition.backend is None:
         raise invalid_argument(f"'{definition.name}' is an ensemble, which no engine loads")
     machine = ThisMachine(settings)
-    plan = plan_engine(definition, machine)
+    plan = plan_engine(definition, definition.folder / str(version), machine)
     launcher = WorkerLauncher(preload=(), log=_LOG)
     plane = PlaneLoop(_LOG)
     mail = ChannelMail(plane)

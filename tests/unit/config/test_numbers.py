@@ -126,7 +126,7 @@ def plan_whole(folder: Path) -> None:
         complete_definition(definition, None)
         return
     complete = complete_definition(definition, Signature((), (), supports_batching=False))
-    plan_engine(complete, MACHINE)
+    plan_engine(complete, folder, MACHINE)
     plane = PlaneLoop(LOG)
     try:
         parts = SchedulerParts(complete.config, 1, ModelStatistics(), plane, QueueLimits(), LOG)

@@ -10,7 +10,7 @@ from support.machine import ToldMachine
 from rocserve.backends.base import EngineChoice, EngineSpec
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
-from rocserve.repository.instance_plan import group_places, plan_workers
+from rocserve.repository.instance_plan import SMALL_MODEL_BYTES, group_places, plan_workers
 
 CPU_ONLY = EngineSpec("some", "some.engine", thread_safe=True, forks_from_zygote=True)
 # A module of the standard library, which is installed everywhere.
@@ -24,12 +24,13 @@ def plan(
     machine: tuple[int, ...] = (),
     engine: str = "",
     auto_takes_gpus: bool = False,
+    model_bytes: int = SMALL_MODEL_BYTES,
 ) -> list[tuple[InstanceKind, int | None, int]]:
     config = ModelConfig(
         name="m", backend="some", instance_groups=groups, parameters={"engine": engine} if engine else {}
     )
     choice = EngineChoice(spec, "of its reason", auto_takes_gpus=auto_takes_gpus)
-    plans = plan_workers(config, choice, ToldMachine(machine))
+    plans = plan_workers(config, choice, ToldMachine(machine), model_bytes)
     return [(one.kind, one.device, one.instance_count) for one in plans]
 
 
@@ -37,17 +38,20 @@ def gpu_group(count: int = 1, gpus: tuple[int, ...] = ()) -> InstanceGroup:
     return InstanceGroup("", InstanceKind.GPU, count, gpus)
 
 
-def test_on_the_cpu_a_thread_safe_backend_has_one_worker_a_group() -> None:
+def test_on_the_cpu_instances_share_a_worker_where_the_engine_is_thread_safe_and_the_model_not_small() -> None:
     groups = (InstanceGroup("", InstanceKind.CPU, 2), InstanceGroup("", InstanceKind.AUTO, 3))
-    assert plan(WITH_GPU, *groups, machine=(0,)) == [(InstanceKind.CPU, None, 2), (InstanceKind.CPU, None, 3)]
+    large = SMALL_MODEL_BYTES + 1
+    shared = plan(WITH_GPU, *groups, machine=(0,), model_bytes=large)
+    assert shared == [(InstanceKind.CPU, None, 2), (InstanceKind.CPU, None, 3)]
+    assert plan(WITH_GPU, *groups, machine=(0,)) == [(InstanceKind.CPU, None, 1)] * 5
     separate = dataclasses.replace(CPU_ONLY, thread_safe=False)
-    assert plan(separate, groups[0]) == [(InstanceKind.CPU, None, 1)] * 2
+    assert plan(separate, groups[0], model_bytes=large) == [(InstanceKind.CPU, None, 1)] * 2
 
 
 def test_on_gpus_each_instance_is_a_worker() -> None:
     assert plan(WITH_GPU, gpu_group(2, (1, 3))) == [(InstanceKind.GPU, device, 1) for device in (1, 1, 3, 3)]
     config = ModelConfig(name="m", instance_groups=(gpu_group(1, (0, 1)),))
-    plans = plan_workers(config, EngineChoice(WITH_GPU, "of its reason"), ToldMachine())
+    plans = plan_workers(config, EngineChoice(WITH_GPU, "of its reason"), ToldMachine(), 0)
     assert [one.instance_name for one in plans] == ["m_0_0", "m_0_1"]
 
 
@@ -120,14 +124,14 @@ def test_a_host_policy_keeps_workers_to_its_cores() -> None:
         InstanceGroup("", InstanceKind.MODEL, 1),
         InstanceGroup("", InstanceKind.GPU, 1),
     )
-    plans = plan_workers(ModelConfig("m", instance_groups=groups), EngineChoice(WITH_GPU, "of its reason"), machine)
+    plans = plan_workers(ModelConfig("m", instance_groups=groups), EngineChoice(WITH_GPU, "of its reason"), machine, 0)
     assert [one.cores for one in plans] == [(0, 1), (), (6,), (5,), (4,)]
 
 
 def test_workers_know_their_gpus_architecture() -> None:
     machine = ToldMachine(gpus=(0, 1), architectures={0: "gfx90a"})
     config = ModelConfig("m", instance_groups=(gpu_group(), InstanceGroup("", InstanceKind.CPU, 1)))
-    plans = plan_workers(config, EngineChoice(WITH_GPU, "of its reason"), machine)
+    plans = plan_workers(config, EngineChoice(WITH_GPU, "of its reason"), machine, 0)
     assert [one.architecture for one in plans] == ["gfx90a", "", ""]
 
 

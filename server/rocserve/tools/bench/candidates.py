@@ -180,7 +180,7 @@ def _brought_program(context: ToolContext) -> tuple[dict[int, str], Inputs]:
 def _onnxruntime(model: ToolModel, instances: int) -> Candidate:
     """On the device where a server would have it."""
     source = model.source
-    place = plan_workers(source.config, _onnxruntime_choice(model), ThisMachine(source.settings))[0]
+    place = plan_workers(source.config, _onnxruntime_choice(model), ThisMachine(source.settings), 0)[0]
     on_gpu = place.device is not None
     engine = OnnxRuntimeSession(
         model_folder=str(source.model_folder),
