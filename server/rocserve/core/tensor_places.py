@@ -70,7 +70,7 @@ class TensorPlaces:
         are of others."""
         if sizes_of(data) != self.sizes:
             return None
-        if type(data) is PackedTensors:
+        if isinstance(data, PackedTensors):
             return (data.block,)
         return data if self._is_dense else padded(data)
 
@@ -133,7 +133,7 @@ class PackedTensors(Sequence[Buffer]):
 
 def sizes_of(data: Sequence[Buffer]) -> list[int]:
     """How many bytes each has."""
-    return data.sizes if type(data) is PackedTensors else [*map(len, data)]
+    return data.sizes if isinstance(data, PackedTensors) else [*map(len, data)]
 
 
 def _bounds(sizes: Sequence[int], start: int) -> tuple[Bounds, int]:

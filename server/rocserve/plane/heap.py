@@ -99,27 +99,30 @@ def _class_count(shift: int) -> int:
 class Heap:
     """The owner's side. One thread allocates; slots may be freed by any."""
 
-    def __init__(self, name: str, limit: int) -> None:
-        """`limit`: bytes of slots of one size that can be taken at once; rounded up to a power of two."""
-        shift = max(limit - 1, mmap.PAGESIZE).bit_length()
-        self._own(anonymous_file.create(name, _class_count(shift) << shift))
+    def __init__(self, name: str, limit: int, shares: int = 1) -> None:
+        """`limit`: bytes of slots of one size that can be taken at once; rounded up to a power of two. `shares`: so
+        many heaps lie one behind the other in the file, of which this is the first (shared_heap.py)."""
+        self._own(create_file(name, limit, shares), 0, shares)
 
     @classmethod
-    def of_file(cls, descriptor: int) -> Heap:
+    def of_file(cls, descriptor: int, share: int = 0, shares: int = 1) -> Heap:
         """One on a file that another process has made for this one (`create_file`); takes the descriptor over."""
         heap = cls.__new__(cls)
-        heap._own(descriptor)
+        heap._own(descriptor, share, shares)
         return heap
 
-    def _own(self, descriptor: int) -> None:
+    def _own(self, descriptor: int, share: int, shares: int) -> None:
         self._descriptor = descriptor
-        self._shift = _shift_of(descriptor)
+        self._shift = _shift_of(descriptor, shares)
         self.limit = 1 << self._shift
         """Bytes, also of the largest tensor."""
         self._mask = self.limit - 1
         count = _class_count(self._shift)
+        self._first_part = first = share * count
+        """Of the file's."""
         self._classes = [
-            _SizeClass(SMALLEST_SLOT << index, index << self._shift, index + 1 << self._shift) for index in range(count)
+            _SizeClass(SMALLEST_SLOT << index, first + index << self._shift, first + index + 1 << self._shift)
+            for index in range(count)
         ]
         self._first_of_pages = (mmap.PAGESIZE // SMALLEST_SLOT).bit_length() - 1
         self._trimming: Iterator[int] | None = None
@@ -143,24 +146,26 @@ class Heap:
         if offset == slots.end:
             raise HeapFull(nbytes, self.limit)
         if self._parts[index] is _UNMAPPED:
-            self._parts[index] = anonymous_file.map_to_write(self._descriptor, self.limit, index << self._shift)
+            self._parts[index] = anonymous_file.map_to_write(
+                self._descriptor, self.limit, self._first_part + index << self._shift
+            )
         slots.next = offset + slots.size
         return offset
 
     def view(self, offset: int, nbytes: int) -> memoryview:
         """Memory of a slot, to write."""
         start = offset & self._mask
-        return self._parts[offset >> self._shift][start : start + nbytes]
+        return self._parts[(offset >> self._shift) - self._first_part][start : start + nbytes]
 
     def place(self, nbytes: int) -> tuple[Slot, memoryview]:
         """A slot of its own for so many bytes, and its memory. Raises: HeapFull."""
         offset = self.allocate(nbytes)
         start = offset & self._mask
-        return Slot(self, offset), self._parts[offset >> self._shift][start : start + nbytes]
+        return Slot(self, offset), self._parts[(offset >> self._shift) - self._first_part][start : start + nbytes]
 
     def free(self, offset: int) -> None:
         """What `allocate` gave is no longer used, by nobody who was told of it."""
-        self._classes[offset >> self._shift].free.append(offset)
+        self._classes[(offset >> self._shift) - self._first_part].free.append(offset)
 
     def trim(self) -> bool:
         """Give the memory of slots that nobody has needed since the round before back to the system, a part a call.
@@ -220,21 +225,26 @@ class Slot:
         self._heap.free(self.offset)
 
 
-def create_file(name: str, limit: int) -> int:
-    """A descriptor of the file of a heap that another process is to own."""
+def create_file(name: str, limit: int, shares: int = 1) -> int:
+    """A descriptor of the file of a heap that another process is to own, or of several."""
+    return anonymous_file.create(name, shares * heap_bytes(limit))
+
+
+def heap_bytes(limit: int) -> int:
+    """What a heap takes of a file."""
     shift = max(limit - 1, mmap.PAGESIZE).bit_length()
-    return anonymous_file.create(name, _class_count(shift) << shift)
+    return _class_count(shift) << shift
 
 
 class HeapReader:
     """Another process's side of a heap."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, shares: int = 1) -> None:
         """Takes over a descriptor that `Heap.open_for_reading` gave."""
         self._descriptor = descriptor
-        self._shift = _shift_of(descriptor)
+        self._shift = _shift_of(descriptor, shares)
         self._mask = (1 << self._shift) - 1
-        self._count = _class_count(self._shift)
+        self._count = shares * _class_count(self._shift)
         self._parts: dict[int, memoryview] = {}
 
     def view(self, offset: int, nbytes: int) -> memoryview:
@@ -280,10 +290,10 @@ class ReadSlot:
         self._give_back(self._place)
 
 
-def _shift_of(descriptor: int) -> int:
+def _shift_of(descriptor: int, shares: int) -> int:
     """The file's length tells how long its parts are."""
     size = os.fstat(descriptor).st_size
     for shift in range(mmap.PAGESIZE.bit_length(), 62):
-        if _class_count(shift) << shift == size:
+        if shares * _class_count(shift) << shift == size:
             return shift
     raise ValueError(f"a file of {size} bytes is no heap")

@@ -18,9 +18,7 @@ SMALL_MODEL_BYTES = 4 << 20
 would mostly wait for each other's Python: four of them made a quarter of the requests that one made."""
 
 
-def plan_workers(
-    config: ModelConfig, choice: EngineChoice, machine: Machine, model_bytes: int
-) -> Sequence[WorkerPlan]:
+def plan_workers(config: ModelConfig, choice: EngineChoice, machine: Machine, model_bytes: int) -> Sequence[WorkerPlan]:
     """The workers of all groups that are not passive.
 
     On the CPU a group is one worker with `count` threads where the engine is thread-safe and the model not small, else

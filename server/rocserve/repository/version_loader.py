@@ -331,7 +331,8 @@ class LoadedModelVersion(ScheduledVersion):
         log: logging.Logger,
     ) -> None:
         """`give_back` is called when its instances run no more. `drain_seconds`: see settings.TimeLimits."""
-        super().__init__(definition.config, definition.serialized, version, statistics, scheduler, answers)
+        config, message = definition.config, definition.serialized
+        super().__init__(config, message, version, statistics, scheduler, answers, group.inputs)
         self.load_seconds = load_seconds
         self._group = group
         self._wiring = wiring

@@ -10,6 +10,7 @@ from rocserve.core.requests import InferRequest
 from rocserve.core.serving import Responder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.validation import RequestPlan
+from rocserve.plane.shared_heap import SharedHeap
 from rocserve.scheduling.cached_answers import CachedAnswers
 from rocserve.scheduling.queue import QueueFull
 from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
@@ -27,13 +28,16 @@ class ScheduledVersion:
         statistics: ModelStatistics,
         scheduler: Scheduler,
         answers: CachedAnswers | None = None,
+        inputs: SharedHeap | None = None,
     ) -> None:
-        """`answers`: those that may be given again; None = each request is run."""
+        """`answers`: those that may be given again; None = each request is run. `inputs`: where its workers read inputs
+        of requests."""
         self.name = config.name
         self.version = version
         self.config = config
         self.config_message = config_message
         self.statistics = statistics
+        self.inputs = inputs
         self._scheduler = scheduler
         self._answers = answers
         batching = config.dynamic_batching

@@ -9,9 +9,11 @@ from typing import Protocol
 from rocserve.core.dispatch import Dispatcher, Steps
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.private_paths import PrivatePaths
-from rocserve.core.requests import InferRequest
+from rocserve.core.requests import InferRequest, RequestHead
 from rocserve.core.serving import Responder
 from rocserve.plane.loop import Plane, PlaneLoop
+from rocserve.plane.shared_heap import SharedHeap
+from rocserve.scheduling.served_version import ScheduledVersion
 from rocserve.services.client_limits import ClientLimits
 from rocserve.services.client_memory.attachment import ClientMemory
 from rocserve.services.observation import ClientResponder, RequestObserver
@@ -82,6 +84,14 @@ class InferenceService:
     def watch_wants(self, callback: Callable[[], object]) -> None:
         """Call back, on any thread, when `wants_origins` may have changed."""
         self._observer.on_switched = callback
+
+    def heap_for(self, head: RequestHead) -> SharedHeap | None:
+        """Where the workers read inputs that would get a request of this head now; None: there is no such place."""
+        try:
+            version = self._dispatcher.tables.table.find(head.model_name, head.model_version)
+        except ServeError:
+            return None
+        return version.inputs if isinstance(version, ScheduledVersion) else None
 
     def refuse(self, error: ServeError, find_id: Callable[[], str]) -> None:
         """See Inference."""

@@ -41,11 +41,7 @@ def request_inputs(request: ReceivedRequest, heap: HeapReader) -> list[memoryvie
 
 def details_of(request: ReceivedRequest, heap: HeapReader) -> bytes:
     """What the request says of itself alone, as `request_details.py` writes it."""
-    if not request.details_bytes:
-        return b""
-    places = request.form.places
-    _, end = places.of(heap.view(request.place, places.table_bytes))
-    return bytes(heap.view(request.place, end + request.details_bytes)[end:])
+    return bytes(heap.view(request.details_place, request.details_bytes)) if request.details_bytes else b""
 
 
 class BatchGatherer:

@@ -25,9 +25,10 @@ from rocserve.core.tensors import Buffer, Tensor
 from rocserve.core.trace import Trace
 from rocserve.plane import anonymous_file, heap, link
 from rocserve.plane.doorbell import SocketRinger, drain_rings
-from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapFull, HeapReader, ReadSlot, Slot, copy_bytes, fill
+from rocserve.plane.heap import COPIED_AT_ONCE, HeapFull, HeapReader, ReadSlot, Slot, copy_bytes, fill
 from rocserve.plane.link import ENTRY_BYTES, LinkBroken, LinkEnd
 from rocserve.plane.loop import TimerHandle
+from rocserve.plane.shared_heap import SharedHeap, SharedTensors
 from rocserve.workers.answer_watch import Owed
 from rocserve.workers.call_texts import read_call, write_response
 from rocserve.workers.channel_mail import ChannelMail
@@ -49,6 +50,7 @@ from rocserve.workers.entries import (
     LONGEST_TEXT_BYTES,
     NONE,
     OPEN,
+    PLACED,
     REMEMBERED_LAYOUTS,
     REQUEST,
     RESPONSE,
@@ -112,7 +114,7 @@ class CallStarter(Protocol):
 class _SentBatch:
     """A batch that a worker has, or is about to have."""
 
-    __slots__ = ("cuts", "entry", "is_written", "on_outcome", "posted", "sent_ns", "sizes", "slot")
+    __slots__ = ("cuts", "entry", "inputs", "is_written", "on_outcome", "posted", "sent_ns", "sizes", "slot")
 
     def __init__(
         self,
@@ -120,13 +122,16 @@ class _SentBatch:
         sizes: tuple[int, ...],
         cuts: OutputCuts | None,
         slot: Slot,
+        inputs: Sequence[SharedTensors],
         entry: bytes,
     ) -> None:
         self.on_outcome = on_outcome
         self.sizes = sizes
         self.cuts = cuts
         self.slot = slot
-        """Of its inputs; the heap has it back when this goes."""
+        """Of its table, and of inputs; the heap has it back when this goes."""
+        self.inputs = inputs
+        """Those that lie elsewhere in the heap."""
         self.entry = entry
         """What the worker is told."""
         self.is_written = False
@@ -143,7 +148,7 @@ class Channel:
         self,
         model_name: str,
         mail: ChannelMail,
-        inputs: Heap,
+        inputs: SharedHeap,
         on_broken: Callable[[Channel, str], None],
         log: logging.Logger,
         start_call: CallStarter | None = None,
@@ -280,12 +285,12 @@ class Channel:
         except LinkBroken as error:
             self._break(f"it sent what cannot be read: {error}")
             raise WorkerGone(self._gone_text) from None
-        slot, entries, large = self._write(members)
+        slot, entries, placed, large = self._write(members)
         batch_id = next(self._batch_ids) & 0xFFFFFFFF
         sizes = tuple([member.form.layout.rows for member in members])
         flags = GROUPED if form_of_batch.is_grouped else 0
         entry = ENTRY.pack(BATCH, flags, 0, batch_id, slot.offset, entries, 0)
-        batch = self._sent[batch_id] = _SentBatch(on_outcome, sizes, form_of_batch.cuts, slot, entry)
+        batch = self._sent[batch_id] = _SentBatch(on_outcome, sizes, form_of_batch.cuts, slot, placed, entry)
         self._mail.expect(self)
         self._unposted.append(batch)
         if large:
@@ -318,8 +323,8 @@ class Channel:
             batch.posted = work.posted
         self._ring()
 
-    def _write(self, members: Sequence[Member]) -> tuple[Slot, int, _Large]:
-        """The slot of a batch, the entries of its table, and what is still to be copied."""
+    def _write(self, members: Sequence[Member]) -> tuple[Slot, int, Sequence[SharedTensors], _Large]:
+        """The slot of a batch, the entries of its table, inputs that lie elsewhere, and what is still to be copied."""
         forms = self._forms
         fresh = [form for form in {member.form for member in members} if form not in forms]
         try:
@@ -333,12 +338,15 @@ class Channel:
             while len(forms) > REMEMBERED_LAYOUTS:
                 del forms[next(iter(forms))]
 
-    def _write_with(self, fresh: Sequence[RequestForm], members: Sequence[Member]) -> tuple[Slot, int, _Large]:
+    def _write_with(
+        self, fresh: Sequence[RequestForm], members: Sequence[Member]
+    ) -> tuple[Slot, int, Sequence[SharedTensors], _Large]:
         """`fresh`: the forms that the worker does not know."""
         inputs, forms, pack = self._inputs, self._forms, ENTRY.pack
         count = len(members) + len(fresh)
         table: list[bytes] = []
         pieces: list[Buffer] = []
+        placed: list[SharedTensors] = []
         end = aligned(count * ENTRY_BYTES)
         for form in fresh:
             text = form.text
@@ -349,18 +357,23 @@ class Channel:
             pieces += padded((text,))
             end += aligned(len(text))
         for member in members:
-            form, details = member.form, member.details
-            table.append(pack(REQUEST, 0, 0, forms[form], member.number, end, len(details)))
-            of_member, nbytes = form.places.pieces(member.data)
-            pieces += of_member
-            end += nbytes
+            form, data, details = member.form, member.data, member.details
+            flags, place = 0, end
+            if isinstance(data, SharedTensors) and data.share.heap is inputs and data.sizes == form.places.sizes:
+                flags, place = PLACED, data.offset
+                placed.append(data)
+            else:
+                of_member, nbytes = form.places.pieces(data)
+                pieces += of_member
+                end += nbytes
+            table.append(pack(REQUEST, flags, 0, forms[form], member.number, place, len(details) | end << 32))
             if details:
                 pieces += padded((details,))
                 end += aligned(len(details))
         slot, view = inputs.place(end)
         pieces = [*padded((b"".join(table),)), *pieces]
         large = fill(view, pieces, COPIED_AT_ONCE)
-        return slot, count, (view, large) if large else None
+        return slot, count, placed, (view, large) if large else None
 
     # Requests of a model that sees each for itself
 

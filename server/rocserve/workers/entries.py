@@ -9,8 +9,8 @@ From the server, on the ring WORK:
 - BATCH: number = its id; a = place, b = entries of its table: LAYOUT and REQUEST. flags GROUPED: the requests travel
   together, and run one by one. The server keeps the slot until the batch is DONE.
 - LAYOUT: number; a = start, b = bytes of a RequestLayout in JSON. It stands for that number from here on.
-- REQUEST: number = its layout; a = its own number; b = start of its inputs, c = bytes of its details behind them
-  (`request_details.py`).
+- REQUEST: number = its layout; a = its own number; b = start of its inputs, with flags PLACED a place of the heap that
+  the server keeps too; c = bytes of its details (`request_details.py`), and in the upper half their start.
 
 On the ring BACK, of models that see each request for itself:
 
@@ -60,7 +60,7 @@ WORKER_RINGS = (1024,)
 BATCH, LAYOUT, REQUEST, ANSWER, CANCELLED, RETURN = range(1, 7)
 DONE, RESULTS, FAILED, RESULT_LAYOUT, RESULT, RESPONSE, CALL = range(16, 23)
 
-GROUPED = EACH = 1
+GROUPED = EACH = PLACED = 1
 FINAL, NONE, ERROR, AGAIN, OPEN, ONCE = 2, 4, 8, 16, 32, 64
 
 LONGEST_TEXT_BYTES = 1 << 20

@@ -15,7 +15,7 @@ from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature
 from rocserve.observability.rate_limits import Allowance
-from rocserve.plane.heap import Heap
+from rocserve.plane.shared_heap import SharedHeap
 from rocserve.settings import NO_TIME_LIMITS, TimeLimits
 from rocserve.workers.channel import HEAP_BYTES, CallStarter, Channel
 from rocserve.workers.channel_mail import ChannelMail
@@ -109,7 +109,8 @@ class WorkerGroup:
         self._log = log
         self._log_allowance = Allowance(_BURST_LINES, _LINES_A_SECOND)
         self._mail = mail
-        self._inputs = Heap(f"rocserve:{load.model_name}", HEAP_BYTES)
+        self.inputs = SharedHeap(f"rocserve:{load.model_name}", HEAP_BYTES)
+        """Where the inputs of requests are put for all workers."""
         self._supervisors = [
             WorkerSupervisor(
                 dataclasses.replace(
@@ -124,7 +125,7 @@ class WorkerGroup:
                 _launch_options(load, plan, forked, interpreter, loader, readable or _folders(load), writable, bounds),
                 launcher,
                 mail,
-                self._inputs,
+                self.inputs,
                 _WorkerEvents(self, events, index),
                 policy,
                 log,
@@ -171,7 +172,7 @@ class WorkerGroup:
         await asyncio.gather(*(supervisor.stop(grace_seconds, reason) for supervisor in self._supervisors))
         # They know the group: this way all of it goes at once, without the garbage collector.
         self._supervisors.clear()
-        self._mail.let_go(self._inputs)
+        self._mail.let_go(self.inputs)
 
     async def _all_or_none(self, steps: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]:
         tasks = [asyncio.ensure_future(step) for step in steps]
@@ -182,7 +183,7 @@ class WorkerGroup:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await asyncio.gather(*(supervisor.kill() for supervisor in self._supervisors))
-            self._mail.let_go(self._inputs)
+            self._mail.let_go(self.inputs)
             raise
 
     def worker_down(self, index: int, reason: str, delay_seconds: float) -> None:

@@ -18,7 +18,7 @@ from rocserve.core.errors import ServeError, internal, unavailable
 from rocserve.core.model_config import NO_LIMITS, InstanceKind, InstanceRateLimiter
 from rocserve.core.plain import to_json
 from rocserve.core.requests import Signature
-from rocserve.plane.heap import Heap
+from rocserve.plane.shared_heap import SharedHeap
 from rocserve.settings import NO_TIME_LIMITS, TimeLimits
 from rocserve.workers.answer_watch import AnswerWatch, process_state
 from rocserve.workers.channel import CallStarter, Channel
@@ -94,7 +94,7 @@ class WorkerSupervisor:
         options: LaunchOptions,
         launcher: WorkerLauncher,
         mail: ChannelMail,
-        inputs: Heap,
+        inputs: SharedHeap,
         events: SupervisorEvents,
         policy: RestartPolicy,
         log: logging.Logger,

@@ -18,6 +18,7 @@ from rocserve.core.tensors import Buffer
 from rocserve.plane.doorbell import SocketRinger, SocketSleeper, sleep_word
 from rocserve.plane.heap import Heap, HeapReader, copy_bytes
 from rocserve.plane.link import ENTRY_BYTES, LinkEnd
+from rocserve.plane.shared_heap import SHARES
 from rocserve.workers.entries import (
     BACK,
     BATCH,
@@ -30,6 +31,7 @@ from rocserve.workers.entries import (
     LAYOUT,
     LONGEST_TEXT_BYTES,
     ONCE,
+    PLACED,
     REMEMBERED_LAYOUTS,
     REQUEST,
     RESULT,
@@ -67,6 +69,7 @@ class ReceivedRequest:
     form: RequestForm
     number: int
     place: int
+    details_place: int
     details_bytes: int
 
 
@@ -129,7 +132,7 @@ class WorkerEnd:
         link = LinkEnd(own, WORKER_RINGS, servers, SERVER_RINGS)
         os.close(own)
         os.close(servers)
-        self.inputs = HeapReader(inputs)
+        self.inputs = HeapReader(inputs, SHARES)
         self.back_connection = socket.socket(fileno=back[0]) if back else None
         self.back = link.readers[BACK]
         self.back_sleep_word = link.own_sleep_word(1)
@@ -190,9 +193,10 @@ class WorkerEnd:
     def _requests(self, place: int, count: int) -> list[ReceivedRequest]:
         requests: list[ReceivedRequest] = []
         forms = self._forms
-        for kind, _, _, number, a, b, c in ENTRY.iter_unpack(self.inputs.view(place, count * ENTRY_BYTES)):
+        for kind, flags, _, number, a, b, c in ENTRY.iter_unpack(self.inputs.view(place, count * ENTRY_BYTES)):
             if kind == REQUEST:
-                requests.append(ReceivedRequest(forms[number], a, place + b, c))
+                inputs = b if flags & PLACED else place + b
+                requests.append(ReceivedRequest(forms[number], a, inputs, place + (c >> 32), c & 0xFFFFFFFF))
             elif kind == LAYOUT:
                 layout = from_json(RequestLayout, bytes(self.inputs.view(place + a, b)))
                 forms[number] = RequestForm(layout, TensorPlaces(layout.inputs))

@@ -15,8 +15,8 @@ from support.workers import mail_of, on_plane
 from rocserve.backends.request_model import RESCHEDULED, ModelCall, ModelResponse, Result
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.tensors import Tensor, tensor_from_numpy
-from rocserve.plane.heap import Heap
 from rocserve.plane.loop import PlaneLoop
+from rocserve.plane.shared_heap import SharedHeap
 from rocserve.workers import channel as channel_module
 from rocserve.workers.back_channel import BackChannel
 from rocserve.workers.channel import MOST_CALLS, Channel, OpenCall, RequestLost
@@ -35,7 +35,7 @@ class Both:
         self.refuses = False
         self.broken: list[str] = []
         self.plane = plane
-        self.inputs = Heap("test", 1 << 28)
+        self.inputs = SharedHeap("test", 1 << 28)
         self.server = Channel(
             "m", mail_of(plane), self.inputs, lambda channel, reason: self.broken.append(reason), LOG, self._call
         )

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 from support.outputs import tensors_of
+from support.server import wait_until
 from support.workers import (
     LOG,
     BatchInput,
@@ -30,12 +33,14 @@ from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argum
 from rocserve.core.plain import to_json
 from rocserve.core.request_form import BatchForm, Member
 from rocserve.core.requests import NO_PARAMETERS
+from rocserve.core.tensor_places import padded
 from rocserve.core.tensors import TensorHead
 from rocserve.plane import trimming
 from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapFull
 from rocserve.plane.loop import PlaneLoop
+from rocserve.plane.shared_heap import SHARES, SharedHeap, SharedTensors
 from rocserve.workers import worker_end
-from rocserve.workers.batch_inputs import request_inputs
+from rocserve.workers.batch_inputs import details_of, request_inputs
 from rocserve.workers.channel import SLOTS, Channel, WorkerGone
 from rocserve.workers.entries import (
     BATCH,
@@ -74,7 +79,7 @@ class Peer:
         self.plane = plane
         self.broken: list[str] = []
         self.broken_event = threading.Event()
-        self.inputs = Heap("test", heap_bytes)
+        self.inputs = SharedHeap("test", heap_bytes)
         self.mail = mail_of(plane)
         self.channel = Channel("m", self.mail, self.inputs, self._on_broken, LOG)
         self.socket = self.channel.take_peer()
@@ -569,6 +574,35 @@ def test_large_inputs_are_copied_in_steps_and_batches_keep_their_order(peer: Pee
     (data,) = request_inputs(first.requests[0], peer.end_of_worker.inputs)
     assert data == large[0].data[0]
     assert [*map(bytes, request_inputs(second.requests[0], peer.end_of_worker.inputs))] == [*map(bytes, small[0].data)]
+
+
+def test_inputs_that_lie_in_a_share_of_the_heap_are_told_of_and_kept_until_the_worker_reports(peer: Peer) -> None:
+    """Beside others, which are copied; and those of another version's heap are others."""
+    elsewhere = SharedHeap("elsewhere", 1 << 20)
+    members, places = [], []
+    for heap in (peer.inputs, elsewhere):
+        (member,) = members_of(add_sub_inputs(), ("SUM",), (1,))
+        share = on_plane(peer.plane, heap.lend)
+        slot, view = Heap.of_file(heap.open_for_writing(), share.number, SHARES).place(member.form.places.end)
+        view[:] = b"".join(padded(member.data))
+        member.data = SharedTensors(share, slot.offset, len(view), member.form.places, slot)
+        member.details = b"details"
+        members.append(member)
+        places.append(slot.offset)
+    held = weakref.ref(members[0].data.share)  # type: ignore[attr-defined]
+    on_plane(peer.plane, functools.partial(peer.channel.execute, BatchForm(), [*members], peer.on_outcome))
+    batch = peer.take()
+    assert [request.place == place for request, place in zip(batch.requests, places, strict=True)] == [True, False]
+    for request in batch.requests:
+        a, b = request_inputs(request, peer.end_of_worker.inputs)
+        assert [bytes(a), bytes(b)] == [bytes(data) for data in members_of(add_sub_inputs(), ("SUM",), (1,))[0].data]
+        assert details_of(request, peer.end_of_worker.inputs) == b"details"
+    del members, member, share
+    gc.collect()
+    assert held() is not None
+    peer.end_of_worker.fail(batch, (batch.taken_ns, batch.taken_ns), unavailable("no"))
+    assert peer.arrived.acquire(timeout=10)
+    wait_until(lambda: held() is None, what="the inputs to be let go")
 
 
 def test_a_worker_that_ends_while_inputs_are_copied_has_not_had_them(peer: Peer) -> None:

@@ -19,8 +19,8 @@ from rocserve.core.request_form import BatchForm, Member, RequestForm, RequestLa
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensors import Tensor, TensorHead, tensor_from_numpy
-from rocserve.plane.heap import Heap
 from rocserve.plane.loop import PlaneLoop
+from rocserve.plane.shared_heap import SharedHeap
 from rocserve.workers.batch_inputs import details_of, request_inputs, separate
 from rocserve.workers.channel import Channel
 from rocserve.workers.request_details import NO_DETAILS, read_details, write_details
@@ -92,7 +92,12 @@ class Both:
     def __init__(self, plane: PlaneLoop) -> None:
         self.plane = plane
         self.channel = Channel(
-            "m", mail_of(plane), Heap("test", 1 << 24), lambda channel, reason: None, LOG, lambda call, opened: None
+            "m",
+            mail_of(plane),
+            SharedHeap("test", 1 << 24),
+            lambda channel, reason: None,
+            LOG,
+            lambda call, opened: None,
         )
         self.end = WorkerEnd(self.channel.take_peer())
         self.channel.open()

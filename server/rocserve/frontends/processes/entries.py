@@ -7,10 +7,12 @@ token names a request until its last answer.
 From the front, on the ring REQUESTS:
 
 - HEAD: number; a = place, b = bytes: a RequestHead in JSON. It stands for that number from here on.
+- DETAILS: a = place, b = bytes: the details (`workers/request_details.py`) and the origin of the REQUEST that follows.
 - REQUEST: number = its token; a = the number of its head, and in the upper half how many bytes its slot has; b = place
-  of its inputs, its details and its origin; c = its deadline in time.monotonic_ns(), 0 = it has none. flags IN_TURN: it
-  is one of a stream. SINGLE: it can have one answer only.
+  of its inputs; c = its deadline in time.monotonic_ns(), 0 = it has none. flags IN_TURN: it is one of a stream. SINGLE:
+  it can have one answer only.
 - LEFT: number = the token of a request whose client has gone.
+- UNUSED: number = that of a heap of which the server has said that it has ENDED, and into which nothing more is put.
 - REFUSED: count = a status code; a = place, b = bytes: two texts, the error's and the id that the request was to have.
   No request could be made of what had come; its client has been told.
 
@@ -23,8 +25,14 @@ From the server, on the ring ANSWERS:
 - RETURN: as below, of places in the server's own heap: what has been told before lies there, and nothing else will.
 - MANY: number = a token: any number of answers will come.
 - WATCH: number = a token: tell when its client goes.
+- LENT: number = that of a head: inputs of its requests are to be put into heap a, of which the front has share b; a
+  descriptor has come by the socket where it has not heard of that heap before.
+- ENDED: number = that of a heap, into which nothing is to be put any more.
 - ORIGINS: flags FINAL: from now on requests are to tell where they come from; without: no more.
 - EXIT: the server has begun to end.
+
+A (place) of a request is an offset in the front's own heap, or in a share of a version's (`plane/shared_heap.py`), the
+number of which stands in the upper 16 bits then.
 
 On either side's ring RETURNS: RETURN, count = how many of a, b and c are places in the other's heap that nobody reads
 any more.
@@ -47,8 +55,12 @@ RINGS = (4096, 1024)
 HEAP_BYTES = 1 << 32
 """Of slots of one size, in the heap of either side."""
 
-HEAD, REQUEST, LEFT, REFUSED = range(1, 5)
-ANSWER_HEAD, ANSWER, MANY, WATCH, ORIGINS, EXIT = range(16, 22)
+HEAD, REQUEST, LEFT, REFUSED, DETAILS, UNUSED = range(1, 7)
+ANSWER_HEAD, ANSWER, MANY, WATCH, ORIGINS, EXIT, LENT, ENDED = range(16, 24)
+
+HEAP_SHIFT = 48
+"""Of a place: in the bits above it stands the number of the heap."""
+MOST_HEAPS = 1 << 64 - HEAP_SHIFT
 
 IN_TURN, SINGLE = 1, 2
 FINAL, NONE, ERROR, REFUSAL, FULL = 1, 2, 4, 8, 16

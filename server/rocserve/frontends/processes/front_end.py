@@ -7,6 +7,8 @@ import logging
 import math
 import os
 import socket
+import struct
+from collections import deque
 from collections.abc import Callable
 
 from rocserve.core.errors import ServeError
@@ -19,6 +21,8 @@ from rocserve.frontends.processes.entries import (
     ANSWER,
     ANSWER_HEAD,
     ANSWERS,
+    DETAILS,
+    ENDED,
     ERROR,
     EXIT,
     FINAL,
@@ -26,6 +30,7 @@ from rocserve.frontends.processes.entries import (
     HEAD,
     IN_TURN,
     LEFT,
+    LENT,
     MANY,
     NONE,
     ORIGINS,
@@ -36,6 +41,7 @@ from rocserve.frontends.processes.entries import (
     REQUEST,
     RINGS,
     SINGLE,
+    UNUSED,
     WATCH,
     AnswerHead,
     input_places,
@@ -44,16 +50,32 @@ from rocserve.frontends.processes.entries import (
 from rocserve.frontends.processes.link_end import FrontLinkEnd, framed, read
 from rocserve.frontends.processes.server_end import ATTACH
 from rocserve.plane import anonymous_file
-from rocserve.plane.doorbell import SocketRinger, drain_rings, sleep_word
+from rocserve.plane.doorbell import SocketRinger, sleep_word
 from rocserve.plane.heap import Heap, HeapFull, HeapReader
 from rocserve.plane.link import LinkEnd
 from rocserve.plane.loop import Plane
+from rocserve.plane.shared_heap import SHARES
 from rocserve.services.observation import ClientResponder
 from rocserve.workers.entries import ENTRY, RETURN
 from rocserve.workers.request_details import write_details
 from rocserve.workers.wire import status_code
 
 _DESCRIPTORS = 5
+_DESCRIPTOR = struct.Struct("i")
+_RINGS_AT_ONCE = 4096
+"""Of one byte each."""
+
+
+class _Head:
+    """That many requests have in common."""
+
+    __slots__ = ("heap_number", "number", "places")
+
+    def __init__(self, number: int, places: TensorPlaces | None) -> None:
+        self.number = number
+        self.places = places
+        self.heap_number = 0
+        """Where their inputs are put; 0 = into the front's own heap."""
 
 
 class RemoteInference:
@@ -101,7 +123,11 @@ class RemoteInference:
         sleeps = anonymous_file.open_for_reading(plane.sleeps)
         socket.send_fds(connection, [ATTACH], [sleeps])
         os.close(sleeps)
-        self._heads: dict[RequestHead, tuple[int, TensorPlaces | None]] = {}
+        self._heads: dict[RequestHead, _Head] = {}
+        self._heads_by_number: dict[int, _Head] = {}
+        self._known_heaps: set[int] = set()
+        self._files: deque[int] = deque()
+        """Of heaps, that have come by the socket and are still to be told of."""
         self._told_heads = 0
         self._answer_heads: dict[int, tuple[AnswerHead, TensorPlaces]] = {}
         self._open: dict[int, tuple[ClientResponder, str]] = {}
@@ -115,23 +141,28 @@ class RemoteInference:
     def infer(self, request: InferRequest, client: ClientResponder) -> None:
         """Hand a request to the server; every error goes to the responder."""
         try:
-            number, places = self._heads.get(request.head) or self._tell_head(request.head)
+            head = self._heads.get(request.head) or self._tell_head(request.head)
             details = write_details(request)
             origin = _origin_text(client) if self._tells_origins else b""
             flags = (IN_TURN if request.in_turn else 0) | (SINGLE if client.takes_one else 0)
-            packed = places.packed(request.data) if places is not None and not details and not origin else None
+            places = head.places
+            packed = places.packed(request.data) if places is not None else None
             if packed is None or places is None:
-                packed, nbytes = framed((*request.data, details, origin))
+                pieces, nbytes = framed(request.data)
+                place = self._end.place(pieces, nbytes)
             else:
                 flags, nbytes = flags | PACKED, places.end
-            place = self._end.place(packed, nbytes)
+                place = self._end.place(packed, nbytes, head.heap_number)
+            if details or origin:
+                pieces, size = framed((details, origin))
+                self._end.post(ENTRY.pack(DETAILS, 0, 0, 0, self._end.place(pieces, size), size, 0))
         except HeapFull as error:
             client.fail(error)
             return
         token = self._tokens.pop() if self._tokens else self._new_token()
         self._open[token] = (client, request.id)
         deadline_ns = int(request.deadline * 1e9) if request.deadline is not None else 0
-        self._end.post(ENTRY.pack(REQUEST, flags, 0, token, number | nbytes << 32, place, max(deadline_ns, 0)))
+        self._end.post(ENTRY.pack(REQUEST, flags, 0, token, head.number | nbytes << 32, place, max(deadline_ns, 0)))
 
     def refuse(self, error: ServeError, find_id: Callable[[], str]) -> None:
         """No request could be made of what has come; its client has been told."""
@@ -145,23 +176,40 @@ class RemoteInference:
         self._next_token += 1
         return self._next_token
 
-    def _tell_head(self, head: RequestHead) -> tuple[int, TensorPlaces | None]:
+    def _tell_head(self, head: RequestHead) -> _Head:
         if len(self._heads) >= REMEMBERED_HEADS:
-            del self._heads[next(iter(self._heads))]
+            forgotten = self._heads.pop(next(iter(self._heads)))
+            del self._heads_by_number[forgotten.number]
         pieces, nbytes = framed((write_head(head),))
         place = self._end.place(pieces, nbytes)
         self._told_heads += 1
-        known = self._heads[head] = self._told_heads, input_places(head)
+        known = self._heads[head] = _Head(self._told_heads, input_places(head))
+        self._heads_by_number[known.number] = known
         self._end.post(ENTRY.pack(HEAD, 0, 0, self._told_heads, place, nbytes, 0))
         return known
 
     # What comes
 
     def _on_readable(self) -> None:
-        if not drain_rings(self._connection):
+        if not self._take_rings():
             self.poll()
             self.plane.unregister(self._connection.fileno())
             self._on_gone()
+
+    def _take_rings(self) -> bool:
+        """And files. False: the server is gone. Not by `socket.recv_fds`, which passes no flags on and would wait."""
+        while True:
+            try:
+                data, files, _, _ = self._connection.recvmsg(
+                    _RINGS_AT_ONCE, socket.CMSG_LEN(_DESCRIPTOR.size), socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+                )
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not data:
+                return False
+            self._files += [_DESCRIPTOR.unpack(file)[0] for _, _, file in files]
 
     def has_mail(self) -> bool:
         """See Source."""
@@ -203,10 +251,29 @@ class RemoteInference:
             waiting = self._open.get(number)
             if waiting is not None:
                 waiting[0].expect_many()
+        elif kind == LENT:
+            self._put_into(number, a, b)
+        elif kind == ENDED:
+            self._known_heaps.discard(number)
+            for head in self._heads.values():
+                if head.heap_number == number:
+                    head.heap_number = 0
+            self._end.end_heap(number)
+            self._end.post(ENTRY.pack(UNUSED, 0, 0, number, 0, 0, 0))
         elif kind == ORIGINS:
             self._tells_origins = bool(flags & FINAL)
         elif kind == EXIT:
             self._on_exit()
+
+    def _put_into(self, head_number: int, heap_number: int, share: int) -> None:
+        """Where inputs of requests of a head are to be put."""
+        if heap_number not in self._known_heaps:
+            self._take_rings()
+            self._end.add_heap(heap_number, Heap.of_file(self._files.popleft(), share, SHARES))
+            self._known_heaps.add(heap_number)
+        head = self._heads_by_number.get(head_number)
+        if head is not None:
+            head.heap_number = heap_number
 
     def _answer(self, flags: int, code: int, token: int, head_number: int, place: int, nbytes: int) -> None:
         final = bool(flags & FINAL)

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from rocserve.core.tensor_places import lay_out, padded
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.processes.entries import ANSWERS, RETURNS
+from rocserve.frontends.processes.entries import ANSWERS, HEAP_SHIFT, RETURNS
 from rocserve.plane.heap import Heap, Slot, fill
 from rocserve.plane.link import ENTRY_BYTES, LinkEnd
 from rocserve.plane.loop import Plane
@@ -35,13 +35,14 @@ class FrontLinkEnd:
         """`heap`: its own."""
         self._messages, self._returns = link.writers[ANSWERS], link.writers[RETURNS]
         self._returned = link.readers[RETURNS]
-        self._heap = heap
+        self._heaps = {0: heap}
+        """By number: its own, and the shares that it has of others."""
         self._plane = plane
         self._posts: deque[bytes] = deque()
         self._to_return: list[int] = []
         self._trimmer = HeapTrimmer(plane)
         self._slots: dict[int, Slot] = {}
-        """Of its own heap, by place: what the other end may still read."""
+        """By place: what the other end may still read."""
         self._of_turn: list[int] = []
         """Of these, what it need not keep for longer than it handles the entries of this turn."""
         self._page, self._page_place, self._page_used = _NO_PAGE, 0, 0
@@ -53,11 +54,20 @@ class FrontLinkEnd:
             self._plane.at_end_of_turn(self.flush)
         self._posts.append(entry)
 
-    def place(self, pieces: Iterable[Buffer], nbytes: int) -> int:
+    def add_heap(self, number: int, heap: Heap) -> None:
+        self._heaps[number] = heap
+
+    def end_heap(self, number: int) -> None:
+        """Nothing more is put there; its memory goes when what is there has been returned."""
+        heap = self._heaps.pop(number)
+        self._trimmer.forget(heap)
+        heap.close()
+
+    def place(self, pieces: Iterable[Buffer], nbytes: int, heap_number: int = 0) -> int:
         """The place of so many bytes, which is kept until the other end has returned it. Raises: HeapFull."""
-        slot, view = self._new_slot(nbytes)
+        place, view = self._new_slot(nbytes, heap_number)
         fill(view, pieces)
-        return slot.offset
+        return place
 
     def place_in_turn(self, pieces: Iterable[Buffer], nbytes: int) -> int:
         """As `place`, of what the other end reads while it handles this turn's entries: small ones share a slot."""
@@ -66,19 +76,21 @@ class FrontLinkEnd:
             self._of_turn.append(place)
             return place
         if self._page_used + nbytes > len(self._page):
-            slot, self._page = self._new_slot(_PAGE_BYTES)
-            self._page_place, self._page_used = slot.offset, 0
-            self._of_turn.append(slot.offset)
+            self._page_place, self._page = self._new_slot(_PAGE_BYTES)
+            self._page_used = 0
+            self._of_turn.append(self._page_place)
         begin = self._page_used
         self._page_used = end = begin + nbytes
         fill(self._page[begin:end], pieces)
         return self._page_place + begin
 
-    def _new_slot(self, nbytes: int) -> tuple[Slot, memoryview]:
-        slot, view = self._heap.place(nbytes)
-        self._slots[slot.offset] = slot
-        self._trimmer.trim_later(self._heap, self.take_returns)
-        return slot, view
+    def _new_slot(self, nbytes: int, heap_number: int = 0) -> tuple[int, memoryview]:
+        heap = self._heaps[heap_number]
+        slot, view = heap.place(nbytes)
+        place = slot.offset | heap_number << HEAP_SHIFT
+        self._slots[place] = slot
+        self._trimmer.trim_later(heap, self.take_returns)
+        return place, view
 
     def give_back(self, place: int) -> None:
         """A place in the other's heap that nobody reads any more. From any thread."""
@@ -116,7 +128,8 @@ class FrontLinkEnd:
         self._posts.clear()
         self._of_turn.clear()
         self._slots.clear()
-        self._trimmer.forget(self._heap)
+        for heap in self._heaps.values():
+            self._trimmer.forget(heap)
 
     def take_returns(self) -> None:
         slots = self._slots

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import logging
 import math
 import os
 import socket
+import struct
 import time
 from collections.abc import Callable, Sequence
 
@@ -20,15 +23,20 @@ from rocserve.core.tensors import Buffer
 from rocserve.frontends.processes.entries import (
     ANSWER,
     ANSWER_HEAD,
+    DETAILS,
+    ENDED,
     ERROR,
     EXIT,
     FINAL,
     FULL,
     HEAD,
     HEAP_BYTES,
+    HEAP_SHIFT,
     IN_TURN,
     LEFT,
+    LENT,
     MANY,
+    MOST_HEAPS,
     NONE,
     ORIGINS,
     PACKED,
@@ -39,6 +47,7 @@ from rocserve.frontends.processes.entries import (
     REQUESTS,
     RINGS,
     SINGLE,
+    UNUSED,
     WATCH,
     AnswerHead,
     input_places,
@@ -50,12 +59,15 @@ from rocserve.plane.doorbell import SocketRinger, drain_rings, sleep_word
 from rocserve.plane.heap import Heap, HeapFull, HeapReader
 from rocserve.plane.link import LinkEnd
 from rocserve.plane.loop import PlaneLoop
+from rocserve.plane.shared_heap import HeapShare, SharedHeap, SharedTensors
 from rocserve.services.inference import NOT_FOR_DECOUPLED, InferenceService
 from rocserve.services.observation import RequestOrigin
 from rocserve.workers.entries import ENTRY
-from rocserve.workers.request_details import read_details
+from rocserve.workers.request_details import NO_DETAILS, read_details
 
 ATTACH = b"F"
+"""With descriptors."""
+_OFFSET = (1 << HEAP_SHIFT) - 1
 _FOR_THE_FRONT = 5
 """Descriptors: its file of the link and the server's, its heap and the server's, and the page where the server says
 that it sleeps."""
@@ -111,7 +123,13 @@ class FrontLink:
         self._end = FrontLinkEnd(ends, self._heap, plane)
         self.give_back = self._end.give_back
         """A place in the front's heap that nobody reads any more. From any thread."""
-        self._heads: dict[int, tuple[RequestHead, TensorPlaces | None]] = {}
+        self._heads: dict[int, _Head] = {}
+        self._shares: dict[int, HeapShare] = {}
+        """By the numbers that the front knows the heaps by."""
+        self._heap_numbers = itertools.count(1)
+        self._details = NO_DETAILS
+        self._origin = b""
+        """Of the request that comes next."""
         self._answer_heads: dict[object, tuple[int, TensorPlaces]] = {}
         self._told_heads = 0
         self._open: dict[int, RemoteResponder] = {}
@@ -170,8 +188,14 @@ class FrontLink:
                 del self._heads[next(iter(self._heads))]
             (text,) = read(self._requests_heap.view(a, b), 1)
             head = read_head(bytes(text))
-            self._heads[number] = head, input_places(head)
+            self._heads[number] = _Head(head, input_places(head))
             self.give_back(a)
+        elif kind == DETAILS:
+            details, origin = map(bytes, read(self._requests_heap.view(a, b), 2))
+            self._details, self._origin = read_details(details), origin
+            self.give_back(a)
+        elif kind == UNUSED:
+            del self._shares[number]
         elif kind == LEFT:
             responder = self._open.get(number)
             if responder is not None:
@@ -184,22 +208,28 @@ class FrontLink:
             raise ValueError(f"a message of kind {kind}")
 
     def _begin(self, flags: int, token: int, head_number: int, place: int, nbytes: int, deadline_ns: int) -> None:
-        head, places = self._heads[head_number]
-        view = self._requests_heap.view(place, nbytes)
+        known = self._heads[head_number]
+        head, places = known.head, known.places
         request_id, sequence = "", None
+        details = self._details
+        if details is not NO_DETAILS:
+            self._details = NO_DETAILS
+            request_id = details.request_id
+            if details.correlation_id or details.flags:
+                sequence = SequenceTag(details.correlation_id, bool(details.flags & 1), bool(details.flags & 2))
+        responder = self._open[token] = RemoteResponder(self, token, flags, place, self._origin)
+        self._origin = b""
         data: Sequence[Buffer]
-        origin: Buffer = b""
-        if flags & PACKED:
+        if place >> HEAP_SHIFT:
             assert places is not None, "of a head that says no sizes"
-            data = PackedTensors(view, places)
+            share = self._shares[place >> HEAP_SHIFT]
+            data = SharedTensors(share, place & _OFFSET, nbytes, places, responder)
+        elif flags & PACKED:
+            assert places is not None, "of a head that says no sizes"
+            data = PackedTensors(self._requests_heap.view(place, nbytes), places)
+            self._lend(head_number, known)
         else:
-            *data, details_text, origin = read(view, len(head.inputs) + 2)
-            if details_text:
-                details = read_details(bytes(details_text))
-                request_id = details.request_id
-                if details.correlation_id or details.flags:
-                    sequence = SequenceTag(details.correlation_id, bool(details.flags & 1), bool(details.flags & 2))
-        responder = self._open[token] = RemoteResponder(self, token, flags, place, origin)
+            data = read(self._requests_heap.view(place, nbytes), len(head.inputs))
         request = InferRequest(
             head,
             request_id,
@@ -211,6 +241,44 @@ class FrontLink:
         )
         self._service.infer(request, responder)
         responder.is_accepted = True
+
+    def _lend(self, head_number: int, known: _Head) -> None:
+        """Have the front put the inputs of such requests where the workers that get them can read them."""
+        heap = self._service.heap_for(known.head)
+        if heap is None or heap is known.lent_heap:
+            return
+        number = next((number for number, share in self._shares.items() if share.heap is heap), 0)
+        if not number:
+            share = heap.lend()
+            if share is None:
+                return
+            number = next(self._heap_numbers)
+            if number >= MOST_HEAPS or not self._send_file(share):
+                return
+            self._shares[number] = share
+            heap.on_closed[self] = functools.partial(self._heap_ended, heap, number)
+        known.lent_heap = heap
+        self._end.post(ENTRY.pack(LENT, 0, 0, head_number, number, self._shares[number].number, 0))
+
+    def _send_file(self, share: HeapShare) -> bool:
+        """Whether it could be sent: the socket may be full, or the front be gone."""
+        descriptor = share.heap.open_for_writing()
+        try:
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", descriptor))
+            # `socket.send_fds` passes no flags on, and would wait.
+            self._connection.sendmsg([ATTACH], [rights], socket.MSG_DONTWAIT)
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+    def _heap_ended(self, heap: SharedHeap, number: int) -> None:
+        for known in self._heads.values():
+            if known.lent_heap is heap:
+                known.lent_heap = None
+        # Requests may be on their way whose inputs lie there.
+        self.tell(ENDED, number)
 
     # Answers. Those that come when the front has ended go nowhere.
 
@@ -295,9 +363,24 @@ class FrontLink:
         for responder in responders.values():
             responder.left()
         self._end.drop()
+        for share in self._shares.values():
+            share.heap.on_closed.pop(self, None)
+        self._shares.clear()
         self._connection.close()
         self._requests_heap.close()
         self._heap.close()
+
+
+class _Head:
+    """That many requests of the front have in common."""
+
+    __slots__ = ("head", "lent_heap", "places")
+
+    def __init__(self, head: RequestHead, places: TensorPlaces | None) -> None:
+        self.head = head
+        self.places = places
+        self.lent_heap: SharedHeap | None = None
+        """Where the front has been told to put their inputs."""
 
 
 class RemoteResponder:

@@ -8,9 +8,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import numpy as np
 import pytest
+from support.server import wait_until
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
@@ -22,6 +24,7 @@ from rocserve.core.tensors import Tensor
 from rocserve.frontends.processes.front_end import RemoteInference
 from rocserve.frontends.processes.server_end import FrontLink
 from rocserve.plane.loop import PlaneLoop
+from rocserve.plane.shared_heap import SharedHeap, SharedTensors
 from rocserve.services.observation import RequestOrigin
 
 LOG = logging.getLogger("rocserve.test.front_link")
@@ -73,6 +76,10 @@ class Service:
         self.left = threading.Event()
         self.refusals: list[tuple[ServeError, str]] = []
         self.origins: list[RequestOrigin] = []
+        self.heap: SharedHeap | None = None
+
+    def heap_for(self, head: RequestHead) -> SharedHeap | None:
+        return self.heap
 
     def refuse(self, error: ServeError, find_id: Callable[[], str]) -> None:
         self.refusals.append((error, find_id()))
@@ -241,3 +248,63 @@ def test_origins_and_refusals_come_when_they_are_asked_for(ends: Ends) -> None:
         time.sleep(0.01)
     error, request_id = ends.service.refusals[0]
     assert (error.code, error.text, request_id) == (StatusCode.INVALID_ARGUMENT, "bad é", "id7")
+
+
+@cache
+def head_of(shape: tuple[int, ...]) -> RequestHead:
+    """The same each time: heads are told apart by what they are, not by what they say."""
+    return RequestHead("never", "", (InputHead("I", "INT32", shape, {}),), (), {})
+
+
+def asked_and_held(ends: Ends, array: np.ndarray, **fields: object) -> InferRequest:
+    """A request that is never answered, as it has come."""
+    request = InferRequest(head_of(array.shape), data=[memoryview(array.tobytes())], **{"id": "", **fields})  # type: ignore[arg-type]
+    assert ends.ask(request).watched.wait(10)
+    return ends.service.requests.pop()
+
+
+def test_inputs_lie_where_the_workers_that_get_them_read_them(ends: Ends) -> None:
+    heap = ends.service.heap = SharedHeap("version", 1 << 24)
+    array = np.arange(100_000, dtype=np.int32)
+    # It tells the front end where to put what comes behind it.
+    assert not isinstance(asked_and_held(ends, array).data, SharedTensors)
+    for fields in ({"id": ""}, {"id": "r", "sequence": SequenceTag(7, True, False)}):
+        come = asked_and_held(ends, array, **fields)
+        assert isinstance(come.data, SharedTensors)
+        assert come.data.share.heap is heap
+        assert bytes(heap.reader.view(come.data.offset, array.nbytes)) == array.tobytes()
+        assert (come.id, come.sequence) == (fields["id"], fields.get("sequence"))
+
+
+def test_a_share_of_a_version_that_has_gone_is_used_no_more(ends: Ends) -> None:
+    heap = ends.service.heap = SharedHeap("version", 1 << 24)
+    array = np.arange(100, dtype=np.int32)
+    asked_and_held(ends, array)
+    held = asked_and_held(ends, array)
+    assert isinstance(held.data, SharedTensors)
+    ends.service.heap = None
+    ends.server.call_soon(heap.close)
+    # What was under way is still read; then there is nothing of it left, on either side.
+    end = time.monotonic() + 10
+    while ends.link._shares or len(ends.remote._end._heaps) > 1:
+        assert time.monotonic() < end, "the share was not given up"
+        time.sleep(0.01)
+    assert not isinstance(asked_and_held(ends, array).data, SharedTensors)
+    assert [bytes(each) for each in held.data] == [array.tobytes()]
+
+
+def test_the_share_of_a_front_end_that_has_died_is_kept_until_nobody_reads_it(ends: Ends) -> None:
+    heap = ends.service.heap = SharedHeap("version", 1 << 24)
+    array = np.arange(100, dtype=np.int32)
+    asked_and_held(ends, array)
+    held = asked_and_held(ends, array)
+    assert isinstance(held.data, SharedTensors)
+    free = len(heap._free_shares)
+    ends.server.call_soon(ends.link.close)
+    wait_until(lambda: not ends.link._shares, what="the link's end")
+    gc.collect()
+    assert len(heap._free_shares) == free
+    assert [bytes(each) for each in held.data] == [array.tobytes()]
+    del held
+    gc.collect()
+    assert len(heap._free_shares) == free + 1

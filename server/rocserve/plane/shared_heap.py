@@ -1,0 +1,83 @@
+"""Shared heap is a heap of which other processes own shares: ranges of its file that they write, each its own.
+
+So whoever reads the file finds what all of them have put there, under one descriptor. A share is its owner's until
+nobody holds it any more, here, where it was lent: neither for its owner nor for a tensor in it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from rocserve.core.tensor_places import PackedTensors, TensorPlaces
+from rocserve.plane import anonymous_file
+from rocserve.plane.heap import Heap, HeapReader, heap_bytes
+
+SHARES = 64
+"""Of a file: its owner's, those of 32 front ends at most, and those of dead ones whose tensors are still read."""
+
+
+class SharedHeap(Heap):
+    """The lender's side; the first share is its own. One thread."""
+
+    def __init__(self, name: str, limit: int) -> None:
+        """`limit`: see Heap, of each share."""
+        super().__init__(name, limit, SHARES)
+        self.reader = HeapReader(self.open_for_reading(), SHARES)
+        self._free_shares = [*range(SHARES - 1, 0, -1)]
+        self._lent = 0
+        self.on_closed: dict[object, Callable[[], None]] = {}
+        """Called when nothing is to be put there any more, under the keys of those who want to know."""
+
+    def lend(self) -> HeapShare | None:
+        """None: there is no share left, or the heap is closed."""
+        if not self._free_shares or self._descriptor < 0:
+            return None
+        self._lent += 1
+        return HeapShare(self, self._free_shares.pop())
+
+    def open_for_writing(self) -> int:
+        """A new descriptor for the owner of a share; it belongs to the caller."""
+        return os.dup(self._descriptor)
+
+    def take_back(self, share: int) -> None:
+        self._lent -= 1
+        if self._descriptor >= 0:
+            nbytes = heap_bytes(self.limit)
+            anonymous_file.punch(self._descriptor, share * nbytes, nbytes)
+            self._free_shares.append(share)
+        elif not self._lent:
+            self.reader.close()
+
+    def close(self) -> None:
+        """See Heap. What lies in shares can be read until these are back."""
+        super().close()
+        if not self._lent:
+            self.reader.close()
+        on_closed, self.on_closed = self.on_closed, {}
+        for callback in on_closed.values():
+            callback()
+
+
+class HeapShare:
+    """A share that has been lent; it is taken back when nobody holds this any more."""
+
+    def __init__(self, heap: SharedHeap, number: int) -> None:
+        self.heap = heap
+        self.number = number
+
+    def __del__(self) -> None:
+        self.heap.take_back(self.number)
+
+
+class SharedTensors(PackedTensors):
+    """The data of a request that lies in a share: whoever reads the heap finds it at `offset`."""
+
+    __slots__ = ("_slot", "offset", "share")
+
+    def __init__(self, share: HeapShare, offset: int, nbytes: int, places: TensorPlaces, slot: object) -> None:
+        """`slot`: its owner does not use the memory anew as long as somebody holds it. Raises: see PackedTensors."""
+        super().__init__(share.heap.reader.view(offset, nbytes), places)
+        self.share = share
+        self.offset = offset
+        self._slot = slot
