@@ -23,7 +23,8 @@ class SharedHeap(Heap):
     def __init__(self, name: str, limit: int) -> None:
         """`limit`: see Heap, of each share."""
         super().__init__(name, limit, SHARES)
-        self.reader = HeapReader(self.open_for_reading(), SHARES)
+        self.reader: HeapReader
+        """As long as any share is lent."""
         self._free_shares = [*range(SHARES - 1, 0, -1)]
         self._lent = 0
         self.on_closed: dict[object, Callable[[], None]] = {}
@@ -33,6 +34,8 @@ class SharedHeap(Heap):
         """None: there is no share left, or the heap is closed."""
         if not self._free_shares or self._descriptor < 0:
             return None
+        if not self._lent:
+            self.reader = HeapReader(self.open_for_reading(), SHARES)
         self._lent += 1
         return HeapShare(self, self._free_shares.pop())
 
@@ -46,14 +49,12 @@ class SharedHeap(Heap):
             nbytes = heap_bytes(self.limit)
             anonymous_file.punch(self._descriptor, share * nbytes, nbytes)
             self._free_shares.append(share)
-        elif not self._lent:
+        if not self._lent:
             self.reader.close()
 
     def close(self) -> None:
         """See Heap. What lies in shares can be read until these are back."""
         super().close()
-        if not self._lent:
-            self.reader.close()
         on_closed, self.on_closed = self.on_closed, {}
         for callback in on_closed.values():
             callback()
