@@ -162,8 +162,14 @@ class RocserveProcess:
         """The one that serves; the one that was started is its supervisor. Waits for it while there is none."""
         assert self.process is not None
         supervisor = psutil.Process(self.process.pid)
-        wait_until(supervisor.children, 10, "the server's process")
-        return supervisor.children()[0]
+        found: list[psutil.Process] = []
+
+        def is_there() -> bool:
+            found[:] = supervisor.children()
+            return bool(found)
+
+        wait_until(is_there, 10, "the server's process")
+        return found[0]
 
     def workers(self) -> list[psutil.Process]:
         """The processes that hold models."""

@@ -11,8 +11,8 @@ answered that were taken before. What goes from step to step of an ensemble coun
 what is on its way must not keep back what has arrived. All together are therefore at most twice the limit.
 
 Processes that have the limit together, the server and its front ends, each count in a row of a table that all of them
-see. Each adds before it looks at the sums, so that of two that come at the same moment both may be refused, but never
-both be taken where there is room for one.
+see. Each adds before it looks at the sums: of two that come at the same moment both may be refused where there is room
+for one.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ class RequestMemory:
     def __init__(self, limit_bytes: int = LARGEST_DEFAULT_BYTES) -> None:
         self.limit_bytes = limit_bytes
         # Taken and let go of by name: `with` takes twice as long, and a request has four such steps. To let go of it is
-        # on x86 the fence between what is added to the own row and the look at the sums.
+        # on x86 the fence between what is added to the own row and the look at the sums; elsewhere two processes that
+        # add at the same moment may both be taken.
         self._lock = threading.Lock()
         self.share(memoryview(bytearray(table_bytes(1))), 0)
 
