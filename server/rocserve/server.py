@@ -178,7 +178,7 @@ class Server:
         started: asyncio.Future[None] | None = None
         if self._supervisor.takes_place_of:
             # Clients that come back are to find the models that they had.
-            started = asyncio.ensure_future(self._repository.start())
+            started = asyncio.ensure_future(self._return())
             await asyncio.wait((started,), timeout=_RETURN_SECONDS)
         if refusals := await front_ends.start():
             for error in refusals:
@@ -264,6 +264,12 @@ class Server:
         opens a log file that was moved away again."""
         self._log.info("SIGHUP: scanning the model repositories")
         self._repository.scan_soon()
+
+    async def _return(self) -> None:
+        """Load what the server had whose place this one takes."""
+        self._dispatcher.is_returning = True
+        await self._repository.start()
+        self._dispatcher.is_returning = False
 
     async def _serve(self, started: asyncio.Future[None], ending: Ending, front_ends: FrontEnds) -> int:
         """Until what is there has been `started`, and then until the end."""

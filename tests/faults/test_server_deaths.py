@@ -119,6 +119,15 @@ def ask(server: RocserveProcess, model: str) -> list[list[float]]:
         return client.infer(model, [entry], client_timeout=20).as_numpy("Y").tolist()
 
 
+def refusal(server: RocserveProcess, model: str) -> str:
+    try:
+        ask(server, model)
+    except InferenceServerException as error:
+        assert error.status() == "StatusCode.UNAVAILABLE"
+        return str(error.message())
+    return ""
+
+
 def pids(server: RocserveProcess) -> set[int]:
     return {worker.pid for worker in server.workers()}
 
@@ -256,6 +265,9 @@ def test_a_worker_that_is_at_a_request(serve, repository: Path, is_released: boo
     if is_released:
         wait_until(lambda: "this one takes its place" in server.log_text, 20, "the next server")
         (repository.parent / "go").touch()
+    else:
+        # It listens before it is served again, and does not say that there is no such model.
+        wait_until(lambda: refusal(server, "stays").endswith("unknown model: 'stays' has no available versions"))
     wait_until(lambda: is_ready(server), 60, "readiness")
     assert (pids(server) == workers) == is_released
     (repository.parent / "go").touch()

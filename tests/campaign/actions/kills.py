@@ -124,7 +124,7 @@ def kill_server(stage: Stage, name: str) -> None:
         wait_until(lambda: is_ready(server), RECOVERY_SECONDS, f"{name} ready again")
         if name == "explicit":
             wait_until(lambda: has_front_ends(stage), RECOVERY_SECONDS, "its front ends")
-    check_recovery(stage, name, models)
+        check_recovery(stage, name, models)
     assert workers & set(server.workers()), "all workers were started anew"
 
 
