@@ -10,6 +10,7 @@ from rocserve.core.errors import invalid_argument
 OWN_HEADER = "X-Request-Timeout-Ms"
 ENVOY_HEADER = "X-Envoy-Expected-Rq-Timeout-Ms"
 """Envoy tells those behind it so how long it waits for them."""
+_HEADERS = tuple((name, name.lower()) for name in (OWN_HEADER, ENVOY_HEADER))
 _MOST_DIGITS = 15
 """Of milliseconds: thirty thousand years."""
 
@@ -26,8 +27,8 @@ class RequestDeadlines:
             ServeError: INVALID_ARGUMENT, a header is no number.
         """
         seconds = [self._timeout_seconds] if self._timeout_seconds else []
-        for name in (OWN_HEADER, ENVOY_HEADER):
-            text = headers.get(name.lower())
+        for name, key in _HEADERS:
+            text = headers.get(key)
             if text is not None:
                 seconds.append(_milliseconds(name, text) / 1000)
         return time.monotonic() + min(seconds) if seconds else None

@@ -6,7 +6,6 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -242,8 +241,10 @@ class InferRequestReader:
         known = self._texts.get(key)
         # A body of another length does not fit its JSON, and is refused.
         if known is not None and known.binary_length == len(binary):
-            with suppress(ServeError):  # What is wrong is found below, and told as of the whole.
+            try:
                 return known.request(elements, binary), known.form
+            except ServeError:
+                pass  # What is wrong is found below, and told as of the whole.
         text = parse_infer_text(model_name, len(binary), json)
         request = self.request(text, binary, model_name, model_version)
         parts = [part if isinstance(part, slice) else _IN_JSON for part in text.data]

@@ -24,6 +24,10 @@ class AnswerForm:
     shared: Set[str] = frozenset()
     """Outputs that lie in the client's shared memory, so that only their heads are told."""
 
+    @property
+    def is_all_binary(self) -> bool:
+        return self.otherwise_binary and not self.binary
+
     def is_binary(self, output_name: str) -> bool:
         return self.binary.get(output_name, self.otherwise_binary)
 
@@ -66,7 +70,7 @@ class InferBodyWriter:
         if response.parameters or form.shared:
             return infer_body(response, form)
         head, data = response.head, response.data
-        if not all(form.is_binary(output.name) for output in head.outputs):
+        if not (form.is_all_binary or all(form.is_binary(output.name) for output in head.outputs)):
             return infer_body(response, form)
         key = (head, tuple(map(len, data)))
         text = self._texts.get(key)
@@ -117,6 +121,8 @@ def infer_body(response: InferResponse, form: AnswerForm) -> InferBody:
 
 def takes_long(response: InferResponse, form: AnswerForm) -> bool:
     """Whether so much has to be written as JSON that it is better done beside the event loop."""
+    if form.is_all_binary:
+        return False
     told = (head for head in response.head.outputs if not (head.name in form.shared or form.is_binary(head.name)))
     return sum(math.prod(head.shape) for head in told) > MANY_ELEMENTS
 

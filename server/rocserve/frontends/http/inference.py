@@ -267,7 +267,7 @@ def _may_be_large(intake: _Intake) -> bool:
 
 
 def _is_large(outcome: InferResponse) -> bool:
-    return sum([len(tensor.data) for tensor in outcome.outputs]) > _ONE_PIECE
+    return sum(map(len, outcome.data)) > _ONE_PIECE
 
 
 def _told(body: InferBody) -> tuple[str, Mapping[str, str]]:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import formatdate
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
 
@@ -32,7 +33,15 @@ _BEGUN_AT_ONCE = 16
 _WRITTEN_AT_ONCE = 256 << 10
 """Bytes of a large answer: what a client does not read is then copied to no more than this in the connection."""
 _NO_HEADERS: Mapping[str, str] = {}
+_REMEMBERED_NAMES = 256
+"""Of headers: more than most clients send, and two megabytes at most."""
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
+
+
+@lru_cache(_REMEMBERED_NAMES)
+def _lower_case(name: bytes) -> str:
+    """A header's name."""
+    return name.decode("latin-1").lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,10 +365,10 @@ class Connection(asyncio.Protocol):
         request = self._arriving
         if request is None or not self._is_in_head:
             return  # A trailer says nothing.
-        if len(request.header_pairs) >= MOST_HEADERS or max(len(name), len(value)) > LARGEST_HEAD_LINE:
+        if len(request.header_pairs) >= MOST_HEADERS or len(name) > LARGEST_HEAD_LINE or len(value) > LARGEST_HEAD_LINE:
             raise _Refused(f"a request has at most {MOST_HEADERS} headers of {LARGEST_HEAD_LINE} bytes")
         request.header_pairs.append((name, value))
-        request.headers.setdefault(name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape"))
+        request.headers.setdefault(_lower_case(name), value.decode("utf-8", "surrogateescape"))
 
     def on_headers_complete(self) -> None:
         request = self._arriving
@@ -412,7 +421,7 @@ class Connection(asyncio.Protocol):
         self._is_beginning = True
         for _ in range(_BEGUN_AT_ONCE):
             # Answers to a client that asks on and on without reading would pile up.
-            if self._in_hand is not None or self._unread_since is not None or self.is_closing or not self._waiting:
+            if self._in_hand is not None or not self._waiting or self._unread_since is not None or self.is_closing:
                 break
             request = self._in_hand = self._waiting.popleft()
             self._idle_since = self._head_since = None
