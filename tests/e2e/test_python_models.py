@@ -321,17 +321,3 @@ def test_models_that_cannot_be_loaded_say_why(serve, tmp_path):
 
     wait_until(are_reported, what="the reason for each model")
     assert client.is_server_live()
-
-
-def test_the_first_model_of_the_documentation(serve, tmp_path):
-    page = (Path(__file__).parents[2] / "docs/guides/python-models.md").read_text()
-    source, program, *_ = (block.split("```")[0] for block in page.split("```python\n")[1:])
-    config = page.split("```\n\n```\n")[1].split("```")[0]
-    write_model(tmp_path / "repository" / "shout", source, config)
-    server = serve(tmp_path / "repository")
-    program = program.replace("localhost:8001", server.address)
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert ended.stdout == "[[b'HELLO!'], [b'YOU!']]\n"
-    assert server.address in program
-    assert server.terminate() == 0
-    wait_until(lambda: "shout:1: done" in server.log_text, what="what finalize prints")

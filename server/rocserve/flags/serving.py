@@ -51,7 +51,7 @@ REPOSITORY = (
         "preprocess",
         str,
         "make NAME_image beside the model that WHAT names: JPEGs and PNGs in, labels or boxes out"
-        " (docs/image-models.md)",
+        " (docs/guides/image-models.md)",
         choices=NAMES,
     ),
     Flag(

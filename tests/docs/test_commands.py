@@ -1,0 +1,114 @@
+"""What the pages have people type, typed: blocks of `sh`, and of `python` that ask a server, a page after the other.
+
+A page's blocks run in one shell, in order, in a copy of the sample's files, with a network of their own: so commands
+and ports are those that stand there. `rocserve serve` goes on beside what follows it, until the next one. A block after
+a file's name is that file. Blocks of `console` need what a machine for tests lacks: root, an AMD GPU, a container
+engine, minutes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import sklearn
+from support.migraphx import CHECKOUT
+
+PAGES = [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", *sorted(CHECKOUT.glob("docs/**/*.md"))]
+FENCE = re.compile(r"(?:`([\w./]+)`:\n\n)?^```(\S*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+COMMAND = re.compile(r"^(\$ |sudo |pip |make |docker |curl |python3? |(\.venv/bin/)?rocserve [a-z])", re.MULTILINE)
+CLIENT = re.compile(r"^(from|import) (rocserve_client|tritonclient).*^with [\w.]*Client\(", re.DOTALL | re.MULTILINE)
+PHOTO = Path(sklearn.__file__).parent / "datasets/images/flower.jpg"
+
+# Alone in a network, so that the ports are free; the loopback device is there, but down (SIOCSIFFLAGS, IFF_UP).
+NETWORK = ("unshare", "--net") if os.geteuid() == 0 else ("unshare", "--user", "--map-root-user", "--net")
+LOOPBACK = """
+import fcntl, os, socket, struct, sys
+fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh", b"lo", 1))
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+SHELL = """
+set -euo pipefail
+rocserve() {
+  if [ "$1" != serve ]; then command rocserve "$@"; return; fi
+  stop
+  command rocserve "$@" >server.log 2>&1 &
+  server=$!
+  until curl --silent --fail localhost:8000/v2/health/ready; do
+    kill -0 $server || { cat server.log; return 1; }
+    sleep 0.2
+  done
+}
+stop() { [ -z "$server" ] || { kill "$server"; wait "$server" || true; }; }
+server=
+trap stop EXIT
+set -x
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    file: str
+    """Which it is; "" = none."""
+    language: str
+    text: str
+
+    @property
+    def runs(self) -> bool:
+        return self.language == "sh" or (self.language == "python" and CLIENT.search(self.text) is not None)
+
+
+def _blocks(page: Path) -> list[Block]:
+    return [Block(found[1] or "", found[2], found[3]) for found in FENCE.finditer(page.read_text())]
+
+
+def _name(page: Path) -> str:
+    return str(page.relative_to(CHECKOUT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_each_command_is_marked(page: Path) -> None:
+    for block in _blocks(page):
+        if block.language == "":
+            assert not COMMAND.search(block.text), (
+                f"say sh (it is run by a test) or console (it cannot be):\n{block.text}"
+            )
+
+
+@pytest.mark.timeout(600)  # servers are started, and on a small machine beside other tests
+@pytest.mark.parametrize("page", [page for page in PAGES if any(block.runs for block in _blocks(page))], ids=_name)
+def test_commands_work_as_they_stand_there(page: Path, tmp_path: Path) -> None:
+    for folder in ("model_repository", "clients", "tests/data/digits", "tests/data/shapes"):
+        shutil.copytree(CHECKOUT / folder, tmp_path / folder)
+    shutil.copy(PHOTO, tmp_path / "photo.jpg")
+    script, asked = SHELL, ""
+    for block in _blocks(page):
+        if block.file:
+            (tmp_path / block.file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / block.file).write_text(block.text)
+        elif block.runs and block.language == "python":
+            asked += block.text  # later blocks use what earlier ones have made
+            script += f"python - <<'PYTHON'\n{asked}PYTHON\n"
+        elif block.runs:
+            script += block.text
+    environment = os.environ | {
+        "PATH": f"{CHECKOUT}/.venv/bin:{os.environ['PATH']}",
+        "PYTHONPATH": f"{CHECKOUT}/server:{CHECKOUT}/clients",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+    ran = subprocess.run(
+        [*NETWORK, "python3", "-c", LOOPBACK, "bash", "-c", script],
+        check=False,
+        cwd=tmp_path,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stdout
