@@ -50,15 +50,16 @@ class RepositoryEvents:
         self._wake()
 
     async def after(self, number: int, seconds: float) -> Sequence[RepositoryEvent]:
-        """Those after an event; the next ones where there are none yet, or none after some time. An event that has not
-        been yet is another server's: all are told then."""
+        """Those after an event; the next ones where there are none yet, or none after some time. One that has not been
+        yet is another server's: all are told then."""
+        number = 0 if number > self._number else number
         if number == self._number and not self.has_ended:
             try:
                 async with asyncio.timeout(seconds):
                     await self._next.wait()
             except TimeoutError:
                 return ()
-        return [event for event in self._events if event.number > number or number > self._number]
+        return [event for event in self._events if event.number > number]
 
     def _wake(self) -> None:
         waited, self._next = self._next, asyncio.Event()

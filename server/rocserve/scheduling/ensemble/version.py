@@ -62,6 +62,7 @@ class EnsembleVersion:
             if self.config.decoupled:
                 responder.expect_many()
         except ServeError as error:
+            self.statistics.note_failure(error.text)
             responder.fail(error)
             return
         self._drain.running += 1

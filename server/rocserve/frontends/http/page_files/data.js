@@ -13,16 +13,18 @@ export const keyOf = (model) => JSON.stringify([model.name, model.version]);
 
 /** The answer as JSON; an Error with the server's words where it refuses. */
 export async function ask(path, options = {}) {
-  const response = await fetch(path, { ...options, headers: { ...options.headers, ...secrets } });
+  const response = await fetch(path, { ...options, headers: { ...options.headers, ...secrets } }).catch(() => {
+    throw new Error("The server does not answer.");
+  });
   if (response.ok && options.stream) return response.body;
   const text = await response.text();
   let answer = null;
   try {
     answer = JSON.parse(text);
+    if (response.ok) return answer;
   } catch {
-    answer = { error: text.slice(0, 1000) };
+    answer = { error: `The server's answer is no JSON: ${text.slice(0, 300)}` };
   }
-  if (response.ok) return answer;
   const error = new Error(answer.error || `HTTP ${response.status}`);
   error.header = response.status === 403 ? (/expecting header '([^']+)'/.exec(error.message)?.[1] ?? "") : "";
   throw error;
