@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -115,6 +116,11 @@ def fill_backend_fields(message: ModelConfig, backend: BackendSpec, folder: Path
             return
 
 
+_PYTORCH = re.compile(r"\.(pt|pt2|pth|safetensors)\b")
+_TORCH_ADVICE = (
+    '; PyTorch\'s files are not served: export the model with torch.onnx.export(model, inputs, "model.onnx"), or write'
+    " a model.py that loads it"
+)
 _SHOWN_NAMES = 20
 """Of a folder's files, in a text."""
 
@@ -141,7 +147,8 @@ def _backend_of_files(message: ModelConfig, registry: BackendRegistry, folder: P
     if candidates:
         names = ", ".join(spec.name for spec in candidates)
         raise invalid_argument(f"{reason}: {where} fit several backends: {names}")
-    raise invalid_argument(f"{reason}: {where} fit no backend (known model files: {known})")
+    advice = _TORCH_ADVICE if _PYTORCH.search(where) else ""
+    raise invalid_argument(f"{reason}: {where} fit no backend (known model files: {known}){advice}")
 
 
 def _backends_of_folder(version_folder: Path, registry: BackendRegistry) -> list[BackendSpec]:

@@ -19,6 +19,8 @@ from rocserve.protocol.model_config_pb2 import ModelConfig
 
 _LONGEST_NAME = 100
 """Characters of a wrong name that others are compared with: the comparison's time grows with its square."""
+_YAML = re.compile(r"^---\s*$|^\s*- \S|^\w+:\s*$|^(name|platform|backend): *[A-Za-z].*$", re.MULTILINE)
+"""A document's mark, an entry of a list, a name with nothing behind it, a text without quotes."""
 _POSITION = re.compile(r"^\d+:\d+ : ")
 _NO_FIELD = re.compile(r'^Message type "(?P<type>[\w.]+)" has no field named "(?P<name>[^"]*)"')
 _NO_VALUE = re.compile(r'^Enum type "(?P<type>[\w.]+)" has no value named (?P<name>\w+)')
@@ -45,7 +47,8 @@ def parse_text(text: str, message: Message, source: str) -> None:
         text_format.Parse(text, message)
     except text_format.ParseError as error:
         line, column = error.GetLine() or 1, error.GetColumn() or 1
-        raise invalid_argument(f"{source}:{line}:{column}: {_explain(str(error), text, line, message)}") from None
+        what = _explain(str(error), text, line, message) + _other_format(text)
+        raise invalid_argument(f"{source}:{line}:{column}: {what}") from None
     except ValueError as error:
         # Of numbers that stand for values of enumerations.
         raise invalid_argument(f"{source}: {str(error)[:1].lower()}{str(error)[1:]}") from None
@@ -120,6 +123,15 @@ def _explain(error: str, text: str, line: int, message: Message) -> str:
         prefixed = [value for value in values if value.split("_", 1)[-1] == match["name"].upper()]
         return f"unknown value {match['name']} of {_short(match['type'])}{suggest(match['name'], prefixed or values)}"
     return reason[:1].lower() + reason[1:]
+
+
+def _other_format(text: str) -> str:
+    """The end of a sentence about text of another format."""
+    found = "JSON" if text.lstrip().startswith(("{", "[")) else "YAML" if _YAML.search(text) else ""
+    if not found:
+        return ""
+    example = 'max_batch_size: 8 input { name: "x" data_type: TYPE_FP32 dims: [4] }'
+    return f"; this looks like {found}, but is to be protobuf's text format, e.g. {example}"
 
 
 def _short(type_name: str) -> str:

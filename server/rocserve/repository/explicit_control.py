@@ -61,6 +61,9 @@ class ExplicitControl:
         for name in names:
             found = [key for key, model in scan.models.items() if _is_meant(model)] if name == ALL_MODELS else []
             wanted |= dict.fromkeys(found if name == ALL_MODELS else self._keys(name, scan))
+        for key, model in scan.models.items():
+            for text in model.advice if key in wanted or ALL_MODELS in names else ():
+                self._log.warning("%s", text)
         outcomes = await asyncio.gather(*(self._load_quietly(key, scan) for key in wanted))
         return {key: outcome for key, outcome in zip(wanted, outcomes, strict=True) if outcome}
 

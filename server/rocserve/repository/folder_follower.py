@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from dataclasses import dataclass
 
 from rocserve.core.errors import ServeError, internal
@@ -41,12 +42,14 @@ class FolderFollower:
         retry: RetryPolicy,
         retries: Retries,
         background: BackgroundTasks,
+        log: logging.Logger,
     ) -> None:
         self._reader = reader
         self._catalogue = catalogue
         self._retry = retry
         self._retries = retries
         self._background = background
+        self._log = log
         self._readings: dict[str, _Reading] = {}
 
     def is_reading(self, folder: str) -> bool:
@@ -58,6 +61,8 @@ class FolderFollower:
         previous = self._readings.pop(folder, None)
         if previous is not None:
             previous.stop()
+        for text in () if scan is None else scan.advice:
+            self._log.warning("%s", text)
         if scan is None or (not scan.looks_like_model and not scan.refusal):
             self._catalogue.drop(folder)
             return

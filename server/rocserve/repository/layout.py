@@ -14,6 +14,7 @@ from rocserve.core.errors import ServeError
 from rocserve.core.flat_model import FlatModel
 from rocserve.core.printable import printable_name
 from rocserve.repository.fingerprint import is_temporary, link_refusal
+from rocserve.repository.misplaced import advice_on_stray, model_filename
 from rocserve.repository.scan import ModelScan, scan_model
 from rocserve.repository.single_model import SingleModel, find_flat_file, is_model, is_one_model
 
@@ -87,7 +88,14 @@ class RepositoryScanner:
         allowed = tuple(root.resolve() for root in (*self._roots, scan.root))
         flat = FlatModel() if scan.is_root and self._is_flat(scan.folder) else None
         again = scan_model(
-            scan.name, scan.folder, scan.root, allowed, self._most_entries, is_root=scan.is_root, flat=flat
+            scan.name,
+            scan.folder,
+            scan.root,
+            allowed,
+            self._most_entries,
+            is_root=scan.is_root,
+            flat=flat,
+            model_filenames=self._model_filenames,
         )
         return replace(again, namespace=scan.namespace)
 
@@ -106,7 +114,33 @@ class RepositoryScanner:
         if is_one_model(root, folders, is_flat):
             name, flat = printable_name(root.name), FlatModel() if is_flat else None
             return [scan_model(name, root, root, allowed, self._most_entries, is_root=True, flat=flat)]
-        return [self._scan_folder(folder, root, allowed) for folder in folders]
+        strays = [entry for entry in entries if Path(entry.path) not in folders]
+        return [
+            *(self._scan_folder(folder, root, allowed) for folder in folders),
+            *(scan for entry in strays if (scan := self._scan_stray(Path(entry.path), root))),
+        ]
+
+    def _scan_stray(self, file: Path, root: Path) -> ModelScan | None:
+        """What says of a model file in the repository that it is not served; None of another file."""
+        filename = model_filename(file.name, self._model_filenames)
+        if not filename or printable_name(file.name) != file.name:
+            return None
+        try:
+            status = file.stat()
+        except OSError:
+            return None
+        return ModelScan(
+            file.name,
+            file,
+            root,
+            "",
+            f"{status.st_size} {status.st_mtime_ns}",
+            {},
+            looks_like_model=False,
+            is_stray=True,
+            advice=(advice_on_stray(file, filename),),
+            changed_ns=status.st_ctime_ns,
+        )
 
     def _scan_single(self, single: SingleModel) -> list[ModelScan]:
         """Raises: OSError."""
@@ -133,7 +167,7 @@ class RepositoryScanner:
         doubled = folder / name
         if doubled.is_dir() and not doubled.is_symlink() and not is_model(folder) and is_model(doubled):
             folder = doubled
-        return scan_model(name, folder, root, allowed, self._most_entries)
+        return scan_model(name, folder, root, allowed, self._most_entries, model_filenames=self._model_filenames)
 
     def _is_flat(self, root: Path) -> bool:
         """Whether a model file lies directly in a repository that has no version folders."""

@@ -105,7 +105,7 @@ class ManagedModel:
                 version.forgive()
         self._problem = None
         if not content.wanted:
-            text = no_version_text(content.definition.config)
+            text = "; ".join((no_version_text(content.definition.config), *content.scan.advice))
             self._problem = Failure(invalid_argument(text), "", 1, None)
         self._reconcile()
 

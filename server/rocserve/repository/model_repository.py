@@ -87,7 +87,7 @@ class ModelRepository:
         reader = ContentReader(registry, settings)
         self._scan_runner = ScanRunner(scanner, log)
         self._catalogue = ModelCatalogue(self._publication.models, self._make_model, log)
-        self._follower = FolderFollower(reader, self._catalogue, self._retry, retries, self._background)
+        self._follower = FolderFollower(reader, self._catalogue, self._retry, retries, self._background, log)
         self._poll = PollControl(self._follower, settings.settle_seconds)
         self._explicit = ExplicitControl(
             self._names,
@@ -321,7 +321,8 @@ class ModelRepository:
             if self._catalogue.defines_models(name):
                 continue
             if self._settings.control_mode is not ControlMode.POLL:
-                rows.append(IndexEntry(scan.name))
+                # As Triton, which knows folders only.
+                rows += [] if scan.is_stray else [IndexEntry(scan.name)]
             elif not scan.looks_like_model and not scan.refusal:
                 rows.append(IndexEntry(scan.name, "", VersionState.UNKNOWN.value, _no_model(scan)))
             elif name in self._poll.unsettled:
@@ -336,4 +337,4 @@ def _index_only(scan: RepositoryScan, began: float, ended: float) -> None:
 
 
 def _no_model(scan: ModelScan) -> str:
-    return f"'{scan.folder}' has neither a configuration nor a version folder (1, 2, ...)"
+    return "; ".join(scan.advice) or f"'{scan.folder}' has neither a configuration nor a version folder (1, 2, ...)"

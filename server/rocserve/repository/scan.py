@@ -11,6 +11,7 @@ from rocserve.config.versions import is_version_name
 from rocserve.core.flat_model import FlatModel
 from rocserve.core.model_names import qualified
 from rocserve.repository.fingerprint import FileMark, FilesScan, TooManyEntries, own_output, summarise, walk
+from rocserve.repository.misplaced import advice_on_folder
 
 CONFIG_FILENAMES = (CONFIG_FILENAME, TOML_FILENAME)
 _CONFIG_SUFFIXES = (".pbtxt", ".toml")
@@ -49,6 +50,10 @@ class ModelScan:
     """The model file lies directly in the folder, as version 1."""
     looks_like_model: bool = True
     """Whether there is a configuration, a version or a model file at all."""
+    is_stray: bool = False
+    """It is no folder but a model file that lies in the repository."""
+    advice: tuple[str, ...] = field(default=(), compare=False)
+    """What is not read or served because of where it lies, and the commands that repair it."""
     ignored: tuple[str, ...] = ()
     """Sub-folders that would be versions but for a leading zero."""
     changed_ns: int = field(default=0, compare=False)
@@ -86,16 +91,21 @@ def scan_model(
     *,
     is_root: bool = False,
     flat: FlatModel | None = None,
+    model_filenames: tuple[str, ...] = (),
 ) -> ModelScan:
     """Scan a model's folder; `flat`: the model file lies directly in it, as version 1. Blocks on the disk.
 
-    `allowed` are the resolved folders that links may lead into; `most_entries` the files and folders that it may hold.
+    `allowed` are the resolved folders that links may lead into; `most_entries` the files and folders that it may hold;
+    `model_filenames` those of all backends, for advice on what lies in the wrong place.
     """
     parts: dict[str | int, list[FileMark]] = defaultdict(list)
+    paths = set()
     ignored = set()
     own = own_output(folder)
     try:
         for mark in walk(folder, allowed, most_entries, flat.has if flat is not None and flat.is_alone else None):
+            if not mark.path.endswith("/"):
+                paths.add(mark.path)
             part = _part_of(mark.path, flat is not None)
             if mark.path in own:
                 continue
@@ -128,6 +138,7 @@ def scan_model(
         is_root=is_root,
         flat=flat,
         looks_like_model=bool(versions) or has_config,
+        advice=() if flat else advice_on_folder(folder, paths, versions, model_filenames),
         ignored=tuple(sorted(ignored)),
         changed_ns=max(scan.changed_ns for scan in (config, other, *(each.files for each in versions.values()))),
     )

@@ -261,14 +261,37 @@ def test_sequences_are_refused(model_source: SourceMaker) -> None:
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        (b"", "model.onnx is empty; expected an ONNX model"),
+        (b"", "model.onnx is empty; expected an ONNX model, copy it again"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\n",
+            "it is a git-LFS pointer, not the file itself; `git lfs pull`",
+        ),
+        (b"PK\x03\x04", "it is a zip archive, as PyTorch's files are; export the model with torch.onnx.export"),
+        (b"\n<!DOCTYPE html>", "it is a web page, as a failed download leaves one; download it again"),
         (b"not a model at all", "ONNX Runtime cannot load model.onnx: .*Protobuf parsing failed"),
-        (add_sub()[:-40], "ONNX Runtime cannot load model.onnx: "),
+        (add_sub()[:-40], f"it looks cut short, at {len(add_sub()) - 40} bytes; copy it again"),
     ],
 )
 def test_a_broken_file_is_told_in_the_engines_words(model_source: SourceMaker, content: bytes, text: str) -> None:
     with pytest.raises(ServeError, match=text):
         load(model_source("model.onnx", content))
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("opset", r"; this ONNX Runtime reads opset <= (\d+): export again with opset_version=\1$"),
+        ("ir", r"; this ONNX Runtime reads IR version <= (\d+): export again with an older onnx package, or set ir_v"),
+    ],
+)
+def test_a_model_that_is_too_new(model_source: SourceMaker, field: str, text: str) -> None:
+    model = onnx.load_from_string(add_sub())
+    if field == "opset":
+        model.opset_import[0].version = 1000
+    else:
+        model.ir_version = 1000
+    with pytest.raises(ServeError, match=text):
+        load(model_source("model.onnx", model.SerializeToString()))
 
 
 def test_an_operator_that_the_engine_lacks(model_source: SourceMaker) -> None:

@@ -88,6 +88,14 @@ def test_files_of_no_backend(read: Read) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["model.pt", "model.pt2", "model.safetensors"])
+def test_files_of_pytorch(read: Read, name: str) -> None:
+    assert _fault(read, None, f"1/{name}").endswith(
+        '; PyTorch\'s files are not served: export the model with torch.onnx.export(model, inputs, "model.onnx"), or'
+        " write a model.py that loads it"
+    )
+
+
 def test_unknown_backend(read: Read) -> None:
     assert _fault(read, 'backend: "onnxruntimes"') == (
         "unable to find backend library for backend 'onnxruntimes', try specifying runtime on the model configuration."

@@ -50,6 +50,24 @@ def test_error_tells_line_column_and_what_was_meant(text: str, error: str) -> No
     assert raised.value.code is StatusCode.INVALID_ARGUMENT
 
 
+@pytest.mark.parametrize(
+    ("text", "format_"),
+    [
+        ('{"name": "m", "max_batch_size": 4}', "JSON"),
+        ("name: m\nmax_batch_size: 4\n", "YAML"),
+        ("max_batch_size: 4\ninput:\n  - name: X\n", "YAML"),
+        ("---\nmax_batch_size = 4\n", "YAML"),
+    ],
+)
+def test_text_of_another_format_is_recognised(text: str, format_: str) -> None:
+    with pytest.raises(ServeError) as caught:
+        parse_model_config(text, "config.pbtxt")
+    assert caught.value.text.endswith(
+        f'; this looks like {format_}, but is to be protobuf\'s text format, e.g. max_batch_size: 8 input {{ name: "x"'
+        " data_type: TYPE_FP32 dims: [4] }"
+    )
+
+
 def test_unknown_field_without_a_near_name_lists_the_fields() -> None:
     with pytest.raises(ServeError) as raised:
         parse_model_config("version_policy { zzz { } }", "config.pbtxt")

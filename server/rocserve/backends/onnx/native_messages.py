@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_OPSET = re.compile(r"official support for domain (\S+) is till opset (\d+)")
+_IR = re.compile(r"Unsupported model IR version: \d+, max supported IR version: (\d+)")
 _LEVEL = re.compile(r"^.*?\[(?P<level>[EWIVF]):onnxruntime:[^\]]*\] *")
 _PLACE = re.compile(r"^\S*/\S+\.(?:cc|h|cpp|hpp):\d+ .*?(?=\[ERROR\]|\[ONNXRuntimeError\]|$)")
 
@@ -22,6 +24,20 @@ def error_lines(written: str) -> list[str]:
         if is_error and line:
             errors.append(line)
     return errors
+
+
+def remedy(text: str) -> str:
+    """What to do about a refusal; "" where nothing is known."""
+    if found := _OPSET.search(text):
+        domain, newest = found.groups()
+        which = "" if domain == "ai.onnx" else f" of {domain}"
+        return f"; this ONNX Runtime reads opset <= {newest}{which}: export again with opset_version={newest}"
+    if found := _IR.search(text):
+        return (
+            f"; this ONNX Runtime reads IR version <= {found[1]}: export again with an older onnx package, or set"
+            f" ir_version = {found[1]} in the model"
+        )
+    return ""
 
 
 def without_place(text: str) -> str:

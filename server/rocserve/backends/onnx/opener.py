@@ -16,8 +16,9 @@ import onnxruntime
 
 from rocserve.backends.base import ModelSource
 from rocserve.backends.contained_paths import path_within
+from rocserve.backends.file_kinds import what_it_is
 from rocserve.backends.onnx.external_weights import NO_WEIGHTS, ExternalWeights, settled_weights
-from rocserve.backends.onnx.native_messages import error_lines, without_place
+from rocserve.backends.onnx.native_messages import error_lines, remedy, without_place
 from rocserve.backends.onnx.providers import ProviderPlan
 from rocserve.backends.onnx.session import session_options
 from rocserve.backends.standard_error import StandardErrorCapture
@@ -27,6 +28,7 @@ _LOG = logging.getLogger(__name__)
 
 _CPU_PROVIDER = "CPUExecutionProvider"
 _RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
+_NOT_PARSED = "Protobuf parsing failed"
 _MOST_NAMED = 8
 
 
@@ -38,7 +40,7 @@ def require_model(path: Path) -> None:
     if not path.is_file():
         raise invalid_argument(f"{path} does not exist or is no file")
     if path.stat().st_size == 0:
-        raise invalid_argument(f"{path} is empty; expected an ONNX model")
+        raise invalid_argument(f"{path} is empty; expected an ONNX model, copy it again")
 
 
 class SessionOpener:
@@ -100,8 +102,9 @@ class SessionOpener:
             return self._session(options, [])
         except Exception as error:
             # The binding's exceptions have no base class of their own.
-            name = self._model.model_file.name
-            raise invalid_argument(f"ONNX Runtime cannot load {name}: {without_place(str(error))}") from None
+            file, text = self._model.model_file, without_place(str(error))
+            hint = remedy(text) or (what_it_is(file) if _NOT_PARSED in text else "")
+            raise invalid_argument(f"ONNX Runtime cannot load {file.name}: {text}{hint}") from None
 
     def _session(self, options: Any, providers: Sequence[tuple[str, dict[str, str]]]) -> Any:
         with settled_weights(self._model.model_file, self._weights, options) as path:

@@ -112,6 +112,7 @@ def test_what_subgraphs_and_constants_hold_counts(tmp_path: Path) -> None:
     [
         (b"", "ONNX file model.onnx is empty; copy it again"),
         (b"\x00" * 100, "is damaged or no ONNX file (100 bytes: "),
+        (b"version https://git-lfs.github.com/spec/v1\n", "it is a git-LFS pointer"),
         (b"not a model at all", "is damaged or no ONNX file (18 bytes: "),
         (b"\x08\x08", "is no ONNX model, or a damaged one: it has no nodes"),
         (b"\x2a\x03abc", "is no ONNX model, or a damaged one: it has no ir_version"),

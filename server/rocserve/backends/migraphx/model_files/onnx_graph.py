@@ -15,6 +15,7 @@ from typing import Any
 
 import onnx
 
+from rocserve.backends.file_kinds import what_it_is
 from rocserve.backends.migraphx.model_files.external_data import ExternalFiles, as_text
 from rocserve.backends.migraphx.model_files.graph_tensor import GraphTensor
 from rocserve.core.datatypes import DataType
@@ -119,7 +120,8 @@ def _parse(path: Path) -> onnx.ModelProto:
     except Exception as error:
         # protobuf's own errors, which nothing but protobuf may import.
         raise invalid_argument(
-            f"ONNX file {path.name} is damaged or no ONNX file ({size} bytes: {error}); copy or export it again"
+            f"ONNX file {path.name} is damaged or no ONNX file ({size} bytes: {error})"
+            f"{what_it_is(path) or '; copy or export it again'}"
         ) from None
 
 

@@ -1,0 +1,98 @@
+"""Model files that lie where nothing is served from, configurations that nobody reads: what is wrong, and the commands
+that repair it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from rocserve.config.versions import is_version_name
+
+_COMMON_SUFFIXES = ("", ".py", ".json", ".pb")
+"""Such a file is a model's only under its right name."""
+_UNREAD_CONFIGS = ("config.yaml", "config.yml", "config.json")
+_HUGGING_FACE = (".safetensors", "pytorch_model.bin")
+_VERSION_WITH_LETTER = re.compile(r"[vV]0*(\d+)")
+
+
+def model_filename(file: str, known: Sequence[str]) -> str:
+    """What a version folder would hold the file as; "" where it is no model. `known`: the backends' file names."""
+    name = PurePosixPath(file).name
+    if name in known:
+        return name
+    suffix = PurePosixPath(name).suffix
+    fitting = () if suffix in _COMMON_SUFFIXES else [each for each in known if PurePosixPath(each).suffix == suffix]
+    return next(iter(fitting), "")
+
+
+def advice_on_stray(file: Path, filename: str) -> str:
+    """Of a model file in a repository, `filename` being what its version folder is to hold."""
+    return f"'{file}' is not served: each model has a folder; {_move(file.parent / file.stem, (file,), filename)}"
+
+
+def advice_on_folder(
+    folder: Path, paths: Collection[str], versions: Collection[int], known: Sequence[str]
+) -> tuple[str, ...]:
+    """Of a model's folder; nothing where it is as it is to be.
+
+    Args:
+        paths: of its files, relative to it.
+        known: the backends' file names.
+    """
+    models = {path: filename for path in paths if (filename := model_filename(path, known))}
+    found = [_in_version(folder, version, paths, models) for version in versions]
+    if not versions:
+        found.append(_without_versions(folder, paths, models))
+    if "config.pbtxt" not in paths and "config.toml" not in paths:
+        found += [
+            f"'{folder / name}' is not read; a model's configuration is config.pbtxt, or none at all"
+            for name in _UNREAD_CONFIGS
+            if name in paths
+        ]
+    return tuple(text for text in found if text)
+
+
+def _in_version(folder: Path, version: int, paths: Collection[str], models: Mapping[str, str]) -> str:
+    own = f"{version}/"
+    inside = [path for path in paths if path.startswith(own)]
+    deeper = [path for path in inside if path in models and path.count("/") == 2]
+    if len(deeper) != 1 or any(path.count("/") == 1 for path in inside):
+        return ""
+    there = folder / deeper[0]
+    what = f"the model file of '{folder.name}' is one folder too deep, at '{there}'"
+    return f"{what}; repair it with: mv {_quoted(there.parent)}/* {_quoted(folder / own)}/"
+
+
+def _without_versions(folder: Path, paths: Collection[str], models: Mapping[str, str]) -> str:
+    if not models:
+        if "config.json" in paths and any(path.endswith(_HUGGING_FACE) for path in paths):
+            return (
+                f"'{folder}' is a Hugging Face folder without a model that is served; export it with:"
+                f" optimum-cli export onnx --model {_quoted(folder)} {_quoted(folder / '1')}"
+            )
+        return ""
+    path = min(models, key=lambda each: (each.count("/"), each))
+    top, *rest = path.split("/")
+    what = f"'{folder}' has no version folder (1, 2, ...), and its model lies at '{folder / path}'"
+    lettered = _VERSION_WITH_LETTER.fullmatch(top)
+    if rest and lettered:
+        return f"{what}; repair it with: mv {_quoted(folder / top)} {_quoted(folder / lettered[1])}"
+    if len(rest) > 1 and is_version_name(rest[0]):
+        return f"{what}, one folder too deep; repair it with: mv {_quoted(folder / top)} {_quoted(folder.parent)}/"
+    # Weights beside a model go with it, under the names that it knows them by.
+    weights = [each for each in paths if each.startswith(path) and each != path]
+    return f"{what}; {_move(folder, [folder / each for each in (path, *sorted(weights))], models[path])}"
+
+
+def _move(folder: Path, files: Sequence[Path], filename: str) -> str:
+    version = _quoted(folder / "1")
+    model, *others = files
+    commands = [f"mkdir -p {version}", f"mv {_quoted(model)} {version}/{filename}"]
+    commands += [f"mv {_quoted(other)} {version}/" for other in others]
+    return f"repair it with: {' && '.join(commands)}"
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
