@@ -16,7 +16,7 @@ from rocserve_client.async_errors import grpc_errors
 from rocserve_client.async_stream import AsyncStream
 from rocserve_client.connection import DEFAULT_URL, ChannelOptions, Connection, KeepAlive, Tls
 from rocserve_client.errors import RocserveError
-from rocserve_client.messages import Inputs, Outputs, RequestOptions
+from rocserve_client.messages import Inputs, OneInput, Outputs, RequestOptions
 from rocserve_client.readiness import PAUSE_S, ReadinessWait
 from rocserve_client.results import IndexEntry, InferResult, ModelMetadata, ModelStatistics, ServerMetadata
 
@@ -60,14 +60,21 @@ class AsyncClient:
     async def infer(
         self,
         model: str,
-        inputs: Inputs,
+        inputs: Inputs | OneInput,
         outputs: Outputs = None,
         *,
         timeout: float | None = None,
         headers: Headers = None,
         **options: Unpack[RequestOptions],
     ) -> InferResult:
-        """Run a model. Without `outputs` all of them come back; `options` are those of RequestOptions."""
+        """Run a model. Without `outputs` all of them come back; `options` are those of RequestOptions.
+
+        A model with one input takes that alone, without a name; it is asked for its name with a call more.
+        """
+        if not isinstance(inputs, Mapping):
+            version = options.get("version", "")
+            metadata = await self.model_metadata(model, version, timeout=timeout, headers=headers)
+            inputs = calls.only_input(metadata, inputs)
         return await self._call(calls.infer(model, inputs, outputs, options), timeout, headers)
 
     def stream(self, *, timeout: float | None = None, headers: Headers = None) -> AsyncStream:

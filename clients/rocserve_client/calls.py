@@ -13,7 +13,15 @@ from google.protobuf.message import Message
 
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol import model_config_pb2
-from rocserve_client.messages import Inputs, Outputs, RequestOptions, decode_infer_response, encode_infer_request
+from rocserve_client.errors import InvalidArgument
+from rocserve_client.messages import (
+    Inputs,
+    OneInput,
+    Outputs,
+    RequestOptions,
+    decode_infer_response,
+    encode_infer_request,
+)
 from rocserve_client.results import (
     BatchStatistics,
     Duration,
@@ -42,6 +50,20 @@ class UnaryCall(Generic[Answer]):
 def infer(model: str, inputs: Inputs, outputs: Outputs, options: RequestOptions) -> UnaryCall[InferResult]:
     request = encode_infer_request(model, inputs, outputs, options)
     return UnaryCall(f"{_SERVICE}/ModelInfer", request, decode_infer_response)
+
+
+def only_input(metadata: ModelMetadata, value: OneInput) -> Inputs:
+    """The inputs of a model for which a value without a name was given.
+
+    Raises:
+        InvalidArgument: the model has several inputs.
+    """
+    if len(metadata.inputs) != 1:
+        names = ", ".join(entry.name for entry in metadata.inputs)
+        raise InvalidArgument(
+            f"model '{metadata.name}' has {len(metadata.inputs)} inputs; give them by their names, in a dict: {names}"
+        )
+    return {metadata.inputs[0].name: value}
 
 
 def server_live() -> UnaryCall[bool]:

@@ -13,7 +13,7 @@ from rocserve.protocol import model_config_pb2
 from rocserve_client import calls
 from rocserve_client.connection import DEFAULT_URL, ChannelOptions, Connection, KeepAlive, Tls
 from rocserve_client.errors import RocserveError, error_from_grpc
-from rocserve_client.messages import Inputs, Outputs, RequestOptions
+from rocserve_client.messages import Inputs, OneInput, Outputs, RequestOptions
 from rocserve_client.readiness import PAUSE_S, ReadinessWait
 from rocserve_client.results import IndexEntry, InferResult, ModelMetadata, ModelStatistics, ServerMetadata
 from rocserve_client.stream import Stream
@@ -62,14 +62,21 @@ class Client:
     def infer(
         self,
         model: str,
-        inputs: Inputs,
+        inputs: Inputs | OneInput,
         outputs: Outputs = None,
         *,
         timeout: float | None = None,
         headers: Headers = None,
         **options: Unpack[RequestOptions],
     ) -> InferResult:
-        """Run a model. Without `outputs` all of them come back; `options` are those of RequestOptions."""
+        """Run a model. Without `outputs` all of them come back; `options` are those of RequestOptions.
+
+        A model with one input takes that alone, without a name; it is asked for its name with a call more.
+        """
+        if not isinstance(inputs, Mapping):
+            version = options.get("version", "")
+            metadata = self.model_metadata(model, version, timeout=timeout, headers=headers)
+            inputs = calls.only_input(metadata, inputs)
         return self._call(calls.infer(model, inputs, outputs, options), timeout, headers)
 
     def stream(self, *, timeout: float | None = None, headers: Headers = None) -> Stream:

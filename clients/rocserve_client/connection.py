@@ -8,6 +8,8 @@ from pathlib import Path
 
 import grpc
 
+from rocserve_client.errors import InvalidArgument
+
 DEFAULT_URL = "localhost:8001"
 
 ChannelOptions = tuple[tuple[str, int | str], ...]
@@ -55,6 +57,16 @@ class Connection:
     keepalive: KeepAlive | None = None
     channel_options: ChannelOptions = ()
     """Further gRPC channel arguments; they win over those set here."""
+
+    def __post_init__(self) -> None:
+        """Raises: InvalidArgument: the URL is one of HTTP."""
+        scheme, separator, rest = self.url.partition("://")
+        if separator and scheme in ("http", "https", "grpc", "grpcs"):
+            tls = ", and Tls() as `tls`" if scheme.endswith("s") else ""
+            raise InvalidArgument(
+                f"'{self.url}' is no address of gRPC: leave out '{scheme}://' and give host:port of the server's gRPC"
+                f" port (8001 by default), as in '{rest.rstrip('/')}'{tls}"
+            )
 
     def options(self) -> ChannelOptions:
         chosen: dict[str, int | str] = {

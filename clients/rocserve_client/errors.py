@@ -72,6 +72,9 @@ class Unauthenticated(RocserveError):
     default_status = StatusCode.UNAUTHENTICATED
 
 
+_SIGNS_OF_HTTP = ("Failed parsing HTTP/2", "http1.x server")
+"""What gRPC says of a server that speaks HTTP/1."""
+_HTTP_PORT = "; this looks like an HTTP port: give the server's gRPC port (8001 by default)"
 _CLASSES: dict[StatusCode, type[RocserveError]] = {
     error.default_status: error
     for error in (
@@ -97,4 +100,6 @@ def error_with(status: StatusCode, text: str) -> RocserveError:
 
 def error_from_grpc(error: Any) -> RocserveError:
     """The exception for what grpcio raises: a grpc.RpcError, of the sync or of the asyncio interface."""
-    return error_with(StatusCode(error.code().value[0]), error.details() or "")
+    text = error.details() or ""
+    hint = _HTTP_PORT if any(sign in text for sign in _SIGNS_OF_HTTP) else ""
+    return error_with(StatusCode(error.code().value[0]), text + hint)

@@ -27,6 +27,8 @@ _RAW_OUTPUT_CONTENTS = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
 _STREAM_INFER_RESPONSE = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
 
 Inputs = Mapping[str, Array | Input]
+OneInput = Array | Input
+"""Of a model that has no other."""
 Outputs = Sequence[str | Output] | None
 
 

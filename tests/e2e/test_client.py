@@ -44,6 +44,27 @@ def rightly_named(labels: np.ndarray, images: Sequence[Path]) -> int:
     return sum(label.decode() == true_label(image) for label, image in zip(labels[:, 0], images, strict=True))
 
 
+def test_one_array_is_enough_for_a_model_with_one_input(rocserve_server: RocserveProcess):
+    images = encoded(DIGITS[:2])
+    with Client(rocserve_server.address) as client:
+        named = client.infer("digits", images)["PROBABILITIES"]
+        np.testing.assert_array_equal(client.infer("digits", images["ENCODED"])["PROBABILITIES"], named)
+
+    async def ask() -> np.ndarray:
+        async with AsyncClient(rocserve_server.address) as client:
+            return (await client.infer("digits", images["ENCODED"], version="1"))["PROBABILITIES"]
+
+    np.testing.assert_array_equal(asyncio.run(ask()), named)
+
+
+def test_an_http_port_is_recognised(rocserve_server: RocserveProcess):
+    with (
+        Client(rocserve_server.http_address) as client,
+        pytest.raises(RocserveError, match=r"this looks like an HTTP port: give the server's gRPC port \(8001 by"),
+    ):
+        client.server_live(timeout=5)
+
+
 def test_a_batch_of_jpegs_gives_labels_and_classes(rocserve_server: RocserveProcess):
     images = DIGITS[:16]
     with Client(rocserve_server.address) as client:

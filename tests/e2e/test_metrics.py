@@ -13,6 +13,16 @@ from support.models import add_constant, drop
 from support.server import RocserveProcess, wait_until
 from tritonclient.utils import InferenceServerException
 
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 4
+input { name: "IN" data_type: TYPE_FP32 dims: [ 1, 2 ] reshape { shape: [ 2 ] } }
+output { name: "OUT" data_type: TYPE_FP32 dims: [ 2, 1 ] reshape { shape: [ 2 ] } }
+ensemble_scheduling {
+  step { model_name: "m" model_version: -1 input_map { key: "X" value: "IN" } output_map { key: "Y" value: "OUT" } }
+}
+"""
+
 
 def ask(client: triton.InferenceServerClient, shape: list[int]) -> None:
     entry = triton.InferInput("X", shape, "FP32")
@@ -46,6 +56,20 @@ def test_requests_are_counted(serve, repository: Path) -> None:
     assert 0 <= float(samples["nv_cpu_utilization"]) <= 1
     assert int(samples["nv_cpu_memory_total_bytes"]) > int(samples["nv_cpu_memory_used_bytes"]) > 0
     assert samples['rocserve_model_engine_info{model="m",version="1",engine="onnxruntime",replaces=""}'] == "1"
+
+
+def test_what_is_told_before_the_first_request(serve, repository: Path) -> None:
+    drop(repository, "m", add_constant(1.0), "response_cache { enable: true }")
+    (repository / "e" / "1").mkdir(parents=True)
+    (repository / "e" / "config.pbtxt").write_text(ENSEMBLE)
+    server: RocserveProcess = serve(repository, flags=FLAGS)
+    server.wait_until_ready()
+    samples = scrape(port_of(server))
+    for model in ("m", "e"):
+        for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER"):
+            assert samples[f'nv_inference_request_failure{{model="{model}",version="1",reason="{reason}"}}'] == "0"
+    # The model asks for a cache that the server has not.
+    assert not [name for name in samples if name.startswith("nv_cache")]
 
 
 def test_summaries_histograms_and_tags(serve, repository: Path) -> None:

@@ -135,7 +135,7 @@ class WorkerVersionLoader:
     ) -> LoadedVersion:
         """See repository.loader.VersionLoader."""
         if definition.backend is None:
-            complete = complete_definition(definition, None, strict=self._strict)
+            complete = self._with_the_cache_there_is(complete_definition(definition, None, strict=self._strict))
             statistics = ModelStatistics(self._latencies.distributions(complete.config))
             answers = self._cached_answers(complete, version, statistics)
             ensemble = LoadedEnsemble(
@@ -212,6 +212,7 @@ class WorkerVersionLoader:
             except ServeError as error:
                 raise _EngineFailed(error) from None
             complete = with_places(complete_definition(definition, signature, strict=self._strict), plan.places)
+            complete = self._with_the_cache_there_is(complete)
             for warning in complete.warnings[len(definition.warnings) :]:
                 self._log.getChild("config").warning("model '%s': %s", definition.name, warning)
             statistics = ModelStatistics(self._latencies.distributions(complete.config))
@@ -268,18 +269,26 @@ class WorkerVersionLoader:
         needs = [needs_of(one.rate_limiter, one.device) for one in plan.workers for _ in range(one.instance_count)]
         return self._limiter.register(needs)
 
+    def _with_the_cache_there_is(self, definition: ModelDefinition) -> ModelDefinition:
+        """As it is run. What clients see of its configuration stays."""
+        if self._cache is not None or not definition.config.response_cache:
+            return definition
+        self._log.warning(
+            "model '%s' asks for the response cache, but the server has none; --cache-config=local,size=BYTES makes"
+            " one",
+            definition.name,
+        )
+        return replace(definition, config=replace(definition.config, response_cache=False))
+
     def _cached_answers(
         self, definition: ModelDefinition, version: int, statistics: ModelStatistics
     ) -> CachedAnswers | None:
-        if not definition.config.response_cache or definition.config.sequence_batching is not None:
-            # What a sequence is answered depends on what came before.
-            return None
-        if self._cache is None:
-            self._log.warning(
-                "model '%s' asks for the response cache, but the server has none; --cache-config=local,size=BYTES makes"
-                " one",
-                definition.name,
-            )
+        # What a sequence is answered depends on what came before.
+        if (
+            self._cache is None
+            or not definition.config.response_cache
+            or definition.config.sequence_batching is not None
+        ):
             return None
         return CachedAnswers(self._cache, definition.config, version, statistics, self._log)
 

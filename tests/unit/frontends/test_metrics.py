@@ -146,6 +146,14 @@ def test_tags_and_the_cache() -> None:
     assert samples[f"nv_cache_miss_duration_per_model{labels}"] == "7"
 
 
+def test_without_a_cache_nothing_is_said_of_one() -> None:
+    holder = ServingTableHolder()
+    holder.table = ServingTable({"m": ServedModel("m", {1: ToldVersion("m", 1)}, None)})  # type: ignore[dict-item]
+    text = exposition(ServerMetrics(holder, FallbackCounter().snapshot, LatencyOptions()).families())
+    assert "nv_inference_request_success" in text
+    assert "nv_cache" not in text
+
+
 def test_summaries_and_histograms_instead_of_counters() -> None:
     options = LatencyOptions(counters=False, summaries=True, histograms=True, quantiles=(0.5, 0.99))
     config = ModelConfig(name="m", histogram_buckets={"rocserve_request_duration_ms": (1.0, 2.5)})

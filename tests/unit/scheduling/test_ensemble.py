@@ -7,6 +7,7 @@ import gc
 import logging
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from support.dispatching import dispatcher_of
@@ -202,6 +203,19 @@ def test_a_member_without_batching_sees_no_batch_dimension():
     answer = ask(ensemble(member, steps=[step("a", "X", "Y")]), 1, 2)
     assert member.requests[0].head.inputs[0].shape == (2,)
     assert answer.response.outputs[0].shape == (1, 2)
+
+
+def test_the_ensembles_own_reshapes_are_applied():
+    plain = ensemble(Member("a", plus(1.0)), steps=[step("a", "X", "Y")])
+    config = replace(
+        plain.config,
+        inputs=(InputConfig("X", FP32, (1, 2), reshape=(2,)),),
+        outputs=(OutputConfig("Y", FP32, (2, 1, 1), reshape=(2,)),),
+    )
+    version = EnsembleVersion(config, b"", 1, ModelStatistics(), plain.dispatcher, RequestMemory(1 << 20))
+    answer = ask(version, 1, 2, 3, 4, shape=(2, 1, 2))
+    assert answer.value() == [2, 3, 4, 5]
+    assert answer.response.outputs[0].shape == (2, 2, 1, 1)
 
 
 def test_a_batching_member_in_an_ensemble_without_batching():

@@ -8,13 +8,25 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rocserve.core.errors import internal, invalid_argument
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.http.errors import JSON, PLAIN, HttpError
-from rocserve.frontends.http.json_text import MISSING, array, boolean, find, member, members, parse_json, text, unsigned
+from rocserve.frontends.http.errors import JSON, PLAIN
+from rocserve.frontends.http.json_text import (
+    MISSING,
+    array,
+    boolean,
+    find,
+    json_bytes,
+    member,
+    members,
+    parse_json,
+    text,
+    unsigned,
+)
+from rocserve.frontends.http.protocol import Response
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol.json_form import plain_values
 
@@ -114,27 +126,26 @@ class ManagementRoute:
         HttpError: the response is told by an HTTP status.
     """
     content_type: str = JSON
+    """Of errors too."""
+    is_health: bool = False
+    """What is told is whether something holds, which the status says too."""
 
 
 def nothing(response: Any) -> None:
     """Is told."""
 
 
-def _live(response: pb.ServerLiveResponse) -> None:
-    _check(response.live)
+def health_response(told: dict[str, bool], place: Place) -> Response:
+    """Open Inference's body, with Triton's status."""
+    holds = all(told.values())
+    body = {"name": place.model, **told} if place.model else told
+    if place.model and not holds:
+        body = {**body, "error": "Model version not ready"}
+    return Response(200 if holds else 400, json_bytes(body), JSON)
 
 
-def _ready(response: pb.ServerReadyResponse) -> None:
-    _check(response.ready)
-
-
-def _model_ready(response: pb.ModelReadyResponse) -> None:
-    _check(response.ready, "Model version not ready")
-
-
-def _check(holds: bool, text: str = "") -> None:
-    if not holds:
-        raise HttpError(400, text)
+def _told_health(response: Any) -> dict[str, bool]:
+    return {field.name: bool(getattr(response, field.name)) for field in response.DESCRIPTOR.fields}
 
 
 def _model_metadata(response: pb.ModelMetadataResponse) -> Any:
@@ -240,11 +251,15 @@ def by_url(
     return ManagementRoute(method, verbs, of, answer, content_type)
 
 
+def _health(method: str, **fields: str) -> ManagementRoute:
+    return replace(by_url(method, GET_OR_HEAD, _told_health, PLAIN, **fields), is_health=True)
+
+
 _VERSION = {"name": "model", "version": "version"}
-LIVE = by_url("ServerLive", GET_OR_HEAD, _live, PLAIN)
-READY = by_url("ServerReady", GET_OR_HEAD, _ready, PLAIN)
+LIVE = _health("ServerLive")
+READY = _health("ServerReady")
 SERVER_METADATA = by_url("ServerMetadata", GET, plain_values)
-MODEL_READY = by_url("ModelReady", GET_OR_HEAD, _model_ready, PLAIN, **_VERSION)
+MODEL_READY = _health("ModelReady", **_VERSION)
 MODEL_METADATA = by_url("ModelMetadata", GET, _model_metadata, **_VERSION)
 MODEL_CONFIG = by_url("ModelConfig", GET, _model_config, **_VERSION)
 MODEL_STATISTICS = by_url("ModelStatistics", GET, plain_values, **_VERSION)

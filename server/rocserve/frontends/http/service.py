@@ -19,7 +19,7 @@ from rocserve.frontends.http.generate import GenerateHandler
 from rocserve.frontends.http.inference import HandlerParts, InferHandler
 from rocserve.frontends.http.json_text import json_bytes
 from rocserve.frontends.http.large_bodies import LARGE_JSON, LargeBodies
-from rocserve.frontends.http.management import GET_OR_HEAD, ManagementRoute, Place
+from rocserve.frontends.http.management import GET_OR_HEAD, ManagementRoute, Place, health_response
 from rocserve.frontends.http.models import Models
 from rocserve.frontends.http.page import Page, PageFile
 from rocserve.frontends.http.protocol import Request, Response
@@ -143,6 +143,8 @@ class HttpService:
         finally:
             if holding not in self._tasks.values():
                 self._memory.release(holding)
+        if route.is_health:
+            return health_response(told, place)
         text = b"" if told is None else told if isinstance(told, bytes) else json_bytes(told)
         return Response(200, text, route.content_type)
 

@@ -150,8 +150,9 @@ def read_version(version: ServedVersion, namespace: str) -> VersionReading:
 def model_families(readings: Sequence[VersionReading], with_latency_counters: bool) -> Iterable[MetricFamily]:
     """What all versions have; `with_latency_counters`: the sums of latencies too."""
     for row in _COUNTERS:
-        if with_latency_counters or not row.of_latency:
-            yield _family(row, "counter", readings)
+        told = [reading for reading in readings if reading.version.config.response_cache or not row.of_cache]
+        if (with_latency_counters or not row.of_latency) and (told or not row.of_cache):
+            yield _family(row, "counter", told)
     yield MetricFamily(
         "nv_inference_request_failure",
         "counter",
@@ -174,8 +175,8 @@ def model_families(readings: Sequence[VersionReading], with_latency_counters: bo
 
 
 def _family(row: _Row, kind: str, readings: Sequence[VersionReading]) -> MetricFamily:
-    told = [reading for reading in readings if reading.version.config.response_cache or not row.of_cache]
-    return MetricFamily(row.name, kind, row.help, tuple(Sample(reading.labels, row.value(reading)) for reading in told))
+    samples = tuple(Sample(reading.labels, row.value(reading)) for reading in readings)
+    return MetricFamily(row.name, kind, row.help, samples)
 
 
 def _failures(reading: VersionReading) -> Iterable[Sample]:

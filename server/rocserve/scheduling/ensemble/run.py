@@ -10,6 +10,7 @@ each, on the tensors of that iteration, and the ensemble answers once for each, 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from rocserve.core.sequences import (
 from rocserve.core.serving import Responder
 from rocserve.core.tensors import Tensor
 from rocserve.core.traced_dispatch import dispatch_traced
-from rocserve.core.validation import RequestPlan
+from rocserve.core.validation import RequestPlan, reshape_dims
 from rocserve.scheduling.ensemble.graph import EnsemblePlan
 from rocserve.scheduling.ensemble.inflight import InflightLimit
 from rocserve.scheduling.ensemble.step import StepRequest
@@ -99,8 +100,8 @@ class EnsembleRun:
         self._begun_ns = time.monotonic_ns()
         sequence = self._request.sequence
         given = {
-            entry.name: _Held(Tensor(entry.name, entry.datatype, head.shape, data), sequence)
-            for entry, head, data in zip(self._plan.inputs, self._request.head.inputs, self._request.data, strict=True)
+            entry.name: _Held(Tensor(entry.name, entry.datatype, entry.shape, data), sequence)
+            for entry, data in zip(self._plan.inputs, self._request.data, strict=True)
         }
         for entry in self._config.inputs:
             if entry.optional:
@@ -320,7 +321,8 @@ class EnsembleRun:
     def _output(self, name: str, tensor: Tensor) -> Tensor:
         config = self._ensemble.outputs[name]
         batching = self._config.max_batch_size > 0
-        rank = len(config.dims) + (1 if batching else 0)
+        dims = config.dims if config.reshape is None else config.reshape
+        rank = len(dims) + (1 if batching else 0)
         shape = tensor.shape
         if len(shape) == rank - 1:
             shape = (1, *shape)
@@ -329,8 +331,17 @@ class EnsembleRun:
         if len(shape) != rank:
             raise internal(
                 f"in ensemble '{self._config.name}', output '{name}' has shape {list(tensor.shape)}, but the ensemble"
-                f" declares {len(config.dims)} dimensions{' behind the batch' if batching else ''}"
+                f" declares {len(dims)} dimensions{' behind the batch' if batching else ''}"
             )
+        if config.reshape is not None:
+            lead = shape[: rank - len(dims)]
+            reshaped = (*lead, *reshape_dims(shape[len(lead) :], dims, config.dims))
+            if math.prod(reshaped) != math.prod(shape):
+                raise internal(
+                    f"in ensemble '{self._config.name}', output '{name}' has shape {list(tensor.shape)}, which is not"
+                    f" the {list(dims)} that the ensemble reshapes"
+                )
+            shape = reshaped
         whole = Tensor(name, tensor.datatype, shape, tensor.data)
         count = self._plan.classifications.get(name, 0)
         return classify(whole, count, self._ensemble.labels_of(config), batching) if count else whole
