@@ -27,6 +27,8 @@ class ToolModel:
     backend: BackendSpec
     definition: ModelDefinition | None
     """As the model's folder has it, without what the command line says; None of a bare file."""
+    calibration_data: str = ""
+    """As the command line names it; "" where it does not."""
 
     def with_parameters(self, **parameters: str | None) -> ToolModel:
         """The same model with other parameters; None removes one."""
@@ -126,8 +128,7 @@ def _from_file(path: Path, registry: BackendRegistry, settings: EngineSettings) 
 def _apply(model: ToolModel, command_line: CommandLine) -> ToolModel:
     parameters = dict(command_line.parameters)
     if command_line.calibration_data is not None:
-        model, text = _with_calibration_data(model, command_line.calibration_data.absolute())
-        parameters["calibration_data"] = text
+        model, parameters["calibration_data"] = _with_calibration_data(model, command_line.calibration_data)
     if "precision" in parameters:
         model = model.with_precision(parameters["precision"])
     model = model.with_parameters(**parameters)
@@ -144,16 +145,17 @@ def _with_batch_sizes(model: ToolModel, sizes: tuple[int, ...]) -> ToolModel:
     return replace(model, source=replace(model.source, config=config))
 
 
-def _with_calibration_data(model: ToolModel, data: Path) -> tuple[ToolModel, str]:
+def _with_calibration_data(model: ToolModel, typed: Path) -> tuple[ToolModel, str]:
     """The model, and the data's path as the parameter has it: relative to the model's folder."""
-    folder = model.source.model_folder
+    folder, data = model.source.model_folder, typed.absolute()
+    model = replace(model, calibration_data=str(typed))
     if not data.exists():
-        raise invalid_argument(f"the calibration data {data} does not exist")
+        raise invalid_argument(f"the calibration data {typed} does not exist")
     if data.is_relative_to(folder):
         return model, str(data.relative_to(folder))
     if model.definition is not None:
         raise invalid_argument(
-            f"the calibration data {data} is outside of the model's folder, where a server would look for it; copy it"
+            f"the calibration data {typed} is outside of the model's folder, where a server would look for it; copy it"
             " there"
         )
     # A bare file has no folder of its own, so any that holds both will do.

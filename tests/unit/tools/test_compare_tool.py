@@ -44,7 +44,7 @@ def test_on_calibration_data(migraphx_root: Path, command: Command, model: Path,
     assert 0 < _relative(ran, "fp16") < _relative(ran, "bf16") < 0.1
     assert 0 < _relative(ran, "int8") < 0.2
     assert 0 < _relative(ran, "fp8") < 0.3
-    assert "errors against fp32, on 3 of 3 runs of the calibration data (elsewhere/samples.npz)\n" in ran.out
+    assert f"errors against fp32, on 3 of 3 runs of the calibration data {data}\n" in ran.out
     assert "resnet, batch size 1, target ref" in ran.out
 
 
@@ -68,6 +68,18 @@ def test_a_precision_that_cannot_be_had_is_said_and_the_others_are_compared(
     assert ran.row("int8")[:2] == ["failed", "-"]
     assert ran.row("fp16")[0] == "logits"
     assert "rocserve compile: int8: model 'resnet': precision \"int8\" needs 'calibration_data'" in ran.err
+
+
+def test_the_shape_of_the_data_is_checked_before_anything_is_compiled(
+    migraphx_root: Path, command: Command, model: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "samples.npz"
+    np.savez(data, image=np.zeros((2, 5), np.float32))
+    words = ("compile", model, "--compare", "--calibration-data", data, "--target", "ref", *_QUICK)
+    ran = command.on_migraphx(migraphx_root, *words)
+    assert (ran.status, ran.out) == (1, "")
+    assert f"the calibration data {data} has shape [2, 5] for input 'image' (samples.npz)" in ran.err.splitlines()[-1]
+    assert not list((tmp_path / "cache").rglob("*.mxr")), "nothing was compiled"
 
 
 def test_data_that_do_not_fit(migraphx_root: Path, command: Command, model: Path, tmp_path: Path) -> None:

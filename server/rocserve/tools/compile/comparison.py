@@ -9,13 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from rocserve.backends.migraphx.binding.interface import ProgramTensor
 from rocserve.backends.migraphx.cache.entry import CachedProgram
 from rocserve.backends.migraphx.calibration.samples import read_calibration
 from rocserve.backends.migraphx.configuration.accelerator import accelerator_parameters
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision
 from rocserve.backends.migraphx.configuration.parameters import compile_options
 from rocserve.backends.migraphx.installation import python_command
-from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
+from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
+from rocserve.backends.migraphx.serving.layout import migraphx_name
 from rocserve.core.errors import ServeError
 from rocserve.tools.differences import Array, Difference, difference
 from rocserve.tools.latencies import LatencySummary, summarise
@@ -76,9 +78,9 @@ def compare_precisions(model: ToolModel, precisions: Sequence[str], timing: Timi
     has_data = _has_calibration_data(model)
     named = precisions or ("fp16", "bf16", *(("int8", "fp8") if has_data else ()))
     with ToolProgress() as progress, TemporaryDirectory(prefix="rocserve-compare-") as folder, ExitStack() as stack:
-        comparer = _Comparer(model, timing, Path(folder), progress, log, stack)
+        comparer = _Comparer(model, timing, Path(folder), progress, log, stack, has_data=has_data)
         comparer.compile(dict.fromkeys((_REFERENCE.value, *named)))
-        return comparer.compare(has_data)
+        return comparer.compare()
 
 
 class _Comparer:
@@ -90,6 +92,8 @@ class _Comparer:
         progress: ToolProgress,
         log: logging.Logger,
         stack: ExitStack,
+        *,
+        has_data: bool,
     ) -> None:
         self._model = model
         self._timing = timing
@@ -97,6 +101,7 @@ class _Comparer:
         self._progress = progress
         self._log = log
         self._stack = stack
+        self._has_data = has_data
         self._candidates: dict[str, _Candidate] = {}
         self._failures: dict[str, str] = {}
 
@@ -110,9 +115,9 @@ class _Comparer:
                 self._fail(precision, error)
             self._progress.done()
 
-    def compare(self, has_data: bool) -> Comparison:
+    def compare(self) -> Comparison:
         reference = self._candidates[_REFERENCE.value]
-        files, data = self._samples(reference, has_data)
+        files, data = self._samples(reference)
         processes = self._open()
         outputs = {name: self._outputs(name, process, files) for name, process in processes.items()}
         orders = {name: self._order(name, files[0]) for name in outputs if outputs[name]}
@@ -125,7 +130,20 @@ class _Comparer:
     def _compiled(self, precision: str) -> _Candidate:
         library = next((candidate.context.library for candidate in self._candidates.values()), None)
         context = ToolContext(self._model.with_precision(precision), self._progress.report, self._log, library)
-        recipe = context.plan().recipes[0]
+        plan = context.plan()
+        recipe = plan.recipes[0]
+        if precision == _REFERENCE.value and self._has_data and recipe.source.kind is SourceKind.ONNX:
+            # Before anything is compiled, which may take an hour. Of a TensorFlow graph only the program tells.
+            datatypes = {entry.name: entry.datatype for entry in plan.inputs}
+            self._read_data(
+                context,
+                recipe,
+                {
+                    name: ProgramTensor(name, migraphx_name(datatype), shape)
+                    for name, shape in recipe.input_shapes.items()
+                    if (datatype := datatypes[name]) is not None
+                },
+            )
         return _Candidate(context, recipe, context.program(recipe).program)
 
     def _open(self) -> dict[str, MeasuringProcess]:
@@ -149,17 +167,30 @@ class _Comparer:
             raise error
         self._failures[name] = error.text
 
-    def _samples(self, reference: _Candidate, has_data: bool) -> tuple[list[Path], str]:
+    def _read_data(
+        self, context: ToolContext, recipe: ProgramRecipe, tensors: Mapping[str, ProgramTensor]
+    ) -> Sequence[Mapping[str, Array]]:
+        """The runs that the calibration data make. Raises: ServeError, which names them as the command line does."""
+        options = self._calibration_options(context)
+        try:
+            return read_calibration(self._model.source.model_folder, replace(recipe, options=options), tensors)
+        except ServeError as error:
+            inner = f"calibration_data '{options.calibration_data}'"
+            raise ServeError(error.code, error.text.replace(inner, self._data_name(options))) from None
+
+    def _data_name(self, options: CompileOptions) -> str:
+        return f"the calibration data {self._model.calibration_data or options.calibration_data}"
+
+    def _samples(self, reference: _Candidate) -> tuple[list[Path], str]:
         """Files with the inputs of a run each, and what they are."""
         tensors = {tensor.name: tensor for tensor in reference.program.about.inputs}
         runs: Sequence[Mapping[str, Array]]
-        if has_data:
-            options = self._calibration_options(reference)
-            recipe = replace(reference.recipe, options=options)
+        if self._has_data:
             self._progress.report("reading the calibration data")
-            read = read_calibration(self._model.source.model_folder, recipe, tensors)
+            read = self._read_data(reference.context, reference.recipe, tensors)
             runs = read[:_MOST_RUNS]
-            data = f"{len(runs)} of {len(read)} runs of the calibration data ({options.calibration_data})"
+            name = self._data_name(self._calibration_options(reference.context))
+            data = f"{len(runs)} of {len(read)} runs of {name}"
         else:
             inputs = [program_input(tensor) for tensor in tensors.values()]
             runs = [random_inputs(inputs, seed) for seed in range(_RANDOM_RUNS)]
@@ -170,8 +201,7 @@ class _Comparer:
             save_inputs(files[-1], run)
         return files, data
 
-    def _calibration_options(self, reference: _Candidate) -> CompileOptions:
-        context = reference.context
+    def _calibration_options(self, context: ToolContext) -> CompileOptions:
         config = self._model.with_precision(Precision.INT8.value).source.config
         return compile_options(
             config, self._model.source.instance_kind, usable_targets(context.library, context.device)

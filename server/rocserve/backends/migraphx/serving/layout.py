@@ -29,6 +29,11 @@ _DATATYPES: Mapping[str, DataType] = {
 _IMAGE_DIMENSIONS = 4
 
 
+def migraphx_name(datatype: DataType) -> str:
+    """Of a datatype that tensors of programs can have."""
+    return next(name for name, known in _DATATYPES.items() if known is datatype)
+
+
 @dataclass(frozen=True, slots=True)
 class ServedTensor:
     """An input or output of a program as clients know it."""
