@@ -202,9 +202,10 @@ def test_statistics(server: RocserveProcess) -> None:
 def test_elements_of_two_streams_do_not_meet(server: RocserveProcess) -> None:
     rows = {row.name: row for row in server.client().get_model_repository_index().models}
     assert rows["mixed"].state == "UNAVAILABLE"
-    assert "in ensemble mixed, step of model 'square' receives inputs originated from different decoupled models" in (
-        rows["mixed"].reason
-    )
+    assert (
+        "in ensemble mixed, step of model 'mixed' receives inputs originated from different decoupled models; it is the"
+        " step of 'square'"
+    ) in (rows["mixed"].reason)
 
 
 def test_inputs_and_outputs_that_are_left_out(server: RocserveProcess) -> None:

@@ -65,9 +65,10 @@ def _check_streams(config: ModelConfig, decoupled: Set[str]) -> bool:
         for number, step in ready:
             sources = {streams[name] for name in step.input_map.values()}
             if len(sources) > 1:
+                # Triton names the ensemble where the step's model is meant.
                 raise invalid_argument(
-                    f"in ensemble {config.name}, step of model '{step.model_name}' receives inputs originated from"
-                    " different decoupled models"
+                    f"in ensemble {config.name}, step of model '{config.name}' receives inputs originated from"
+                    f" different decoupled models; it is the step of '{step.model_name}'"
                 )
             stream = number if step.member in decoupled else next(iter(sources), 0)
             streams.update(dict.fromkeys(step.output_map.values(), stream))
