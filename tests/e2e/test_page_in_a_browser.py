@@ -57,14 +57,14 @@ def page(browser: Any) -> Iterator[Any]:
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
     faults: list[str] = []
+
+    def note(said: Any) -> None:
+        # What the server refuses is told as an error too.
+        if said.type == "error" and not said.text.startswith("Failed to load resource"):
+            faults.append(said.text)
+
     page.on("pageerror", lambda error: faults.append(str(error)))
-    # What the server refuses is told as an error too.
-    page.on(
-        "console",
-        lambda said: (
-            faults.append(said.text) if said.type == "error" and "the server responded" not in said.text else 0
-        ),
-    )
+    page.on("console", note)
     page.set_default_timeout(20_000)
     yield page
     context.close()
@@ -154,6 +154,22 @@ def test_json_is_asked_and_failures_are_told(page: Any, server: RocserveProcess)
     page.get_by_role("button", name="Send").click()
     page.locator(".answer .reason").wait_for()
     page.locator(".events li", has_text="expected 1 inputs but got 0").wait_for()
+
+
+def test_what_is_dropped_is_asked(page: Any, server: RocserveProcess) -> None:
+    visit(page, server, "digits")
+    page.locator(".try").wait_for()
+    picture = next((DATA / "digits").glob("*_seven.jpg")).read_bytes()
+    drop_on = """(place, bytes) => {
+        const dataTransfer = new DataTransfer();
+        dataTransfer.items.add(new File([new Uint8Array(bytes)], "photo.jpg", { type: "image/jpeg" }));
+        place.dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true, cancelable: true }));
+    }"""
+    page.locator(".try").evaluate(drop_on, list(picture))
+    page.locator(".bars li").nth(4).wait_for()
+    assert page.locator(".bars .label").first.inner_text() == "seven"
+    page.locator(".try").evaluate(drop_on, list(b"no picture"))
+    page.locator(".answer .reason").wait_for()
 
 
 def test_markup_in_names_and_answers_does_nothing(page: Any, server: RocserveProcess) -> None:

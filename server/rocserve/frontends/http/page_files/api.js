@@ -7,20 +7,22 @@ function operation(path, verb, told) {
   const parameters = (told.parameters ?? []).map((entry) => `${entry.name} (${entry.in}): ${entry.description ?? ""}`);
   const body = told.requestBody?.content ?? {};
   const statuses = Object.entries(told.responses).map(([status, entry]) => `${status}: ${entry.description}`);
+  const example = (entry) => (typeof entry === "string" ? entry : JSON.stringify(entry, null, 1));
   return h("details", {}, h("summary", {}, h("code", {}, `${verb.toUpperCase()} ${path}`), ` ${told.summary}`),
     told.description && h("p", {}, told.description),
     h("ul", {}, ...[...parameters, ...statuses].map((text) => h("li", {}, text))),
     ...Object.entries(body).map(([type, entry]) => h("div", {}, h("p", {}, type),
-      entry.example && h("pre", { tabindex: "0" }, typeof entry.example === "string" ? entry.example : JSON.stringify(entry.example, null, 1)))));
+      entry.example && h("pre", { tabindex: "0" }, example(entry.example)))));
 }
 
 export function showApi(view) {
   view.replaceChildren();
   ask("/openapi.json").then((api) => {
-    const groups = Map.groupBy(
-      Object.entries(api.paths).flatMap(([path, verbs]) => Object.entries(verbs).map(([verb, told]) => [path, verb, told])),
-      ([, , told]) => told.tags[0]);
-    view.replaceChildren(h("h2", {}, api.info.title), h("p", {}, api.info.description, " ", h("a", { href: "/openapi.json" }, "openapi.json")),
+    const operations = Object.entries(api.paths).flatMap(([path, verbs]) =>
+      Object.entries(verbs).map(([verb, told]) => [path, verb, told]));
+    const groups = Map.groupBy(operations, ([, , told]) => told.tags[0]);
+    view.replaceChildren(h("h2", {}, api.info.title),
+      h("p", {}, api.info.description, " ", h("a", { href: "/openapi.json" }, "openapi.json")),
       ...[...groups].flatMap(([tag, entries]) => [h("h3", {}, tag), ...entries.map((entry) => operation(...entry))]));
   }).catch((error) => view.replaceChildren(h("p", { class: "reason" }, error.message)));
   return () => {};

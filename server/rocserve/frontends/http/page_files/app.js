@@ -99,7 +99,8 @@ function route() {
 }
 
 function askSecret(header) {
-  const value = h("input", { type: "password", autocomplete: "off", required: true, "aria-label": `value of ${header}` });
+  const label = `value of ${header}`;
+  const value = h("input", { type: "password", autocomplete: "off", required: true, "aria-label": label });
   const submit = (event) => {
     event.preventDefault();
     useSecret(header, value.value);
@@ -109,7 +110,8 @@ function askSecret(header) {
 
 function tellState() {
   const { overview, error, header } = data;
-  setText(document.getElementById("server"), overview ? `${overview.server} ${overview.version} · ${overview.ready ? "ready" : "not ready"}` : "");
+  const state = overview?.ready ? "ready" : "not ready";
+  setText(document.getElementById("server"), overview ? `${overview.server} ${overview.version} · ${state}` : "");
   if (notice.dataset.text !== error) {
     notice.dataset.text = error;
     notice.hidden = !error;

@@ -13,22 +13,25 @@ function ceiling(value) {
   return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value);
 }
 
-/** `width`: in units of the text's size, so that it can be read on a telephone too. `lines`: by the class that colours them, points [milliseconds, value or null]. */
+/**
+ * `width`: of the drawing, 10 of which are a text's height, so that it can be read on a telephone too.
+ * `lines`: by the class that colours them, points [milliseconds, value or null].
+ */
 export function chart(title, unit, width, lines, now) {
   const values = Object.values(lines).flat().map(([, value]) => value ?? 0);
   const top = ceiling(Math.max(0, ...values));
   const x = (at) => LEFT + ((at - now + SPAN_MS) / SPAN_MS) * (width - LEFT - 4);
   const y = (value) => 8 + (1 - value / top) * (HEIGHT - BOTTOM - 8);
-  const graph = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, class: "chart", role: "img", "aria-label": `${title}, ${unit}` });
+  const label = `${title}, ${unit}`;
+  const graph = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, class: "chart", role: "img", "aria-label": label });
   for (const value of [0, top / 2, top]) {
     graph.append(
       svg("line", { x1: LEFT, x2: width - 4, y1: y(value), y2: y(value), class: "grid" }),
       svg("text", { x: LEFT - 5, y: y(value) + 4, "text-anchor": "end" }, number(value, 2)),
     );
   }
-  for (const minutes of [10, 5, 0]) {
-    const text = minutes ? `−${minutes} min` : "now";
-    graph.append(svg("text", { x: x(now - minutes * 60_000), y: HEIGHT - 3, "text-anchor": minutes === 10 ? "start" : minutes ? "middle" : "end" }, text));
+  for (const [minutes, text, anchor] of [[10, "−10 min", "start"], [5, "−5 min", "middle"], [0, "now", "end"]]) {
+    graph.append(svg("text", { x: x(now - minutes * 60_000), y: HEIGHT - 3, "text-anchor": anchor }, text));
   }
   for (const [name, points] of Object.entries(lines)) {
     let path = "";

@@ -1,4 +1,4 @@
-// What the server tells: asked once a second while somebody looks. The last ten minutes are kept here, not by the server.
+// What the server tells: asked once a second while somebody looks. The last ten minutes are kept here, not there.
 
 const KEPT_MS = 600_000;
 const RATE_MS = 5_000;

@@ -32,6 +32,7 @@ export const milliseconds = (us) => (us == null ? "–" : number(us / 1000, us <
 export const mebibytes = (bytes) => (bytes ? `${number(bytes / 2 ** 20, 0)} MiB` : "–");
 
 /** What runs a version, and where. */
-export const engine = (model) => [...new Set([model.engine || model.platform, model.devices])].filter(Boolean).join(" · ");
+export const engine = (model) =>
+  [...new Set([model.engine || model.platform, model.devices])].filter(Boolean).join(" · ");
 
 export const clock = (ms) => new Date(ms).toLocaleTimeString("en-GB");

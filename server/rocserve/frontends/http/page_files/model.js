@@ -70,7 +70,8 @@ export function showModel(view, name, version) {
   const failures = h("ol", { class: "events" });
   const failed = h("section", {}, h("h2", {}, "Last failures"), failures);
   const about = h("div");
-  view.replaceChildren(h("h2", {}, name, version && ` version ${version}`, " ", state), reason, list, charts, about, failed);
+  const title = h("h2", {}, name, version && ` version ${version}`, " ", state);
+  view.replaceChildren(title, reason, list, charts, about, failed);
   const key = keyOf({ name, version });
   let described = "";
   let shownFailures = "";
@@ -95,11 +96,14 @@ export function showModel(view, name, version) {
     const found = points(historyOf(model));
     const width = Math.min(600, Math.max(280, view.clientWidth - 60));
     const line = (value) => found.map((point) => [point.at, value(point)]);
+    const named = (kind, text) => h("span", { class: kind }, text);
+    const now = data.overview.now_ms;
     charts.replaceChildren(
-      h("figure", {}, h("figcaption", {}, h("span", { class: "rate" }, "Requests/s"), ", ", h("span", { class: "failed" }, "failures/s")),
-        chart("Requests", "a second", width, { rate: line((p) => p.rate), failed: line((p) => p.failures) }, data.overview.now_ms)),
-      h("figure", {}, h("figcaption", {}, "Latency in ms: ", h("span", { class: "rate" }, "mean"), ", ", h("span", { class: "tail" }, "p99 of a minute")),
-        chart("Latency", "milliseconds", width, { rate: line((p) => p.mean), tail: line((p) => p.p99) }, data.overview.now_ms)));
+      h("figure", {}, h("figcaption", {}, named("rate", "Requests/s"), ", ", named("failed", "failures/s")),
+        chart("Requests", "a second", width, { rate: line((p) => p.rate), failed: line((p) => p.failures) }, now)),
+      h("figure", {},
+        h("figcaption", {}, "Latency in ms: ", named("rate", "mean"), ", ", named("tail", "p99 of a minute")),
+        chart("Latency", "milliseconds", width, { rate: line((p) => p.mean), tail: line((p) => p.p99) }, now)));
     const text = JSON.stringify(model.failures);
     if (text === shownFailures) return;
     shownFailures = text;

@@ -24,9 +24,8 @@ function template(metadata) {
 /** The input that takes a picture's bytes, where there is one. */
 function pictureInput(metadata) {
   const [input] = metadata.inputs;
-  const isOne = metadata.inputs.length === 1 && input.shape.filter((size) => size !== -1 && size !== 1).length === 0;
-  return isOne && ["BYTES", "UINT8"].includes(input.datatype) && (input.datatype === "BYTES" || input.shape.includes(-1))
-    ? input : null;
+  if (metadata.inputs.length !== 1 || input.shape.some((size) => size !== -1 && size !== 1)) return null;
+  return input.datatype === "BYTES" || (input.datatype === "UINT8" && input.shape.includes(-1)) ? input : null;
 }
 
 async function base64(file) {
@@ -51,13 +50,10 @@ function requestedOutputs(metadata, config) {
 
 async function pictureRequest(file, metadata, config) {
   const input = pictureInput(metadata);
-  const shape = input.shape.map((size) => (size === -1 && input.datatype === "BYTES" ? 1 : size));
-  const bytes = shape.lastIndexOf(-1);
-  if (bytes >= 0) shape[bytes] = file.size;
-  return {
-    inputs: [{ name: input.name, datatype: input.datatype, shape: shape.map((size) => Math.max(size, 1)), data: [{ b64: await base64(file) }] }],
-    outputs: requestedOutputs(metadata, config),
-  };
+  const shape = input.shape.map(() => 1);
+  if (input.datatype === "UINT8") shape[input.shape.lastIndexOf(-1)] = file.size;
+  const data = [{ b64: await base64(file) }];
+  return { inputs: [{ ...input, shape, data }], outputs: requestedOutputs(metadata, config) };
 }
 
 function bars(classes) {
@@ -90,23 +86,28 @@ async function drawn(picture, { BOXES, SCORES, CLASSES, LABELS }) {
     const atEnd = left > 0.75 * width; // There its text ends where the box does.
     boxes.append(
       svg("rect", { x: left, y: top, width: right - left, height: bottom - top, "stroke-width": 2.5 * scale }),
-      svg("text", { x: atEnd ? right : left + 3 * scale, "text-anchor": atEnd ? "end" : "start", y: Math.max(top - 4 * scale, 12 * scale), "font-size": 13 * scale, "stroke-width": 3 * scale }, text));
+      svg("text", { x: atEnd ? right : left + 3 * scale, y: Math.max(top - 4 * scale, 12 * scale),
+        "text-anchor": atEnd ? "end" : "start", "font-size": 13 * scale, "stroke-width": 3 * scale }, text));
     return h("li", {}, text);
   });
-  return h("div", { class: "picture" }, h("div", { class: "drawn" }, image, boxes), h("ul", {}, ...found));
+  const frame = h("div", { class: "drawn" }, image, boxes);
+  frame.style.width = `min(100%, ${(28 * width) / height}rem)`;
+  return h("div", { class: "picture" }, frame, h("ul", {}, ...found));
 }
 
 function tensor(output) {
   const data = output.data ?? [];
   const more = data.length > SHOWN_ELEMENTS ? `, … ${data.length - SHOWN_ELEMENTS} more` : "";
-  return h("section", {}, h("h3", {}, `${output.name} `, h("small", {}, `${output.datatype} [${output.shape.join(", ")}]`)),
+  const form = h("small", {}, `${output.datatype} [${output.shape.join(", ")}]`);
+  return h("section", {}, h("h3", {}, `${output.name} `, form),
     h("pre", { tabindex: "0" }, JSON.stringify(data.slice(0, SHOWN_ELEMENTS)).slice(1, -1) + more));
 }
 
 async function shown(answer, request, picture) {
   const outputs = Object.fromEntries(answer.outputs.map((output) => [output.name, output]));
   if (picture && outputs.BOXES && (outputs.LABELS || outputs.CLASSES)) return [await drawn(picture, outputs)];
-  const asked = new Set((request.outputs ?? []).filter((output) => output.parameters?.classification).map((output) => output.name));
+  const asClasses = (request.outputs ?? []).filter((output) => output.parameters?.classification);
+  const asked = new Set(asClasses.map((output) => output.name));
   const parts = answer.outputs.map((output) => asked.has(output.name)
     ? h("section", {}, h("h3", {}, output.name), bars(classes(output))) : tensor(output));
   if (picture) parts.unshift(h("img", { src: picture, alt: "the picture that was sent", class: "sent" }));
@@ -117,7 +118,9 @@ export function tryIt(name, version, metadata, config) {
   const text = h("textarea", { rows: 8, spellcheck: "false", "aria-label": "request as JSON" });
   text.value = template(metadata);
   const answer = h("div", { class: "answer", "aria-live": "polite" });
-  const file = h("input", { type: "file", accept: pictureInput(metadata) ? "image/*,.json" : ".json", onchange: () => take(file.files[0]) });
+  const takesPictures = pictureInput(metadata) !== null;
+  const accept = takesPictures ? "image/*,.json" : ".json";
+  const file = h("input", { type: "file", accept, onchange: () => take(file.files[0]) });
   let picture = "";
 
   async function send(make) {
@@ -137,7 +140,7 @@ export function tryIt(name, version, metadata, config) {
 
   async function take(dropped) {
     if (!dropped) return;
-    if (dropped.type.startsWith("image/") && pictureInput(metadata)) {
+    if (dropped.type.startsWith("image/") && takesPictures) {
       await send(async () => {
         picture = URL.createObjectURL(dropped);
         return pictureRequest(dropped, metadata, config);
@@ -148,11 +151,16 @@ export function tryIt(name, version, metadata, config) {
     }
   }
 
-  const stop = (event) => event.preventDefault();
-  return h("section", { class: "try", ondragover: stop, ondrop: (event) => { stop(event); take(event.dataTransfer.files[0]); } },
+  const ondragover = (event) => event.preventDefault();
+  const ondrop = (event) => {
+    event.preventDefault();
+    take(event.dataTransfer.files[0]);
+  };
+  const what = takesPictures ? "a picture or JSON" : "JSON";
+  return h("section", { class: "try", ondragover, ondrop },
     h("h2", {}, "Try it"),
-    h("p", {}, h("label", { class: "drop" }, pictureInput(metadata) ? "Drop a picture or JSON here, or choose a file: " : "Drop JSON here, or choose a file: ", file)),
-    h("details", { open: !pictureInput(metadata) }, h("summary", {}, "Request as JSON"), text,
+    h("p", {}, h("label", { class: "drop" }, `Drop ${what} here, or choose a file: `, file)),
+    h("details", { open: !takesPictures }, h("summary", {}, "Request as JSON"), text,
       h("p", {}, h("button", { type: "button", onclick: () => send(() => JSON.parse(text.value)) }, "Send"))),
     answer);
 }
