@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from average_precision import LabelledBox, mean_average_precision
-from detect import Finding, detect_all
-from detection_drawing import draw_detections
 from picture_sheet import Tile, write_picture_sheet
 from PIL import Image, ImageDraw
 from rich.console import Console
 from shapes import Shape, draw_pictures, read_truth, write_pictures
+
+from rocserve.tools.images.detect import Finding, detect_all
+from rocserve.tools.images.drawing import draw_detections
 
 MODEL = "detect_shapes"
 SEED = 2026

@@ -180,27 +180,19 @@ def test_the_status_verb(rocserve_server: RocserveProcess):
     assert "no answer from a server at 127.0.0.1:1" in absent.stderr
 
 
-def test_the_demo(tmp_path: Path, untrained_resnet50: Path, untrained_yolov4: Path):
-    """On the sample as a clone has it. The untrained weights lie where the demo would put them: once is enough."""
-    fetched = {str(ROOT / "model_repository" / name) for name in ("resnet50", "yolov4")}
-    sample = Path(
-        shutil.copytree(
-            ROOT / "model_repository",
-            tmp_path / "sample",
-            symlinks=True,
-            ignore=lambda folder, names: {"1"} & set(names) if folder in fetched else set(),
-        )
-    )
-    for name, file in (("resnet50", untrained_resnet50), ("yolov4", untrained_yolov4)):
-        version = tmp_path / "out" / "demo-repository" / name / "1"
-        version.mkdir(parents=True)
-        shutil.copy(file, version / "model.onnx")
+def test_the_demo(tmp_path: Path):
+    """On the sample as a clone has it; without a network it shows no photographs, and says so."""
     script = ROOT / "clients" / "examples" / "demo.py"
+    sample = tmp_path / "sample"
+    shutil.copytree(ROOT / "model_repository", sample)
     shown = run(script, "--model-repository", sample, "--output", tmp_path / "out")
     assert shown.returncode == 0, shown.stdout + shown.stderr
     assert f"of {len(DIGITS)} right" in shown.stdout
     assert float(re.search(r"mAP@0.5 (\S+) on", shown.stdout)[1]) >= 0.9
-    assert "the weights are untrained (seeded at random)" in shown.stdout
-    for sheet in ("demo-contact-sheet.png", "demo-shapes.png", "demo-vision.png"):
+    sheets = ["demo-contact-sheet.png", "demo-shapes.png"]
+    if "could not be fetched" not in shown.stdout:
+        assert re.search(r"(\d+) of \1 photographs right", shown.stdout)
+        sheets.append("demo-photographs.png")
+    for sheet in sheets:
         assert (tmp_path / "out" / sheet).read_bytes().startswith(b"\x89PNG")
         assert f"/{sheet}" in shown.stdout

@@ -179,11 +179,11 @@ def test_the_network_s_own_words_agree_with_the_post_processing(rocserve_server)
 
 
 def run_detect(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(EXAMPLES / "detect.py"), *map(str, arguments)]
+    command = [sys.executable, "-m", "rocserve.cli", "detect", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_the_client_prints_and_draws(rocserve_server, tmp_path):
+def test_the_command_prints_and_draws(rocserve_server, tmp_path):
     twin = tmp_path / "other" / "04.jpg"
     twin.parent.mkdir()
     shutil.copy(SHAPES / "05.jpg", twin)

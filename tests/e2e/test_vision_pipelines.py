@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,6 @@ from support.slow_yolo import opencv_suppress, slow_decode
 from rocserve_client import Client
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = ROOT / "clients" / "examples"
 PHOTO = ROOT / "tests" / "data" / "shapes" / "02.jpg"
 GEOMETRIES = (
     SimpleNamespace(stride=8, xy_scale=1.2, anchors=((12, 16), (19, 36), (40, 28))),
@@ -73,22 +71,3 @@ def test_boxes_are_those_of_the_network_s_heads(server: RocserveProcess, untrain
     names = (ROOT / "model_repository" / "yolov4_postprocess" / "labels.txt").read_text().splitlines()
     assert len(names) == len(set(names)) == 80
     assert [label.decode() for label in answer["LABELS"]] == [names[number] for _, number, _ in expected]
-
-
-def test_the_demo_shows_both_and_calls_real_weights_nothing_else(
-    server: RocserveProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """test_client.py's demo has untrained ones."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    import demo_vision
-    from rich.console import Console
-
-    out = io.StringIO()
-    photos = [PHOTO, PHOTO.with_name("03.jpg")]
-    assert demo_vision.show_vision(server.address, photos, False, tmp_path, Console(file=out, width=300))
-    text = out.getvalue()
-    assert "untrained" not in text
-    assert text.count(str(PHOTO.name)) == 2, "a row of its classes and one of its boxes"
-    assert "classify_image: " in text
-    with Image.open(tmp_path / "demo-vision.png") as sheet:
-        assert len(np.unique(np.asarray(sheet).reshape(-1, 3), axis=0)) > 1000, "pictures, not an empty sheet"

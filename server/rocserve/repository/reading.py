@@ -59,6 +59,8 @@ class ContentReader:
         contents: list[ModelContent] = []
         for model in made:
             private, scan = self._write(model.name, model.files)
+            # Nothing in it is secret, and workers of another user read it.
+            private.folder.parent.chmod(0o755)
             contents += self._define(replace(scan, namespace=namespace), private.folder, None, None, private)
         return tuple(contents)
 

@@ -4,64 +4,51 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
+from rich.console import Console
 
-WEIGHTS = ("resnet50/1/model.onnx", "yolov4/1/model.onnx")
+WEIGHTS = Path("efficientnet_lite0", "1", "model.onnx")
 
 
-@pytest.fixture
-def sample(tmp_path):
-    """A repository without weights, in which one model's file is a link to another's."""
-    folder = tmp_path / "sample"
-    for name in ("first", "second"):
-        (folder / name / "1").mkdir(parents=True)
-    (folder / "first" / "1" / "model.py").write_text("one")
-    (folder / "second" / "1" / "model.py").symlink_to("../../first/1/model.py")
+def with_weights(folder: Path) -> Path:
+    (folder / WEIGHTS).parent.mkdir(parents=True)
+    (folder / WEIGHTS).write_bytes(b"weights")
     return folder
 
 
-def put_weights(folder: Path, producer: bytes = b"pytorch") -> None:
-    for weights in WEIGHTS:
-        (folder / weights).parent.mkdir(parents=True)
-        (folder / weights).write_bytes(bytes([0x08, 8, 0x12, len(producer)]) + producer)
+def test_a_sample_with_weights_is_served_itself(tmp_path):
+    import demo_photos
 
-
-def test_a_sample_with_weights_is_served_itself(sample, tmp_path):
-    from demo_repository import complete_repository
-
-    put_weights(sample)
-    repository = complete_repository(sample, tmp_path / "copy")
-    assert (repository.folder, repository.is_untrained) == (sample, False)
+    sample = with_weights(tmp_path / "sample")
+    assert demo_photos.with_weights(sample, tmp_path / "copy", Console()) == (sample, True)
     assert not (tmp_path / "copy").exists()
 
 
-def test_untrained_weights_in_the_sample_are_said_to_be(sample, tmp_path):
-    from demo_repository import complete_repository
+def test_weights_that_were_fetched_are_kept_in_a_copy(tmp_path):
+    import demo_photos
 
-    put_weights(sample, b"rocserve untrained")
-    assert complete_repository(sample, tmp_path / "copy").is_untrained
+    (tmp_path / "sample" / "digits").mkdir(parents=True)
+    copy = with_weights(tmp_path / "copy")
+    assert demo_photos.with_weights(tmp_path / "sample", copy, Console()) == (copy, True)
+    assert (copy / "digits").is_dir()
+    assert (copy / WEIGHTS).read_bytes() == b"weights"
 
 
-def test_without_weights_a_copy_is_served_that_keeps_what_it_has(sample, tmp_path):
-    from demo_repository import complete_repository
+def test_without_a_network_it_is_said(tmp_path, monkeypatch, capsys):
+    import demo_photos
 
-    copy = tmp_path / "copy"
-    put_weights(copy, b"rocserve untrained")
-    repository = complete_repository(sample, copy)
-    assert (repository.folder, repository.is_untrained) == (copy, True)
-    assert (copy / "second" / "1" / "model.py").read_text() == "one"
-    assert not (copy / "second" / "1" / "model.py").is_symlink()
-    (sample / "first" / "1" / "model.py").write_text("two")
-    complete_repository(sample, copy)
-    assert (copy / "second" / "1" / "model.py").read_text() == "two"
-    assert not any((sample / weights).exists() for weights in WEIGHTS)
+    (tmp_path / "sample").mkdir()
+    monkeypatch.setenv("ROCSERVE_GET_SOURCE", "http://127.0.0.1:1")
+    monkeypatch.setattr(demo_photos, "NETWORK", "resnet50")
+    assert demo_photos.with_weights(tmp_path / "sample", tmp_path / "copy", Console()) == (tmp_path / "copy", False)
+    assert "resnet50 could not be fetched: no photographs this time" in capsys.readouterr().out
 
 
 def test_findings_are_measured_by_picture_and_label():
     from demo_shapes import measure
-    from detect import Finding
-    from detection_drawing import Detection
     from shapes import Shape
+
+    from rocserve.tools.images.detect import Finding
+    from rocserve.tools.images.detection import Detection
 
     truth = {"a.jpg": (Shape("circle", (0, 0, 10, 10)),), "b.jpg": (Shape("square", (0, 0, 10, 10)),)}
     found = Detection("circle", 0, 0.9, (0, 1, 10, 10))

@@ -1,4 +1,4 @@
-"""What detect.py prints and writes; e2e/test_example_commands.py runs it as a command."""
+"""What `rocserve detect` prints and writes; e2e/test_example_commands.py runs it as a command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 
 @pytest.fixture
 def detect():
-    import detect
+    from rocserve.tools.images import detect
 
     return detect
 
@@ -77,14 +77,14 @@ def test_small_pictures_are_enlarged_so_that_names_can_be_read(detect, tmp_path,
     (path,) = detect.write_drawings([detect.Finding(tmp_path / "small.jpg", (found,))], tmp_path)
     with Image.open(path) as picture:
         assert picture.size == drawn
-        from detection_drawing import class_colour
+        from rocserve.tools.images.drawing import class_colour
 
         pixels = np.asarray(picture)
         assert tuple(pixels[-1, -1]) == class_colour(3), "the box still ends where the picture does"
 
 
 def test_sixteen_bits_a_level_are_not_cut_off(tmp_path):
-    from detection_drawing import read_picture
+    from rocserve.tools.images.drawing import read_picture
 
     levels = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
     Image.fromarray(levels).save(tmp_path / "deep.png")
@@ -104,8 +104,7 @@ def test_the_table_says_how_many_more_there_are_and_where_there_are_none(detect)
 
 @pytest.mark.parametrize("name", ["photos/01.jpg", "a/long/way/to/the/photographs/of/the/year/before/the/last/01.jpg"])
 def test_nothing_is_cut_on_a_narrow_terminal(detect, name):
-    from classify import Finding, findings_table
-
+    from rocserve.tools.images.classify import Finding, findings_table
     from rocserve_client import Classification
 
     best = Classification(0.981, 444, "bicycle-built-for-two, tandem bicycle, tandem")
@@ -118,14 +117,3 @@ def test_nothing_is_cut_on_a_narrow_terminal(detect, name):
         columns = ["".join(cell.strip() for cell in column) for column in zip(*lines, strict=True)]
         text = " ".join(columns).replace(" ", "")
         assert all(part.replace(" ", "") in text for part in (name, *expected)), text
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "1.5", "many", ""])
-def test_a_number_of_rows_is_at_least_one(text):
-    import argparse
-
-    from asking import at_least_one
-
-    assert at_least_one("12") == 12
-    with pytest.raises(argparse.ArgumentTypeError, match="expected a whole number of at least 1"):
-        at_least_one(text)

@@ -9,9 +9,9 @@ from PIL import Image
 
 @pytest.fixture
 def drawing():
-    import detection_drawing
+    from rocserve.tools.images import drawing
 
-    return detection_drawing
+    return drawing
 
 
 def grey(width=320, height=240):

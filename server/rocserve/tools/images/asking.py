@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 from collections.abc import Iterable, Sequence
@@ -42,8 +41,7 @@ async def require_model(client: AsyncClient, url: str, model: str) -> ModelMetad
         await client.server_live(timeout=CONNECT_TIMEOUT_S)
     except (Unavailable, DeadlineExceeded) as error:
         raise CannotAskError(
-            f"no server answers at {url} ({error.text}); start one with:"
-            " rocserve serve --model-repository model_repository"
+            f"no server answers at {url} ({error.text}); start one with: rocserve serve MODEL"
         ) from None
     try:
         if await client.model_ready(model, timeout=CONNECT_TIMEOUT_S):
@@ -85,13 +83,6 @@ def print_faults(faults: Iterable[tuple[Path, str]]) -> None:
     console = Console(stderr=True)
     for image, reason in faults:
         console.print(f"{image}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
-
-
-def at_least_one(text: str) -> int:
-    """An argument that counts something."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, not '{text}'")
-    return int(text)
 
 
 def print_refusal(url: str, error: CannotAskError | RocserveError) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import colorsys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
+
+from rocserve.tools.images.detection import Detection
 
 _HUE_STEP = 0.618034
 """Of a turn (the golden section): neighbouring classes get hues that are far apart."""
@@ -17,15 +19,6 @@ _LEGIBLE_SIDE = 160
 """Pixels that a name and its score want; smaller pictures are enlarged until they have them, ..."""
 _LONGEST_SIDE = 4096
 """... but not beyond this."""
-
-
-@dataclass(frozen=True, slots=True)
-class Detection:
-    label: str
-    class_index: int
-    score: float
-    box: tuple[float, float, float, float]
-    """x1, y1, x2, y2 in pixels."""
 
 
 def class_colour(class_index: int) -> tuple[int, int, int]:

@@ -1,26 +1,27 @@
-"""Find objects in images with a detector of a running server, and draw them.
+"""Runs `rocserve detect`: asks a model that finds objects in encoded images, and draws them.
 
-    python clients/examples/detect.py tests/data/shapes/*.jpg --model detect_shapes --out build/detected
-
-A detector takes an encoded image as ENCODED and gives BOXES, SCORES, CLASSES and LABELS, as `detect_objects` (COCO's 80
-kinds of objects, YOLOv4) and `detect_shapes` (circles, squares and triangles) of the sample repository do.
+A detector takes an encoded image as ENCODED and gives BOXES, SCORES, CLASSES and LABELS, as `--preprocess=yolov8` makes
+it, or `detect_shapes` of the sample repository.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-from asking import (
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from rocserve.tools.images.asking import (
     ENDED_BY_USER,
     CannotAskError,
-    at_least_one,
     image_column,
     print_faults,
     print_refusal,
@@ -29,12 +30,7 @@ from asking import (
     require_model,
     tensors_text,
 )
-from detection_drawing import Detection, draw_detections, enlarge, read_picture
-from PIL import Image
-from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
-
+from rocserve.tools.images.detection import Detection
 from rocserve_client import AsyncClient, InferResult, RocserveError
 
 REQUESTS_AT_ONCE = 4
@@ -107,6 +103,10 @@ def write_drawings(findings: Sequence[Finding], folder: Path) -> Iterator[Findin
 
     None is written over another one of this run, nor over an image.
     """
+    from PIL import Image
+
+    from rocserve.tools.images.drawing import draw_detections, enlarge, read_picture
+
     taken = {finding.image.resolve() for finding in findings}
     for finding in findings:
         if finding.error:
@@ -152,34 +152,23 @@ def findings_table(findings: Sequence[Finding], most: int) -> Table:
     return table
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Find objects in images with a detector of a running server.")
-    parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="JPEG or PNG files")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="draw what was found into PNGs in this folder")
-    parser.add_argument("--model", default="detect_objects", help="the model's name (default detect_objects)")
-    parser.add_argument("--url", default="localhost:8001", help="the server's gRPC address (default localhost:8001)")
-    parser.add_argument(
-        "--rows", type=at_least_one, default=10, metavar="N", help="how many objects an image are printed (default 10)"
-    )
-    options = parser.parse_args()
-    if options.out:
-        try:
-            options.out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            parser.error(f"argument --out: '{options.out}' cannot be made a folder: {error.strerror}")
+def run(url: str, model: str, images: Sequence[Path], rows: int, out: Path | None) -> int:
+    """Print what is in each image and, with a folder, draw it; returns the exit status."""
+    if out is not None and not _can_draw(out):
+        return 2
     try:
-        findings = asyncio.run(detect_all(options.url, options.model, options.images))
+        findings = asyncio.run(detect_all(url, model, images))
     except (CannotAskError, RocserveError) as error:
-        print_refusal(options.url, error)
+        print_refusal(url, error)
         return 1
     except KeyboardInterrupt:
         return ENDED_BY_USER
     console = Console()
-    table = findings_table(findings, options.rows)
+    table = findings_table(findings, rows)
     if table.row_count:
         console.print(table)
     faults = [finding for finding in findings if finding.error]
-    for written in write_drawings(findings, options.out) if options.out else ():
+    for written in write_drawings(findings, out) if out is not None else ():
         if isinstance(written, Finding):
             faults.append(written)
         else:
@@ -188,5 +177,15 @@ def main() -> int:
     return 1 if faults else 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _can_draw(folder: Path) -> bool:
+    """Whether the folder is there, or could be made, and what draws is installed; else it is told."""
+    fault = ""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fault = f"argument --out: '{folder}' cannot be made a folder: {error.strerror}"
+    if find_spec("PIL") is None:
+        fault = "argument --out: drawing needs Pillow; run: pip install 'rocserve[tools]'"
+    if fault:
+        print(f"rocserve detect: {fault}", file=sys.stderr)
+    return not fault

@@ -1,4 +1,4 @@
-"""classify.py and detect.py as commands: what they say when all is well, and what when something is wrong."""
+"""`rocserve classify` and `rocserve detect`: what they say when all is well, and what when something is wrong."""
 
 from __future__ import annotations
 
@@ -14,24 +14,29 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from rocserve.tools.images import asking
 from rocserve_client import AsyncClient
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = ROOT / "clients" / "examples"
 DIGITS = ROOT / "tests" / "data" / "digits"
 SHAPE = ROOT / "tests" / "data" / "shapes" / "04.jpg"
 
 
-def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(EXAMPLES / script), *map(str, arguments)]
+def command(verb: str, *arguments: object) -> list[str]:
+    return [sys.executable, "-m", "rocserve.cli", verb, *map(str, arguments)]
+
+
+def run(verb: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     # As wide as no path is long, so that no table folds one.
     environment = {**os.environ, "COLUMNS": "300"}
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
+    return subprocess.run(
+        command(verb, *arguments), capture_output=True, text=True, check=False, timeout=60, env=environment
+    )
 
 
 def test_classify_ranks_the_classes_with_bars(rocserve_server):
     images = (DIGITS / "0002_two.jpg", DIGITS / "0008_eight.jpg")
-    ran = run("classify.py", *images, "--top", 5, "--url", rocserve_server.address)
+    ran = run("classify", *images, "--model", "digits", "--top", 5, "--url", rocserve_server.address)
     assert (ran.returncode, ran.stderr) == (0, "")
     rows = [line for line in ran.stdout.splitlines() if line.endswith("│") and "%" in line]
     assert len(rows) == 10
@@ -42,12 +47,12 @@ def test_classify_ranks_the_classes_with_bars(rocserve_server):
     assert confidences[:5] == sorted(confidences[:5], reverse=True)
 
 
-@pytest.mark.parametrize(("script", "model"), [("classify.py", "digits"), ("detect.py", "detect_shapes")])
-def test_a_bad_image_is_told_in_a_line_and_harms_no_other(rocserve_server, tmp_path, script, model):
+@pytest.mark.parametrize(("verb", "model"), [("classify", "digits"), ("detect", "detect_shapes")])
+def test_a_bad_image_is_told_in_a_line_and_harms_no_other(rocserve_server, tmp_path, verb, model):
     (tmp_path / "text.jpg").write_text("no image")
     (tmp_path / "empty.jpg").write_bytes(b"")
     bad = [tmp_path / "text.jpg", tmp_path / "empty.jpg", tmp_path / "missing.jpg", tmp_path]
-    ran = run(script, SHAPE, *bad, "--model", model, "--url", rocserve_server.address)
+    ran = run(verb, SHAPE, *bad, "--model", model, "--url", rocserve_server.address)
     assert ran.returncode == 1
     assert str(SHAPE) in ran.stdout
     lines = ran.stderr.splitlines()
@@ -66,20 +71,20 @@ def test_images_of_all_kinds_are_drawn(rocserve_server, tmp_path):
         image.convert("P").save(tmp_path / "palette.png")
         image.resize((1, 1)).save(tmp_path / "dot.png")
     images = sorted(tmp_path.iterdir())
-    ran = run("detect.py", *images, "--model", "detect_shapes", "--out", tmp_path, "--url", rocserve_server.address)
+    ran = run("detect", *images, "--model", "detect_shapes", "--out", tmp_path, "--url", rocserve_server.address)
     assert (ran.returncode, ran.stderr) == (0, "")
     drawn = {path.name for path in tmp_path.iterdir()} - {path.name for path in images}
     assert drawn == {"clear-2.png", "dot-2.png", "four-inks.png", "grey.png", "palette-2.png"}
     assert "triangle" in ran.stdout
 
 
-@pytest.mark.parametrize("script", ["classify.py", "detect.py"])
-def test_who_cannot_be_asked_is_told_with_what_to_do(rocserve_server, script):
-    nobody = run(script, SHAPE, "--url", "127.0.0.1:9")
+@pytest.mark.parametrize("verb", ["classify", "detect"])
+def test_who_cannot_be_asked_is_told_with_what_to_do(rocserve_server, verb):
+    nobody = run(verb, SHAPE, "--model", "any", "--url", "127.0.0.1:9")
     assert (nobody.returncode, nobody.stdout) == (1, "")
     assert "no server answers at 127.0.0.1:9" in nobody.stderr
-    assert "rocserve serve --model-repository model_repository" in nobody.stderr
-    unknown = run(script, SHAPE, "--url", rocserve_server.address, "--model", "cats")
+    assert "rocserve serve MODEL" in nobody.stderr
+    unknown = run(verb, SHAPE, "--url", rocserve_server.address, "--model", "cats")
     assert (unknown.returncode, unknown.stdout) == (1, "")
     assert "has no model 'cats'; it has " in unknown.stderr
     assert "detect_shapes" in unknown.stderr
@@ -93,10 +98,10 @@ def silent() -> Iterator[socket.socket]:
         yield listening
 
 
-@pytest.mark.parametrize("script", ["classify.py", "detect.py"])
-def test_ctrl_c_ends_them_without_a_word(silent, script):
-    command = [sys.executable, str(EXAMPLES / script), str(SHAPE), "--url", f"127.0.0.1:{silent.getsockname()[1]}"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as ran:
+@pytest.mark.parametrize("verb", ["classify", "detect"])
+def test_ctrl_c_ends_them_without_a_word(silent, verb):
+    asked = command(verb, SHAPE, "--model", "any", "--url", f"127.0.0.1:{silent.getsockname()[1]}")
+    with subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as ran:
         connection, _ = silent.accept()
         with connection:
             ran.send_signal(signal.SIGINT)
@@ -105,9 +110,6 @@ def test_ctrl_c_ends_them_without_a_word(silent, script):
 
 
 async def test_somebody_who_never_answers_is_no_server(silent, monkeypatch):
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    import asking
-
     monkeypatch.setattr(asking, "CONNECT_TIMEOUT_S", 0.3)
     url = f"127.0.0.1:{silent.getsockname()[1]}"
     async with AsyncClient(url) as client:
@@ -115,8 +117,8 @@ async def test_somebody_who_never_answers_is_no_server(silent, monkeypatch):
             await asking.require_model(client, url, "digits")
 
 
-@pytest.mark.parametrize(("script", "model"), [("classify.py", "classify_image"), ("detect.py", "detect_objects")])
-def test_a_pipeline_without_weights_is_told_with_the_way_to_get_them(rocserve_server, repository, serve, script, model):
+@pytest.mark.parametrize(("verb", "model"), [("classify", "classify_image"), ("detect", "detect_objects")])
+def test_a_pipeline_without_weights_is_told_with_the_way_to_get_them(rocserve_server, repository, serve, verb, model):
     shutil.copytree(ROOT / "model_repository" / model, repository / model)
     network = {"classify_image": "resnet50", "detect_objects": "yolov4"}[model]
     for path in (ROOT / "model_repository").glob(f"{network}*"):
@@ -125,30 +127,30 @@ def test_a_pipeline_without_weights_is_told_with_the_way_to_get_them(rocserve_se
         )
     server = serve(repository)
     server.wait_until_ready()
-    ran = run(script, SHAPE, "--url", server.address, "--model", model)
+    ran = run(verb, SHAPE, "--url", server.address, "--model", model)
     assert (ran.returncode, ran.stdout) == (1, "")
     assert f"model '{model}' is not ready" in ran.stderr
     assert f"rocserve get {network}" in ran.stderr
 
 
 def test_models_of_another_kind_are_refused(rocserve_server):
-    def refusal(script: str, model: str) -> str:
-        ran = run(script, SHAPE, "--url", rocserve_server.address, "--model", model)
+    def refusal(verb: str, model: str) -> str:
+        ran = run(verb, SHAPE, "--url", rocserve_server.address, "--model", model)
         assert (ran.returncode, ran.stdout) == (1, "")
         assert len(ran.stderr.splitlines()) == 1
         return ran.stderr
 
-    assert "takes IMAGE: FP32 [-1, 1, 16, 16] and gives PROBABILITIES" in refusal("classify.py", "digits_classifier")
-    assert "output 'BOXES' of 'detect_shapes' is no probabilities" in refusal("classify.py", "detect_shapes")
-    assert "'digits' is no detector, which takes ENCODED and gives BOXES" in refusal("detect.py", "digits")
+    assert "takes IMAGE: FP32 [-1, 1, 16, 16] and gives PROBABILITIES" in refusal("classify", "digits_classifier")
+    assert "output 'BOXES' of 'detect_shapes' is no probabilities" in refusal("classify", "detect_shapes")
+    assert "'digits' is no detector, which takes ENCODED and gives BOXES" in refusal("detect", "digits")
 
 
 @pytest.mark.parametrize(
-    "arguments", [("classify.py", "--top", "0"), ("detect.py", "--rows", "-1"), ("detect.py", "--out", SHAPE)]
+    "arguments", [("classify", "--top", "0"), ("detect", "--rows", "-1"), ("detect", "--out", SHAPE)]
 )
 def test_wrong_arguments_are_told_before_anything_is_asked(arguments):
-    script, *others = arguments
-    ran = run(script, SHAPE, *others, "--url", "127.0.0.1:9")
+    verb, *others = arguments
+    ran = run(verb, SHAPE, *others, "--model", "any", "--url", "127.0.0.1:9")
     assert (ran.returncode, ran.stdout) == (2, "")
     assert f"argument {others[0]}: " in ran.stderr
     assert "no server" not in ran.stderr

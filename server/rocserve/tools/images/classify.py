@@ -1,25 +1,24 @@
-"""Classify images with a model that takes encoded images and gives probabilities.
-
-    python clients/examples/classify.py tests/data/digits/*.jpg
-    python clients/examples/classify.py --model classify_image --top 5 photo.jpg
+"""Runs `rocserve classify`: asks a model that takes encoded images and gives probabilities.
 
 The model's input and its output of probabilities are found in its metadata, so any such model will do.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from asking import (
+from rich.bar import Bar
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from rocserve.tools.images.asking import (
     ENDED_BY_USER,
     CannotAskError,
-    at_least_one,
     image_column,
     print_faults,
     print_refusal,
@@ -28,11 +27,6 @@ from asking import (
     require_model,
     tensors_text,
 )
-from rich.bar import Bar
-from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
-
 from rocserve_client import AsyncClient, Classification, Output, RocserveError
 
 REQUESTS_AT_ONCE = 8
@@ -122,19 +116,12 @@ def findings_table(findings: Sequence[Finding]) -> Table:
     return table
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Classify images with a model of a running server.")
-    parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="JPEG or PNG files")
-    parser.add_argument("--url", default="localhost:8001", help="the server's gRPC address (default localhost:8001)")
-    parser.add_argument("--model", default="digits", help="the model's name (default digits)")
-    parser.add_argument(
-        "--top", type=at_least_one, default=1, metavar="K", help="how many classes an image, the best first (default 1)"
-    )
-    options = parser.parse_args()
+def run(url: str, model: str, images: Sequence[Path], top: int) -> int:
+    """Print the best classes of each image; returns the exit status."""
     try:
-        findings = asyncio.run(classify_all(options.url, options.model, options.images, options.top))
+        findings = asyncio.run(classify_all(url, model, images, top))
     except (CannotAskError, RocserveError) as error:
-        print_refusal(options.url, error)
+        print_refusal(url, error)
         return 1
     except KeyboardInterrupt:
         return ENDED_BY_USER
@@ -144,7 +131,3 @@ def main() -> int:
     faults = [(finding.image, finding.error) for finding in findings if finding.error]
     print_faults(faults)
     return 1 if faults else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

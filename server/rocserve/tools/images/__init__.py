@@ -1,0 +1,1 @@
+"""The verbs that ask a running server about images: classify and detect."""
