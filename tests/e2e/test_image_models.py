@@ -179,6 +179,21 @@ def test_it_follows_its_model(repository: Path, serve) -> None:
         assert client.model_ready("colours")
 
 
+def test_a_folder_of_one_of_the_names_goes_first(repository: Path, serve) -> None:
+    put(repository, "colours", colour_classifier(), "imagenet")
+    put(repository, "colours_image", colour_classifier(), "imagenet").joinpath("config.pbtxt").unlink()
+    server = serve(repository)
+    server.wait_until_ready()
+    with Client(server.address) as client:
+        wait_until(lambda: "model 'colours_image' is defined by both the folders" in server.log_text)
+        assert [entry.name for entry in client.repository_index() if entry.state == "READY"] == [
+            "colours",
+            "colours_image",
+        ]
+        shutil.rmtree(repository / "colours_image")
+        wait_until(lambda: client.model_ready("colours_image") and client.model_ready("colours_preprocess"))
+
+
 def test_it_comes_and_goes_with_loads_and_unloads(repository: Path, serve) -> None:
     put(repository, "colours", colour_classifier(), "imagenet", "\n".join(COLOURS))
     server = serve(repository, flags=("--model-control-mode=explicit",))

@@ -30,6 +30,8 @@ LABELS_FILENAME = "labels.txt"
 _ENCODED, _IMAGE, _SIZE = "ENCODED", "IMAGE", "SIZE"
 _CROP_FRACTION = 0.875
 """How much of an image's shorter side classifiers are tested on: 224 of 256 pixels."""
+_DATATYPES = frozenset({DataType.FP32, DataType.FP16, DataType.UINT8})
+"""Of pixels; what a pipeline can give."""
 _YOLOV4_STRIDES = (8, 16, 32)
 _YOLOV4 = {
     "strides": "8, 16, 32",
@@ -139,10 +141,10 @@ def _made(message: ModelConfig, files: Mapping[str, str]) -> MadeModel:
 
 def _read_input(config: PlainConfig, preset: _Preset) -> _Input:
     """Raises: ServeError."""
-    entry = config.inputs[0]
-    dims = _of_one(config, entry.dims if entry.reshape is None else entry.reshape)
+    entry = config.inputs[0] if len(config.inputs) == 1 else None
+    dims = () if entry is None else _of_one(config, entry.dims)
     places = [place for place in (0, 2) if len(dims) == 3 and dims[place] == 3]
-    if len(config.inputs) != 1 or not places or entry.datatype not in _RANGES:
+    if entry is None or not places or entry.datatype not in _DATATYPES:
         raise _unfit(
             config, "one input of colour images, [3, height, width] or [height, width, 3] of FP32, FP16 or UINT8"
         )
@@ -164,9 +166,6 @@ def _unfit(config: PlainConfig, expected: str) -> ServeError:
         f"model '{config.name}': {PREPROCESS} '{config.parameters[PREPROCESS]}' is for a model with {expected}; this"
         f" one takes {inputs} and gives {outputs}"
     )
-
-
-_RANGES = frozenset({DataType.FP32, DataType.FP16, DataType.UINT8})
 
 
 def _pipeline(
@@ -224,10 +223,9 @@ def _ensemble(config: PlainConfig, entry: _Input, post: _Postprocess) -> ModelCo
 
 
 def _classifier(config: PlainConfig, entry: _Input, labels: tuple[str, ...]) -> _Postprocess:
-    expected = "one output of scores, one for each class"
-    classes = [side for side in _of_one(config, config.outputs[0].dims) if side != 1]
+    classes = [side for output in config.outputs for side in _of_one(config, output.dims) if side != 1]
     if len(config.outputs) != 1 or len(classes) != 1 or classes[0] < 0:
-        raise _unfit(config, expected)
+        raise _unfit(config, "one output of scores, one for each class")
     names = _labels(config, labels, classes[0])
     message = _python_model(config, config.max_batch_size, config.outputs, ("SCORES",))
     _add(message.output, "PROBABILITIES", DataType.FP32, classes).label_filename = LABELS_FILENAME
@@ -254,8 +252,8 @@ def _yolov4(config: PlainConfig, entry: _Input, labels: tuple[str, ...]) -> _Pos
 
 
 def _yolov8(config: PlainConfig, entry: _Input, labels: tuple[str, ...]) -> _Postprocess:
-    dims = _of_one(config, config.outputs[0].dims)
-    if len(config.outputs) != 1 or len(dims) != 2 or dims[0] <= 4:
+    dims = _of_one(config, config.outputs[0].dims) if len(config.outputs) == 1 else ()
+    if len(dims) != 2 or dims[0] <= 4:
         raise _unfit(config, "one output of boxes, [4 + classes, boxes]")
     parameters = {"input_size": f"{entry.height}, {entry.width}", **_YOLOV8}
     return _detector(config, parameters, _labels(config, labels, dims[0] - 4))

@@ -28,6 +28,8 @@ class _Making:
     config: ModelConfig
     """As the version is served that it is made for."""
     made: tuple[MadeModel, ...] = ()
+    blocked_by: str = ""
+    """The folder of a repository that has one of the names."""
     task: asyncio.Task[None] | None = None
 
 
@@ -71,10 +73,13 @@ class ImageModels:
             config = _served_config(model)
             making = self._makings.get(key)
             if config is not None and PREPROCESS in config.parameters and model.content is not None:
-                if making is None or making.config is not config:
+                if making is None or making.config is not config or self._is_free_again(making):
                     self._make(key, model.content, config)
             elif making is not None and (config is not None or model.content is None):
                 self._drop(key)
+
+    def _is_free_again(self, making: _Making) -> bool:
+        return bool(making.blocked_by) and not self._catalogue.defines_models(making.blocked_by)
 
     def _drop(self, key: str) -> None:
         making = self._makings.pop(key)
@@ -84,7 +89,7 @@ class ImageModels:
 
     def _make(self, key: str, content: ModelContent, config: ModelConfig) -> None:
         making = self._makings.setdefault(key, _Making(config))
-        making.config = config
+        making.config, making.blocked_by = config, ""
         if making.task is not None:
             making.task.cancel()
         making.task = self._background.start(self._take(key, content, making), f"image models of {key}")
@@ -95,12 +100,16 @@ class ImageModels:
             # Nothing is loaded anew because a version has been replaced by one like it.
             if made != making.made:
                 contents = await self._reader.read_made(made, content.scan.namespace)
+                owners = [self._catalogue.folder_of(each.model) for each in contents]
+                making.blocked_by = next((owner for owner in owners if owner not in (None, _folder(key))), None) or ""
                 self._catalogue.take(_folder(key), contents, at_once=True)
                 making.made = made
         except ServeError as error:
-            self._catalogue.reject(_folder(key), Failure(error, "", 1, None), f"{key}_image")
             making.made = ()
-        making.task = None
+            self._catalogue.reject(_folder(key), Failure(error, "", 1, None), f"{key}_image")
+        finally:
+            if making.task is asyncio.current_task():
+                making.task = None
 
     def _made(self, definition: ModelDefinition, config: ModelConfig) -> tuple[MadeModel, ...]:
         """Blocks on the disk. Raises: ServeError."""

@@ -1,0 +1,90 @@
+"""What `preprocess` stands for, by the configuration of the model that has it; tests/e2e has the networks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+import pytest
+
+from rocserve.config.image_models import MadeModel, image_models
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError
+from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
+
+Dims = Sequence[int]
+
+
+def config(
+    preset: str, inputs: Sequence[Dims], outputs: Sequence[Dims], datatype: DataType = DataType.FP32
+) -> ModelConfig:
+    return ModelConfig(
+        "net",
+        max_batch_size=8,
+        inputs=tuple(InputConfig(f"in{place}", datatype, tuple(dims)) for place, dims in enumerate(inputs)),
+        outputs=tuple(OutputConfig(f"out{place}", DataType.FP32, tuple(dims)) for place, dims in enumerate(outputs)),
+        parameters={"preprocess": preset},
+    )
+
+
+def text(made: MadeModel, path: str) -> str:
+    return made.files[PurePosixPath(path)].decode()
+
+
+@pytest.mark.parametrize(
+    ("preset", "outputs", "side"),
+    [
+        ("imagenet", [[3]], 224),
+        ("inception", [[3, 1, 1]], 299),
+        ("yolov4", [[-1, -1, 3, 8]] * 3, 416),
+        ("yolov8", [[7, -1]], 640),
+    ],
+)
+def test_an_open_size_is_the_preset_s(preset: str, outputs: Sequence[Dims], side: int) -> None:
+    pipeline, post, ensemble = image_models(config(preset, [[3, -1, -1]], outputs), ("a", "b", "c"))
+    assert [made.name for made in (pipeline, post, ensemble)] == ["net_preprocess", "net_postprocess", "net_image"]
+    normalise = json.loads(text(pipeline, "1/pipeline.json"))["pipeline"][-1 if len(outputs[0]) in (1, 3) else -2]
+    assert (normalise["crop_width"], normalise["crop_height"]) == (side, side)
+    assert text(post, "labels.txt") == "a\nb\nc\n"
+
+
+@pytest.mark.parametrize(
+    ("preset", "outputs", "first", "last"),
+    [
+        ("imagenet", [[1000]], "tench, Tinca tinca", "toilet tissue, toilet paper, bathroom tissue"),
+        ("inception", [[1001]], "background", "toilet tissue, toilet paper, bathroom tissue"),
+        ("yolov8", [[84, 8400]], "person", "toothbrush"),
+        ("yolov8", [[9, 8400]], "0", "4"),
+    ],
+)
+def test_names_of_public_classes_are_known_by_their_number(preset, outputs, first, last) -> None:
+    _, post, _ = image_models(config(preset, [[3, 640, 640]], outputs), ())
+    names = text(post, "labels.txt").splitlines()
+    assert (names[0], names[-1]) == (first, last)
+
+
+@pytest.mark.parametrize(
+    ("preset", "inputs", "outputs", "said"),
+    [
+        ("imagenet", [[3, 8, 8], [3, 8, 8]], [[9]], "one input of colour images"),
+        ("imagenet", [[1, 8, 8]], [[9]], "one input of colour images"),
+        ("imagenet", [[3, 8, 8]], [[9], [9]], "one output of scores"),
+        ("imagenet", [[3, 8, 8]], [[9, 9]], "one output of scores"),
+        ("imagenet", [[3, 8, 8]], [], "one output of scores"),
+        ("yolov4", [[3, 64, 64]], [[8, 8, 3, 8], [4, 4, 3, 8]], "three outputs of cells"),
+        ("yolov4", [[3, 64, 64]], [[2, 2, 3, 8], [4, 4, 3, 8], [8, 8, 3, 8]], "three outputs of cells"),
+        ("yolov4", [[3, 64, 64]], [[8, 8, 3, 8], [4, 4, 3, 8], [2, 2, 3, 9]], "three outputs of cells"),
+        ("yolov8", [[3, 64, 64]], [[84]], "one output of boxes"),
+        ("yolov8", [[3, 64, 64]], [[-1, 84]], "one output of boxes"),
+        ("yolov8", [], [[84, 10]], "one input of colour images"),
+    ],
+)
+def test_a_model_that_it_is_not_for_is_refused(preset, inputs, outputs, said) -> None:
+    with pytest.raises(ServeError, match=f"preprocess '{preset}' is for a model with {said}"):
+        image_models(config(preset, inputs, outputs), ())
+
+
+def test_numbers_that_are_no_pixels_are_refused() -> None:
+    with pytest.raises(ServeError, match="FP32, FP16 or UINT8; this one takes in0 INT64"):
+        image_models(config("imagenet", [[3, 8, 8]], [[9]], DataType.INT64), ())
