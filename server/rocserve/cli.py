@@ -143,9 +143,10 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, Verb]]:
 
     get = verbs.add_parser(
         "get",
-        help="fetch the weights of the sample repository's models",
-        description="Download published models into the sample repository's folders, check them, and go on where an"
-        " earlier download stopped. A running server takes them up.",
+        help="fetch published models, with all that serves them",
+        description="Download published models into a repository, which is made where there is none, check them,"
+        " and go on where an earlier download stopped. Configurations, labels, pipelines and ensembles come along. A"
+        " running server takes them up.",
         allow_abbrev=False,
     )
     known = ("efficientnet_lite0", "resnet50", "yolov4")

@@ -79,9 +79,21 @@ def test_a_download_ends_in_the_version_folder(repository: Path, mirror: str) ->
     assert status == 0, text
     folder = repository / "resnet50"
     assert (folder / "1" / "model.onnx").read_bytes() == CONTENT
-    assert sorted(path.name for path in folder.iterdir()) == ["1"], "nothing else is left"
+    assert sorted(path.name for path in folder.iterdir()) == ["1", "config.pbtxt", "labels.txt"], "nothing else is left"
     assert "SHA-256 as published" in text
     assert "there already, and right" in get(repository)[1], "the second time asks nobody"
+
+
+def test_a_folder_that_is_not_there_is_made_with_all_that_serves_the_model(repository: Path) -> None:
+    folder = repository.parent / "new" / "models"
+    status, text = get(folder, untrained=True)
+    assert status == 0, text
+    assert "to serve it: rocserve serve" in text
+    assert (folder / "classify_image" / "1").is_dir()
+    assert (folder / "resnet50_preprocess" / "1" / "pipeline.json").is_file()
+    (folder / "classify_image" / "config.pbtxt").write_text("edited")
+    assert "to serve it" not in get(folder, untrained=True)[1]
+    assert (folder / "classify_image" / "config.pbtxt").read_text() == "edited"
 
 
 def test_a_terminal_gets_a_bar_and_a_pipe_lines(repository: Path, mirror: str) -> None:
@@ -102,7 +114,7 @@ def test_a_failure_says_what_to_do_and_leaves_no_version(repository: Path) -> No
     assert status == 1
     assert "'resnet50-v1-12.onnx' could not be downloaded" in text
     assert "--untrained" in text
-    assert list((repository / "resnet50").iterdir()) == []
+    assert not (repository / "resnet50" / "1").exists()
 
 
 def test_untrained_weights_give_way_to_published_ones_and_not_the_other_way(repository: Path, mirror: str) -> None:
@@ -139,7 +151,8 @@ def test_untrained_weights_may_be_built_beside_a_download_that_was_ended(reposit
     part.write_bytes(CONTENT[:5000])
     assert get(repository, untrained=True)[0] == 0
     assert part.read_bytes() == CONTENT[:5000]
-    assert sorted(path.name for path in part.parent.iterdir()) == ["1", "model.onnx.part"]
+    left = sorted(path.name for path in part.parent.iterdir())
+    assert left == ["1", "config.pbtxt", "labels.txt", "model.onnx.part"]
 
 
 def test_a_build_that_fails_leaves_nothing(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +163,7 @@ def test_a_build_that_fails_leaves_nothing(repository: Path, monkeypatch: pytest
     status, text = get(repository, untrained=True)
     assert status == 130
     assert "ended by you" in text
-    assert list((repository / "resnet50").iterdir()) == []
+    assert not (repository / "resnet50" / "1").exists()
 
 
 def test_ctrl_c_ends_it_in_a_line_and_the_next_time_goes_on(tmp_path: Path) -> None:
@@ -206,10 +219,11 @@ def test_a_source_that_is_no_address(repository: Path, source: str) -> None:
 
 
 def test_complaints_go_to_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["get", "resnet50", f"--model-repository={tmp_path / 'absent'}"]) == 1
+    (tmp_path / "file").write_text("")
+    assert main(["get", "resnet50", f"--model-repository={tmp_path / 'file'}"]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert "is no folder" in printed.err
+    assert f"cannot write to '{tmp_path / 'file'}': Not a directory" in printed.err
 
 
 def test_a_folder_that_cannot_be_written(repository: Path, mirror: str) -> None:
@@ -221,12 +235,6 @@ def test_a_folder_that_cannot_be_written(repository: Path, mirror: str) -> None:
         assert status == 1
         assert "cannot write" in text
         assert "run again" not in text, "there is nothing to go on from"
-
-
-def test_a_repository_that_is_not_there(tmp_path: Path) -> None:
-    status, text = get(tmp_path / "absent")
-    assert status == 1
-    assert "--model-repository=DIR" in text
 
 
 def test_only_known_models(capsys: pytest.CaptureFixture[str]) -> None:

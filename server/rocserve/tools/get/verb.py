@@ -16,6 +16,7 @@ from rocserve.tools.get.download import Patience, download
 from rocserve.tools.get.errors import GetError
 from rocserve.tools.get.partial_file import PartialFile
 from rocserve.tools.get.progress import progress_on
+from rocserve.tools.get.samples import copy_samples
 from rocserve.tools.untrained.origin import is_untrained
 
 SOURCE_VARIABLE = "ROCSERVE_GET_SOURCE"
@@ -43,9 +44,6 @@ def run(
     A server that serves the repository meanwhile sees each file appear whole.
     """
     out, errors = console or Console(), console or Console(stderr=True)
-    if not repository.is_dir():
-        _complain(errors, f"'{repository}' is no folder; name the model repository with --model-repository=DIR")
-        return 1
     source = source or os.environ.get(SOURCE_VARIABLE)
     if source and not source.lower().startswith(("http://", "https://")):
         _complain(errors, f"the source '{source}' is no address; expected one that begins with http:// or https://")
@@ -53,6 +51,7 @@ def run(
     status = 0
     for name in dict.fromkeys(names):
         try:
+            _bring_along(name, repository, out)
             if untrained:
                 _build(name, repository / name, force, out)
             else:
@@ -70,6 +69,15 @@ def run(
 def model_file(folder: Path) -> Path:
     """Where a model's file is to be."""
     return folder / _VERSION / _MODEL_FILE
+
+
+def _bring_along(name: str, repository: Path, out: Console) -> None:
+    try:
+        folders = copy_samples(name, repository)
+    except OSError as error:
+        raise GetError(f"cannot write to '{repository}': {error.strerror or error}") from error
+    if folders:
+        _say(out, f"{name}: '{repository}' has now {', '.join(folders)}; to serve it: rocserve serve {repository}")
 
 
 def _fetch(name: str, remote: RemoteFile, folder: Path, force: bool, out: Console, patience: Patience | None) -> None:

@@ -1,0 +1,50 @@
+"""What `make dist` builds, installed into an environment that has none of the checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+from support.server import RocserveProcess
+from tritonclient.grpc import InferInput, InferRequestedOutput
+
+ROOT = Path(__file__).parents[2]
+PHOTO = ROOT / "tests/data/digits/0002_two.jpg"
+BARE = {"PYTHONPATH": ""}
+
+
+def run(*command: str | Path, folder: Path) -> str:
+    environment = {**os.environ, **BARE}
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def test_the_wheel_serves_an_image_with_what_get_brings(tmp_path: Path) -> None:
+    # The wheel is built from the source distribution, which must have all of it.
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path / "dist", folder=ROOT)
+    wheel, sdist = sorted((tmp_path / "dist").iterdir(), key=lambda path: path.suffix, reverse=True)
+    assert sdist.name.endswith(".tar.gz")
+    environment = tmp_path / "bare"
+    python = environment / "bin" / "python"
+    run(sys.executable, "-m", "venv", "--without-pip", environment, folder=tmp_path)
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel, folder=tmp_path)
+    # Dependencies are those of this environment, but not the checkout that is installed there as editable.
+    packages = next(environment.glob("lib/python*/site-packages"))
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    printed = run(environment / "bin" / "rocserve", "get", "resnet50", "--untrained", folder=tmp_path)
+    assert "rocserve serve model_repository" in printed
+    repository = tmp_path / "model_repository"
+    log = tmp_path / "server.log"
+    with RocserveProcess([], str(repository), log=log, environment=BARE, python=str(python)) as server:
+        server.wait_until_ready(60)
+        assert "/bare/" in run(python, "-c", "import rocserve; print(rocserve.__file__)", folder=tmp_path)
+        entry = InferInput("ENCODED", [1, 1], "BYTES")
+        entry.set_data_from_numpy(np.array([[PHOTO.read_bytes()]], object))
+        wanted = InferRequestedOutput("PROBABILITIES", class_count=1)
+        answer = server.client().infer("classify_image", [entry], outputs=[wanted]).as_numpy("PROBABILITIES")
+        assert len(answer[0, 0].split(b":")) == 3, "probability, number and label"
