@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from support.load import ConstantLoad
-from support.models import ADD_CONSTANT_CONFIG, add_constant, drop, identity
+from support.models import ADD_CONSTANT_CONFIG, add_constant, drop, graph, identity
 from support.server import RocserveProcess, wait_until
 from tritonclient.grpc import InferInput
 
@@ -92,6 +92,19 @@ def test_a_model_folder_goes_by_the_name_that_is_given(tmp_path: Path) -> None:
         server.wait_until_ready()
         assert f"'{folder}' is a model folder; the model's name is 'mine'" in server.log_text
         assert asked(server, "mine", [[1, 2]]) == [[2, 3]]
+
+
+def test_a_configuration_that_batches_a_batch_1_export_is_served(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    (folder / "1").mkdir(parents=True)
+    spec = (onnx.TensorProto.FLOAT, [1, 2])
+    model = graph([onnx.helper.make_node("Neg", ["X"], ["Y"])], {"X": spec}, {"Y": spec})
+    (folder / "1" / "model.onnx").write_bytes(model)
+    (folder / "config.pbtxt").write_text(ADD_CONSTANT_CONFIG)
+    with RocserveProcess([], str(folder), log=tmp_path / "server.log") as server:
+        server.wait_until_ready()
+        assert "has the batch size 1 in its file: the rows of a batch are run one by one" in server.log_text
+        assert asked(server, "m", [[1, 2], [3, 4], [5, 6]]) == [[-1, -2], [-3, -4], [-5, -6]]
 
 
 def test_a_repository_is_known_as_one(tmp_path: Path) -> None:

@@ -57,6 +57,17 @@ def test_add_sub(model_source: SourceMaker) -> None:
     assert set(model.execute(batch_of("OUTPUT1", INPUT0=left, INPUT1=right)).outputs) == {"OUTPUT1"}
 
 
+def test_a_batch_of_1_in_the_file_is_run_row_by_row_where_the_configuration_batches(model_source: SourceMaker) -> None:
+    source = model_source("model.onnx", identity(FLOAT, [1, 3]))
+    assert load(source).signature.inputs == (TensorSpec("INPUT0", DataType.FP32, (1, 3)),)
+    model = load(replace(source, config=replace(source.config, max_batch_size=4)))
+    assert model.signature.inputs == (TensorSpec("INPUT0", DataType.FP32, (-1, 3)),)
+    assert model.signature.supports_batching
+    rows = np.arange(12, dtype=np.float32).reshape(4, 3)
+    np.testing.assert_array_equal(run_one(model, "INPUT0", rows), rows)
+    model.close()
+
+
 @pytest.mark.parametrize(
     ("element_type", "datatype"),
     [

@@ -88,11 +88,11 @@ def test_a_folder_that_is_not_there_is_made_with_all_that_serves_the_model(repos
     folder = repository.parent / "new" / "models"
     status, text = get(folder, untrained=True)
     assert status == 0, text
-    assert "to serve it: rocserve serve" in text
+    assert f"to serve them: rocserve serve {folder}" in text
     assert (folder / "classify_image" / "1").is_dir()
     assert (folder / "resnet50_preprocess" / "1" / "pipeline.json").is_file()
     (folder / "classify_image" / "config.pbtxt").write_text("edited")
-    assert "to serve it" not in get(folder, untrained=True)[1]
+    assert "to serve them" not in get(folder, untrained=True)[1]
     assert (folder / "classify_image" / "config.pbtxt").read_text() == "edited"
 
 

@@ -19,7 +19,7 @@ from rocserve.backends.onnx.migraphx_provider import pads_with_first_row
 from rocserve.backends.onnx.opener import SessionOpener, require_model, session_facts
 from rocserve.backends.onnx.providers import Provider, ProviderPlan, plan_providers
 from rocserve.backends.onnx.runs import PlacedRun, Run, SizedRun, placed_run, session_run
-from rocserve.backends.onnx.signature import session_signature
+from rocserve.backends.onnx.signature import has_single_rows, session_signature, with_open_batch
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.core.model_config import ModelConfig
@@ -74,6 +74,10 @@ def _load(model: ModelSource, plan: ProviderPlan) -> LoadedModel:
         return load_fixed_shapes(model, opener, plan.compiling)
     session = opener.open()
     signature = session_signature(session, model.config)
+    if model.config.max_batch_size > 0 and has_single_rows(signature):
+        _LOG.info("model '%s' has the batch size 1 in its file: the rows of a batch are run one by one", model.name)
+        run = SizedRun({1: session_run(session, signature)}, pad_with_first_row=True)
+        return OnnxModel(run, with_open_batch(signature), model.config, session_facts(session))
     placed = placed_run(session, signature, model.config.max_batch_size > 0)
     return OnnxModel(session_run(session, signature), signature, model.config, session_facts(session), placed=placed)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from rocserve.core.datatypes import DataType
@@ -63,3 +64,18 @@ def _reason(onnx_type: str) -> str:
         "but only dense tensors can be served; export the model with tensors instead (scikit-learn classifiers:"
         " option zipmap=False)"
     )
+
+
+def has_single_rows(signature: Signature) -> bool:
+    """Whether the model's file says 1 where the batch would be, in all that it takes and gives."""
+    tensors = (*signature.inputs, *signature.outputs)
+    return bool(signature.inputs) and all(spec.shape[:1] == (1,) for spec in tensors)
+
+
+def with_open_batch(signature: Signature) -> Signature:
+    """The same with any number of rows."""
+    inputs, outputs = (
+        tuple(replace(spec, shape=(-1, *spec.shape[1:])) for spec in specs)
+        for specs in (signature.inputs, signature.outputs)
+    )
+    return replace(signature, inputs=inputs, outputs=outputs, supports_batching=True)

@@ -51,12 +51,14 @@ def run(
     status = 0
     for name in dict.fromkeys(names):
         try:
-            _bring_along(name, repository, out)
+            folders = _bring_along(name, repository)
             if untrained:
                 _build(name, repository / name, force, out)
             else:
                 remote = CATALOGUE[name].at(source) if source else CATALOGUE[name]
                 _fetch(name, remote, repository / name, force, out, patience)
+            if folders:
+                _say(out, f"{name}: with it came {', '.join(folders)}; to serve them: rocserve serve {repository}")
         except GetError as error:
             _complain(errors, f"{name}: {error}")
             status = 1
@@ -71,13 +73,11 @@ def model_file(folder: Path) -> Path:
     return folder / _VERSION / _MODEL_FILE
 
 
-def _bring_along(name: str, repository: Path, out: Console) -> None:
+def _bring_along(name: str, repository: Path) -> tuple[str, ...]:
     try:
-        folders = copy_samples(name, repository)
+        return copy_samples(name, repository)
     except OSError as error:
         raise GetError(f"cannot write to '{repository}': {error.strerror or error}") from error
-    if folders:
-        _say(out, f"{name}: '{repository}' has now {', '.join(folders)}; to serve it: rocserve serve {repository}")
 
 
 def _fetch(name: str, remote: RemoteFile, folder: Path, force: bool, out: Console, patience: Patience | None) -> None:
