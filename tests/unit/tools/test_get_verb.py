@@ -22,6 +22,7 @@ from rocserve.cli import main
 from rocserve.tools.get import verb
 from rocserve.tools.get.catalogue import CATALOGUE, RemoteFile
 from rocserve.tools.get.download import Patience
+from rocserve.tools.get.samples import copy_samples
 from rocserve.tools.untrained import resnet50
 from rocserve.tools.untrained.origin import PRODUCER, is_untrained
 
@@ -82,6 +83,12 @@ def test_a_download_ends_in_the_version_folder(repository: Path, mirror: str) ->
     assert sorted(path.name for path in folder.iterdir()) == ["1", "config.pbtxt", "labels.txt"], "nothing else is left"
     assert "SHA-256 as published" in text
     assert "there already, and right" in get(repository)[1], "the second time asks nobody"
+
+
+def test_all_that_can_be_fetched_has_what_serves_it(tmp_path: Path) -> None:
+    for name in CATALOGUE:
+        assert name in copy_samples(name, tmp_path)
+        assert (tmp_path / name / "config.pbtxt").is_file()
 
 
 def test_a_folder_that_is_not_there_is_made_with_all_that_serves_the_model(repository: Path) -> None:

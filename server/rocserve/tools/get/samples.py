@@ -8,6 +8,7 @@ from pathlib import Path
 import rocserve
 
 SAMPLES = {
+    "efficientnet_lite0": ("efficientnet_lite0",),
     "resnet50": ("resnet50", "resnet50_preprocess", "resnet50_probabilities", "classify_image"),
     "yolov4": ("yolov4", "yolov4_preprocess", "yolov4_postprocess", "detect_objects"),
 }
