@@ -81,7 +81,8 @@ _BODY_SECONDS = 60.0
 """What a client has for a body, beside the time that what has come is granted."""
 _LEAST_BYTES_PER_SECOND = 64 << 10
 """A client that sends slower than half a megabit a second may take no longer than `_BODY_SECONDS`."""
-_LONG_TO_DECOMPRESS = 64 << 10
+_LONG_TO_DECOMPRESS = 1 << 10
+"""Bytes; they may become a thousand times as many."""
 
 
 class BodyReader:

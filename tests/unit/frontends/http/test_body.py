@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import logging
+import threading
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rocserve.core.errors import ServeError
 from rocserve.core.request_memory import Holding, RequestMemory
-from rocserve.frontends.http.body import BodyReader
+from rocserve.frontends.http import body as body_module
+from rocserve.frontends.http.body import BodyReader, decompressed
 from rocserve.frontends.http.errors import HttpError
 from rocserve.frontends.http.listener import HttpListener
 from rocserve.frontends.http.protocol import Request, Response
@@ -78,3 +83,18 @@ async def test_a_body_that_comes_byte_by_byte_is_given_up() -> None:
     assert b"the request's body did not come in time" in told
     writer.close()
     await listener.stop(0)
+
+
+async def test_little_that_becomes_much_is_decompressed_on_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+
+    def noted(data: bytes, limit: int) -> bytes:
+        threads.append(threading.get_ident())
+        return decompressed(data, limit)
+
+    monkeypatch.setattr(body_module, "decompressed", noted)
+    plain = bytes(8 << 20)
+    request: Any = SimpleNamespace(is_whole=True, data=gzip.compress(plain))
+    reader = BodyReader(len(plain), RequestMemory())
+    assert await reader.tensor_body(request, "gzip", True, Holding()) == plain
+    assert threads != [threading.get_ident()]
