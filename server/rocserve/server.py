@@ -267,9 +267,9 @@ class Server:
 
     async def _return(self) -> None:
         """Load what the server had whose place this one takes."""
-        self._dispatcher.is_returning = True
+        self._tables.table = replace(self._tables.table, is_returning=True)
         await self._repository.start()
-        self._dispatcher.is_returning = False
+        self._tables.table = replace(self._tables.table, is_returning=False)
 
     async def _serve(self, started: asyncio.Future[None], ending: Ending, front_ends: FrontEnds) -> int:
         """Until what is there has been `started`, and then until the end."""

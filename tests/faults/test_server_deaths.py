@@ -22,10 +22,11 @@ from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.server import RocserveProcess, wait_until
 from tritonclient.utils import InferenceServerException
 
-DEATHS = 4
+DEATHS = 9
 MOST_SUPERVISOR_BYTES = 15 << 20
-SLACK = 3
-"""Descriptors that come and go; fewer than one for each death."""
+SLACK = 8
+"""Descriptors of clients' connections that come and go, and of workers that have had many batches; fewer than one for
+each death."""
 PYTHON_CONFIG = """
 backend: "python"
 input { name: "X" data_type: TYPE_FP32 dims: [ 1, 2 ] }

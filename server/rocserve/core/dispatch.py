@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, StatusCode, unavailable
+from rocserve.core.errors import ServeError
 from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import SequenceId
 from rocserve.core.serving import Responder, ServingTableHolder
@@ -28,8 +28,6 @@ class Dispatcher:
         self._work_off = work_off
         self._unprepared: dict[tuple[str, SequenceId] | None, list[_Unprepared]] = {}
         """By sequences of which a request is being prepared, those that have come behind it."""
-        self.is_returning = False
-        """The server has taken another's place, and not yet loaded all that this one had."""
 
     def dispatch(self, request: InferRequest, responder: Responder, copying: Sequence[Steps] = ()) -> None:
         """Schedule a request with the version that it names; every error goes to the responder.
@@ -55,9 +53,6 @@ class Dispatcher:
         try:
             self.tables.table.find(request.head.model_name, request.head.model_version).infer(request, responder)
         except ServeError as error:
-            if self.is_returning and error.code is StatusCode.NOT_FOUND:
-                # A client that has had answers of the model may ask again.
-                error = unavailable(error.text)
             responder.fail(error)
 
     def _prepare(

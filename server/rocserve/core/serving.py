@@ -106,6 +106,9 @@ class ServingTable:
     """Each once; None = as in `models`."""
     ambiguous: Mapping[str, int] = field(default_factory=dict)
     """How many models there are of a name that is in several namespaces."""
+    is_returning: bool = False
+    """The server has taken another's place, and not yet loaded all that this one had: whoever had answers of a model
+    that is not there may ask again."""
 
     @property
     def all_models(self) -> Iterable[ServedModel]:
@@ -124,20 +127,23 @@ class ServingTable:
             raise self._unknown(name)
         if number is None:
             if model.latest is None:
-                raise not_found(f"Request for unknown model: '{name}' has no available versions")
+                raise self._missing(f"Request for unknown model: '{name}' has no available versions")
             return model.latest
         served = model.versions.get(number)
         if served is not None:
             return served
         if number in model.unready:
             raise unavailable(f"Request for unknown model: '{name}' version {number} is not at ready state")
-        raise not_found(f"Request for unknown model: '{name}' version {number} is not found")
+        raise self._missing(f"Request for unknown model: '{name}' version {number} is not found")
+
+    def _missing(self, text: str) -> ServeError:
+        return unavailable(text) if self.is_returning else not_found(text)
 
     def _unknown(self, name: str) -> ServeError:
         count = self.ambiguous.get(name)
         if count is None:
             served = [known for known, model in self.models.items() if model.latest is not None]
-            return not_found(
+            return self._missing(
                 f"Request for unknown model: '{name}' is not found{names_hint('served are', name, served)}"
             )
         return invalid_argument(

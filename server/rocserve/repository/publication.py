@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Set
+from dataclasses import replace
 
 from rocserve.core.model_names import ModelNames, Resolved
-from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
+from rocserve.core.serving import ServedModel, ServingTableHolder
 from rocserve.repository.background import BackgroundTasks
 from rocserve.repository.events import RepositoryEvents
 from rocserve.repository.loader import LoadedVersion
@@ -52,7 +53,12 @@ class Publication:
         resolved = self._resolved(served)
         if self._names.namespaces:
             self._borrowed = {name for name, model in resolved.models.items() if served.get(name) is not model}
-        self._holder.table = ServingTable(resolved.models, tuple(served.values()), resolved.ambiguous)
+        self._holder.table = replace(
+            self._holder.table,
+            models=resolved.models,
+            listed=tuple(served.values()),
+            ambiguous=resolved.ambiguous,
+        )
         retired, self._retired = self._retired, []
         for version, done in retired:
             self._background.start(self._unload(version, done), f"unload of {version.name} {version.version}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from rocserve.core.errors import ServeError, StatusCode
@@ -47,3 +49,18 @@ def test_what_cannot_be_found(name: str, version: str, code: StatusCode, text: s
         TABLE.find(name, version)
     assert caught.value.code is code
     assert caught.value.text.startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "code"),
+    [
+        ("x", "", StatusCode.UNAVAILABLE),
+        ("x", "abc", StatusCode.INVALID_ARGUMENT),
+        ("m", "", StatusCode.UNAVAILABLE),
+        ("m", "1", StatusCode.UNAVAILABLE),
+    ],
+)
+def test_what_may_yet_be_loaded_again_may_be_asked_for_again(name: str, version: str, code: StatusCode) -> None:
+    with pytest.raises(ServeError) as caught:
+        dataclasses.replace(TABLE, is_returning=True).find(name, version)
+    assert caught.value.code is code
