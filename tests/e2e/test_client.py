@@ -116,7 +116,7 @@ def test_errors_carry_the_servers_status_and_text(rocserve_server: RocserveProce
     with Client(rocserve_server.address) as client:
         with pytest.raises(NotFound) as unknown:
             client.infer("nothing", encoded(DIGITS[:1]))
-        assert unknown.value.text == "Request for unknown model: 'nothing' is not found"
+        assert unknown.value.text.startswith("Request for unknown model: 'nothing' is not found; served are: ")
         with pytest.raises(InvalidArgument, match="unexpected inference output 'NOPE' for model 'digits'"):
             client.infer("digits", encoded(DIGITS[:1]), ["NOPE"])
         with pytest.raises(InvalidArgument):

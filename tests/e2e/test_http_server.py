@@ -62,7 +62,7 @@ def test_requests_in_hand_are_finished_at_the_end(serve: Any, repository: Path) 
     # A client whose request is under way, and one whose connection is open.
     idle = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20)
     idle.request("GET", "/v2/health/ready")
-    assert idle.getresponse().read() == b""
+    assert json.loads(idle.getresponse().read()) == {"ready": True}
     sending = socket.create_connection(("127.0.0.1", server.http_port), timeout=20)
     data = json.dumps(body).encode()
     sending.sendall(b"POST /v2/models/patient/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data))

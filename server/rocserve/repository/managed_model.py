@@ -52,6 +52,8 @@ class ManagedModel:
         """All that this ensemble's missing members want for is their files, which nobody has brought yet."""
         self._is_load_due = False
         """This ensemble's content is to be loaded as soon as its members allow it."""
+        self.is_gone = False
+        """It is no more in the repository."""
         self._is_rejected = False
         """`content` is not what is there now, which cannot be used."""
 
@@ -99,6 +101,7 @@ class ManagedModel:
         `at_once`: load again even what has just failed.
         """
         self.content = content
+        self.is_gone = False
         self._is_rejected = False
         if at_once:
             for version in self._all():
@@ -112,6 +115,7 @@ class ManagedModel:
     def reject(self, problem: Failure) -> None:
         """The content that is there now cannot be used. What is served stays."""
         self._problem = problem
+        self.is_gone = False
         self._is_rejected = True
         self._is_load_due = False
         for version in self._all():
@@ -128,6 +132,7 @@ class ManagedModel:
         self._is_waiting_for_members = False
         self._lacks_files_of_members = False
         self._is_load_due = False
+        self.is_gone = is_gone
         self.is_extra |= is_gone
         self._is_told_missing = False
         for version in self._all():

@@ -45,6 +45,9 @@ class Publication:
         for key in changed:
             self._note_ensemble(key)
             self._take(key)
+        if len(self._served) > len(self.models):
+            # Those that have been gone for long are known no more.
+            self._served = {key: model for key, model in self._served.items() if key in self.models}
         self._review_ensembles()
         for key in {*changed, *self._ensembles}:
             if (model := self.models.get(key)) is not None:
@@ -139,6 +142,7 @@ class Publication:
     def _resolved(self, served: Mapping[str, ServedModel]) -> Resolved[ServedModel]:
         if not self._names.namespaces:
             return Resolved(served, {})
+        served = {key: model for key, model in served.items() if key in self.models and not self.models[key].is_gone}
         # A model that another one stands for is there when it serves; until then nobody misses anything.
         late = {key for key in self._borrowed if (model := served.get(key)) is None or model.latest is None}
         known = [key for key, model in self.models.items() if model.content is not None and key not in late]

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from rocserve.core.errors import ServeError
+from rocserve.repository import catalogue
 from rocserve.repository.settings import ReadinessRule
 
 from .conftest import SETTLE_SECONDS, FakeLoader, Folders, Served, Start
@@ -132,6 +136,21 @@ async def test_a_folder_renamed_out_is_unloaded_and_comes_back_when_renamed_in(
     (tmp_path / "away").rename(folder)
     await served.until(lambda: served.state("m") == "READY")
     assert len(loader.alive("m")) == 1
+
+
+async def test_models_that_have_been_gone_for_long_are_forgotten(
+    start: Start, folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogue, "_GONE_SHOWN", 1)
+    made = [folders.model(name, 1) for name in ("a", "b", "c", "stays")]
+    served: Served = await start()
+    for folder in made[:3]:
+        shutil.rmtree(folder)
+        await served.until(lambda name=folder.name: served.rows(name) in ({}, {"1": ("UNAVAILABLE", "unloaded")}))
+    folders.version("stays", 2)
+    await served.until(lambda: served.state("stays", "2") == "READY")
+    assert sorted(served.table.table.models) == ["c", "stays"]
+    assert served.data("a") == "Request for unknown model: 'a' is not found; served are: stays"
 
 
 async def test_a_version_with_an_older_time_than_before_is_taken(
