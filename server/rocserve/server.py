@@ -305,7 +305,9 @@ class Server:
         """Raises: OSError."""
         table = self._tables.table
         print_table(self._repository.index(ready_only=False), table, sys.stdout)
-        model = None if self._single is None else table.models.get(self._single.name)
+        name = "" if self._single is None else self._single.name
+        # Who has asked for images wants to send some.
+        model = table.models.get(f"{name}_image" if self._settings.preprocess else name)
         if model is not None and model.latest is not None:
             addresses = front_ends.plain_addresses()
             print_sample(model.latest, table, addresses.get("http", ""), addresses.get("grpc", ""), sys.stdout)

@@ -219,4 +219,5 @@ def test_a_file_is_served_for_images(tmp_path: Path, labels: str) -> None:
                 "shapes_image", {"ENCODED": np.array([(PICTURES / "04.jpg").read_bytes()], dtype=object)}
             )
             assert client.model_ready("shapes")
+        wait_until(lambda: "/shapes_image/infer -F ENCODED=@photo.jpg" in server.printed, what="the line for images")
     assert b"triangle" in answer["LABELS"]
