@@ -1,9 +1,9 @@
 """What the pages have people type, typed: blocks of `sh`, and of `python` that ask a server, a page after the other.
 
 A page's blocks run in one shell, in order, in a copy of the sample's files, with a network of their own: so commands
-and ports are those that stand there. `rocserve serve` goes on beside what follows it, until the next one. A block after
-a file's name is that file. Blocks of `console` need what a machine for tests lacks: root, an AMD GPU, a container
-engine, minutes.
+and ports are those that stand there; only `rocserve get` has the world's, before all others. `rocserve serve` goes on
+beside what follows it, until the next one. A block after a file's name is that file. Blocks of `console` need what a
+machine for tests lacks: root, an AMD GPU, a container engine, minutes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 SHELL = """
 set -euo pipefail
 rocserve() {
+  if [ "$1" = get ]; then return; fi
   if [ "$1" != serve ]; then command rocserve "$@"; return; fi
   stop
   command rocserve "$@" >server.log 2>&1 &
@@ -101,14 +103,17 @@ def test_commands_work_as_they_stand_there(page: Path, tmp_path: Path) -> None:
         "PYTHONPATH": f"{CHECKOUT}/server:{CHECKOUT}/clients",
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }
-    ran = subprocess.run(
-        [*NETWORK, "python3", "-c", LOOPBACK, "bash", "-c", script],
-        check=False,
-        cwd=tmp_path,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert ran.returncode == 0, ran.stdout
+    for download in re.findall(r"^rocserve get .*", script, re.MULTILINE):
+        _run(["bash", "-c", download], tmp_path, environment)
+    _run([*NETWORK, "python3", "-c", LOOPBACK, "bash", "-c", script], tmp_path, environment)
+
+
+def _run(command: list[str], folder: Path, environment: Mapping[str, str]) -> None:
+    output = folder / "output"
+    with output.open("w") as out:
+        ran = subprocess.run(
+            command, check=False, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+        )
+    if "could not be downloaded" in output.read_text():
+        pytest.skip("no network here")
+    assert ran.returncode == 0, output.read_text()
