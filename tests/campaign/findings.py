@@ -130,9 +130,9 @@ class Damage:
 
 
 def _is_cut_off(error: Exception) -> bool:
-    """The connection has ended, or could not be made."""
+    """The connection has ended, or could not be made, or the server is not back with all of its models."""
     if isinstance(error, InferenceServerException):
-        return error.status() == "StatusCode.UNAVAILABLE"
+        return error.status() in ("StatusCode.UNAVAILABLE", "503")
     if isinstance(error, RocserveError):
         return error.status is StatusCode.UNAVAILABLE
     return isinstance(error, CUT_OFF)

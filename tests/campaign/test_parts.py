@@ -89,6 +89,8 @@ def test_a_killed_server_excuses_connections_that_end_and_what_went_with_it():
         now = time.monotonic()
         assert damage.excuse("poll", cut_off, before, now) == "connection to a killed process"
         assert damage.excuse("poll", ConnectionResetError(), now, now) == "connection to a killed process"
+        by_http = InferenceServerException("has no available versions", "503")
+        assert damage.excuse("poll", by_http, now, now) == "connection to a killed process"
         assert damage.excuse("explicit", cut_off, before, now) is None, "another server's"
         assert damage.excuse("poll", wrong, before, now) is None
     back = time.monotonic() + RECONNECT_SECONDS
