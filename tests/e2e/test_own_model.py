@@ -204,6 +204,7 @@ def run(*command: str, folder: Path | None = None) -> str:
     ("words", "text"),
     [
         (["none.onnx"], "there is no file or folder 'none.onnx'"),
+        (["s3://bucket/models"], "s3://bucket/models"),
         (["notes.txt"], "'notes.txt' is no model file by its ending; expected .mxr, .onnx, "),
         ([".", "--model-name=m"], "'.' is a repository, whose models say it in their folders"),
         (["net.onnx", "--model-repository=."], "'net.onnx' and --model-repository both say what to serve"),

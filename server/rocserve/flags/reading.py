@@ -15,7 +15,7 @@ from rocserve.flags.observing import LOG, METRICS, TRACE
 from rocserve.flags.serving import ENGINES, REPOSITORY, SERVER, WORKERS
 from rocserve.flags.tls import check_tls
 from rocserve.flags.unserved import UNSERVED, WITHOUT_EFFECT, refuse_unserved
-from rocserve.flags.values import boolean, readiness_rule
+from rocserve.flags.values import boolean, readiness_rule, repository
 from rocserve.observability.tracing.options import trace_options
 from rocserve.repository.single_model import find_single_model, model_endings
 from rocserve.settings import (
@@ -53,7 +53,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         nargs="?",
-        type=Path,
+        type=repository,
         metavar="WHAT",
         help="a model's file (.onnx, .mxr, .pb, .graphdef, pipeline .json, model.py), the folder that holds it, a model"
         " folder, or a repository of models",
