@@ -70,7 +70,7 @@ class TensorPlaces:
         are of others."""
         if sizes_of(data) != self.sizes:
             return None
-        if isinstance(data, PackedTensors):
+        if type(data) is PackedTensors or type(data) is PlacedTensors:
             return (data.block,)
         return data if self._is_dense else padded(data)
 
@@ -131,9 +131,24 @@ class PackedTensors(Sequence[Buffer]):
         return list(self)[index]
 
 
+class PlacedTensors(PackedTensors):
+    """Those of a request that lie in a heap which others read too, who find them there at `offset`."""
+
+    __slots__ = ("_kept", "heap", "offset")
+
+    def __init__(self, block: memoryview, places: TensorPlaces, heap: object, offset: int, kept: object) -> None:
+        """`heap`: told apart by its identity. `kept`: as long as somebody holds it the memory is not used anew."""
+        super().__init__(block, places)
+        self.heap = heap
+        self.offset = offset
+        self._kept = kept
+
+
 def sizes_of(data: Sequence[Buffer]) -> list[int]:
     """How many bytes each has."""
-    return data.sizes if isinstance(data, PackedTensors) else [*map(len, data)]
+    if type(data) is PackedTensors or type(data) is PlacedTensors:
+        return data.sizes
+    return [*map(len, data)]
 
 
 def _bounds(sizes: Sequence[int], start: int) -> tuple[Bounds, int]:

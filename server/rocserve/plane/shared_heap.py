@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from rocserve.core.tensor_places import PackedTensors, TensorPlaces
 from rocserve.plane import anonymous_file
 from rocserve.plane.heap import Heap, HeapReader, heap_bytes
 
@@ -69,16 +68,3 @@ class HeapShare:
 
     def __del__(self) -> None:
         self.heap.take_back(self.number)
-
-
-class SharedTensors(PackedTensors):
-    """The data of a request that lies in a share: whoever reads the heap finds it at `offset`."""
-
-    __slots__ = ("_slot", "offset", "share")
-
-    def __init__(self, share: HeapShare, offset: int, nbytes: int, places: TensorPlaces, slot: object) -> None:
-        """`slot`: its owner does not use the memory anew as long as somebody holds it. Raises: see PackedTensors."""
-        super().__init__(share.heap.reader.view(offset, nbytes), places)
-        self.share = share
-        self.offset = offset
-        self._slot = slot

@@ -18,6 +18,10 @@ SHORT_NS = 1_000_000
 """Batches are sent ahead only while the engine takes less than this for one: then the way to the worker and back is a
 large part of the time, and a request that waits there instead of in the queue loses next to nothing."""
 
+BRIEF_NS = 100_000
+"""What the way to a worker and back takes, about. Where the engine takes less for a batch, the cost of each batch is
+most of what there is, and instances that are idle would have many small ones."""
+
 
 class InstancePool:
     """Knows what each instance has in hand."""
@@ -29,6 +33,8 @@ class InstancePool:
         self._begun: set[Channel] = set()
         """The instances that have been handed a batch."""
         self._engine_ns = SHORT_NS
+        self._begun_ns = 0
+        """When a batch was last handed to an instance."""
         self._sends_ahead = sends_ahead
 
     def attach(self, channel: Channel, on_granted: Callable[[], None]) -> None:
@@ -66,6 +72,14 @@ class InstancePool:
                 best, fewest = channel, count
         return best
 
+    @property
+    def returns_by_ns(self) -> int:
+        """By time.monotonic_ns(), when a batch that an instance has is likely to be back; 0: none is, or only after
+        a while."""
+        if self._engine_ns >= BRIEF_NS or not self._sends_ahead or not any(self._in_hand.values()):
+            return 0
+        return self._begun_ns + BRIEF_NS
+
     def stop_sending_ahead(self) -> None:
         """From now on a busy instance gets nothing more."""
         self._sends_ahead = False
@@ -81,6 +95,7 @@ class InstancePool:
         """A batch is about to be handed to an instance."""
         batches = self._in_hand[channel]
         batches.append(batch)
+        self._begun_ns = batch.compute_start_ns
         batch.sent_ahead = len(batches) > 1
         if channel not in self._begun:
             self._begun.add(channel)

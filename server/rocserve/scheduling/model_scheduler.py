@@ -82,7 +82,8 @@ class ModelScheduler(Scheduler):
     # Work
 
     def _next_work(self, now_ns: int) -> Work | None:
-        """See Scheduler. A busy instance is sent a batch ahead only when that could not grow by waiting."""
+        """See Scheduler. A busy instance is sent a batch ahead only when that could not grow by waiting; so is an idle
+        one while another instance is about to be done."""
         if not self._queue:
             return None
         idle = self._pool.idle()
@@ -96,8 +97,13 @@ class ModelScheduler(Scheduler):
                 self._triage.lost.clear()
         else:
             decision = self._policy.decide(self._queue, now_ns)
-        if idle is None and not decision.is_full:
-            return None
+        if not decision.is_full:
+            if idle is None:
+                return None
+            returns_by_ns = self._pool.returns_by_ns
+            if now_ns < returns_by_ns:
+                self._delay.set(returns_by_ns / 1e9, self._delay_passed)
+                return None
         if decision.request_count == 0:
             if decision is not NOTHING:
                 self._delay.set(decision.look_again_at_ns / 1e9, self._delay_passed)

@@ -13,6 +13,7 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.ragged import Shape, made_data, made_shape, ragged_batching
 from rocserve.core.tensors import Buffer, Tensor
 from rocserve.plane.heap import HeapReader
+from rocserve.workers.result_writer import COPIED_SOONER
 from rocserve.workers.worker_end import ReceivedRequest, RequestForm
 
 _Key = TypeVar("_Key")
@@ -60,7 +61,9 @@ class BatchGatherer:
         form = requests[0].form
         if form.places.sizes is None or self._ragged or any(request.form is not form for request in requests):
             return self._mixed(requests)
-        if len(requests) == 1:
+        if len(requests) == 1 and form.places.end > COPIED_SOONER:
+            # Small ones lie in so many places that a copy costs less than what is made for each. An output that is one
+            # of them is copied before the next comes.
             return self._alone(requests[0])
         key = (form, len(requests))
         gathered = self._gathered.get(key)
@@ -91,7 +94,7 @@ class BatchGatherer:
         inputs: dict[str, Tensor] = {}
         columns: list[memoryview] = []
         for head in layout.inputs:
-            shape = (head.shape[0] * count, *head.shape[1:])
+            shape = head.shape if count == 1 else (head.shape[0] * count, *head.shape[1:])
             columns.append(memoryview(bytearray(math.prod(shape) * head.datatype.itemsize)))
             inputs[head.name] = Tensor(head.name, head.datatype, shape, columns[-1].toreadonly())
         return _Gathered(Batch(inputs, layout.requested_outputs, (layout.rows,) * count), columns)

@@ -20,7 +20,7 @@ from rocserve.backends.request_model import RESCHEDULED, Answer, ModelCall, Mode
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument, unavailable
 from rocserve.core.model_config import NO_LIMITS, InstanceRateLimiter
 from rocserve.core.request_form import BatchForm, Member, RequestForm
-from rocserve.core.tensor_places import aligned, padded
+from rocserve.core.tensor_places import PlacedTensors, aligned, padded
 from rocserve.core.tensors import Buffer, Tensor
 from rocserve.core.trace import Trace
 from rocserve.plane import anonymous_file, heap, link
@@ -28,7 +28,7 @@ from rocserve.plane.doorbell import SocketRinger, drain_rings
 from rocserve.plane.heap import COPIED_AT_ONCE, HeapFull, HeapReader, ReadSlot, Slot, copy_bytes, fill
 from rocserve.plane.link import ENTRY_BYTES, LinkBroken, LinkEnd
 from rocserve.plane.loop import TimerHandle
-from rocserve.plane.shared_heap import SharedHeap, SharedTensors
+from rocserve.plane.shared_heap import SharedHeap
 from rocserve.workers.answer_watch import Owed
 from rocserve.workers.call_texts import read_call, write_response
 from rocserve.workers.channel_mail import ChannelMail
@@ -122,7 +122,7 @@ class _SentBatch:
         sizes: tuple[int, ...],
         cuts: OutputCuts | None,
         slot: Slot,
-        inputs: Sequence[SharedTensors],
+        inputs: Sequence[PlacedTensors],
         entry: bytes,
     ) -> None:
         self.on_outcome = on_outcome
@@ -323,7 +323,7 @@ class Channel:
             batch.posted = work.posted
         self._ring()
 
-    def _write(self, members: Sequence[Member]) -> tuple[Slot, int, Sequence[SharedTensors], _Large]:
+    def _write(self, members: Sequence[Member]) -> tuple[Slot, int, Sequence[PlacedTensors], _Large]:
         """The slot of a batch, the entries of its table, inputs that lie elsewhere, and what is still to be copied."""
         forms = self._forms
         fresh = [form for form in {member.form for member in members} if form not in forms]
@@ -340,13 +340,13 @@ class Channel:
 
     def _write_with(
         self, fresh: Sequence[RequestForm], members: Sequence[Member]
-    ) -> tuple[Slot, int, Sequence[SharedTensors], _Large]:
+    ) -> tuple[Slot, int, Sequence[PlacedTensors], _Large]:
         """`fresh`: the forms that the worker does not know."""
         inputs, forms, pack = self._inputs, self._forms, ENTRY.pack
         count = len(members) + len(fresh)
         table: list[bytes] = []
         pieces: list[Buffer] = []
-        placed: list[SharedTensors] = []
+        placed: list[PlacedTensors] = []
         end = aligned(count * ENTRY_BYTES)
         for form in fresh:
             text = form.text
@@ -359,7 +359,7 @@ class Channel:
         for member in members:
             form, data, details = member.form, member.data, member.details
             flags, place = 0, end
-            if isinstance(data, SharedTensors) and data.share.heap is inputs and data.sizes == form.places.sizes:
+            if type(data) is PlacedTensors and data.heap is inputs and data.sizes == form.places.sizes:
                 flags, place = PLACED, data.offset
                 placed.append(data)
             else:

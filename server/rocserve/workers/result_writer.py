@@ -26,7 +26,7 @@ Array = np.ndarray[Any, Any]
 _FAILURE_TEXTS = 64 * 1024
 """Characters that the texts of one batch's failures share."""
 _REMEMBERED = 256
-_COPIED_SOONER = 4096
+COPIED_SOONER = 4096
 """Bytes of an array up to which one copy more takes less time than a view of it."""
 NO_ROOM: Mapping[str, Array] = {}
 
@@ -206,7 +206,7 @@ class ResultWriter:
 def _octets(source: Array | Buffer | Tensor) -> Buffer:
     """The bytes of an output, one behind the other."""
     if isinstance(source, np.ndarray):
-        if source.nbytes <= _COPIED_SOONER:
+        if source.nbytes <= COPIED_SOONER:
             return source.tobytes()
         return octets(np.ascontiguousarray(source))
     return flat_octets(source.data if isinstance(source, Tensor) else source)

@@ -7,10 +7,10 @@ import gc
 import pytest
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.tensor_places import TensorPlaces
+from rocserve.core.tensor_places import PlacedTensors, TensorPlaces
 from rocserve.core.tensors import TensorHead
 from rocserve.plane.heap import Heap, HeapReader
-from rocserve.plane.shared_heap import SHARES, HeapShare, SharedHeap, SharedTensors
+from rocserve.plane.shared_heap import SHARES, HeapShare, SharedHeap
 
 LIMIT = 1 << 20
 
@@ -55,7 +55,7 @@ def test_a_share_is_lent_anew_only_when_nobody_holds_it_nor_what_lies_in_it(heap
     places = TensorPlaces([TensorHead("X", DataType.INT32, (2,))])
     slot, view = owner.place(places.end)
     view[:8] = b"12345678"
-    data = SharedTensors(share, slot.offset, places.end, places, None)
+    data = PlacedTensors(heap.reader.view(slot.offset, places.end), places, heap, slot.offset, share)
     del share
     gc.collect()
     assert heap.lend() is None
@@ -77,7 +77,4 @@ def test_what_lies_in_a_share_can_be_read_after_the_heap_was_closed(heap: Shared
     view[:] = b"12345678"
     assert told == ["closed"]
     assert heap.lend() is None
-    places = TensorPlaces([])
-    data = SharedTensors(share, slot.offset, 0, places, None)
     assert bytes(share.heap.reader.view(slot.offset, 8)) == b"12345678"
-    del share, data

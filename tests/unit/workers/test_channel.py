@@ -33,12 +33,12 @@ from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argum
 from rocserve.core.plain import to_json
 from rocserve.core.request_form import BatchForm, Member
 from rocserve.core.requests import NO_PARAMETERS
-from rocserve.core.tensor_places import padded
+from rocserve.core.tensor_places import PlacedTensors, padded
 from rocserve.core.tensors import TensorHead
 from rocserve.plane import trimming
 from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapFull
 from rocserve.plane.loop import PlaneLoop
-from rocserve.plane.shared_heap import SHARES, SharedHeap, SharedTensors
+from rocserve.plane.shared_heap import SHARES, SharedHeap
 from rocserve.workers import worker_end
 from rocserve.workers.batch_inputs import details_of, request_inputs
 from rocserve.workers.channel import SLOTS, Channel, WorkerGone
@@ -579,17 +579,18 @@ def test_large_inputs_are_copied_in_steps_and_batches_keep_their_order(peer: Pee
 def test_inputs_that_lie_in_a_share_of_the_heap_are_told_of_and_kept_until_the_worker_reports(peer: Peer) -> None:
     """Beside others, which are copied; and those of another version's heap are others."""
     elsewhere = SharedHeap("elsewhere", 1 << 20)
-    members, places = [], []
+    members, places, shares = [], [], []
     for heap in (peer.inputs, elsewhere):
         (member,) = members_of(add_sub_inputs(), ("SUM",), (1,))
         share = on_plane(peer.plane, heap.lend)
         slot, view = Heap.of_file(heap.open_for_writing(), share.number, SHARES).place(member.form.places.end)
         view[:] = b"".join(padded(member.data))
-        member.data = SharedTensors(share, slot.offset, len(view), member.form.places, slot)
+        member.data = PlacedTensors(view, member.form.places, heap, slot.offset, (share, slot))
         member.details = b"details"
         members.append(member)
+        shares.append(share)
         places.append(slot.offset)
-    held = weakref.ref(members[0].data.share)  # type: ignore[attr-defined]
+    held = weakref.ref(shares[0])
     on_plane(peer.plane, functools.partial(peer.channel.execute, BatchForm(), [*members], peer.on_outcome))
     batch = peer.take()
     assert [request.place == place for request, place in zip(batch.requests, places, strict=True)] == [True, False]
@@ -597,7 +598,7 @@ def test_inputs_that_lie_in_a_share_of_the_heap_are_told_of_and_kept_until_the_w
         a, b = request_inputs(request, peer.end_of_worker.inputs)
         assert [bytes(a), bytes(b)] == [bytes(data) for data in members_of(add_sub_inputs(), ("SUM",), (1,))[0].data]
         assert details_of(request, peer.end_of_worker.inputs) == b"details"
-    del members, member, share
+    del members, member, share, shares
     gc.collect()
     assert held() is not None
     peer.end_of_worker.fail(batch, (batch.taken_ns, batch.taken_ns), unavailable("no"))

@@ -24,6 +24,8 @@ _REMEMBERED_TABLES = 1024
 _PAGE_BYTES = 64 << 10
 _LARGEST_SHARED = _PAGE_BYTES // 8
 """Bytes up to which something shares a page: copying it costs less than a slot of its own."""
+_RETURNED_AT_ONCE = 24
+"""Places that may wait to be returned while there is more to tell: each message is worth so many."""
 _NO_PAGE = memoryview(bytearray())
 """An answer without outputs fits into it."""
 
@@ -113,8 +115,8 @@ class FrontLinkEnd:
         if count:
             messages.post(b"".join([posts.popleft() for _ in range(count)]))
         to_return = self._to_return
-        returns = min(self._returns.room, -(-len(to_return) // 3)) if to_return else 0
-        if returns:
+        if to_return and (not count or len(to_return) >= _RETURNED_AT_ONCE):
+            returns = min(self._returns.room, -(-len(to_return) // 3))
             self._returns.post(return_entries(to_return[: 3 * returns]))
             del to_return[: 3 * returns]
         if count:
@@ -132,9 +134,10 @@ class FrontLinkEnd:
             self._trimmer.forget(heap)
 
     def take_returns(self) -> None:
-        slots = self._slots
-        for place in returned_places(self._returned.take()):
-            slots.pop(place, None)
+        if self._returned.has_mail():
+            slots = self._slots
+            for place in returned_places(self._returned.take()):
+                slots.pop(place, None)
 
 
 def framed(contents: Sequence[Buffer]) -> tuple[list[Buffer], int]:

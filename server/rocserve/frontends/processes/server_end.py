@@ -18,7 +18,7 @@ from rocserve.core.plain import to_json
 from rocserve.core.request_memory import MemoryFull
 from rocserve.core.requests import InferRequest, InferResponse, RequestHead
 from rocserve.core.sequences import SequenceTag
-from rocserve.core.tensor_places import PackedTensors, TensorPlaces
+from rocserve.core.tensor_places import PackedTensors, PlacedTensors, TensorPlaces
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.processes.entries import (
     ANSWER,
@@ -59,7 +59,7 @@ from rocserve.plane.doorbell import SocketRinger, drain_rings, sleep_word
 from rocserve.plane.heap import Heap, HeapFull, HeapReader
 from rocserve.plane.link import LinkEnd
 from rocserve.plane.loop import PlaneLoop
-from rocserve.plane.shared_heap import HeapShare, SharedHeap, SharedTensors
+from rocserve.plane.shared_heap import HeapShare, SharedHeap
 from rocserve.services.inference import NOT_FOR_DECOUPLED, InferenceService
 from rocserve.services.observation import RequestOrigin
 from rocserve.workers.entries import ENTRY
@@ -223,7 +223,9 @@ class FrontLink:
         if place >> HEAP_SHIFT:
             assert places is not None, "of a head that says no sizes"
             share = self._shares[place >> HEAP_SHIFT]
-            data = SharedTensors(share, place & _OFFSET, nbytes, places, responder)
+            offset = place & _OFFSET
+            block = share.heap.reader.view(offset, nbytes)
+            data = PlacedTensors(block, places, share.heap, offset, (share, responder))
         elif flags & PACKED:
             assert places is not None, "of a head that says no sizes"
             data = PackedTensors(self._requests_heap.view(place, nbytes), places)

@@ -20,11 +20,12 @@ from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestedOutput, RequestHead
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.serving import Responder
+from rocserve.core.tensor_places import PlacedTensors
 from rocserve.core.tensors import Tensor
 from rocserve.frontends.processes.front_end import RemoteInference
 from rocserve.frontends.processes.server_end import FrontLink
 from rocserve.plane.loop import PlaneLoop
-from rocserve.plane.shared_heap import SharedHeap, SharedTensors
+from rocserve.plane.shared_heap import SharedHeap
 from rocserve.services.observation import RequestOrigin
 
 LOG = logging.getLogger("rocserve.test.front_link")
@@ -267,11 +268,11 @@ def test_inputs_lie_where_the_workers_that_get_them_read_them(ends: Ends) -> Non
     heap = ends.service.heap = SharedHeap("version", 1 << 24)
     array = np.arange(100_000, dtype=np.int32)
     # It tells the front end where to put what comes behind it.
-    assert not isinstance(asked_and_held(ends, array).data, SharedTensors)
+    assert not isinstance(asked_and_held(ends, array).data, PlacedTensors)
     for fields in ({"id": ""}, {"id": "r", "sequence": SequenceTag(7, True, False)}):
         come = asked_and_held(ends, array, **fields)
-        assert isinstance(come.data, SharedTensors)
-        assert come.data.share.heap is heap
+        assert isinstance(come.data, PlacedTensors)
+        assert come.data.heap is heap
         assert bytes(heap.reader.view(come.data.offset, array.nbytes)) == array.tobytes()
         assert (come.id, come.sequence) == (fields["id"], fields.get("sequence"))
 
@@ -281,7 +282,7 @@ def test_a_share_of_a_version_that_has_gone_is_used_no_more(ends: Ends) -> None:
     array = np.arange(100, dtype=np.int32)
     asked_and_held(ends, array)
     held = asked_and_held(ends, array)
-    assert isinstance(held.data, SharedTensors)
+    assert isinstance(held.data, PlacedTensors)
     ends.service.heap = None
     ends.server.call_soon(heap.close)
     # What was under way is still read; then there is nothing of it left, on either side.
@@ -289,7 +290,7 @@ def test_a_share_of_a_version_that_has_gone_is_used_no_more(ends: Ends) -> None:
     while ends.link._shares or len(ends.remote._end._heaps) > 1:
         assert time.monotonic() < end, "the share was not given up"
         time.sleep(0.01)
-    assert not isinstance(asked_and_held(ends, array).data, SharedTensors)
+    assert not isinstance(asked_and_held(ends, array).data, PlacedTensors)
     assert [bytes(each) for each in held.data] == [array.tobytes()]
 
 
@@ -298,7 +299,7 @@ def test_the_share_of_a_front_end_that_has_died_is_kept_until_nobody_reads_it(en
     array = np.arange(100, dtype=np.int32)
     asked_and_held(ends, array)
     held = asked_and_held(ends, array)
-    assert isinstance(held.data, SharedTensors)
+    assert isinstance(held.data, PlacedTensors)
     free = len(heap._free_shares)
     ends.server.call_soon(ends.link.close)
     wait_until(lambda: not ends.link._shares, what="the link's end")
