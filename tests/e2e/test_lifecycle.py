@@ -148,7 +148,7 @@ def rocserve(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        ((), "--model-repository=FOLDER is needed"),
+        ((), "name what to serve: a model's file, its folder, or a repository"),
         (("--model-repository=.", "--allow-vertex-ai=true"), "The Vertex AI front end is not served by this version"),
         (("--model-repository=.", "--sagemaker-port=8080"), "--sagemaker-port: The SageMaker front end is not served"),
         (("--model-repository=.", "--grpc-use-ssl=true"), "TLS needs --grpc-server-cert and --grpc-server-key"),
