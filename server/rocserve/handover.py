@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rocserve.core.lifeline import die_with_holder
+from rocserve.core.passed_descriptors import send_with_descriptors
 from rocserve.core.plain import from_json, to_json
 from rocserve.settings import ControlMode, ServerSettings
 from rocserve.supervisor import Post
@@ -94,7 +95,7 @@ class SupervisorLink:
         self._serves = True
         self._handover = replace(self._handover, **changes)
         assert self._zygote is not None, "workers are started by it"
-        socket.send_fds(self._connection, [to_json(self._handover)], (self._zygote, self._loaded))
+        send_with_descriptors(self._connection, to_json(self._handover), (self._zygote, self._loaded))
 
     def _on_readable(self, on_signal: Callable[[int], None]) -> None:
         try:

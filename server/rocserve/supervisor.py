@@ -19,6 +19,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
+from rocserve.core.passed_descriptors import receive_with_descriptors
+
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 _MOST_DESCRIPTORS = 4
 _MESSAGE_BYTES = 1 << 20
@@ -109,8 +111,8 @@ class Supervisor:
     def _keep(self, connection: socket.socket) -> bool:
         """What the server leaves. False: there is nothing more, now or for good."""
         try:
-            left, descriptors, _, _ = socket.recv_fds(
-                connection, _MESSAGE_BYTES, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+            left, descriptors = receive_with_descriptors(
+                connection, _MESSAGE_BYTES, _MOST_DESCRIPTORS, socket.MSG_DONTWAIT
             )
         except OSError:
             return False

@@ -19,6 +19,7 @@ from typing import Protocol
 from rocserve.backends.request_model import RESCHEDULED, Answer, ModelCall, ModelResponse, Result
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument, unavailable
 from rocserve.core.model_config import NO_LIMITS, InstanceRateLimiter
+from rocserve.core.passed_descriptors import send_with_descriptors
 from rocserve.core.request_form import BatchForm, Member, RequestForm
 from rocserve.core.tensor_places import PlacedTensors, aligned, padded
 from rocserve.core.tensors import Buffer, Tensor
@@ -234,7 +235,7 @@ class Channel:
                 kept(reading(self._plane.doorbell.files.sleeps)),
                 *(each.fileno() for each in back[1:]),
             ]
-            socket.send_fds(self._socket, [ATTACH.pack(self._mail.looks_of_workers)], files)
+            send_with_descriptors(self._socket, ATTACH.pack(self._mail.looks_of_workers), files)
             self._link = LinkEnd(own, SERVER_RINGS, kept(reading(workers)), WORKER_RINGS)
             self._reader = HeapReader(reading(outputs))
         self._results = ResultReader(self._reader)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rocserve.core.errors import internal
+from rocserve.core.passed_descriptors import send_with_descriptors
 from rocserve.settings import KEEP_USER, WorkerSettings
 from rocserve.workers.channel import Channel
 from rocserve.workers.control_groups import ControlGroup, ControlGroups
@@ -218,7 +219,8 @@ class WorkerLauncher:
         peers = [peer_control, *(channel.take_peer() for channel in channels)]
         try:
             with kept.takeover:
-                socket.send_fds(kept.takeover, [_TAKE_OVER], [peer.fileno() for peer in peers], socket.MSG_DONTWAIT)
+                files = [peer.fileno() for peer in peers]
+                send_with_descriptors(kept.takeover, _TAKE_OVER, files, socket.MSG_DONTWAIT)
         except OSError:
             pass  # It has ended; its control socket tells.
         finally:

@@ -25,6 +25,7 @@ from pathlib import Path
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.lifeline import die_with_holder
+from rocserve.core.passed_descriptors import receive_with_descriptors
 from rocserve.observability.logs import LinesWithLevels
 from rocserve.workers.control_socket import ControlSocket
 from rocserve.workers.current_requests import current_prefix
@@ -131,7 +132,7 @@ class Worker:
 
         Raises: EOFError, OSError.
         """
-        data, descriptors, _, _ = socket.recv_fds(self._takeover, 1, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        data, descriptors = receive_with_descriptors(self._takeover, 1, _MOST_DESCRIPTORS)
         if not data:
             _end_group()
             raise EOFError("no other server has come")

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
 from rocserve.workers import main as worker
 from rocserve.workers.isolation import Identity, choose, confine
 from rocserve.workers.messages import (
@@ -83,9 +84,7 @@ class Spawner:
 
     def _serve(self) -> bool:
         """Take one message; False when the server is gone."""
-        data, descriptors, _, _ = socket.recv_fds(
-            self._connection, _LONGEST_MESSAGE, MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-        )
+        data, descriptors = receive_with_descriptors(self._connection, _LONGEST_MESSAGE, MOST_DESCRIPTORS)
         if not data:
             return False
         match decode_message(data):
@@ -199,7 +198,7 @@ class Spawner:
         except OSError:
             pidfds = []
         try:
-            socket.send_fds(self._connection, [encode_message(message)], [*descriptors, *pidfds])
+            send_with_descriptors(self._connection, encode_message(message), [*descriptors, *pidfds])
         finally:
             for pidfd in pidfds:
                 os.close(pidfd)

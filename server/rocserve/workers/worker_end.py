@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rocserve.core.errors import ServeError, StatusCode, internal
+from rocserve.core.passed_descriptors import receive_with_descriptors
 from rocserve.core.plain import from_json
 from rocserve.core.request_form import RequestLayout
 from rocserve.core.tensor_places import TensorPlaces, aligned
@@ -121,7 +122,7 @@ class WorkerEnd:
             EOFError: the server is gone.
             ValueError: it sent something else than what an instance shares with its worker.
         """
-        data, descriptors, _, _ = socket.recv_fds(connection, ATTACH.size, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        data, descriptors = receive_with_descriptors(connection, ATTACH.size, _MOST_DESCRIPTORS)
         if not data:
             raise EOFError("the server closed the channel")
         if len(data) != ATTACH.size or len(descriptors) < _MOST_DESCRIPTORS - 1:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
 from rocserve.workers.wire import decode_message, encode_message
 from rocserve.workers.zygote_process import ZygoteProcess
 
@@ -94,7 +95,7 @@ class ZygoteLink:
         while not answer.done():
             try:
                 # A zygote that stands still must not keep the loop waiting.
-                socket.send_fds(self.attach(), [message], list(descriptors), socket.MSG_DONTWAIT)
+                send_with_descriptors(self.attach(), message, descriptors, socket.MSG_DONTWAIT)
                 return
             except BlockingIOError:
                 if time.monotonic() - max(asked_at, self._heard_at) > self.answer_seconds:
@@ -138,9 +139,7 @@ class ZygoteLink:
 
     def _on_readable(self, connection: socket.socket) -> None:
         try:
-            data, descriptors, _, _ = socket.recv_fds(
-                connection, _MESSAGE_BYTES, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-            )
+            data, descriptors = receive_with_descriptors(connection, _MESSAGE_BYTES, _MOST_DESCRIPTORS)
         except ConnectionError:
             data, descriptors = b"", []
         if not data:

@@ -20,6 +20,7 @@ from rocserve.backends.onnx.opener import SessionOpener, require_model, session_
 from rocserve.backends.onnx.providers import Provider, ProviderPlan, plan_providers
 from rocserve.backends.onnx.runs import PlacedRun, Run, SizedRun, placed_run, session_run
 from rocserve.backends.onnx.signature import has_single_rows, session_signature, with_open_batch
+from rocserve.backends.onnx.strings import bytes_array, text_array
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.core.model_config import ModelConfig
@@ -166,7 +167,7 @@ class OnnxModel:
         except Exception as error:
             # The binding's exceptions have no base class of their own.
             raise internal(f"onnx runtime error: {error}") from None
-        if self._bfloat16:
+        if self._bfloat16 or self._takes_text:
             return BatchResult({name: self._output(name, array) for name, array in zip(wanted, results, strict=True)})
         return BatchResult(dict(zip(wanted, results, strict=True)))
 
@@ -188,11 +189,13 @@ class OnnxModel:
         if not self._takes_text:
             return batch.arrays
         return {
-            name: _text_array(tensor) if tensor.datatype is DataType.BYTES else tensor.numpy()
+            name: text_array(tensor.numpy()) if tensor.datatype is DataType.BYTES else tensor.numpy()
             for name, tensor in batch.inputs.items()
         }
 
     def _output(self, name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | Tensor:
+        if array.dtype == np.object_:
+            return bytes_array(array)
         if name not in self._bfloat16:
             return array
         return Tensor(name, DataType.BF16, array.shape, octets(np.ascontiguousarray(array)))
@@ -231,18 +234,3 @@ class OnnxModel:
         if self._sizes:
             shape = (rows, *shape[1:])
         return tuple(1 if dim == -1 else dim for dim in shape)
-
-
-def _text_array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """An array of text, which is what ONNX Runtime takes for BYTES.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT; an element is not UTF-8, the only strings that ONNX Runtime takes from Python.
-    """
-    array = tensor.numpy()
-    try:
-        for index, element in enumerate(array.flat):
-            array.flat[index] = element.decode()
-    except UnicodeDecodeError as error:
-        raise invalid_argument(f"element {index} of input '{tensor.name}' is not valid UTF-8: {error.reason}") from None
-    return array

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from rocserve.core.errors import ServeError
+from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
 from rocserve.core.plain import from_json
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import MemoryFull
@@ -101,7 +102,7 @@ class RemoteInference:
             on_gone: the server has ended.
             on_exit: the server has begun to end.
         """
-        data, descriptors, _, _ = socket.recv_fds(connection, len(ATTACH), _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        data, descriptors = receive_with_descriptors(connection, len(ATTACH), _DESCRIPTORS)
         if data != ATTACH or len(descriptors) != _DESCRIPTORS:
             raise EOFError("the server is gone")
         own, servers, requests, answers, server_sleeps = descriptors
@@ -121,7 +122,7 @@ class RemoteInference:
         self._end.ring = SocketRinger(sleep_word(server_sleeps), connection).ring
         os.close(server_sleeps)
         sleeps = anonymous_file.open_for_reading(plane.sleeps)
-        socket.send_fds(connection, [ATTACH], [sleeps])
+        send_with_descriptors(connection, ATTACH, (sleeps,))
         os.close(sleeps)
         self._heads: dict[RequestHead, _Head] = {}
         self._heads_by_number: dict[int, _Head] = {}
@@ -197,19 +198,17 @@ class RemoteInference:
             self._on_gone()
 
     def _take_rings(self) -> bool:
-        """And files. False: the server is gone. Not by `socket.recv_fds`, which passes no flags on and would wait."""
+        """And files. False: the server is gone."""
         while True:
             try:
-                data, files, _, _ = self._connection.recvmsg(
-                    _RINGS_AT_ONCE, socket.CMSG_LEN(_DESCRIPTOR.size), socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-                )
+                data, files = receive_with_descriptors(self._connection, _RINGS_AT_ONCE, 1, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return True
             except OSError:
                 return False
             if not data:
                 return False
-            self._files += [_DESCRIPTOR.unpack(file)[0] for _, _, file in files]
+            self._files += files
 
     def has_mail(self) -> bool:
         """See Source."""

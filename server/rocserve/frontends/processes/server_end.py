@@ -9,11 +9,11 @@ import logging
 import math
 import os
 import socket
-import struct
 import time
 from collections.abc import Callable, Sequence
 
 from rocserve.core.errors import ServeError, StatusCode, unimplemented
+from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
 from rocserve.core.plain import to_json
 from rocserve.core.request_memory import MemoryFull
 from rocserve.core.requests import InferRequest, InferResponse, RequestHead
@@ -113,7 +113,7 @@ class FrontLink:
             reading(plane.sleeps),
         ]
         assert len(files) == _FOR_THE_FRONT
-        socket.send_fds(connection, [ATTACH], files)
+        send_with_descriptors(connection, ATTACH, files)
         self._requests_heap = HeapReader(reading(requests))
         reader = reading(fronts)
         ends = LinkEnd(own, RINGS, reader, RINGS)
@@ -144,9 +144,7 @@ class FrontLink:
     def _on_readable(self) -> None:
         if not self._is_attached:
             # The front's first word: where it says that it sleeps.
-            data, descriptors, _, _ = socket.recv_fds(
-                self._connection, len(ATTACH), 1, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-            )
+            data, descriptors = receive_with_descriptors(self._connection, len(ATTACH), 1, socket.MSG_DONTWAIT)
             if data and descriptors:
                 self._end.ring = SocketRinger(sleep_word(descriptors[0]), self._connection).ring
                 os.close(descriptors[0])
@@ -266,9 +264,7 @@ class FrontLink:
         """Whether it could be sent: the socket may be full, or the front be gone."""
         descriptor = share.heap.open_for_writing()
         try:
-            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", descriptor))
-            # `socket.send_fds` passes no flags on, and would wait.
-            self._connection.sendmsg([ATTACH], [rights], socket.MSG_DONTWAIT)
+            send_with_descriptors(self._connection, ATTACH, (descriptor,), socket.MSG_DONTWAIT)
         except OSError:
             return False
         finally:
