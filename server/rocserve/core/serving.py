@@ -16,6 +16,8 @@ from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.statistics import ModelStatistics
 
 _HIGHEST_VERSION = 2**63 - 1
+_MOST_HINTED = 100
+"""Models that there may be for an unknown one's client to be told of them: each is looked at, on the data plane's thread."""
 
 
 class Responder(Protocol):
@@ -142,7 +144,8 @@ class ServingTable:
     def _unknown(self, name: str) -> ServeError:
         count = self.ambiguous.get(name)
         if count is None:
-            served = [known for known, model in self.models.items() if model.latest is not None]
+            models = self.models.items() if len(self.models) <= _MOST_HINTED else ()
+            served = [known for known, model in models if model.latest is not None]
             return self._missing(
                 f"Request for unknown model: '{name}' is not found{names_hint('served are', name, served)}"
             )

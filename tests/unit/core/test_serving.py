@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import cast
 
 import pytest
 
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.core.serving import ServedModel, ServingTable, parse_version
+from rocserve.core.serving import ServedModel, ServedVersion, ServingTable, parse_version
 
 TABLE = ServingTable({"m": ServedModel("m", {}, None, {2: "unloaded"})})
 
@@ -49,6 +50,15 @@ def test_what_cannot_be_found(name: str, version: str, code: StatusCode, text: s
         TABLE.find(name, version)
     assert caught.value.code is code
     assert caught.value.text.startswith(text)
+
+
+@pytest.mark.parametrize(("count", "hint"), [(2, "; served are: m0, m1"), (101, "")])
+def test_of_few_models_an_unknown_ones_client_is_told_the_names(count: int, hint: str) -> None:
+    version = cast(ServedVersion, object())
+    table = ServingTable({f"m{number}": ServedModel(f"m{number}", {1: version}, version) for number in range(count)})
+    with pytest.raises(ServeError) as caught:
+        table.find("x", "")
+    assert caught.value.text == f"Request for unknown model: 'x' is not found{hint}"
 
 
 @pytest.mark.parametrize(
