@@ -17,7 +17,7 @@ from rocserve.core.statistics import ModelStatistics
 
 _HIGHEST_VERSION = 2**63 - 1
 _MOST_HINTED = 100
-"""Models that there may be for an unknown one's client to be told of them: each is looked at, on the data plane's thread."""
+"""With more models an unknown one is answered without names: each is looked at, on the data plane's thread."""
 
 
 class Responder(Protocol):

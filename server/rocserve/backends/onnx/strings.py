@@ -34,12 +34,12 @@ def bytes_of_text(text: str) -> bytes:
 def text_array(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """What ONNX Runtime takes for an array of bytes objects."""
     texts = np.empty(array.shape, np.object_)
-    texts.flat = [text_of_bytes(element) for element in array.flat]
+    texts.flat[:] = [text_of_bytes(element) for element in array.flat]
     return texts
 
 
 def bytes_array(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """What ONNX Runtime has made, as an array of bytes objects."""
     elements = np.empty(array.shape, np.object_)
-    elements.flat = [bytes_of_text(text) for text in array.flat]
+    elements.flat[:] = [bytes_of_text(text) for text in array.flat]
     return elements
