@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.parity.differences import Difference
+from support.parity.differences import Difference, health_bodies
 from support.parity.exchange import Call, Exchange, HttpCall, Stream
 from support.parity.inference import infer, raw_input
 from support.parity.models import ParityModel, add_sub_tensors, ensemble, python, step, write_model
@@ -76,6 +76,7 @@ DIFFERENCES = (
         "^INVALID_ARGUMENT: Request for unknown model: 'nobody' is not found",
         "^NOT_FOUND: Request for unknown model: 'nobody' is not found",
     ),
+    health_bodies(["namespaces: over a stream and HTTP", "restricted: HTTP"]),
 )
 
 

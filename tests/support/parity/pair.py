@@ -37,8 +37,8 @@ ROCSERVE_FLAGS = (
 )
 
 
-_HINT = re.compile(r"; (its inputs|its outputs|served) are: .*$", re.DOTALL)
-"""What rocserve says behind Triton's words where a name is unknown: those that there are."""
+_HINT = re.compile(r"; ((its inputs|its outputs|served) are: |'[^']*' has no version folder ).*$", re.DOTALL)
+"""What rocserve says behind Triton's words: of an unknown name those that there are, of a misplaced file the repair."""
 
 Answers = tuple[Sequence[Outcome] | None, Sequence[Outcome]]
 """What Triton said, unless it was left out, and what rocserve said."""

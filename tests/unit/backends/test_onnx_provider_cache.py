@@ -12,6 +12,7 @@ import pytest
 from support.models import add_constant, add_sub
 
 from rocserve.backends.base import ModelSource
+from rocserve.backends.onnx.external_weights import NO_WEIGHTS, ExternalWeights
 from rocserve.backends.onnx.migraphx_provider import MIGRAPHX_PROVIDER
 from rocserve.backends.onnx.native_messages import error_lines, without_place
 from rocserve.backends.onnx.provider_cache import with_caches
@@ -46,9 +47,9 @@ def migraphx(**options: str) -> ProviderPlan:
     return plan_of(Provider(MIGRAPHX_PROVIDER, options, keeps_compiled=True))
 
 
-def folder_for(source: ModelSource, plan: ProviderPlan) -> Path:
+def folder_for(source: ModelSource, plan: ProviderPlan, weights: ExternalWeights = NO_WEIGHTS) -> Path:
     os.environ.pop(VARIABLE, None)
-    with_caches(source, plan)
+    with_caches(source, plan, weights)
     return Path(os.environ[VARIABLE])
 
 
@@ -62,20 +63,23 @@ def test_a_folder_for_all_that_a_program_depends_on(source: ModelSource, tmp_pat
     os.environ["ORT_MIGRAPHX_FP16_ENABLE"] = "1"
     assert folder_for(source, migraphx(device_id="0")) != first
     del os.environ["ORT_MIGRAPHX_FP16_ENABLE"]
-    (source.version_folder / "weights.bin").write_bytes(b"1")
-    second = folder_for(source, migraphx(device_id="0"))
+    weights = source.version_folder / "weights.bin"
+    weights.write_bytes(b"1")
+    second = folder_for(source, migraphx(device_id="0"), ExternalWeights({"weights.bin": weights}))
     source.model_file.write_bytes(add_constant(1.0))
     assert len({first, second, folder_for(source, migraphx(device_id="0"))}) == 3
 
 
 def test_a_place_of_the_operators_own(source: ModelSource, tmp_path: Path) -> None:
     os.environ[VARIABLE] = str(tmp_path / "own")
-    with_caches(source, migraphx())
+    with_caches(source, migraphx(), NO_WEIGHTS)
     assert Path(os.environ[VARIABLE]).parent == tmp_path / "own"
 
 
 def test_openvino_is_told_its_folder(source: ModelSource, tmp_path: Path) -> None:
-    (provider,) = with_caches(source, plan_of(Provider(OPENVINO, {"precision": "FP32"}, keeps_compiled=True))).providers
+    (provider,) = with_caches(
+        source, plan_of(Provider(OPENVINO, {"precision": "FP32"}, keeps_compiled=True)), NO_WEIGHTS
+    ).providers
     folder = Path(provider.options["cache_dir"])
     assert folder.parent == tmp_path / "cache" / "onnxruntime"
     assert folder.is_dir()
@@ -84,7 +88,7 @@ def test_openvino_is_told_its_folder(source: ModelSource, tmp_path: Path) -> Non
 
 def test_others_have_none(source: ModelSource, tmp_path: Path) -> None:
     plan = plan_of(Provider(CUDA, {}))
-    assert with_caches(source, plan) is plan
+    assert with_caches(source, plan, NO_WEIGHTS) is plan
     assert not (tmp_path / "cache").exists()
 
 
@@ -104,7 +108,7 @@ def test_folders_that_were_used_least_lately_go(source: ModelSource, tmp_path: P
 def test_a_cache_that_cannot_be_written(source: ModelSource, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(ServeError, match=r"cannot be used: .*; name another folder with --cache-directory") as caught:
-        with_caches(source, migraphx())
+        with_caches(source, migraphx(), NO_WEIGHTS)
     assert caught.value.code is StatusCode.UNAVAILABLE
 
 
