@@ -14,6 +14,7 @@ from support.load import ConstantLoad
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop, graph, identity
 from support.server import RocserveProcess, wait_until
 from tritonclient.grpc import InferInput
+from tritonclient.utils import InferenceServerException
 
 
 def asked(server: RocserveProcess, model: str, values: list[list[float]]) -> list[list[float]]:
@@ -105,6 +106,38 @@ def test_a_configuration_that_batches_a_batch_1_export_is_served(tmp_path: Path)
         server.wait_until_ready()
         assert "has the batch size 1 in its file: the rows of a batch are run one by one" in server.log_text
         assert asked(server, "m", [[1, 2], [3, 4], [5, 6]]) == [[-1, -2], [-3, -4], [-5, -6]]
+
+
+def test_a_file_takes_64_rows_unless_the_operator_says_otherwise(tmp_path: Path) -> None:
+    file = tmp_path / "adder.onnx"
+    file.write_bytes(add_constant(1.0))
+    for flags, most in (((), 64), (("--backend-config=default-max-batch-size=4",), 4)):
+        with RocserveProcess([], str(file), *flags, log=tmp_path / "server.log") as server:
+            server.wait_until_ready()
+            assert asked(server, "adder", [[1, 2]] * most) == [[2, 3]] * most
+            with pytest.raises(InferenceServerException, match=f"batch-size must be <= {most} for 'adder'"):
+                asked(server, "adder", [[1, 2]] * (most + 1))
+
+
+def test_a_model_is_sent_no_more_rows_than_its_worker_has_memory_for(tmp_path: Path) -> None:
+    row_bytes = 32 << 20
+    wide = onnx.numpy_helper.from_array(np.array([1, row_bytes // 8], np.int64), "wide")
+    nodes = [
+        onnx.helper.make_node("Constant", [], ["wide"], value=wide),
+        onnx.helper.make_node("Tile", ["X", "wide"], ["many"]),
+        onnx.helper.make_node("ReduceMax", ["many"], ["most"], axes=[1], keepdims=1),
+        onnx.helper.make_node("Sub", ["X", "most"], ["Y"]),
+    ]
+    spec = (onnx.TensorProto.FLOAT, ["batch", 2])
+    (tmp_path / "wide.onnx").write_bytes(graph(nodes, {"X": spec}, {"Y": spec}))
+    flags = (str(tmp_path / "wide.onnx"), f"--worker-memory-bytes={32 * row_bytes}")
+    with RocserveProcess([], *flags, log=tmp_path / "server.log") as server:
+        server.wait_until_ready()
+        most = server.client().get_model_config("wide").config.max_batch_size
+        assert 8 <= most < 32
+        assert f"its memory suffices for batches of {most} rows" in server.log_text
+        assert asked(server, "wide", [[1, 2]] * most) == [[-1, 0]] * most
+        assert "memory limit" not in server.log_text
 
 
 def test_a_repository_is_known_as_one(tmp_path: Path) -> None:

@@ -102,8 +102,8 @@ class BackendSpec:
     """Files that a version folder may hold; the first that exists is the model ("*.json": the one such file)."""
     file_endings: tuple[str, ...] = ()
     """By which a file of any name is known as one of its models, in lower case."""
-    default_max_batch_size: int = 4
-    """What max_batch_size becomes when the config leaves it out and the model can batch (Triton's default)."""
+    default_max_batch_size: int = 64
+    """What max_batch_size becomes when the config leaves it out and the model can batch, unless it takes less."""
     answers_requests: bool = False
     """Whether its models see each request for itself (see `request_model.py`), not batches of tensors."""
     takes_ragged_batches: bool = False
@@ -148,6 +148,8 @@ class ModelSource:
     """The GPU's number, or None on the CPU."""
     instance_count: int
     """How many threads will call `execute` at once (1 unless the engine is thread-safe)."""
+    memory_bytes: int = 0
+    """That the worker may have; 0 = no bound."""
     settings: EngineSettings = field(default_factory=EngineSettings)
     report: Callable[[str], None] = _ignore
     """Says in one line what goes on, for the index and the log: while the model loads, and later of what still goes on

@@ -15,6 +15,10 @@ from rocserve.core.errors import internal, invalid_argument
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 """By tensor; the rows of a batch along the first dimension."""
 
+LARGEST_WITHOUT_CONFIGURATION = 4
+"""The largest size where the configuration does not say max_batch_size: what is completed may be more than anybody
+sends, and each size is compiled before the model serves."""
+
 _MOST_SIZES = 64
 """Each is a program of its own: compiled, kept in memory, warmed up."""
 

@@ -77,7 +77,8 @@ def autofill(message: ModelConfig, signature: Signature, default_max_batch_size:
             )
     else:
         if message.max_batch_size == 0:
-            message.max_batch_size = max(default_max_batch_size, 0)
+            most = default_max_batch_size if signature.max_batch_size is None else signature.max_batch_size
+            message.max_batch_size = max(min(default_max_batch_size, most), 0)
             warnings = (_batch_size_note(message),)
         _enable_batching(message)
     _fill_tensors(message, signature)

@@ -318,5 +318,10 @@ class ModelConfig:
     repository_agents: tuple[RepositoryAgent, ...] = ()
 
     @property
+    def has_open_batch(self) -> bool:
+        """Whether max_batch_size is yet to be completed, where the model can batch."""
+        return self.max_batch_size == 0 and not (self.inputs and self.outputs)
+
+    @property
     def is_ensemble(self) -> bool:
         return bool(self.ensemble_steps)

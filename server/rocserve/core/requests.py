@@ -162,7 +162,8 @@ class Signature:
     """Whether the first dimension of every input and output may take any size."""
     optional_inputs: frozenset[str] = frozenset()
     max_batch_size: int | None = None
-    """What the model asks for where the configuration says nothing; None = the backend's default."""
+    """Where the configuration says nothing: the most that the model takes, or, of one that answers requests, what it
+    asks for; None = the backend's default."""
     dynamic_batching: bool = False
     """Whether the model asks for a dynamic batcher."""
     decoupled: bool = False

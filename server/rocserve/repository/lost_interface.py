@@ -7,19 +7,20 @@ from collections.abc import Sequence
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
 
 
-def lost_interface(served: ModelConfig, new: ModelConfig, written_batch_size: int) -> str:
+def lost_interface(served: ModelConfig, new: ModelConfig, has_lost_batch_size: bool) -> str:
     """What `new` no longer has and puts nothing in the place of; "" = nothing.
 
     Args:
         new: the configuration as it was completed from the model, which may have supplied what is not written.
-        written_batch_size: the max_batch_size that is written in it; 0 = none.
+        has_lost_batch_size: max_batch_size was written for what is served, and is not any more. What was completed may
+            become less by itself, as memory does.
     """
     parts = [
         *_lost_tensors("input", served.inputs, new.inputs),
         *_lost_tensors("output", served.outputs, new.outputs),
     ]
     has_same_dims = not _dims(served).isdisjoint(_dims(new))
-    if not written_batch_size and new.max_batch_size < served.max_batch_size and has_same_dims:
+    if has_lost_batch_size and new.max_batch_size < served.max_batch_size and has_same_dims:
         parts.append("max_batch_size")
     if served.sequence_batching is not None and new.sequence_batching is None:
         parts.append("sequence_batching")

@@ -288,7 +288,8 @@ class ManagedVersion:
         files = before.scan.versions[self.number].files
         if files.fingerprint != content.scan.versions[self.number].files.fingerprint:
             return
-        lost = lost_interface(served.config, loaded.config, content.definition.message.max_batch_size)
+        was_written, is_written = (each.definition.message.max_batch_size > 0 for each in (before, content))
+        lost = lost_interface(served.config, loaded.config, was_written and not is_written)
         if lost:
             raise InterfaceLost(lost)
 

@@ -86,6 +86,8 @@ def worker_group(
     """
     backend = definition.backend
     assert backend is not None, "an ensemble has no workers"
+    bounds = worker_bounds(definition.config.parameters)
+    load = replace(load, memory_bytes=bounds.get("memory_bytes", launcher.memory_bytes))
     writable: tuple[str, ...] = ()
     if _may_compile(definition, plan):
         # Found here, for a worker may run as a user with another home.
@@ -104,7 +106,7 @@ def worker_group(
         loader=plan.loader,
         readable=_own_files(definition),
         writable=writable,
-        bounds=worker_bounds(definition.config.parameters),
+        bounds=bounds,
         start_call=start_call if backend.answers_requests else None,
         limits=limits,
         content=content,

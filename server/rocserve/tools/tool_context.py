@@ -96,14 +96,7 @@ class ToolContext:
             )
         given = source.model_file
         with read_beside(given, file, f"{given.name} is compiled already, so {file.name} beside it is compiled"):
-            plan = plan_programs(
-                source,
-                self.options,
-                self.serving,
-                self.environment,
-                model_file=file,
-                default_max_batch_size=self.model.backend.default_max_batch_size,
-            )
+            plan = plan_programs(source, self.options, self.serving, self.environment, model_file=file)
         if not plan.batches and "batch_sizes" in source.config.parameters:
             raise invalid_argument("does not batch, so there is one program; leave --batch-sizes out")
         return plan

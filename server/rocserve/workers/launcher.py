@@ -140,6 +140,11 @@ class WorkerLauncher:
         self._workers: dict[int, WorkerProcess] = {}
 
     @property
+    def memory_bytes(self) -> int:
+        """That a worker may have whose model does not say; 0 = no bound."""
+        return self._settings.memory_bytes
+
+    @property
     def groups_folder(self) -> str:
         """Where the cgroups of workers are; "" = it makes none."""
         return str(self._groups.folder) if self._groups is not None else ""

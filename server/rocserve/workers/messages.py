@@ -45,6 +45,8 @@ class Load:
     """The CPU cores to keep to; empty = any."""
     verbose: bool = False
     """Whether the server's log takes what is only for the curious."""
+    memory_bytes: int = 0
+    """That the worker may have; 0 = no bound."""
 
 
 @dataclass(frozen=True, slots=True)

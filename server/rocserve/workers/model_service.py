@@ -127,6 +127,7 @@ def model_source(load: Load, report: Callable[[str], None]) -> ModelSource:
         instance_kind=load.instance_kind,
         device=load.device,
         instance_count=load.instance_count,
+        memory_bytes=load.memory_bytes,
         settings=load.settings,
         report=report,
     )

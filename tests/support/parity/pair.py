@@ -31,6 +31,8 @@ TRITON_FLAGS = (
 ROCSERVE_FLAGS = (
     "--model-control-mode=explicit",
     "--allow-client-shm=true",
+    # Triton's default.
+    "--backend-config=default-max-batch-size=4",
     # What Triton allows to anybody.
     "--allow-remote-files=true",
     "--allow-remote-models=true",

@@ -254,7 +254,8 @@ def test_parameters_of_the_openvino_provider(plan_for: PlanMaker) -> None:
 def test_batch_sizes_of_a_provider_that_compiles_each(
     parameters: dict[str, str], accelerator: dict[str, str], largest: int, sizes: tuple[int, ...]
 ) -> None:
-    assert compiled_batch_sizes(ModelConfig("m", parameters=parameters), accelerator, largest) == sizes
+    config = ModelConfig("m", max_batch_size=largest, parameters=parameters)
+    assert compiled_batch_sizes(config, accelerator, largest) == sizes
 
 
 def test_batch_sizes_above_the_largest() -> None:

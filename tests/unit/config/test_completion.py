@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,14 +42,14 @@ def single(make_signature: MakeSignature) -> Signature:
 
 def test_all_is_filled_from_a_model_that_batches(read: Read, batching: Signature) -> None:
     config = complete_definition(read('backend: "onnxruntime"'), batching).config
-    assert config.max_batch_size == 4
+    assert config.max_batch_size == 64
     assert config.inputs == (InputConfig("x", DataType.FP32, (4,)),)
     assert config.outputs == (
         OutputConfig("y", DataType.BYTES, (-1,)),
         OutputConfig("z", DataType.INT64, (1,), reshape=()),
     )
     assert config.dynamic_batching is not None
-    assert config.dynamic_batching.preferred_batch_sizes == (4,)
+    assert config.dynamic_batching.preferred_batch_sizes == (64,)
 
 
 def test_the_message_tells_the_same(read: Read, batching: Signature) -> None:
@@ -57,15 +58,22 @@ def test_the_message_tells_the_same(read: Read, batching: Signature) -> None:
     assert (message.platform, message.backend) == ("onnx_onnxv1", "onnxruntime")
     assert message.default_model_filename == "model.onnx"
     assert message.version_policy.latest.num_versions == 1
-    assert list(message.dynamic_batching.preferred_batch_size) == [4]
+    assert list(message.dynamic_batching.preferred_batch_size) == [64]
     assert definition.serialized == message.SerializeToString(deterministic=True)
 
 
 def test_the_user_is_told_of_the_filled_batch_size(read: Read, batching: Signature) -> None:
     assert complete_definition(read('backend: "onnxruntime"'), batching).warnings == (
-        "autofilled max_batch_size to 4 for model 'm' since batching is supported but no max_batch_size is specified in"
-        " model configuration; specify max_batch_size for larger batches",
+        "autofilled max_batch_size to 64 for model 'm' since batching is supported but no max_batch_size is specified"
+        " in model configuration; specify max_batch_size for larger batches",
     )
+
+
+@pytest.mark.parametrize(("most", "completed", "scheduler"), [(1, 1, False), (5, 5, True), (1000, 64, True)])
+def test_a_model_may_take_less(read: Read, batching: Signature, most: int, completed: int, scheduler: bool) -> None:
+    config = complete_definition(read('backend: "onnxruntime"'), replace(batching, max_batch_size=most)).config
+    assert config.max_batch_size == completed
+    assert (config.dynamic_batching is not None) == scheduler
 
 
 def test_a_model_that_cannot_batch_keeps_its_shapes(read: Read, single: Signature) -> None:

@@ -48,11 +48,11 @@ X, Y = SERVED.outputs
     ],
 )  # fmt: skip
 def test_what_is_lost(changes: dict[str, Any], lost: str) -> None:
-    assert lost_interface(SERVED, replace(SERVED, **changes), 0) == lost
+    assert lost_interface(SERVED, replace(SERVED, **changes), True) == lost
 
 
-def test_a_batch_size_that_is_written_is_meant() -> None:
-    assert lost_interface(SERVED, replace(SERVED, max_batch_size=4), 4) == ""
+def test_a_batch_size_that_is_written_or_was_not_before_is_meant() -> None:
+    assert lost_interface(SERVED, replace(SERVED, max_batch_size=4), False) == ""
 
 
 async def test_a_configuration_that_loses_an_output_leaves_what_serves(start: Any, folders: Folders) -> None:

@@ -66,7 +66,7 @@ def test_warnings_are_comments(folder: Path) -> None:
     (folder / "config.pbtxt").write_text('backend: "onnxruntime" runtime: "r"')
     _, text, _ = _run(folder)
     assert "# Warning: model 'm': settings without effect in this version of rocserve: runtime\n" in text
-    assert "# Warning: autofilled max_batch_size to 4 for model 'm'" in text
+    assert "# Warning: autofilled max_batch_size to 64 for model 'm'" in text
 
 
 def test_highest_served_version_is_described(folder: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,13 +14,15 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as engine_errors
 
 from rocserve.backends.base import Batch, BatchResult, LoadedModel, ModelSource
+from rocserve.backends.batch_memory import rows_that_fit
+from rocserve.backends.onnx import BACKEND
 from rocserve.backends.onnx.external_weights import find_external_weights
 from rocserve.backends.onnx.fixed_shapes import batch_sizes_ahead, fixed_dimensions, open_inputs
 from rocserve.backends.onnx.foreign_parameters import left_alone, warning
 from rocserve.backends.onnx.migraphx_provider import pads_with_first_row
 from rocserve.backends.onnx.opener import SessionOpener, require_model, session_facts
 from rocserve.backends.onnx.providers import Provider, ProviderPlan, plan_providers
-from rocserve.backends.onnx.runs import PlacedRun, Run, SizedRun, placed_run, session_run
+from rocserve.backends.onnx.runs import PlacedRun, Run, SizedRun, is_on_cpu, placed_run, session_run
 from rocserve.backends.onnx.signature import has_single_rows, session_signature, with_open_batch
 from rocserve.backends.onnx.strings import bytes_array, text_array
 from rocserve.core.datatypes import DataType
@@ -80,7 +84,10 @@ def _load(model: ModelSource, plan: ProviderPlan) -> LoadedModel:
         run = SizedRun({1: session_run(session, signature)}, pad_with_first_row=True)
         return OnnxModel(run, with_open_batch(signature), model.config, session_facts(session))
     placed = placed_run(session, signature, model.config.max_batch_size > 0)
-    return OnnxModel(session_run(session, signature), signature, model.config, session_facts(session), placed=placed)
+    opened = OnnxModel(session_run(session, signature), signature, model.config, session_facts(session), placed=placed)
+    if model.config.has_open_batch and signature.supports_batching and is_on_cpu(session):
+        opened.bound_batches(model.instance_count, model.memory_bytes)
+    return opened
 
 
 def load_fixed_shapes(model: ModelSource, opener: SessionOpener, provider: Provider) -> LoadedModel:
@@ -138,6 +145,15 @@ class OnnxModel:
     @property
     def signature(self) -> Signature:
         return self._signature
+
+    def bound_batches(self, at_once: int, memory_bytes: int) -> None:
+        """Have the signature say how many rows fit, of so many batches at once: see rows_that_fit. With zeros, as in
+        `warm_up`."""
+        with suppress(ServeError):
+            rows = rows_that_fit(lambda rows: self.execute(self._zeros(rows)), at_once, memory_bytes)
+            self._signature = replace(self._signature, max_batch_size=rows)
+            if rows is not None and rows < BACKEND.default_max_batch_size:
+                _LOG.info("model '%s': its memory suffices for batches of %d rows", self._config.name, rows)
 
     def warm_up(self, samples: Sequence[Batch]) -> None:
         """Without samples, and at each of its sizes: zeros, with 1 for each dimension that varies; a model that cannot
@@ -231,6 +247,6 @@ class OnnxModel:
                 shape = (rows, *dims) if self._config.max_batch_size > 0 else dims
                 if declared.allow_ragged_batch:
                     shape = (math.prod(abs(size) for size in shape),)
-        if self._sizes:
+        if shape[:1] == (-1,):
             shape = (rows, *shape[1:])
         return tuple(1 if dim == -1 else dim for dim in shape)

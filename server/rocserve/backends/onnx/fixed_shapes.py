@@ -77,7 +77,6 @@ def batch_sizes_ahead(config: ModelConfig, signature: Signature, accelerator: Ma
         ServeError: INVALID_ARGUMENT; `batch_sizes` or another of its names is no list of sizes that can be.
     """
     largest = config.max_batch_size
-    if largest == 0 and signature.supports_batching and not (config.inputs and config.outputs):
-        # The configuration is yet to be completed: it will have the default.
+    if config.has_open_batch:
         largest = BACKEND.default_max_batch_size
     return compiled_batch_sizes(config, accelerator, largest if signature.supports_batching else 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from rocserve.backends.batch_sizes import default_batch_sizes, parse_batch_sizes
+from rocserve.backends.batch_sizes import LARGEST_WITHOUT_CONFIGURATION, default_batch_sizes, parse_batch_sizes
 from rocserve.backends.contained_paths import path_within
 from rocserve.backends.onnx.provider_options import (
     ARENA_GROWTH,
@@ -126,6 +126,8 @@ def compiled_batch_sizes(config: ModelConfig, options: Mapping[str, str], larges
             if text and (largest or where == "parameter"):
                 return parse_batch_sizes(text, largest, f"{where} '{name}' of model '{config.name}'")
     ahead = int(options.get("migraphx_max_dynamic_batch", "0"))
+    if not ahead and config.has_open_batch:
+        ahead = LARGEST_WITHOUT_CONFIGURATION
     return default_batch_sizes(min(ahead, largest) if ahead else largest)
 
 

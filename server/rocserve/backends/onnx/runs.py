@@ -41,9 +41,13 @@ def placed_run(session: Any, signature: Signature, batching: bool) -> PlacedRun 
         spec.datatype not in (DataType.BYTES, DataType.BF16) and -1 not in spec.shape[int(batching) :]
         for spec in signature.outputs
     )
-    on_cpu = session.get_providers() == ["CPUExecutionProvider"]
     takes_bf16 = any(spec.datatype is DataType.BF16 for spec in signature.inputs)
-    return PlacedRun(session, signature, batching) if fixed and on_cpu and not takes_bf16 else None
+    return PlacedRun(session, signature, batching) if fixed and is_on_cpu(session) and not takes_bf16 else None
+
+
+def is_on_cpu(session: Any) -> bool:
+    """Whether all of it runs on the CPU, in memory of this process."""
+    return bool(session.get_providers() == ["CPUExecutionProvider"])
 
 
 class PlacedRun:

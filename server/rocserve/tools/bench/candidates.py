@@ -253,13 +253,7 @@ def _planned_inputs(model: ToolModel) -> Inputs:
         # They are enough, and the file may hold what only other engines have.
         sizes = serving.batch_sizes if config.max_batch_size else (0,)
         return {size: tuple(_declared_input(one, serving, size) for one in config.inputs) for size in sizes}
-    plan = plan_programs(
-        model.source,
-        CompileOptions(Target.REF),
-        serving,
-        ProgramEnvironment(""),
-        default_max_batch_size=model.backend.default_max_batch_size,
-    )
+    plan = plan_programs(model.source, CompileOptions(Target.REF), serving, ProgramEnvironment(""))
     datatypes = {tensor.name: tensor.datatype for tensor in plan.inputs}
     return {
         size: tuple(

@@ -181,10 +181,14 @@ class TestSignatures:
         config = ModelConfig(name="model", max_batch_size=max_batch_size)
         assert model.signature == session_signature(onnxruntime.InferenceSession(network), config)
 
-    def test_a_configuration_that_says_nothing_gets_batches_up_to_the_default(self, engine: Engine) -> None:
+    def test_a_configuration_that_says_nothing_gets_small_programs_that_run_any_batch(self, engine: Engine) -> None:
         model = engine.complete(NETWORKS["mlp"])
         assert model.signature.supports_batching
         assert model.properties["batch_sizes"] == "1, 2, 4"
+        inputs = migraphx_models.random_inputs(NETWORKS["mlp"], 64)
+        np.testing.assert_allclose(
+            answers(model, inputs)["scores"], expected(NETWORKS["mlp"], inputs)["scores"], rtol=1e-4, atol=1e-4
+        )
 
     def test_a_baked_batch_is_any_where_the_configuration_batches(self, engine: Engine) -> None:
         model = engine.complete(migraphx_models.reshaped_to_free(), 2)

@@ -58,6 +58,12 @@ class TestBatches:
         with pytest.raises(ServeError, match=r"must have the shape \[2, 4\] that the model is compiled for, got"):
             answers(model, migraphx_models.random_inputs(NETWORK, 1))
 
+    def test_one_for_a_range_of_batches_says_how_many_rows_it_takes(self, engine: Engine) -> None:
+        engine.complete(NETWORK, 5, dynamic_batch="true").close()
+        (program,) = engine.cache.rglob("*.mxr")
+        model = serve(engine, program.read_bytes())
+        assert (model.signature.supports_batching, model.signature.max_batch_size) == (True, 5)
+
     def test_one_that_has_no_batch_cannot_batch(self, engine: Engine) -> None:
         turning = migraphx_models.without_batch()
         program = compiled(Path(os.environ[ROOT_VARIABLE]), turning, engine.folder)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rocserve.backends.base import ModelSource
-from rocserve.backends.batch_sizes import default_batch_sizes
+from rocserve.backends.batch_sizes import LARGEST_WITHOUT_CONFIGURATION, default_batch_sizes
 from rocserve.backends.digests import file_digest
 from rocserve.backends.migraphx.calibration.source import calibration_digest
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, ServingOptions
@@ -74,14 +74,11 @@ def plan_programs(
     environment: ProgramEnvironment,
     *,
     model_file: Path | None = None,
-    default_max_batch_size: int = 4,
 ) -> ProgramPlan:
     """The programs of a version whose file is an ONNX model or a TensorFlow graph.
 
     Args:
         model_file: instead of the version's own: the ONNX file beside a .mxr that is to be compiled anew.
-        default_max_batch_size: what max_batch_size becomes where the configuration leaves it out and the model can
-            batch (the backend's).
 
     Raises:
         ServeError: INVALID_ARGUMENT where the file or the configuration is wrong, UNAVAILABLE where a file cannot be
@@ -97,7 +94,7 @@ def plan_programs(
             f"model '{model.name}' is quantised already ({path.name} holds quantising operators), so precision"
             f' "{options.precision.value}" cannot be; leave it out and the model runs as it is'
         )
-    largest = _largest_batch(model.config, default_max_batch_size)
+    largest = LARGEST_WITHOUT_CONFIGURATION if model.config.has_open_batch else model.config.max_batch_size
     batch = find_batch_dimension(graph.inputs, graph.outputs) if largest else None
     if batch is not None and batch.baked and model.config.max_batch_size == 0:
         batch = None
@@ -176,13 +173,6 @@ def _wanted_outputs(config: ModelConfig, node_names: Container[str]) -> tuple[st
     """The configuration's, where the graph has nodes of these names (else the server tells which there are)."""
     names = tuple(output.name for output in config.outputs)
     return names if all(name.removesuffix(":0") in node_names for name in names) else ()
-
-
-def _largest_batch(config: ModelConfig, default: int) -> int:
-    """0: the model is not to batch. An incomplete configuration gets a max_batch_size when it is completed."""
-    if config.max_batch_size == 0 and not (config.inputs and config.outputs):
-        return default
-    return config.max_batch_size
 
 
 def _recipes(

@@ -8,6 +8,7 @@ from lies beside it, that is compiled instead.
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 from rocserve.backends.digests import file_digest
@@ -72,9 +73,11 @@ class _ProgramFile:
         )
         runner, batching = self._runner(program, layout)
         self._context.model.report("")
+        varying = batch_range(program.parameters.values())
+        signature = replace(layout.signature(batching), max_batch_size=varying.most if varying else None)
         return MigraphxModel(
             self._name,
-            layout.signature(batching),
+            signature,
             runner,
             lambda: engine_properties(self._context, runner.batch_sizes),
             threading.Lock(),
