@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from rocserve_client import (
+    Client,
     DeadlineExceeded,
     Duration,
     IndexEntry,
+    InvalidArgument,
     KeepAlive,
     NotFound,
     ResourceExhausted,
@@ -177,3 +179,13 @@ def test_lives_beside_tritonclient_in_one_process(order: str) -> None:
         "assert a.SerializeToString() == b.SerializeToString()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(("scheme", "tls"), [("http", ""), ("grpc", ""), ("https", ", and Tls() as `tls`")])
+def test_an_address_with_a_scheme_is_none(scheme: str, tls: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        Client(f"{scheme}://host:8001/")
+    assert caught.value.text == (
+        f"'{scheme}://host:8001/' is no address of gRPC: leave out '{scheme}://' and give host:port of the server's"
+        f" gRPC port (8001 by default), as in 'host:8001'{tls}"
+    )
