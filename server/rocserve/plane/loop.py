@@ -23,7 +23,7 @@ from rocserve.observability.failures import RequestFailures
 from rocserve.plane.doorbell import Doorbell, DoorbellFiles, Ringer
 from rocserve.plane.timers import NEVER, TimerDescriptor, TimerHandle, TimerQueue
 
-__all__ = ["Plane", "PlaneLoop", "Source", "TimerHandle"]
+__all__ = ["PlaneLoop", "Source", "TimerHandle"]
 
 Callback = Callable[[], None]
 
@@ -73,38 +73,6 @@ class Source(Protocol):
         """A last look before the loop sleeps: whether something may be there."""
 
 
-class Timer(Protocol):
-    def cancel(self) -> None: ...
-
-
-class Plane(Protocol):
-    """A loop on whose thread links are served: a PlaneLoop, or that of a front end of HTTP."""
-
-    @property
-    def sleeps(self) -> int:
-        """The file of the word that says whether it sleeps (doorbell.py)."""
-
-    def call_soon(self, callback: Callback, /) -> object:
-        """Call back on the thread, in this turn or the next."""
-
-    def call_at(self, when: float, callback: Callback, /) -> Timer:
-        """Call back once at `when` (time.monotonic() seconds)."""
-
-    def register(self, descriptor: int, on_readable: Callback) -> None:
-        """Call `on_readable` whenever the descriptor has something to read (level-triggered)."""
-
-    def unregister(self, descriptor: int) -> None:
-        """Before the descriptor is closed."""
-
-    def at_end_of_turn(self, callback: Callback) -> None:
-        """Call back, once for equal callbacks, when what has come by now has been handled."""
-
-    def work_off(self, steps: Iterator[None]) -> None:
-        """Take what takes long in steps, between which others have their turns."""
-
-    def add_source(self, source: Source) -> None: ...
-
-
 class PlaneLoop:
     """The data plane's thread. What a callback raises is logged, and stops nothing else."""
 
@@ -133,7 +101,7 @@ class PlaneLoop:
 
     @property
     def sleeps(self) -> int:
-        """See Plane."""
+        """The file of the word that says whether it sleeps (doorbell.py)."""
         return self.doorbell.files.sleeps
 
     # From any thread

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rocserve.plane.heap import Heap
-from rocserve.plane.loop import Plane
+from rocserve.plane.loop import PlaneLoop
 
 TRIM_PERIOD_SECONDS = 10.0
 _BETWEEN_PIECES_SECONDS = 0.01
@@ -18,7 +18,7 @@ _ROUNDS = 2
 class HeapTrimmer:
     """On the plane's thread."""
 
-    def __init__(self, plane: Plane) -> None:
+    def __init__(self, plane: PlaneLoop) -> None:
         self._plane = plane
         self._used: dict[Heap, _Use] = {}
         self._is_set = False

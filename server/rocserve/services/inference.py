@@ -11,7 +11,7 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.requests import InferRequest, RequestHead
 from rocserve.core.serving import Responder
-from rocserve.plane.loop import Plane, PlaneLoop
+from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.shared_heap import SharedHeap
 from rocserve.scheduling.served_version import ScheduledVersion
 from rocserve.services.client_limits import ClientLimits
@@ -34,7 +34,7 @@ class Inference(Protocol):
     paths: PrivatePaths
 
     @property
-    def plane(self) -> Plane:
+    def plane(self) -> PlaneLoop:
         """On whose thread requests are handed in."""
 
     def infer(self, request: InferRequest, client: ClientResponder) -> None:

@@ -10,7 +10,7 @@ from rocserve.core.errors import ServeError, StatusCode, deadline_exceeded, inte
 from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.frontends.http.infer_response import detached
-from rocserve.plane.loop import Timer
+from rocserve.plane.loop import TimerHandle
 from rocserve.services.inference import NOT_FOR_DECOUPLED, Inference
 from rocserve.services.observation import ClientResponder, RequestOrigin
 
@@ -107,7 +107,7 @@ class SingleAnswer(HttpResponder):
         client has gone."""
         super().__init__(asked)
         self._answer: Callable[[SingleAnswer, Outcome], None] | None = answer
-        self._timer: Timer | None = None
+        self._timer: TimerHandle | None = None
 
     def hand_over(self, service: Inference, request: InferRequest) -> None:
         """See HttpResponder."""

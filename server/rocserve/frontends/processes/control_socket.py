@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rocserve.core.plain import from_json, to_json
-from rocserve.plane.loop import Plane
+from rocserve.plane.loop import PlaneLoop
 
 NOBODYS = 0
 """The number of no call."""
@@ -155,7 +155,7 @@ class AsyncioWatch:
 
 
 class PlaneWatch:
-    def __init__(self, connection: socket.socket, plane: Plane) -> None:
+    def __init__(self, connection: socket.socket, plane: PlaneLoop) -> None:
         self._plane = plane
         self._descriptor = connection.fileno()
         # The plane looks what can be read. An epoll can be once its socket can be written to.

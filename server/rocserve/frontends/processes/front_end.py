@@ -54,7 +54,7 @@ from rocserve.plane import anonymous_file
 from rocserve.plane.doorbell import SocketRinger, sleep_word
 from rocserve.plane.heap import Heap, HeapFull, HeapReader
 from rocserve.plane.link import LinkEnd
-from rocserve.plane.loop import Plane
+from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.shared_heap import SHARES
 from rocserve.services.observation import ClientResponder
 from rocserve.workers.entries import ENTRY, RETURN
@@ -89,7 +89,7 @@ class RemoteInference:
     def __init__(
         self,
         connection: socket.socket,
-        plane: Plane,
+        plane: PlaneLoop,
         paths: PrivatePaths,
         log: logging.Logger,
         on_gone: Callable[[], None],

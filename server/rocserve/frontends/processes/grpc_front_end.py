@@ -6,13 +6,11 @@ import os
 from dataclasses import replace
 from functools import partial
 
-from rocserve.backends.parameters import usable_cpus
 from rocserve.frontends.grpc.codec import InferCodec
 from rocserve.frontends.grpc.inference import InferenceHandlers
 from rocserve.frontends.grpc.reactor import ReactorTransport
 from rocserve.frontends.grpc.transport import transport_options
 from rocserve.frontends.processes.main import FrontEndTask, WayToServer
-from rocserve.plane.loop import PlaneLoop, default_spin
 from rocserve.services.forwarded_headers import header_forwarding
 from rocserve.services.restrictions import GRPC_HEADER_PREFIX, restrictions
 
@@ -20,8 +18,6 @@ from rocserve.services.restrictions import GRPC_HEADER_PREFIX, restrictions
 def serve(task: FrontEndTask) -> None:
     """Until the server says so or is gone. Raises: EOFError, ConnectionError: the server is gone."""
     settings, log = task.settings, task.log
-    spin = default_spin(usable_cpus()) if settings.spin is None else settings.spin
-    plane = PlaneLoop(log.getChild("plane"), spin)
     transport: ReactorTransport
     handlers: InferenceHandlers
 
@@ -32,7 +28,8 @@ def serve(task: FrontEndTask) -> None:
     def begin_exit() -> None:
         handlers.begin_exit()
 
-    way = WayToServer(task, plane, stop, begin_exit)
+    way = WayToServer(task, stop, begin_exit)
+    plane = way.plane
     forwarded = header_forwarding(settings.grpc.header_forward_pattern)
     handlers = InferenceHandlers(way.inference, InferCodec(), task.memory, forwarded)
     restricted = restrictions(settings.grpc.restricted, log, GRPC_HEADER_PREFIX)

@@ -1,5 +1,5 @@
-"""A front end of HTTP: the listener and the service that the server would have itself, on a loop that is asyncio's and
-the link's at once."""
+"""A front end of HTTP: the listener and the service that the server would have itself, on asyncio as a guest of
+the loop that all front ends have."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from rocserve.frontends.http.serving import HttpParts, start_http
 from rocserve.frontends.listen_address import ListenAddress
 from rocserve.frontends.processes.edition import EditionReader
 from rocserve.frontends.processes.forwarding import Forwarding
-from rocserve.frontends.processes.front_end_loop import FrontEndLoop
 from rocserve.frontends.processes.main import FrontEndTask, WayToServer
+from rocserve.plane.guest_loop import GuestLoop
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol import page_pb2
 from rocserve.services.method import Method, SlowMethod
@@ -35,32 +35,29 @@ _REMEMBERED_MODELS = 1024
 
 def serve(task: FrontEndTask) -> None:
     """Until the server says so or is gone. Raises: EOFError, ConnectionError: the server is gone."""
-    with asyncio.Runner(loop_factory=lambda: FrontEndLoop(task.log)) as runner:
-        loop = runner.get_loop()
-        assert isinstance(loop, FrontEndLoop)
-        runner.run(_serve(task, loop))
-
-
-async def _serve(task: FrontEndTask, loop: FrontEndLoop) -> None:
     listener: HttpListener
-    ending: asyncio.Task[None]
+    tasks: list[asyncio.Task[None]] = []
 
     def stop(grace_seconds: float) -> None:
-        nonlocal ending
-        ending = loop.create_task(_end(listener, grace_seconds))
+        tasks.append(loop.create_task(_end(listener, grace_seconds)))
 
-    way = WayToServer(task, loop, stop)
+    async def listen() -> None:
+        nonlocal listener
+        try:
+            listener, _ = await start_http(task.settings, where, parts, task.log)
+        except (OSError, ValueError) as error:
+            way.tell_refusal(error)
+            os._exit(0)
+        way.tell_listening()
+
+    way = WayToServer(task, stop)
+    loop = GuestLoop(way.plane)
     methods = remote_methods(way.forwarding, loop)
     models = RemoteModels(EditionReader(task.edition), methods["ModelConfig"])
     parts = HttpParts(way.inference, methods, models, task.memory, LargeBodies(_LARGE_BODY_PROCESSES))
     where = ListenAddress("HTTP", "http", task.settings.http.address, task.port, reuse_port=True)
-    try:
-        listener, _ = await start_http(task.settings, where, parts, task.log)
-    except (OSError, ValueError) as error:
-        way.tell_refusal(error)
-        return
-    way.tell_listening()
-    await loop.create_future()
+    tasks.append(loop.create_task(listen()))
+    way.plane.run()
 
 
 async def _end(listener: HttpListener, grace_seconds: float) -> None:

@@ -13,7 +13,7 @@ from rocserve.core.tensors import Buffer
 from rocserve.frontends.processes.entries import ANSWERS, HEAP_SHIFT, RETURNS
 from rocserve.plane.heap import Heap, Slot, fill
 from rocserve.plane.link import ENTRY_BYTES, LinkEnd
-from rocserve.plane.loop import Plane
+from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.trimming import HeapTrimmer
 from rocserve.workers.entries import numbers, return_entries, returned_places
 
@@ -33,7 +33,7 @@ _NO_PAGE = memoryview(bytearray())
 class FrontLinkEnd:
     """One end's posting. On the plane's thread."""
 
-    def __init__(self, link: LinkEnd, heap: Heap, plane: Plane) -> None:
+    def __init__(self, link: LinkEnd, heap: Heap, plane: PlaneLoop) -> None:
         """`heap`: its own."""
         self._messages, self._returns = link.writers[ANSWERS], link.writers[RETURNS]
         self._returned = link.readers[RETURNS]

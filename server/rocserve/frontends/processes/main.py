@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rocserve.backends.parameters import usable_cpus
 from rocserve.core.heap_trim import HeapTrim, keep_freed_memory
 from rocserve.core.lifeline import die_with_holder
 from rocserve.core.private_paths import PrivatePaths
@@ -36,7 +37,7 @@ from rocserve.frontends.processes.forwarding import Forwarding
 from rocserve.frontends.processes.front_end import RemoteInference
 from rocserve.observability.logs import ROOT, LinesWithLevels
 from rocserve.plane import anonymous_file
-from rocserve.plane.loop import Plane
+from rocserve.plane.loop import PlaneLoop, default_spin
 from rocserve.settings import ServerSettings
 
 _PASSED_OVER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -104,7 +105,6 @@ class WayToServer:
     def __init__(
         self,
         task: FrontEndTask,
-        plane: Plane,
         stop: Callable[[float], object],
         begin_exit: Callable[[], None] = lambda: None,
     ) -> None:
@@ -118,7 +118,9 @@ class WayToServer:
             EOFError, ConnectionError: the server is gone.
         """
         settings, memory = task.settings, task.memory
-        self._plane = plane
+        spin = default_spin(usable_cpus()) if settings.spin is None else settings.spin
+        self.plane = plane = PlaneLoop(task.log.getChild("plane"), spin)
+        """Runs on the process's one thread."""
         self._stop = stop
         self._trim = HeapTrim(lambda: memory.request_bytes + memory.answer_bytes, keep_freed_memory())
         self._control = ControlSocket(
@@ -137,7 +139,7 @@ class WayToServer:
 
     def tell_listening(self) -> None:
         self._control.send(NOBODYS, Listening())
-        self._plane.call_soon(self._check)
+        self.plane.call_soon(self._check)
 
     def tell_refusal(self, error: Exception) -> None:
         """The port cannot be listened on; the process is to end."""
@@ -153,7 +155,7 @@ class WayToServer:
             self._stop(head.grace_seconds)
 
     def _check(self) -> None:
-        self._plane.call_at(time.monotonic() + _CHECK_SECONDS, self._check)
+        self.plane.call_at(time.monotonic() + _CHECK_SECONDS, self._check)
         # Nothing is under way when it is time to.
         if self._trim.check():
             self._trim.trim()
