@@ -144,7 +144,7 @@ def test_bfloat16_at_fixed_sizes(model_source: SourceMaker) -> None:
 def test_text_at_fixed_sizes(model_source: SourceMaker) -> None:
     model, _ = load_sized(model_source("model.onnx", identity(TensorProto.STRING, ["batch", 1])), batch_sizes="4")
     result = run(model, ("OUTPUT0",), INPUT0=np.array([[b"a"], [b"b"], [b"c"]], dtype=object))["OUTPUT0"]
-    assert result.tolist() == [["a"], ["b"], ["c"]]
+    assert result.tolist() == [[b"a"], [b"b"], [b"c"]]
 
 
 def test_an_output_without_the_batch(model_source: SourceMaker) -> None:

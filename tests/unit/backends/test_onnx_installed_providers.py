@@ -161,7 +161,7 @@ def test_text(model_source: SourceMaker, setting: Setting, load_with: Loader) ->
         return
     model = load_with(source)
     result = run(model, ("OUTPUT0",), INPUT0=np.array([[b"a"], [b"b"], [b"c"]], dtype=object))["OUTPUT0"]
-    assert result.tolist() == [["a"], ["b"], ["c"]]
+    assert result.tolist() == [[b"a"], [b"b"], [b"c"]]
 
 
 def test_a_broken_file(model_source: SourceMaker, load_with: Loader) -> None:
