@@ -250,7 +250,7 @@ def test_the_effective_config_is_printed(repository: Path):
     result = rocserve("config", str(folder))
     assert result.returncode == 0, result.stderr
     assert 'platform: "onnx_onnxv1"' in result.stdout
-    assert "max_batch_size: 4" in result.stdout
+    assert "max_batch_size: 64" in result.stdout
     (folder / "config.pbtxt").write_text("max_batchsize: 3")
     result = rocserve("config", str(folder))
     assert result.returncode == 1

@@ -87,7 +87,7 @@ def test_model_metadata_and_config(client):
 
 def test_a_model_without_a_config_is_completed_from_its_file(client):
     config = client.get_model_config("untold").config
-    assert config.max_batch_size == 4
+    assert config.max_batch_size == 64
     assert [(entry.name, list(entry.dims)) for entry in config.output] == [("OUTPUT0", [16]), ("OUTPUT1", [16])]
     result = client.infer("untold", inputs(LEFT, RIGHT))
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), LEFT + RIGHT)
