@@ -106,7 +106,7 @@ class WorkerEndpoints:
         if not isinstance(following, str):
             raise invalid_argument(f"parameter 'next' must be the name of an endpoint, got {following!r}")
         worker = self._read(name, given)
-        if following and not self.has(following) and following not in self._tables.table.models:
+        if following and not self.has(following) and following not in self._present():
             raise not_found(f"No next endpoint found at: {following}")
         own_parameters = tuple(sorted((key, value) for key, value in parameters.items() if key != "share"))
         while True:
@@ -202,5 +202,10 @@ class WorkerEndpoints:
             self._names.forget(endpoint.worker, endpoint.parameters)
 
     def _is_taken(self, name: str) -> bool:
-        taken = {*(scan.name for scan in self._scan_runner.latest.models.values()), *self._tables.table.models}
+        taken = {*(scan.name for scan in self._scan_runner.latest.models.values()), *self._present()}
         return name in taken or name + _STAGE in taken
+
+    def _present(self) -> set[str]:
+        """The serving table keeps models that are gone, to say so."""
+        gone = {model.name for model in self._models.values() if model.is_gone}
+        return self._tables.table.models.keys() - gone
