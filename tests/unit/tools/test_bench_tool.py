@@ -95,16 +95,16 @@ def test_pytorch_where_it_is_installed(command: Command, tmp_path: Path, network
     assert all(one["difference"]["largest"] < 1e-4 for one in measured)
 
 
-def test_a_batch_that_another_engine_cannot_run(migraphx_root: Path, command: Command, tmp_path: Path) -> None:
-    """MIGraphX takes a file with a batch of 1 baked in at other sizes as well; ONNX Runtime does not."""
+def test_a_batch_that_the_file_does_not_have(migraphx_root: Path, command: Command, tmp_path: Path) -> None:
+    """Each engine takes a file with a batch of 1 baked in at other sizes as well; ONNX Runtime row by row."""
     model = _file(tmp_path, mlp(batch=1))
     ran = command.on_migraphx(
         migraphx_root, "bench", model, "--target", "ref", "--batch-sizes", "1,2", "--against", "onnxruntime", *_QUICK
     )
-    assert ran.status == 1
+    assert ran.status == 0
     rows = [line.split() for line in ran.out.splitlines() if line.strip().startswith("onnxruntime  ")]
-    assert rows[1][1:4] == ["2", "-", "-"]
-    assert "rocserve bench: onnxruntime: " in ran.err
+    assert [row[1] for row in rows] == ["1", "2"]
+    assert all(float(row[2]) > 0 for row in rows)
 
 
 def test_a_compiled_file(migraphx_root: Path, command: Command, tmp_path: Path) -> None:
