@@ -27,6 +27,7 @@ _INSIDE = re.compile(
 )
 """How a worker ended only its parent knows: nobody, once the zygote has been killed too."""
 _SEQUENCE = re.compile(r"sequence \S+ of model '([^']+)' has been lost with the worker that ran it")
+_UNKNOWN_MODEL = re.compile("Request for unknown model: ")
 _REGION = re.compile(r"Unable to find shared memory region")
 _NOT_BEGUN = re.compile(r"inference request for sequence \S+ to model \S+ must specify the START flag")
 CUT_OFF = (OSError, EOFError, HTTPException)
@@ -131,10 +132,12 @@ class Damage:
 
 def _is_cut_off(error: Exception) -> bool:
     """The connection has ended, or could not be made, or the server is not back with all of its models."""
-    if isinstance(error, InferenceServerException):
-        return error.status() in ("StatusCode.UNAVAILABLE", "503")
-    if isinstance(error, RocserveError):
-        return error.status is StatusCode.UNAVAILABLE
+    if isinstance(error, InferenceServerException | RocserveError):
+        status = error.status if isinstance(error, RocserveError) else error.status()
+        if status in (None, StatusCode.UNKNOWN):
+            # Errors within a stream have no code.
+            return _UNKNOWN_MODEL.search(str(error)) is not None
+        return status in (StatusCode.UNAVAILABLE, "StatusCode.UNAVAILABLE", "503")
     return isinstance(error, CUT_OFF)
 
 

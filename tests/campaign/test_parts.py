@@ -82,6 +82,7 @@ def test_a_killed_server_excuses_connections_that_end_and_what_went_with_it():
     cut_off = InferenceServerException("Socket closed", "StatusCode.UNAVAILABLE")
     region = InferenceServerException("Unable to find shared memory region: 'honest'", "StatusCode.NOT_FOUND")
     wrong = InferenceServerException("no such model", "StatusCode.NOT_FOUND")
+    in_stream = InferenceServerException("Request for unknown model: 'honest' has no available versions")
     damage = Damage()
     before = time.monotonic()
     assert damage.excuse("poll", cut_off, before, before) is None
@@ -93,6 +94,8 @@ def test_a_killed_server_excuses_connections_that_end_and_what_went_with_it():
         assert damage.excuse("poll", by_http, now, now) == "connection to a killed process"
         assert damage.excuse("explicit", cut_off, before, now) is None, "another server's"
         assert damage.excuse("poll", wrong, before, now) is None
+        assert damage.excuse("poll", in_stream, before, now) == "connection to a killed process"
+        assert damage.excuse("poll", InferenceServerException("what else"), before, now) is None
     back = time.monotonic() + RECONNECT_SECONDS
     assert damage.excuse("poll", cut_off, back + 0.1, back + 0.2) is None, "it has been back for long"
     assert damage.excuse("poll", region, back + 0.1, back + 0.2) == "gone with a killed server"
