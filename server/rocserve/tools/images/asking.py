@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Column
@@ -24,6 +25,7 @@ CONNECT_TIMEOUT_S = 5.0
 ENDED_BY_USER = 130
 """The exit status after Ctrl-C, as shells have it: 128 and SIGINT's number."""
 _LONGEST_ON_ONE_LINE = 30
+_Finding = TypeVar("_Finding")
 
 
 class CannotAskError(Exception):
@@ -66,6 +68,19 @@ async def read_image(path: Path) -> bytes:
         OSError: there is no such file, or it cannot be read.
     """
     return await asyncio.to_thread(path.read_bytes)
+
+
+async def ask_each(
+    images: Sequence[Path], most_at_once: int, ask: Callable[[Path], Coroutine[Any, Any, _Finding]]
+) -> list[_Finding]:
+    """What asking has found for each image, in their order."""
+    at_once = asyncio.Semaphore(most_at_once)
+
+    async def one(image: Path) -> _Finding:
+        async with at_once:
+            return await ask(image)
+
+    return await asyncio.gather(*map(one, images))
 
 
 def reason_of(error: Exception) -> str:

@@ -19,6 +19,7 @@ from rich.text import Text
 from rocserve.tools.images.asking import (
     ENDED_BY_USER,
     CannotAskError,
+    ask_each,
     image_column,
     print_faults,
     print_refusal,
@@ -91,13 +92,7 @@ async def classify_all(url: str, model: str, images: Sequence[Path], top: int) -
     """
     async with AsyncClient(url) as client:
         classifier = await describe(client, url, model)
-        at_once = asyncio.Semaphore(REQUESTS_AT_ONCE)
-
-        async def one(image: Path) -> Finding:
-            async with at_once:
-                return await classify(client, classifier, image, top)
-
-        return await asyncio.gather(*map(one, images))
+        return await ask_each(images, REQUESTS_AT_ONCE, lambda image: classify(client, classifier, image, top))
 
 
 def findings_table(findings: Sequence[Finding]) -> Table:

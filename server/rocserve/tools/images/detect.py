@@ -22,6 +22,7 @@ from rich.text import Text
 from rocserve.tools.images.asking import (
     ENDED_BY_USER,
     CannotAskError,
+    ask_each,
     image_column,
     print_faults,
     print_refusal,
@@ -30,12 +31,22 @@ from rocserve.tools.images.asking import (
     require_model,
     tensors_text,
 )
-from rocserve.tools.images.detection import Detection
 from rocserve_client import AsyncClient, InferResult, RocserveError
 
 REQUESTS_AT_ONCE = 4
 INPUT = "ENCODED"
 OUTPUTS = ("BOXES", "SCORES", "CLASSES", "LABELS")
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """An object that a detector found in an image."""
+
+    label: str
+    class_index: int
+    score: float
+    box: tuple[float, float, float, float]
+    """x1, y1, x2, y2 in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +100,7 @@ async def detect_all(url: str, model: str, images: Sequence[Path]) -> list[Findi
     """
     async with AsyncClient(url) as client:
         await require_detector(client, url, model)
-        at_once = asyncio.Semaphore(REQUESTS_AT_ONCE)
-
-        async def one(image: Path) -> Finding:
-            async with at_once:
-                return await detect(client, model, image)
-
-        return await asyncio.gather(*map(one, images))
+        return await ask_each(images, REQUESTS_AT_ONCE, lambda image: detect(client, model, image))
 
 
 def write_drawings(findings: Sequence[Finding], folder: Path) -> Iterator[Finding | Path]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from rocserve.tools.images.detection import Detection
+from rocserve.tools.images.detect import Detection
 
 _HUE_STEP = 0.618034
 """Of a turn (the golden section): neighbouring classes get hues that are far apart."""
