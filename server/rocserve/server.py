@@ -67,7 +67,7 @@ from rocserve.services.repository_control import RepositoryControlService
 from rocserve.services.trace_control import TraceControlService
 from rocserve.settings import ControlMode, ServerSettings
 from rocserve.start_table import print_sample, print_table
-from rocserve.workers.channel_mail import ChannelMail
+from rocserve.workers.instance_mail import InstanceMail
 from rocserve.workers.launcher import WorkerLauncher
 
 _RETURN_SECONDS = 2.0
@@ -117,7 +117,7 @@ class Server:
         self._log = log = server_log.logger
         spin = default_spin(usable_cpus()) if settings.spin is None else settings.spin
         self._plane = PlaneLoop(log.getChild("plane"), spin)
-        mail = ChannelMail(self._plane, 0 if settings.spin == 0 else default_looks(usable_cpus()))
+        mail = InstanceMail(self._plane, 0 if settings.spin == 0 else default_looks(usable_cpus()))
         self._plane.add_source(mail)
         self._tables = ServingTableHolder()
         self._dispatcher = Dispatcher(self._tables, self._plane.work_off)

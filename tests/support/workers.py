@@ -24,9 +24,9 @@ from rocserve.core.request_form import BatchForm, Member, RequestForm, RequestLa
 from rocserve.core.tensors import Buffer, TensorHead, tensor_from_numpy
 from rocserve.plane.loop import PlaneLoop
 from rocserve.settings import EngineSettings
-from rocserve.workers.channel import Channel
-from rocserve.workers.channel_mail import ChannelMail
 from rocserve.workers.group import WorkerGroup, WorkerPlan
+from rocserve.workers.instance import Instance
+from rocserve.workers.instance_mail import InstanceMail
 from rocserve.workers.launcher import WorkerLauncher
 from rocserve.workers.messages import Load
 from rocserve.workers.results import BatchOutcome
@@ -58,9 +58,9 @@ def on_plane(plane: PlaneLoop, call: Callable[[], _Result]) -> _Result:
     return results[0]
 
 
-def mail_of(plane: PlaneLoop) -> ChannelMail:
-    """A loop's mail of channels."""
-    mail = ChannelMail(plane)
+def mail_of(plane: PlaneLoop) -> InstanceMail:
+    """A loop's mail of instances."""
+    mail = InstanceMail(plane)
     on_plane(plane, lambda: plane.add_source(mail))
     return mail
 
@@ -69,8 +69,8 @@ def mail_of(plane: PlaneLoop) -> ChannelMail:
 class Events:
     """What a group has told."""
 
-    opened: list[Channel] = field(default_factory=list)
-    lost: list[tuple[Channel, ServeError]] = field(default_factory=list)
+    opened: list[Instance] = field(default_factory=list)
+    lost: list[tuple[Instance, ServeError]] = field(default_factory=list)
     restarts: list[tuple[str, float]] = field(default_factory=list)
     recoveries: int = 0
     lines: list[str] = field(default_factory=list)
@@ -80,11 +80,11 @@ class Events:
     changes: list[MetricChanges] = field(default_factory=list)
     """Of the metrics that models define."""
 
-    def channel_opened(self, channel: Channel) -> None:
-        self.opened.append(channel)
+    def instance_opened(self, instance: Instance) -> None:
+        self.opened.append(instance)
 
-    def channel_lost(self, channel: Channel, reason: ServeError) -> None:
-        self.lost.append((channel, reason))
+    def instance_lost(self, instance: Instance, reason: ServeError) -> None:
+        self.lost.append((instance, reason))
 
     def restarting(self, reason: str, delay_seconds: float) -> None:
         self.restarts.append((reason, delay_seconds))
@@ -149,16 +149,16 @@ def members_of(inputs: Sequence[BatchInput], requested: Sequence[str], sizes: Se
 
 
 def execute(
-    channel: Channel,
+    instance: Instance,
     inputs: Sequence[BatchInput],
     requested: Sequence[str],
     sizes: Sequence[int],
     on_outcome: Callable[[BatchOutcome], None],
     one_by_one: bool = False,
 ) -> None:
-    """Channel.execute, with the batch as inputs."""
+    """Instance.execute, with the batch as inputs."""
     members = members_of(inputs, requested, sizes)
-    on_plane(channel._plane, lambda: channel.execute(BatchForm(None, one_by_one), members, on_outcome))
+    on_plane(instance._plane, lambda: instance.execute(BatchForm(None, one_by_one), members, on_outcome))
 
 
 def batch_input(name: str, *arrays: np.ndarray) -> BatchInput:
@@ -169,7 +169,7 @@ def batch_input(name: str, *arrays: np.ndarray) -> BatchInput:
 
 
 def submit(
-    channel: Channel,
+    instance: Instance,
     inputs: Sequence[BatchInput],
     requested: Sequence[str],
     sizes: Sequence[int],
@@ -192,7 +192,7 @@ def submit(
         # An outcome that came twice would raise InvalidStateError in the loop.
         loop.call_soon_threadsafe(future.set_result, answer)
 
-    execute(channel, inputs, requested, sizes, on_outcome, one_by_one)
+    execute(instance, inputs, requested, sizes, on_outcome, one_by_one)
     return future
 
 
@@ -201,8 +201,8 @@ def add_sub_inputs(rows: int = 1, value: int = 0) -> list[BatchInput]:
     return [batch_input("A", a), batch_input("B", np.full((rows, 16), 3, np.int32))]
 
 
-def run_add_sub(channel: Channel, rows: int = 1, value: int = 0) -> asyncio.Future[Answer]:
-    return submit(channel, add_sub_inputs(rows, value), ("SUM", "DIFFERENCE"), (rows,))
+def run_add_sub(instance: Instance, rows: int = 1, value: int = 0) -> asyncio.Future[Answer]:
+    return submit(instance, add_sub_inputs(rows, value), ("SUM", "DIFFERENCE"), (rows,))
 
 
 def config_of(behaviour: str, **changes: object) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""Loads a version of a model: workers, then the completed configuration, then the scheduler over their channels."""
+"""Loads a version of a model: workers, then the completed configuration, then the scheduler over their instances."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ from rocserve.scheduling.sequence.router import SequenceRouters
 from rocserve.scheduling.sequence.scheduler import SequenceScheduler
 from rocserve.scheduling.served_version import ScheduledVersion
 from rocserve.settings import NO_TIME_LIMITS, EngineSettings, TimeLimits
-from rocserve.workers.channel_mail import ChannelMail
 from rocserve.workers.group import WorkerGroup
+from rocserve.workers.instance_mail import InstanceMail
 from rocserve.workers.launcher import WorkerLauncher
 
 _LONGEST_WARNING = 300
@@ -82,7 +82,7 @@ class WorkerVersionLoader:
     def __init__(
         self,
         launcher: WorkerLauncher,
-        mail: ChannelMail,
+        mail: InstanceMail,
         dispatcher: Dispatcher,
         limits: QueueLimits,
         strict: bool,
@@ -238,7 +238,7 @@ class WorkerVersionLoader:
             await asyncio.shield(group.stop(0.0))
             raise
         scheduler = new_scheduler(parts)
-        wiring.connect(scheduler, group.channels)
+        wiring.connect(scheduler, group.instances)
         facts = EngineFacts(plan, replaces)
         seconds = time.monotonic() - started
         answers = self._cached_answers(complete, version, statistics)

@@ -12,7 +12,7 @@ from rocserve.core.custom_metrics import MetricChanges, OwnedMetrics
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.plane.loop import PlaneLoop
 from rocserve.scheduling.scheduler import Scheduler
-from rocserve.workers.channel import CallStarter, Channel, OpenCall
+from rocserve.workers.instance import CallStarter, Instance, OpenCall
 
 _Handed = TypeVar("_Handed")
 
@@ -45,7 +45,7 @@ class VersionWiring:
         self._plane = plane
         self._has_called = False
         self._scheduler: Scheduler | None = None
-        self._open: set[Channel] = set()
+        self._open: set[Instance] = set()
         self._outage_timer: asyncio.TimerHandle | None = None
         self._trouble = ""
         self._silence = ""
@@ -62,12 +62,12 @@ class VersionWiring:
         """What is wrong, and what goes on beside the model."""
         return "; ".join(filter(None, (self._trouble, self._silence, self._progress)))
 
-    def connect(self, scheduler: Scheduler, channels: Sequence[Channel]) -> None:
-        """From now on the scheduler gets the channels."""
+    def connect(self, scheduler: Scheduler, instances: Sequence[Instance]) -> None:
+        """From now on the scheduler gets the instances."""
         self._scheduler = scheduler
-        self._open.update(channels)
-        for channel in channels:
-            self._hand_over(scheduler.attach, channel)
+        self._open.update(instances)
+        for instance in instances:
+            self._hand_over(scheduler.attach, instance)
 
     async def drain(self, seconds: float) -> bool:
         """Let the scheduler finish what it took, as `drained` does."""
@@ -82,13 +82,13 @@ class VersionWiring:
             self._hand_over(self._scheduler.fail_queue, error)
 
     def disconnect(self) -> None:
-        """The version is gone. Its channels know the wiring, through their supervisor: were they not let go of here,
+        """The version is gone. Its instances know the wiring, through their supervisor: were they not let go of here,
         each would hold its buffers until the garbage collector comes by."""
         self.stop_waiting()
         scheduler, self._scheduler = self._scheduler, None
         if scheduler is not None:
-            for channel in self._open:
-                self._hand_over(scheduler.detach, channel)
+            for instance in self._open:
+                self._hand_over(scheduler.detach, instance)
         self._open.clear()
         self._metrics.forget()
 
@@ -100,16 +100,16 @@ class VersionWiring:
             scheduler.stop_sending_ahead()
         self._start_call(call, opened)
 
-    def channel_opened(self, channel: Channel) -> None:
+    def instance_opened(self, instance: Instance) -> None:
         if self._scheduler is None:
             return
-        self._open.add(channel)
-        self._hand_over(self._scheduler.attach, channel)
+        self._open.add(instance)
+        self._hand_over(self._scheduler.attach, instance)
 
-    def channel_lost(self, channel: Channel, reason: ServeError) -> None:
-        self._open.discard(channel)
+    def instance_lost(self, instance: Instance, reason: ServeError) -> None:
+        self._open.discard(instance)
         if self._scheduler is not None:
-            self._hand_over(self._scheduler.detach, channel)
+            self._hand_over(self._scheduler.detach, instance)
 
     def restarting(self, reason: str, delay_seconds: float) -> None:
         self._trouble = f"restarting: {reason}"

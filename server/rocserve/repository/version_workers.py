@@ -15,9 +15,9 @@ from rocserve.core.sequence_tensors import with_sequence_tensors
 from rocserve.repository.engine_plan import EnginePlan
 from rocserve.repository.model_interpreter import model_interpreter
 from rocserve.settings import NO_TIME_LIMITS, EngineSettings, TimeLimits
-from rocserve.workers.channel import CallStarter
-from rocserve.workers.channel_mail import ChannelMail
 from rocserve.workers.group import WorkerGroup, WorkerGroupEvents, WorkerPlan
+from rocserve.workers.instance import CallStarter
+from rocserve.workers.instance_mail import InstanceMail
 from rocserve.workers.launcher import WorkerLauncher
 from rocserve.workers.messages import Load
 
@@ -71,7 +71,7 @@ def worker_group(
     plan: EnginePlan,
     *,
     launcher: WorkerLauncher,
-    mail: ChannelMail,
+    mail: InstanceMail,
     events: WorkerGroupEvents,
     start_call: CallStarter,
     log: logging.Logger,

@@ -15,7 +15,7 @@ from rocserve.core.requests import InferResponse
 from rocserve.core.statistics import ModelStatistics
 from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.responses import ResponseMaker
-from rocserve.workers.channel import Channel
+from rocserve.workers.instance import Instance
 from rocserve.workers.results import Outputs
 
 _TOGETHER, _GROUPED = BatchForm(), BatchForm(is_grouped=True)
@@ -70,8 +70,8 @@ class BatchLayouts:
     def __init__(self, config: ModelConfig) -> None:
         self._scattered = ragged_batching(config).scattered
 
-    def of(self, batch: FormedBatch, channel: Channel) -> tuple[BatchForm, Sequence[Member]]:
-        """What a batch is to a channel, any channel, and its requests."""
+    def of(self, batch: FormedBatch, instance: Instance) -> tuple[BatchForm, Sequence[Member]]:
+        """What a batch is to an instance, any instance, and its requests."""
         members = [Member(entry.plan.form, entry.request.data) for entry in batch.entries]
         return self.batch_form(batch), members
 

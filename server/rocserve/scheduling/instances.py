@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.rate_limiter import LimitedInstance, RateLimiter
-from rocserve.workers.channel import SLOTS, Channel
+from rocserve.workers.instance import SLOTS, Instance
 
 AHEAD = SLOTS - 2
 """Batches that may wait in a worker behind the one in its engine. A slot each for these, for the one in the engine, and
@@ -28,48 +28,48 @@ class InstancePool:
 
     def __init__(self, sends_ahead: bool = True) -> None:
         """`sends_ahead`: whether a busy instance may be sent more, which then can no longer be overtaken."""
-        self._in_hand: dict[Channel, deque[FormedBatch]] = {}
+        self._in_hand: dict[Instance, deque[FormedBatch]] = {}
         """By instance; the first is in the engine, those behind it have been sent ahead."""
-        self._begun: set[Channel] = set()
+        self._begun: set[Instance] = set()
         """The instances that have been handed a batch."""
         self._engine_ns = SHORT_NS
         self._begun_ns = 0
         """When a batch was last handed to an instance."""
         self._sends_ahead = sends_ahead
 
-    def attach(self, channel: Channel, on_granted: Callable[[], None]) -> None:
+    def attach(self, instance: Instance, on_granted: Callable[[], None]) -> None:
         """`on_granted` is called when the instance had to wait and may run."""
-        self._in_hand[channel] = deque()
+        self._in_hand[instance] = deque()
 
-    def detach(self, channel: Channel) -> None:
-        self._in_hand.pop(channel, None)
-        self._begun.discard(channel)
+    def detach(self, instance: Instance) -> None:
+        self._in_hand.pop(instance, None)
+        self._begun.discard(instance)
 
-    def idle(self) -> Channel | None:
+    def idle(self) -> Instance | None:
         """An instance with nothing to do."""
-        for channel, batches in self._in_hand.items():
+        for instance, batches in self._in_hand.items():
             if not batches:
-                return channel
+                return instance
         return None
 
-    def is_idle(self, channel: Channel) -> bool:
+    def is_idle(self, instance: Instance) -> bool:
         """Whether an instance is there and has nothing to do."""
-        batches = self._in_hand.get(channel)
+        batches = self._in_hand.get(instance)
         return batches is not None and not batches
 
-    def count_in_hand(self, channel: Channel) -> int:
+    def count_in_hand(self, instance: Instance) -> int:
         """The batches of an instance, the one in its engine included."""
-        return len(self._in_hand[channel])
+        return len(self._in_hand[instance])
 
-    def ahead(self) -> Channel | None:
+    def ahead(self) -> Instance | None:
         """A busy instance that may be sent one more batch, the one with the fewest."""
         if self._engine_ns >= SHORT_NS or not self._sends_ahead:
             return None
         best, fewest = None, AHEAD + 1
-        for channel, batches in self._in_hand.items():
+        for instance, batches in self._in_hand.items():
             count = len(batches)
             if count < fewest:
-                best, fewest = channel, count
+                best, fewest = instance, count
         return best
 
     @property
@@ -84,26 +84,26 @@ class InstancePool:
         """From now on a busy instance gets nothing more."""
         self._sends_ahead = False
 
-    def claim(self, channel: Channel) -> bool:
+    def claim(self, instance: Instance) -> bool:
         """Ask for all that an idle instance needs to run a batch now."""
         return True
 
     def return_unused(self) -> None:
         """Give back what was claimed, and granted, for work that is gone by now."""
 
-    def begin(self, channel: Channel, batch: FormedBatch) -> None:
+    def begin(self, instance: Instance, batch: FormedBatch) -> None:
         """A batch is about to be handed to an instance."""
-        batches = self._in_hand[channel]
+        batches = self._in_hand[instance]
         batches.append(batch)
         self._begun_ns = batch.compute_start_ns
         batch.sent_ahead = len(batches) > 1
-        if channel not in self._begun:
-            self._begun.add(channel)
+        if instance not in self._begun:
+            self._begun.add(instance)
             batch.is_first = True
 
-    def end(self, channel: Channel, batch: FormedBatch, engine_ns: int) -> None:
+    def end(self, instance: Instance, batch: FormedBatch, engine_ns: int) -> None:
         """A batch is back, after this time in the engine (0: it did not get there)."""
-        batches = self._in_hand.get(channel)
+        batches = self._in_hand.get(instance)
         if batches:
             if batches[0] is batch:
                 batches.popleft()
@@ -150,38 +150,38 @@ class LimitedInstancePool(InstancePool):
     def __init__(self, limiter: RateLimiter) -> None:
         super().__init__(sends_ahead=False)
         self._limiter = limiter
-        self._limited: dict[Channel, LimitedInstance] = {}
+        self._limited: dict[Instance, LimitedInstance] = {}
 
-    def attach(self, channel: Channel, on_granted: Callable[[], None]) -> None:
-        super().attach(channel, on_granted)
-        self._limited[channel] = LimitedInstance(channel.rate_limiter, channel.device, on_granted)
+    def attach(self, instance: Instance, on_granted: Callable[[], None]) -> None:
+        super().attach(instance, on_granted)
+        self._limited[instance] = LimitedInstance(instance.rate_limiter, instance.device, on_granted)
 
-    def detach(self, channel: Channel) -> None:
-        super().detach(channel)
-        instance = self._limited.pop(channel, None)
-        if instance is not None:
-            self._limiter.release(instance, has_run=False)
+    def detach(self, instance: Instance) -> None:
+        super().detach(instance)
+        limited = self._limited.pop(instance, None)
+        if limited is not None:
+            self._limiter.release(limited, has_run=False)
 
-    def idle(self) -> Channel | None:
+    def idle(self) -> Instance | None:
         """An instance with nothing to do: one that may run already, else the one whose turn comes first."""
-        free = [channel for channel, batches in self._in_hand.items() if not batches]
+        free = [instance for instance, batches in self._in_hand.items() if not batches]
         return min(free, key=self._rank, default=None)
 
-    def claim(self, channel: Channel) -> bool:
-        return self._limiter.ask(self._limited[channel])
+    def claim(self, instance: Instance) -> bool:
+        return self._limiter.ask(self._limited[instance])
 
-    def end(self, channel: Channel, batch: FormedBatch, engine_ns: int) -> None:
-        super().end(channel, batch, engine_ns)
-        instance = self._limited.get(channel)
-        if instance is not None and not self._in_hand[channel]:
-            self._limiter.release(instance, has_run=True)
+    def end(self, instance: Instance, batch: FormedBatch, engine_ns: int) -> None:
+        super().end(instance, batch, engine_ns)
+        limited = self._limited.get(instance)
+        if limited is not None and not self._in_hand[instance]:
+            self._limiter.release(limited, has_run=True)
 
     def return_unused(self) -> None:
         """What was granted for work that is gone by now."""
-        for channel, instance in self._limited.items():
-            if instance.is_granted and not self._in_hand[channel]:
-                self._limiter.release(instance, has_run=False)
+        for instance, limited in self._limited.items():
+            if limited.is_granted and not self._in_hand[instance]:
+                self._limiter.release(limited, has_run=False)
 
-    def _rank(self, channel: Channel) -> tuple[bool, int]:
-        instance = self._limited[channel]
-        return (not instance.is_granted, instance.rank)
+    def _rank(self, instance: Instance) -> tuple[bool, int]:
+        limited = self._limited[instance]
+        return (not limited.is_granted, limited.rank)

@@ -17,7 +17,7 @@ from rocserve.scheduling.refusals import cancelled
 from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
 from rocserve.scheduling.scheduler import Scheduler, SchedulerParts, Work
 from rocserve.scheduling.triage import NOTHING, Triage
-from rocserve.workers.channel import Channel, WorkerGone
+from rocserve.workers.instance import Instance, WorkerGone
 from rocserve.workers.results import BatchOutcome
 
 
@@ -69,9 +69,9 @@ class ModelScheduler(Scheduler):
 
     # Instances
 
-    def detach(self, channel: Channel) -> None:
+    def detach(self, instance: Instance) -> None:
         """See Scheduler. What waits in the queue waits for another instance or for its successor."""
-        self._pool.detach(channel)
+        self._pool.detach(instance)
 
     def fail_queue(self, outage: ServeError) -> None:
         """See Scheduler."""
@@ -87,11 +87,11 @@ class ModelScheduler(Scheduler):
         if not self._queue:
             return None
         idle = self._pool.idle()
-        channel = idle or self._pool.ahead()
-        if channel is None:
+        instance = idle or self._pool.ahead()
+        if instance is None:
             return None
         if self._queue.deadline_count:
-            decision = self._triage.decide(now_ns, 0 if idle else self._pool.count_in_hand(channel))
+            decision = self._triage.decide(now_ns, 0 if idle else self._pool.count_in_hand(instance))
             if self._triage.lost:
                 self._refused += [(entry, deadline_exceeded()) for entry in self._triage.lost]
                 self._triage.lost.clear()
@@ -108,7 +108,7 @@ class ModelScheduler(Scheduler):
             if decision is not NOTHING:
                 self._delay.set(decision.look_again_at_ns / 1e9, self._delay_passed)
             return None
-        if not self._pool.claim(channel):
+        if not self._pool.claim(instance):
             return None
         batch = FormedBatch(self._queue.take(decision.request_count), now_ns, decision.one_by_one)
         if self._sequencer is not None:
@@ -116,17 +116,17 @@ class ModelScheduler(Scheduler):
                 # What is refused while it waits keeps nobody waiting; one that comes back from a worker has its ticket.
                 if not isinstance(entry.responder, OrderedResponder):
                     entry.responder = OrderedResponder(entry.responder, self._sequencer.ticket())
-        self._pool.begin(channel, batch)
-        return channel, batch
+        self._pool.begin(instance, batch)
+        return instance, batch
 
-    def _returned(self, channel: Channel, batch: FormedBatch, outcome: BatchOutcome | None) -> None:
+    def _returned(self, instance: Instance, batch: FormedBatch, outcome: BatchOutcome | None) -> None:
         if outcome is not None and outcome.error is None:
             self._policy.observe(outcome.output_start_ns - outcome.input_end_ns, len(batch.entries))
             self._triage.times.observe(batch, outcome)
 
-    def _take_back(self, channel: Channel, batch: FormedBatch, gone: WorkerGone) -> None:
+    def _take_back(self, instance: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
         """See Scheduler. The requests keep their place for another instance."""
-        self._pool.detach(channel)
+        self._pool.detach(instance)
         if self._outage is not None:
             self._refused += [(entry, self._outage) for entry in batch.undropped]
             return

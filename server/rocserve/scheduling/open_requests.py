@@ -22,7 +22,7 @@ from rocserve.plane.loop import PlaneLoop
 from rocserve.scheduling.batch import BatchLayouts, FormedBatch, Outcome
 from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.responses import ResponseMaker
-from rocserve.workers.channel import Channel, RequestLost
+from rocserve.workers.instance import Instance, RequestLost
 from rocserve.workers.request_details import write_details
 
 LOOK_SECONDS = 0.01
@@ -58,7 +58,7 @@ class _Running:
 @dataclass(slots=True, eq=False)
 class _RunningBatch:
     formed: FormedBatch
-    channel: Channel
+    instance: Instance
     started_at: float
     requests: list[_Running] = field(default_factory=list)
     """Emptied when the batch is over: a ring of references would keep the clients' data until the next collection."""
@@ -99,13 +99,13 @@ class RequestBatches:
 
     # On its way in
 
-    def of(self, batch: FormedBatch, channel: Channel) -> tuple[BatchForm, Sequence[Member]]:
-        """What a batch is to a channel, and its requests, which are open from now on."""
-        running = self._batches[batch] = _RunningBatch(batch, channel, time.monotonic())
+    def of(self, batch: FormedBatch, instance: Instance) -> tuple[BatchForm, Sequence[Member]]:
+        """What a batch is to an instance, and its requests, which are open from now on."""
+        running = self._batches[batch] = _RunningBatch(batch, instance, time.monotonic())
         members: list[Member] = []
         for entry in batch.entries:
             single = _Running(entry, running)
-            single.number = channel.open_request(functools.partial(self._said, single))
+            single.number = instance.open_request(functools.partial(self._said, single))
             running.requests.append(single)
             request = entry.request
             members.append(Member(entry.plan.form, request.data, single.number, write_details(request)))
@@ -141,7 +141,7 @@ class RequestBatches:
         running = self._batches.get(batch)
         for single in running.requests if running is not None else ():
             if single.entry is entry and not single.ended_ns:
-                single.batch.channel.cancel(single.number)
+                single.batch.instance.cancel(single.number)
                 single.dropped = True
                 self._mark_ended(single, True, time.monotonic_ns())
                 batch.drop(entry)
@@ -258,7 +258,7 @@ class RequestBatches:
         single.ended_ns = now_ns
         single.failed = failed
         single.batch.open_count -= 1
-        single.batch.channel.close_request(single.number)
+        single.batch.instance.close_request(single.number)
 
     def _count_if_done(self, running: _RunningBatch) -> bool:
         """Whether the batch has come back and all its requests have ended; then it is counted, and let go."""
@@ -295,7 +295,7 @@ class RequestBatches:
         """Its requests may be answered before the batch comes back, with which the times come."""
         trace.keep_open()
         single.trace = trace
-        single.batch.channel.traces[single.number] = trace
+        single.batch.instance.traces[single.number] = trace
 
     def _end_trace(self, single: _Running, times: tuple[int, int, int, int] | None) -> None:
         """None: it has not run."""
@@ -333,5 +333,5 @@ class RequestBatches:
                     single.entry.responder.watch_cancellation(functools.partial(self._left, single))
 
     def _left(self, single: _Running) -> None:
-        single.batch.channel.cancel(single.number)
+        single.batch.instance.cancel(single.number)
         self._on_left(single.entry)

@@ -26,13 +26,13 @@ from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.refusals import Refused, not_handed_over, refuse
 from rocserve.scheduling.sequence.router import SequenceRouter
 from rocserve.scheduling.timers import Alarm, Deadlines
-from rocserve.workers.channel import Channel, WorkerGone
+from rocserve.workers.instance import Instance, WorkerGone
 from rocserve.workers.results import BatchOutcome
 
 _LOOK_SECONDS = 0.01
 """The client of a request that has waited this long is asked after: whoever is served sooner never pays for it."""
 
-Work = tuple[Channel, FormedBatch]
+Work = tuple[Instance, FormedBatch]
 """A batch, and the instance that is to run it."""
 
 
@@ -128,23 +128,23 @@ class Scheduler(ABC):
         """The time of a request has passed. Where it is still to run it is taken out, and refused."""
 
     @abstractmethod
-    def _returned(self, channel: Channel, batch: FormedBatch, outcome: BatchOutcome | None) -> None:
+    def _returned(self, instance: Instance, batch: FormedBatch, outcome: BatchOutcome | None) -> None:
         """A batch is back, and its requests are about to be answered; None: it could not be handed over."""
 
     @abstractmethod
-    def _take_back(self, channel: Channel, batch: FormedBatch, gone: WorkerGone) -> None:
+    def _take_back(self, instance: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
         """The worker is gone and nothing of the batch ran."""
 
     # Instances
 
-    def attach(self, channel: Channel) -> None:
+    def attach(self, instance: Instance) -> None:
         """An instance is ready to run batches."""
         self._outage = None
-        self._pool.attach(channel, self._granted)
+        self._pool.attach(instance, self._granted)
         self._mark()
 
     @abstractmethod
-    def detach(self, channel: Channel) -> None:
+    def detach(self, instance: Instance) -> None:
         """An instance's worker has ended."""
 
     def stop_sending_ahead(self) -> None:
@@ -211,38 +211,38 @@ class Scheduler(ABC):
         if not self._is_looking and self._has_queued():
             self._look_soon()
 
-    def _run(self, channel: Channel, batch: FormedBatch) -> None:
+    def _run(self, instance: Instance, batch: FormedBatch) -> None:
         self._drain.running += 1
         if (batch.sent_ahead or batch.one_by_one) and not self._is_looking:
             self._look_soon()
         try:
-            layout, requests = self._layouts.of(batch, channel)
-            channel.execute(layout, requests, functools.partial(self._finish, channel, batch))
+            layout, requests = self._layouts.of(batch, instance)
+            instance.execute(layout, requests, functools.partial(self._finish, instance, batch))
         except WorkerGone as gone:
-            self._lose(channel, batch, gone)
+            self._lose(instance, batch, gone)
         except Exception as error:
             failure = not_handed_over(batch, error, self._config.name, self._log)
             self._layouts.forget(batch)
             self._drain.running -= 1
-            self._pool.end(channel, batch, 0)
+            self._pool.end(instance, batch, 0)
             self._refused += [(entry, failure) for entry in batch.undropped]
-            self._returned(channel, batch, None)
+            self._returned(instance, batch, None)
             self._mark()
 
-    def _lose(self, channel: Channel, batch: FormedBatch, gone: WorkerGone) -> None:
+    def _lose(self, instance: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
         self._layouts.forget(batch)
         self._drain.running -= 1
-        self._take_back(channel, batch, gone)
+        self._take_back(instance, batch, gone)
         self._mark()
 
-    def _finish(self, channel: Channel, batch: FormedBatch, outcome: BatchOutcome) -> None:
+    def _finish(self, instance: Instance, batch: FormedBatch, outcome: BatchOutcome) -> None:
         """The next batch is started before this one's answers are written."""
         if isinstance(outcome.error, WorkerGone):
             outcome.release()
-            self._lose(channel, batch, outcome.error)
+            self._lose(instance, batch, outcome.error)
             return
-        self._pool.end(channel, batch, outcome.output_start_ns - outcome.input_end_ns)
-        self._returned(channel, batch, outcome)
+        self._pool.end(instance, batch, outcome.output_start_ns - outcome.input_end_ns)
+        self._returned(instance, batch, outcome)
         try:
             self._pump()
         finally:

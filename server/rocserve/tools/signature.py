@@ -20,8 +20,8 @@ from rocserve.repository.engine_plan import EngineFailure, EnginePlan, plan_engi
 from rocserve.repository.machine import ThisMachine
 from rocserve.repository.version_workers import load_message, worker_group
 from rocserve.settings import EngineSettings, engine_settings
-from rocserve.workers.channel import Channel, OpenCall
-from rocserve.workers.channel_mail import ChannelMail
+from rocserve.workers.instance import Instance, OpenCall
+from rocserve.workers.instance_mail import InstanceMail
 from rocserve.workers.launcher import WorkerLauncher
 
 _LOG = logging.getLogger("rocserve.config")
@@ -46,7 +46,7 @@ async def _describe(definition: ModelDefinition, version: int, settings: EngineS
     plan = plan_engine(definition, definition.folder / str(version), machine)
     launcher = WorkerLauncher(preload=(), log=_LOG)
     plane = PlaneLoop(_LOG)
-    mail = ChannelMail(plane)
+    mail = InstanceMail(plane)
     plane.add_source(mail)
     plane.start()
     loads = _Loads(definition, version, settings, launcher, mail)
@@ -74,7 +74,7 @@ class _Loads:
     version: int
     settings: EngineSettings
     launcher: WorkerLauncher
-    mail: ChannelMail
+    mail: InstanceMail
 
     async def signature(self, plan: EnginePlan) -> Signature:
         """What the engine of this plan reports, on the first of its workers. Raises: ServeError."""
@@ -118,9 +118,9 @@ class _ShownProgress:
 
     def described(self, properties: Mapping[str, str]) -> None: ...
 
-    def channel_opened(self, channel: Channel) -> None: ...
+    def instance_opened(self, instance: Instance) -> None: ...
 
-    def channel_lost(self, channel: Channel, reason: ServeError) -> None: ...
+    def instance_lost(self, instance: Instance, reason: ServeError) -> None: ...
 
     def restarting(self, reason: str, delay_seconds: float) -> None: ...
 

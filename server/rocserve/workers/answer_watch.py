@@ -1,6 +1,6 @@
 """Notices a worker that owes an answer and gives none.
 
-Nothing is asked of the worker for it, and requests do not pay for it: each look at its channels compares what is owed
+Nothing is asked of the worker for it, and requests do not pay for it: each look at its instances compares what is owed
 with the look before.
 """
 
@@ -47,7 +47,7 @@ class ProcessState:
 
 
 class Instance(Protocol):
-    """A channel, as it is watched."""
+    """An instance, as it is watched."""
 
     def owed(self) -> Owed: ...
     def has_unread(self) -> bool:

@@ -17,8 +17,8 @@ from rocserve.core.requests import Signature
 from rocserve.observability.rate_limits import Allowance
 from rocserve.plane.shared_heap import SharedHeap
 from rocserve.settings import NO_TIME_LIMITS, TimeLimits
-from rocserve.workers.channel import HEAP_BYTES, CallStarter, Channel
-from rocserve.workers.channel_mail import ChannelMail
+from rocserve.workers.instance import HEAP_BYTES, CallStarter, Instance
+from rocserve.workers.instance_mail import InstanceMail
 from rocserve.workers.isolation import gpu_devices
 from rocserve.workers.launcher import NO_BOUNDS, LaunchOptions, WorkerLauncher
 from rocserve.workers.messages import Load, WarmUp
@@ -42,10 +42,10 @@ _MOST_PARTS = 2
 class WorkerGroupEvents(Protocol):
     """What a group tells whoever runs the model; all on the asyncio loop."""
 
-    def channel_opened(self, channel: Channel) -> None:
+    def instance_opened(self, instance: Instance) -> None:
         """An instance takes batches."""
 
-    def channel_lost(self, channel: Channel, reason: ServeError) -> None:
+    def instance_lost(self, instance: Instance, reason: ServeError) -> None:
         """Its worker has ended; the batches in it are failed by themselves, right after this call."""
 
     def restarting(self, reason: str, delay_seconds: float) -> None:
@@ -76,7 +76,7 @@ class WorkerGroup:
         load: Load,
         plans: Sequence[WorkerPlan],
         launcher: WorkerLauncher,
-        mail: ChannelMail,
+        mail: InstanceMail,
         events: WorkerGroupEvents,
         log: logging.Logger,
         forked: bool,
@@ -138,9 +138,11 @@ class WorkerGroup:
         ]
 
     @property
-    def channels(self) -> Sequence[Channel]:
+    def instances(self) -> Sequence[Instance]:
         """All instances that take batches now; none before `warm_up`."""
-        return [channel for supervisor in self._supervisors for channel in supervisor.channels if not channel.closed]
+        return [
+            instance for supervisor in self._supervisors for instance in supervisor.instances if not instance.closed
+        ]
 
     @property
     def pids(self) -> Sequence[int]:
@@ -157,7 +159,7 @@ class WorkerGroup:
         return signatures[0]
 
     async def warm_up(self, config: ModelConfig, config_json: str = "") -> None:
-        """Warm all workers up with the completed config; their channels open as they are ready. After a failure, or
+        """Warm all workers up with the completed config; their instances open as they are ready. After a failure, or
         when cancelled, none is left running. `config_json`: for backends that answer requests.
 
         Raises:
@@ -240,8 +242,8 @@ class _WorkerEvents:
     def __init__(self, group: WorkerGroup, events: WorkerGroupEvents, index: int) -> None:
         self._group = group
         self._index = index
-        self.channel_opened = events.channel_opened
-        self.channel_lost = events.channel_lost
+        self.instance_opened = events.instance_opened
+        self.instance_lost = events.instance_lost
         self.described = events.described
         self.measured = events.measured
 

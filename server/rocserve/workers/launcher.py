@@ -15,8 +15,8 @@ from typing import Any
 from rocserve.core.errors import internal
 from rocserve.core.passed_descriptors import send_with_descriptors
 from rocserve.settings import KEEP_USER, WorkerSettings
-from rocserve.workers.channel import Channel
 from rocserve.workers.control_groups import ControlGroup, ControlGroups
+from rocserve.workers.instance import Instance
 from rocserve.workers.isolation import Confinement, candidates, worker_environment
 from rocserve.workers.kept_workers import KeptWorkers
 from rocserve.workers.messages import Exited, Keep, Kept, KeptListed, ListKept, Spawn, Spawned, SpawnFailed
@@ -32,7 +32,7 @@ _ANSWER_SECONDS = 60.0
 """How long the zygote may say nothing while a worker is waited for. It takes milliseconds for one; its imports, which
 come first, take seconds, many on a machine that has much else to do."""
 _TAKE_OVER = b"!"
-"""With a control socket and channels; it says nothing itself."""
+"""With a control socket and sockets of instances; it says nothing itself."""
 
 NO_BOUNDS: Mapping[str, int] = {}
 
@@ -157,8 +157,8 @@ class WorkerLauncher:
         self._kept.are_known.set()
         self._link.start()
 
-    async def launch(self, options: LaunchOptions, channels: Sequence[Channel], log: logging.Logger) -> WorkerProcess:
-        """Start a worker with these channels; what it writes goes to `log`.
+    async def launch(self, options: LaunchOptions, instances: Sequence[Instance], log: logging.Logger) -> WorkerProcess:
+        """Start a worker with these instances; what it writes goes to `log`.
 
         Raises:
             ServeError: INTERNAL, it cannot be started.
@@ -169,11 +169,11 @@ class WorkerLauncher:
         output_reader, output_writer = os.pipe2(os.O_CLOEXEC)
         # A model, or what it starts, may open /dev/stderr.
         os.fchmod(output_writer, 0o622)
-        peers = [channel.take_peer() for channel in channels]
+        peers = [instance.take_peer() for instance in instances]
 
         def make(pid: int, pidfd: int | None) -> WorkerProcess:
             output = WorkerOutput(output_reader, options.output_prefix, log)
-            return WorkerProcess(pid, pidfd, control, output, channels, group)
+            return WorkerProcess(pid, pidfd, control, output, instances, group)
 
         bounds: Mapping[str, Any] = options.bounds
         settings = replace(self._settings, **bounds)
@@ -216,12 +216,12 @@ class WorkerLauncher:
         return self._kept.has(key)
 
     async def take_over(
-        self, key: str, options: LaunchOptions, channels: Sequence[Channel], log: logging.Logger
+        self, key: str, options: LaunchOptions, instances: Sequence[Instance], log: logging.Logger
     ) -> WorkerProcess:
-        """The worker that `has_kept` has told of, with these channels."""
+        """The worker that `has_kept` has told of, with these instances."""
         kept = self._kept.take(key)
         control, peer_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        peers = [peer_control, *(channel.take_peer() for channel in channels)]
+        peers = [peer_control, *(instance.take_peer() for instance in instances)]
         try:
             with kept.takeover:
                 files = [peer.fileno() for peer in peers]
@@ -236,7 +236,7 @@ class WorkerLauncher:
         folder = kept.control_group
         group = ControlGroup(Path(folder), settings.memory_bytes, settings.tasks) if folder else None
         output = WorkerOutput(kept.output, options.output_prefix, log)
-        worker = self._workers[kept.pid] = WorkerProcess(kept.pid, kept.pidfd, control, output, channels, group)
+        worker = self._workers[kept.pid] = WorkerProcess(kept.pid, kept.pidfd, control, output, instances, group)
         self._watch_bounds(worker, settings, group)
         return worker
 

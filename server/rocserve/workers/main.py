@@ -1,11 +1,11 @@
 """A worker process: one version of a model on one device.
 
 Should the server die it stays, with its model: what was under way is dropped, and the next server hands it a new
-control socket and new channels over its take-over socket, where the zygote holds the other end meanwhile.
+control socket and new sockets of instances over its take-over socket, where the zygote holds the other end meanwhile.
 
-The main thread holds the talk on the control socket and loads and warms up the model; then each channel has a thread of
-its own that takes batches and answers them (engines release the GIL while they compute, or have one channel only). With
-a model that sees each request for itself it is the other way round, see `request_service.py`.
+The main thread holds the talk on the control socket and loads and warms up the model; then each instance has a thread
+of its own that takes batches and answers them (engines release the GIL while they compute, or have one instance only).
+With a model that sees each request for itself it is the other way round, see `request_service.py`.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _OOM_SCORE = 300
 
 def main(arguments: Sequence[str]) -> int:
     """Entry of a worker that was started by exec: the title, the lifeline, the control and the take-over socket, the
-    channels."""
-    title, lifeline, control, takeover, *channels = arguments[0], *map(int, arguments[1:])
-    for descriptor in (lifeline, control, takeover, *channels):
+    sockets of instances."""
+    title, lifeline, control, takeover, *instances = arguments[0], *map(int, arguments[1:])
+    for descriptor in (lifeline, control, takeover, *instances):
         os.set_inheritable(descriptor, False)
-    return run(title, lifeline, control, takeover, channels)
+    return run(title, lifeline, control, takeover, instances)
 
 
-def run(title: str, lifeline: int, control: int, takeover: int, channels: Sequence[int]) -> int:
+def run(title: str, lifeline: int, control: int, takeover: int, instances: Sequence[int]) -> int:
     """Be a worker on these descriptors until the server says so, or is gone and no other comes; the exit status."""
     _become(title)
     kept = die_with_holder(lifeline)
@@ -64,7 +64,7 @@ def run(title: str, lifeline: int, control: int, takeover: int, channels: Sequen
     log = logging.getLogger("rocserve.worker")
     try:
         connection = ControlSocket(socket.socket(fileno=control))
-        return Worker(connection, socket.socket(fileno=takeover), _sockets(channels), log).run()
+        return Worker(connection, socket.socket(fileno=takeover), _sockets(instances), log).run()
     except (EOFError, ConnectionError):
         return 0
     finally:
@@ -75,11 +75,11 @@ class Worker:
     """The worker's side of the control conversation."""
 
     def __init__(
-        self, control: ControlSocket, takeover: socket.socket, channels: Sequence[socket.socket], log: logging.Logger
+        self, control: ControlSocket, takeover: socket.socket, instances: Sequence[socket.socket], log: logging.Logger
     ) -> None:
         self._control = control
         self._takeover = takeover
-        self._channels = channels
+        self._instances = instances
         self._log = log
         self._quiet_levels: dict[str, int] = {}
         """By logger, while the log is verbose: what it was before."""
@@ -98,9 +98,9 @@ class Worker:
                 # Before the engine starts its threads, which inherit it.
                 os.sched_setaffinity(0, load.cores)
             if load.answers_requests:
-                service = RequestService(load, self._channels[0], reports.report, self._send_metrics, self._log)
+                service = RequestService(load, self._instances[0], reports.report, self._send_metrics, self._log)
             else:
-                service = TensorService(load, self._channels, reports.report, self._log)
+                service = TensorService(load, self._instances, reports.report, self._log)
             loaded = Loaded(service.signature, time.monotonic_ns() - started, dict(service.properties))
         except BaseException as error:
             return self._fail("load", error, load)
@@ -136,12 +136,12 @@ class Worker:
         if not data:
             _end_group()
             raise EOFError("no other server has come")
-        control, *channels = _sockets(descriptors)
+        control, *instances = _sockets(descriptors)
         self._control.renew(control)
         load = self._receive()
         assert isinstance(load, Load)
         self._set_verbose(load.verbose)
-        service.renew(channels)
+        service.renew(instances)
         self._control.send(replace(loaded, properties=dict(service.properties)))
         self._receive()  # WarmUp: it is warm.
 

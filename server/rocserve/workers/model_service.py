@@ -35,8 +35,8 @@ class ModelService(Protocol):
         """Say `ready` once batches are taken, and take them until `wait_for_end` returns; then end those in hand, or,
         where it returns False, drop them. Returns what it returned."""
 
-    def renew(self, channels: Sequence[socket.socket]) -> None:
-        """Serve on other channels from now on; before `serve`."""
+    def renew(self, instances: Sequence[socket.socket]) -> None:
+        """Serve on other sockets from now on; before `serve`."""
 
     def close(self) -> None: ...
 
@@ -45,14 +45,14 @@ class TensorService:
     """Each instance has a thread; they share the model."""
 
     def __init__(
-        self, load: Load, channels: Sequence[socket.socket], report: Callable[[str], None], log: logging.Logger
+        self, load: Load, instances: Sequence[socket.socket], report: Callable[[str], None], log: logging.Logger
     ) -> None:
         """`report`: see backends.base.ModelSource.
 
         Raises:
             ServeError or any exception: the model cannot be loaded.
         """
-        self._channels = channels
+        self._instances = instances
         self._log = log
         self._model_folder = Path(load.model_folder)
         self._model: LoadedModel = importlib.import_module(load.engine).load(model_source(load, report))
@@ -84,18 +84,18 @@ class TensorService:
             thread.join()
         return is_wanted
 
-    def renew(self, channels: Sequence[socket.socket]) -> None:
+    def renew(self, instances: Sequence[socket.socket]) -> None:
         """See ModelService."""
-        self._channels = channels
+        self._instances = instances
 
     def close(self) -> None:
         self._model.close()
 
     def _start_executors(self) -> list[tuple[TensorExecutor, threading.Thread]]:
         started = []
-        for index, channel in enumerate(self._channels):
+        for index, connection in enumerate(self._instances):
             executor = TensorExecutor(
-                WorkerEnd(channel, len(self._channels) == 1), self._model, self._config, self._log
+                WorkerEnd(connection, len(self._instances) == 1), self._model, self._config, self._log
             )
             thread = threading.Thread(target=self._execute, args=(executor,), name=f"instance {index}", daemon=True)
             thread.start()

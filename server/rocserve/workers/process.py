@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError, internal
-from rocserve.workers.channel import Channel
 from rocserve.workers.control_groups import ControlGroup
+from rocserve.workers.instance import Instance
 from rocserve.workers.messages import (
     ControlMessage,
     Load,
@@ -29,7 +29,7 @@ from rocserve.workers.wire import LONGEST_TEXT, FrameReader, encode_frame, statu
 from rocserve.workers.worker_output import WorkerOutput
 
 _STATUS_WAIT_SECONDS = 1.0
-"""A worker that has closed a channel is about to end; if it does not, it is ended."""
+"""A worker that has closed its socket is about to end; if it does not, it is ended."""
 
 _READ_BYTES = 64 * 1024
 _READS = 16
@@ -41,7 +41,7 @@ _WAIT_PER_TURN = 9
 
 
 class WorkerProcess:
-    """One worker: its control conversation, its channels, its end. Lives on the asyncio loop."""
+    """One worker: its control conversation, its instances, its end. Lives on the asyncio loop."""
 
     def __init__(
         self,
@@ -49,12 +49,12 @@ class WorkerProcess:
         pidfd: int | None,
         control: socket.socket,
         output: WorkerOutput,
-        channels: Sequence[Channel],
+        instances: Sequence[Instance],
         group: ControlGroup | None = None,
     ) -> None:
         """`group`: its cgroup, where it has one of its own."""
         self.pid = pid
-        self.channels = channels
+        self.instances = instances
         self._pidfd = pidfd
         self._control = control
         self._control.setblocking(False)
@@ -104,17 +104,17 @@ class WorkerProcess:
         return reply
 
     async def warm_up(self, message: WarmUp) -> None:
-        """Its channels take batches afterwards. Raises: ServeError, as `load`."""
+        """Its instances take batches afterwards. Raises: ServeError, as `load`."""
         reply = await self._ask(message, "warming up")
         if not isinstance(reply, WarmedUp):
             raise _failure(reply)
-        for channel in self.channels:
-            channel.open()
+        for instance in self.instances:
+            instance.open()
 
     async def unload(self, grace_seconds: float) -> None:
         """End the worker after the batches that it has; kill it when that takes longer than `grace_seconds`."""
-        for channel in self.channels:
-            channel.stop_taking()
+        for instance in self.instances:
+            instance.stop_taking()
         try:
             async with asyncio.timeout(grace_seconds):
                 await self._send(Unload())
@@ -177,7 +177,7 @@ class WorkerProcess:
         except OSError:
             pass
         except ValueError as error:
-            self.channel_broken(f"its control message cannot be read: {str(error)[:LONGEST_TEXT]}")
+            self.instance_broken(f"its control message cannot be read: {str(error)[:LONGEST_TEXT]}")
         self._loop.remove_reader(self._control)
         if self._reply is not None and not self._reply.done():
             self._reply.set_exception(EOFError("the worker closed its control socket"))
@@ -236,8 +236,8 @@ class WorkerProcess:
         except ProcessLookupError:
             pass
 
-    def channel_broken(self, reason: str) -> None:
-        """A channel has ended without the worker's end being known (yet)."""
+    def instance_broken(self, reason: str) -> None:
+        """An instance has ended without the worker's end being known (yet)."""
         if not self._exited.is_set() and self._kill_timer is None:
             self._kill_timer = self._loop.call_later(_STATUS_WAIT_SECONDS, self._kill_broken, reason)
 

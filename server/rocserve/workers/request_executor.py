@@ -27,7 +27,7 @@ class RequestExecutor:
         self._log = log
 
     def run(self) -> None:
-        """Until the server closes the channel, or `stop`. Raises: ServerGone."""
+        """Until the server closes the connection, or `stop`. Raises: ServerGone."""
         for batch in self._end.batches():
             self._run_batch(batch)
 

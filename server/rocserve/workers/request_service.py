@@ -34,7 +34,7 @@ class RequestService:
     def __init__(
         self,
         load: Load,
-        channel: socket.socket,
+        connection: socket.socket,
         report: Callable[[str], None],
         send_metrics: Callable[[MetricChanges], None],
         log: logging.Logger,
@@ -44,7 +44,7 @@ class RequestService:
         Raises:
             ServeError or any exception: the model cannot be loaded.
         """
-        self._end = SharedWorkerEnd(channel)
+        self._end = SharedWorkerEnd(connection)
         self._log = log
         self._model_folder = Path(load.model_folder)
         self._back = BackChannel(self._end, log)
@@ -92,15 +92,15 @@ class RequestService:
             # An instance that cannot go on must not look as if it could: the server restarts the worker.
             self._log.exception("an instance failed")
             os._exit(70)
-        # Where the server is gone, the channel may have told of it first.
+        # Where the server is gone, the connection may have told of it first.
         control.join()
         return is_wanted
 
-    def renew(self, channels: Sequence[socket.socket]) -> None:
+    def renew(self, instances: Sequence[socket.socket]) -> None:
         """See ModelService."""
         self._back.stop()
         self._end.close()
-        self._end = SharedWorkerEnd(channels[0])
+        self._end = SharedWorkerEnd(instances[0])
         self._back.renew(self._end)
         self._back.start()
 

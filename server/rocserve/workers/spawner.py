@@ -134,16 +134,16 @@ class Spawner:
         status = 70
         try:
             self._leave(held)
-            output, control, takeover, *channels = descriptors
+            output, control, takeover, *instances = descriptors
             os.dup2(output, 1)
             os.dup2(output, 2)
             os.close(output)
             os.environ.update(spawn.environment)
             confine(identity, spawn.confinement)
             if not forked:
-                self._execute(spawn, interpreter, [control, takeover, *channels])
+                self._execute(spawn, interpreter, [control, takeover, *instances])
             _reseed()
-            status = worker.run(spawn.title, self._lifeline, control, takeover, channels)
+            status = worker.run(spawn.title, self._lifeline, control, takeover, instances)
         except BaseException as error:
             os.write(2, f"the worker could not be started: {error!r}\n".encode())
         finally:

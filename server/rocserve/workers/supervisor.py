@@ -21,8 +21,8 @@ from rocserve.core.requests import Signature
 from rocserve.plane.shared_heap import SharedHeap
 from rocserve.settings import NO_TIME_LIMITS, TimeLimits
 from rocserve.workers.answer_watch import AnswerWatch, process_state
-from rocserve.workers.channel import CallStarter, Channel
-from rocserve.workers.channel_mail import ChannelMail
+from rocserve.workers.instance import CallStarter, Instance
+from rocserve.workers.instance_mail import InstanceMail
 from rocserve.workers.launcher import LaunchOptions, WorkerLauncher
 from rocserve.workers.load_limit import LoadLimit
 from rocserve.workers.messages import Load, Progress, WarmUp
@@ -31,7 +31,7 @@ from rocserve.workers.process import WorkerProcess
 _TAKE_OVER_SECONDS = 10.0
 """A worker that the server before has left may still be at what that has sent it; with a longer batch it is ended."""
 
-_Start = Callable[[LaunchOptions, Sequence[Channel], logging.Logger], Awaitable[WorkerProcess]]
+_Start = Callable[[LaunchOptions, Sequence[Instance], logging.Logger], Awaitable[WorkerProcess]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class WorkerPlan:
     device: int | None
     """The GPU's number, or None on the CPU."""
     instance_count: int
-    """How many channels it has, each with a thread of its own."""
+    """How many instances it has, each with a thread of its own."""
     instance_name: str = ""
     """Triton's: <group>_<instance>; of a worker with one instance."""
     rate_limiter: InstanceRateLimiter = NO_LIMITS
@@ -75,8 +75,8 @@ class RestartPolicy:
 class SupervisorEvents(Protocol):
     """What a supervisor tells; all on the asyncio loop."""
 
-    def channel_opened(self, channel: Channel) -> None: ...
-    def channel_lost(self, channel: Channel, reason: ServeError) -> None: ...
+    def instance_opened(self, instance: Instance) -> None: ...
+    def instance_lost(self, instance: Instance, reason: ServeError) -> None: ...
     def restarting(self, reason: str, delay_seconds: float) -> None: ...
     def recovered(self) -> None: ...
     def progress(self, text: str) -> None: ...
@@ -93,7 +93,7 @@ class WorkerSupervisor:
         load: Load,
         options: LaunchOptions,
         launcher: WorkerLauncher,
-        mail: ChannelMail,
+        mail: InstanceMail,
         inputs: SharedHeap,
         events: SupervisorEvents,
         policy: RestartPolicy,
@@ -125,10 +125,10 @@ class WorkerSupervisor:
         self._supervision: asyncio.Task[None] | None = None
 
     @property
-    def channels(self) -> Sequence[Channel]:
+    def instances(self) -> Sequence[Instance]:
         """Those of the worker that now serves; empty while there is none."""
         worker = self._worker
-        return worker.channels if worker is not None else ()
+        return worker.instances if worker is not None else ()
 
     @property
     def pid(self) -> int | None:
@@ -154,16 +154,16 @@ class WorkerSupervisor:
         return await self._load_by(self._launcher.launch)
 
     async def _load_by(self, start: _Start) -> Signature:
-        channels: list[Channel] = []
+        instances: list[Instance] = []
         self._load_limit = LoadLimit(self._limits.load_seconds)
         try:
             for _ in range(self._load.instance_count):
-                channels.append(self._new_channel())
-            self._worker = await start(self._options, channels, self._log)
+                instances.append(self._new_instance())
+            self._worker = await start(self._options, instances, self._log)
         except BaseException as error:
-            for channel in channels:
-                channel.take_peer().close()
-            self._end_channels(channels, f"the worker of {self._name} was not started")
+            for instance in instances:
+                instance.take_peer().close()
+            self._end_instances(instances, f"the worker of {self._name} was not started")
             if isinstance(error, OSError):
                 raise internal(f"the worker of {self._name} cannot be started: {error}") from error
             raise
@@ -184,12 +184,12 @@ class WorkerSupervisor:
         if progress.properties:
             self._events.described(progress.properties)
 
-    def _new_channel(self) -> Channel:
-        return Channel(
+    def _new_instance(self) -> Instance:
+        return Instance(
             self._load.model_name,
             self._mail,
             self._inputs,
-            self._channel_broken,
+            self._instance_broken,
             self._log,
             self._start_call,
             self._load.device,
@@ -214,7 +214,7 @@ class WorkerSupervisor:
         if worker is not None:
             await worker.unload(grace_seconds)
             reason = reason or f"the worker of {self._name} was stopped"
-            self._end_channels(worker.channels, f"{reason}; the request was in it")
+            self._end_instances(worker.instances, f"{reason}; the request was in it")
             self._worker = None
 
     async def kill(self) -> None:
@@ -234,8 +234,8 @@ class WorkerSupervisor:
             raise unavailable(f"{self._name} has no worker")
         async with self._limited_load(worker):
             await worker.warm_up(message)
-        for channel in worker.channels:
-            self._events.channel_opened(channel)
+        for instance in worker.instances:
+            self._events.instance_opened(instance)
         if self._key:
             self._launcher.keep(worker, self._key)
 
@@ -258,7 +258,7 @@ class WorkerSupervisor:
         if worker is not None:
             worker.kill()
             self._events.progress("")
-            self._end_channels(worker.channels, f"the worker of {self._name} was stopped")
+            self._end_instances(worker.instances, f"the worker of {self._name} was stopped")
 
     async def _supervise(self, message: WarmUp) -> None:
         failures = 0
@@ -267,7 +267,7 @@ class WorkerSupervisor:
             assert worker is not None
             ready_at = time.monotonic()
             watch = AnswerWatch(
-                worker.channels,
+                worker.instances,
                 self._limits,
                 functools.partial(process_state, worker.pid),
                 self._events.silent,
@@ -277,7 +277,7 @@ class WorkerSupervisor:
                 await worker.wait()
             finally:
                 watch.stop()
-            has_answered = any(channel.has_answered for channel in worker.channels)
+            has_answered = any(instance.has_answered for instance in worker.instances)
             if has_answered or time.monotonic() - ready_at >= self._policy.healthy_seconds:
                 failures = 0
             self._lose(worker)
@@ -293,10 +293,10 @@ class WorkerSupervisor:
         self._worker = None
         self._events.progress("")
         reason = unavailable(f"{text}; the model is being restarted")
-        for channel in worker.channels:
-            channel.stop_taking()
-            self._events.channel_lost(channel, reason)
-        self._end_channels(worker.channels, f"{text}; the request was in it; the model is being restarted")
+        for instance in worker.instances:
+            instance.stop_taking()
+            self._events.instance_lost(instance, reason)
+        self._end_instances(worker.instances, f"{text}; the request was in it; the model is being restarted")
 
     async def _restart(self, message: WarmUp, reason: str, failures: int) -> int:
         """Until a worker serves again; how many failures there were in a row."""
@@ -317,18 +317,18 @@ class WorkerSupervisor:
             self._events.recovered()
             return failures
 
-    def _end_channels(self, channels: Sequence[Channel], text: str) -> None:
-        for channel in channels:
-            self._mail.plane.call_soon(functools.partial(channel.end, unavailable(text)))
+    def _end_instances(self, instances: Sequence[Instance], text: str) -> None:
+        for instance in instances:
+            self._mail.plane.call_soon(functools.partial(instance.end, unavailable(text)))
 
-    def _channel_broken(self, channel: Channel, reason: str) -> None:
+    def _instance_broken(self, instance: Instance, reason: str) -> None:
         """On the data plane's thread."""
-        self._loop.call_soon_threadsafe(self._tell_broken, channel, reason)
+        self._loop.call_soon_threadsafe(self._tell_broken, instance, reason)
 
-    def _tell_broken(self, channel: Channel, reason: str) -> None:
+    def _tell_broken(self, instance: Instance, reason: str) -> None:
         worker = self._worker
-        if worker is not None and channel in worker.channels:
-            worker.channel_broken(reason)
+        if worker is not None and instance in worker.instances:
+            worker.instance_broken(reason)
 
 
 def _key(load: Load, options: LaunchOptions, content: str) -> str:

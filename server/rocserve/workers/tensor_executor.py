@@ -31,7 +31,7 @@ class TensorExecutor:
         self._writer = ResultWriter(end, model.signature, config.max_batch_size > 0)
 
     def run(self) -> None:
-        """Until the server closes the channel, or `stop`. Raises: ServerGone."""
+        """Until the server closes the connection, or `stop`. Raises: ServerGone."""
         for batch in self._end.batches():
             if batch.is_grouped:
                 self._run_each(batch)

@@ -124,7 +124,7 @@ class WorkerEnd:
         """
         data, descriptors = receive_with_descriptors(connection, ATTACH.size, _MOST_DESCRIPTORS)
         if not data:
-            raise EOFError("the server closed the channel")
+            raise EOFError("the server closed the connection")
         if len(data) != ATTACH.size or len(descriptors) < _MOST_DESCRIPTORS - 1:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -157,7 +157,7 @@ class WorkerEnd:
     # Batches
 
     def batches(self) -> Iterator[ReceivedBatch]:
-        """Until the server closes the channel, or `stop`."""
+        """Until the server closes the connection, or `stop`."""
         work, is_open, idle_since = self._work, True, time.monotonic()
         while True:
             for _ in range(self._looks):
@@ -178,7 +178,7 @@ class WorkerEnd:
                 is_open = self._sleep(time.monotonic() - idle_since)
 
     def _sleep(self, idle_seconds: float) -> bool:
-        """False: the server has closed the channel."""
+        """False: the server has closed the connection."""
         # Two rounds give everything back; then there is nothing more to wake for.
         is_worth_trimming = idle_seconds < 3 * _TRIM_SECONDS
         is_open = self._sleeper.sleep(_TRIM_SECONDS if is_worth_trimming else None, self._work.has_mail)

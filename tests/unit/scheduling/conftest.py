@@ -1,4 +1,4 @@
-"""Stand-ins for what lies around a scheduler: the loop, channels that a test answers by hand, responders."""
+"""Stand-ins for what lies around a scheduler: the loop, instances that a test answers by hand, responders."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from rocserve.scheduling.model_scheduler import ModelScheduler
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.scheduler import SchedulerParts
-from rocserve.workers.channel import WorkerGone
+from rocserve.workers.instance import WorkerGone
 from rocserve.workers.results import Outputs
 
 
 class Outcome:
-    """What a channel reports; doubles the FP32 input, row by row."""
+    """What an instance reports; doubles the FP32 input, row by row."""
 
     nbytes = 0
     lasts = False
@@ -52,7 +52,7 @@ class Outcome:
 
 
 class Execution:
-    """A batch that a channel was given."""
+    """A batch that an instance was given."""
 
     def __init__(self, loop: HandLoop, form: BatchForm, members: Sequence[Member], on_outcome: Callable) -> None:
         self.requests = [member.data for member in members]
@@ -68,8 +68,8 @@ class Execution:
         return outcome
 
 
-class HandChannel:
-    """A channel whose batches the test finishes."""
+class HandInstance:
+    """An instance whose batches the test finishes."""
 
     def __init__(self, loop: HandLoop) -> None:
         self.closed = False
@@ -136,7 +136,7 @@ class Bench:
         model: ModelConfig,
         loop: HandLoop,
         limits: QueueLimits,
-        channels: int,
+        instances: int,
         limiter: RateLimiter | None = None,
     ) -> None:
         self.statistics = ModelStatistics()
@@ -146,9 +146,9 @@ class Bench:
         self.scheduler = Turned(loop, ModelScheduler(parts))
         self.config = model
         self.validator = RequestValidator(model)
-        self.channels = [self.new_channel() for _ in range(channels)]
-        for channel in self.channels:
-            self.scheduler.attach(channel)
+        self.instances = [self.new_instance() for _ in range(instances)]
+        for instance in self.instances:
+            self.scheduler.attach(instance)
         self.answered: list[Answer] = []
         self._heads: dict[tuple, RequestHead] = {}
 
@@ -172,13 +172,13 @@ class Bench:
         """Single rows, before the loop's turn ends."""
         self.loop.turning(lambda: [self._submit(value) for value in values])()
 
-    def new_channel(self) -> HandChannel:
+    def new_instance(self) -> HandInstance:
         """One that the scheduler does not know yet."""
-        return HandChannel(self.loop)
+        return HandInstance(self.loop)
 
     @property
     def executions(self) -> list[Execution]:
-        return self.channels[0].executions
+        return self.instances[0].executions
 
 
 @pytest.fixture
@@ -192,11 +192,11 @@ def make_bench(loop: HandLoop):
         batching: DynamicBatching | None = None,
         max_batch_size: int = 8,
         limits: QueueLimits | None = None,
-        channels: int = 1,
+        instances: int = 1,
         width: int = -1,
         limiter: RateLimiter | None = None,
     ) -> Bench:
-        return Bench(config(batching, max_batch_size, width), loop, limits or QueueLimits(), channels, limiter)
+        return Bench(config(batching, max_batch_size, width), loop, limits or QueueLimits(), instances, limiter)
 
     return make
 

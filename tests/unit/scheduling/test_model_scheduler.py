@@ -11,7 +11,7 @@ from support.hand_loop import Flag
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.model_config import DynamicBatching, QueuePolicy, TimeoutAction
 from rocserve.scheduling.queue import QueueLimits
-from rocserve.workers.channel import WorkerGone
+from rocserve.workers.instance import WorkerGone
 
 
 def value_of(answer) -> float:
@@ -151,16 +151,16 @@ def test_a_delay_that_passes_sends_what_is_there(make_bench):
 
 
 def test_instances_work_beside_each_other(make_bench):
-    bench = make_bench(channels=2)
+    bench = make_bench(instances=2)
     answers = [bench.submit(value) for value in (1.0, 2.0, 3.0)]
-    assert [len(channel.executions) for channel in bench.channels] == [1, 1]
-    busy = [channel.executions[0] for channel in bench.channels]
+    assert [len(instance.executions) for instance in bench.instances] == [1, 1]
+    busy = [instance.executions[0] for instance in bench.instances]
     busy[0].finish()
     busy[1].finish()
-    bench.loop.wait_for(lambda: sum(len(channel.executions) for channel in bench.channels) == 3)
-    for channel in bench.channels:
-        if len(channel.executions) == 2:
-            channel.executions[1].finish()
+    bench.loop.wait_for(lambda: sum(len(instance.executions) for instance in bench.instances) == 3)
+    for instance in bench.instances:
+        if len(instance.executions) == 2:
+            instance.executions[1].finish()
     assert sorted(value_of(answer) for answer in answers) == [2.0, 4.0, 6.0]
 
 
@@ -263,9 +263,9 @@ def test_a_request_whose_client_left_is_dropped(make_bench):
 
 
 def test_answers_keep_the_order_of_requests_when_asked_to(make_bench):
-    bench = make_bench(DynamicBatching(preserve_ordering=True), max_batch_size=1, channels=2)
+    bench = make_bench(DynamicBatching(preserve_ordering=True), max_batch_size=1, instances=2)
     first, second = bench.submit(1.0), bench.submit(2.0)
-    running = {channel.executions[0].requests[0][0][:4]: channel.executions[0] for channel in bench.channels}
+    running = {instance.executions[0].requests[0][0][:4]: instance.executions[0] for instance in bench.instances}
     running[np.float32(2.0).tobytes()].finish()
     assert not second.done.is_set()
     running[np.float32(1.0).tobytes()].finish()
@@ -275,10 +275,10 @@ def test_answers_keep_the_order_of_requests_when_asked_to(make_bench):
 
 def test_a_batch_whose_worker_is_gone_waits_for_the_next(make_bench):
     bench = make_bench()
-    bench.channels[0].closed = True
+    bench.instances[0].closed = True
     answer = bench.submit(1.0)
     assert not answer.done.is_set()
-    successor = bench.new_channel()
+    successor = bench.new_instance()
     bench.scheduler.attach(successor)
     successor.executions[0].finish()
     assert value_of(answer) == 2.0
@@ -288,7 +288,7 @@ def test_a_request_that_came_back_from_a_dead_worker_still_expires(make_bench):
     bench = make_bench()
     doomed = bench.submit(1.0, timeout=50_000)
     (execution,) = bench.executions
-    bench.channels[0].closed = True
+    bench.instances[0].closed = True
     execution.finish(error=WorkerGone("gone"))
     assert doomed.done.wait(5)
     assert doomed.error.text == "Request timeout expired"
@@ -297,29 +297,29 @@ def test_a_request_that_came_back_from_a_dead_worker_still_expires(make_bench):
 def test_requests_inside_a_dying_worker_fail_and_those_behind_wait(make_bench):
     bench = make_bench()
     inside, behind = bench.submit(1.0), bench.submit(2.0)
-    channel = bench.channels[0]
-    channel.closed = True
-    channel.executions[0].finish(error=unavailable("worker ended"))
-    bench.scheduler.detach(channel)
+    instance = bench.instances[0]
+    instance.closed = True
+    instance.executions[0].finish(error=unavailable("worker ended"))
+    bench.scheduler.detach(instance)
     assert inside.error.text == "worker ended"
     assert not behind.done.is_set()
-    successor = bench.new_channel()
+    successor = bench.new_instance()
     bench.scheduler.attach(successor)
     successor.executions[0].finish()
     assert value_of(behind) == 4.0
 
 
 def test_an_outage_answers_what_waits_and_what_comes_until_an_instance_is_back(make_bench):
-    bench = make_bench(channels=0)
+    bench = make_bench(instances=0)
     waiting = bench.submit(1.0)
     bench.scheduler.fail_queue(unavailable("no worker"))
     assert waiting.error.text == "no worker"
     with pytest.raises(ServeError, match="no worker"):
         bench.submit(2.0)
-    channel = bench.new_channel()
-    bench.scheduler.attach(channel)
+    instance = bench.new_instance()
+    bench.scheduler.attach(instance)
     back = bench.submit(3.0)
-    channel.executions[0].finish()
+    instance.executions[0].finish()
     assert value_of(back) == 6.0
 
 
@@ -336,15 +336,15 @@ def test_a_closed_scheduler_finishes_what_it_took(make_bench):
 
 
 def test_batches_that_cannot_be_handed_over_take_a_turn_each(make_bench, monkeypatch):
-    bench = make_bench(channels=0)
+    bench = make_bench(instances=0)
     answers = [bench.submit(value) for value in (1.0, 2.0, 3.0)]
-    channel = bench.new_channel()
+    instance = bench.new_instance()
 
     def execute(layout, requests, on_outcome) -> None:
         raise OSError("no room")
 
-    monkeypatch.setattr(channel, "execute", execute)
-    bench.scheduler.inner.attach(channel)
+    monkeypatch.setattr(instance, "execute", execute)
+    bench.scheduler.inner.attach(instance)
     for failed in range(1, 4):
         bench.scheduler.inner._pump()
         assert [answer.done.is_set() for answer in answers] == [True] * failed + [False] * (3 - failed)
@@ -352,8 +352,8 @@ def test_batches_that_cannot_be_handed_over_take_a_turn_each(make_bench, monkeyp
 
 def test_what_waits_behind_a_batch_that_cannot_be_handed_over_runs(make_bench, monkeypatch):
     bench = make_bench()
-    channel = bench.channels[0]
-    hand_over, values = channel.execute, []
+    instance = bench.instances[0]
+    hand_over, values = instance.execute, []
 
     def execute(form, members, on_outcome) -> None:
         values.append(float(np.frombuffer(members[0].data[0], np.float32)[0]))
@@ -361,7 +361,7 @@ def test_what_waits_behind_a_batch_that_cannot_be_handed_over_runs(make_bench, m
             raise OSError("no room")
         hand_over(form, members, on_outcome)
 
-    monkeypatch.setattr(channel, "execute", execute)
+    monkeypatch.setattr(instance, "execute", execute)
     running, *failing, waiting = [bench.submit(value) for value in (1.0, 2.0, 3.0, 4.0)]
     bench.executions[0].finish()
     assert value_of(running) == 2.0

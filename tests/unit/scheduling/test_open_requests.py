@@ -24,7 +24,7 @@ from rocserve.core.validation import RequestValidator
 from rocserve.scheduling.model_scheduler import ModelScheduler
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.scheduler import SchedulerParts
-from rocserve.workers.channel import RequestLost, WorkerGone
+from rocserve.workers.instance import RequestLost, WorkerGone
 from rocserve.workers.results import Outputs
 
 from .conftest import Answer as Responder
@@ -57,7 +57,7 @@ class HandOutcome:
         pass
 
 
-class HandChannel:
+class HandInstance:
     """An instance whose batches the test finishes."""
 
     def __init__(self, loop: HandLoop) -> None:
@@ -119,10 +119,10 @@ class Model:
         self._validator = RequestValidator(settings)
         self._head = RequestHead("m", "", (InputHead("IN", "FP32", (1, 1)),))
 
-    def channel(self) -> HandChannel:
-        channel = HandChannel(self.loop)
-        self.scheduler.attach(channel)  # type: ignore[arg-type]
-        return channel
+    def instance(self) -> HandInstance:
+        instance = HandInstance(self.loop)
+        self.scheduler.attach(instance)  # type: ignore[arg-type]
+        return instance
 
     def submit(self) -> Told:
         request = InferRequest(self._head, "r", [np.zeros(1, np.float32).tobytes()])
@@ -176,42 +176,42 @@ def drained(model: Model) -> Flag:
 
 
 def test_an_answer_with_the_batch(model: Model) -> None:
-    channel = model.channel()
+    instance = model.instance()
     told = model.submit()
-    channel.finish()
+    instance.finish()
     assert told.values == [0.0]
-    assert channel.open == {}
+    assert instance.open == {}
     assert model.counts() == (1, 1, 0)
 
 
-def with_its_batch(channel: HandChannel) -> None:
-    channel.finish()
+def with_its_batch(instance: HandInstance) -> None:
+    instance.finish()
 
 
-def beside_its_batch(channel: HandChannel) -> None:
-    channel.finish(open_requests={0})
-    channel.say(1, value(4), True)
+def beside_its_batch(instance: HandInstance) -> None:
+    instance.finish(open_requests={0})
+    instance.say(1, value(4), True)
 
 
-def before_its_batch(channel: HandChannel) -> None:
-    channel.say(1, value(4), True)
-    channel.finish(open_requests={0})
+def before_its_batch(instance: HandInstance) -> None:
+    instance.say(1, value(4), True)
+    instance.finish(open_requests={0})
 
 
-def by_the_end_of_its_worker(channel: HandChannel) -> None:
-    channel.finish(open_requests={0})
-    channel.end()
+def by_the_end_of_its_worker(instance: HandInstance) -> None:
+    instance.finish(open_requests={0})
+    instance.end()
 
 
 @pytest.mark.parametrize("end", [with_its_batch, beside_its_batch, before_its_batch, by_the_end_of_its_worker])
 def test_nothing_of_a_request_is_left_for_the_garbage_collector(
-    model: Model, end: Callable[[HandChannel], None]
+    model: Model, end: Callable[[HandInstance], None]
 ) -> None:
-    channel = model.channel()
+    instance = model.instance()
     gc.disable()
     try:
         told = weakref.ref(model.submit())
-        end(channel)
+        end(instance)
         # Until then it is among those whose clients are to be asked after.
         model.loop.wait_for(lambda: told() is None)
     finally:
@@ -219,55 +219,55 @@ def test_nothing_of_a_request_is_left_for_the_garbage_collector(
 
 
 def test_a_request_stays_open_until_its_last_response(model: Model) -> None:
-    channel = model.channel()
+    instance = model.instance()
     told, following = model.submit(), model.submit()
-    channel.finish(open_requests={0})
+    instance.finish(open_requests={0})
     # The instance is free for the next one meanwhile.
-    channel.finish()
+    instance.finish()
     assert following.values == [0.0]
     event = drained(model)
     assert not event.is_set()
     assert model.counts() == (1, 1, 0)
-    channel.say(1, value(4), False)
-    channel.say(1, value(5), False)
+    instance.say(1, value(4), False)
+    instance.say(1, value(5), False)
     assert told.values == [4.0, 5.0]
     assert not told.done.is_set()
-    channel.say(1, None, True)
+    instance.say(1, None, True)
     assert told.done.is_set()
     assert event.is_set()
     assert model.counts() == (2, 2, 0)
 
 
 def test_the_last_response_may_come_before_the_batch(model: Model) -> None:
-    channel = model.channel()
+    instance = model.instance()
     told = model.submit()
-    channel.say(1, value(4), True)
+    instance.say(1, value(4), True)
     assert told.done.is_set()
     event = drained(model)
     assert not event.is_set()
-    channel.finish(open_requests={0})
+    instance.finish(open_requests={0})
     assert told.values == [4.0]
     assert event.is_set()
     assert model.counts() == (1, 1, 0)
 
 
 def test_a_failed_batch_fails_only_what_is_not_answered(model: Model) -> None:
-    channel = model.channel()
+    instance = model.instance()
     told = model.submit()
-    channel.say(1, value(4), True)
-    channel.finish(error=unavailable("it died"))
+    instance.say(1, value(4), True)
+    instance.finish(error=unavailable("it died"))
     assert told.error is None
     other = model.submit()
-    channel.finish(error=unavailable("it died"))
+    instance.finish(error=unavailable("it died"))
     assert other.error is not None
     assert model.counts() == (1, 1, 1)
 
 
 def test_an_error_beside_its_batch_is_a_failure(model: Model) -> None:
-    channel = model.channel()
+    instance = model.instance()
     told = model.submit()
-    channel.finish(open_requests={0})
-    channel.say(1, ServeError(StatusCode.NOT_FOUND, "no"), True)
+    instance.finish(open_requests={0})
+    instance.say(1, ServeError(StatusCode.NOT_FOUND, "no"), True)
     assert told.error is not None
     assert told.error.code is StatusCode.NOT_FOUND
     assert model.counts() == (0, 0, 1)
@@ -275,14 +275,14 @@ def test_an_error_beside_its_batch_is_a_failure(model: Model) -> None:
 
 def test_responses_of_a_decoupled_model_are_counted_by_their_place(loop: HandLoop) -> None:
     model = Model(loop, decoupled=True)
-    channel = model.channel()
+    instance = model.instance()
     for number in (1, 2):
         model.submit()
-        channel.finish(open_requests={0})
-        channel.say(number, value(4), False)
+        instance.finish(open_requests={0})
+        instance.say(number, value(4), False)
         if number == 1:
-            channel.say(number, ServeError(StatusCode.NOT_FOUND, "no"), False)
-        channel.say(number, None, True)
+            instance.say(number, ServeError(StatusCode.NOT_FOUND, "no"), False)
+        instance.say(number, None, True)
     counted = model.statistics.snapshot()
     places = [
         (place.success.count, place.fail.count, place.empty_response.count) for place in counted.responses.values()
@@ -293,34 +293,34 @@ def test_responses_of_a_decoupled_model_are_counted_by_their_place(loop: HandLoo
 
 
 def test_responses_of_other_models_have_no_places(model: Model) -> None:
-    channel = model.channel()
+    instance = model.instance()
     model.submit()
-    beside_its_batch(channel)
+    beside_its_batch(instance)
     assert model.statistics.snapshot().responses == {}
 
 
 def test_a_dead_worker_fails_what_is_open(model: Model) -> None:
-    channel = model.channel()
+    instance = model.instance()
     told = model.submit()
-    channel.finish(open_requests={0})
-    channel.end()
+    instance.finish(open_requests={0})
+    instance.end()
     assert told.error is not None
     assert told.error.text == "it died"
     assert drained(model).is_set()
 
 
 def test_what_never_ran_is_run_elsewhere(model: Model) -> None:
-    channel = model.channel()
+    instance = model.instance()
 
     def die() -> None:
         # As the worker's end may come between the opening of the request and its sending.
-        channel.closed = True
-        channel.end()
+        instance.closed = True
+        instance.end()
 
-    channel.on_execute = die
+    instance.on_execute = die
     told = model.submit()
     assert not told.done.is_set()
-    successor = model.channel()
+    successor = model.instance()
     successor.finish()
     assert told.values == [0.0]
     assert model.counts() == (1, 1, 0)
@@ -328,60 +328,60 @@ def test_what_never_ran_is_run_elsewhere(model: Model) -> None:
 
 
 def test_a_batch_behind_the_dead_is_run_elsewhere(model: Model) -> None:
-    channel = model.channel()
+    instance = model.instance()
     told = model.submit()
-    channel.closed = True
-    channel.finish(error=WorkerGone("gone"))
-    channel.end()
-    successor = model.channel()
+    instance.closed = True
+    instance.finish(error=WorkerGone("gone"))
+    instance.end()
+    successor = model.instance()
     successor.finish()
     assert told.values == [0.0]
 
 
 def test_clients_of_requests_that_run_long_are_watched(model: Model) -> None:
-    channel = model.channel()
+    instance = model.instance()
     told = model.submit()
     model.loop.wait_for(lambda: told.leave is not None)
     told.leave()
-    assert channel.cancelled == [1]
+    assert instance.cancelled == [1]
     # One that was quick is not.
-    channel.finish()
+    instance.finish()
     quick = model.submit()
-    channel.finish()
+    instance.finish()
     later = model.submit()
     model.loop.wait_for(lambda: later.leave is not None)
     assert quick.leave is None
-    channel.finish()
+    instance.finish()
 
 
 def test_after_its_first_call_a_model_gets_nothing_ahead(model: Model) -> None:
-    channel = model.channel()
+    instance = model.instance()
     for _ in range(40):
         model.submit()
-        channel.finish()
+        instance.finish()
     # Quick as it is, a second batch is sent ahead.
     model.submit(), model.submit()
-    assert len(channel.batches) == 2
-    channel.finish(), channel.finish()
+    assert len(instance.batches) == 2
+    instance.finish(), instance.finish()
     model.scheduler.stop_sending_ahead()
     model.submit(), model.submit()
-    assert len(channel.batches) == 1
-    channel.finish(), channel.finish()
+    assert len(instance.batches) == 1
+    instance.finish(), instance.finish()
 
 
 def test_requests_travel_together_and_end_each_for_itself(model: Model) -> None:
-    channel = model.channel()
+    instance = model.instance()
     for _ in range(40):
         model.submit()
-        channel.finish()
+        instance.finish()
     before = model.counts()
     asked = [model.submit() for _ in range(9)]
     while sum(told.done.is_set() for told in asked) < 5:
-        size = channel.sizes[-len(channel.batches)]
-        channel.finish(failures={0: unavailable("not this one")} if size > 2 else None)
-    assert max(channel.sizes) > 2
-    while channel.batches:
-        channel.finish()
+        size = instance.sizes[-len(instance.batches)]
+        instance.finish(failures={0: unavailable("not this one")} if size > 2 else None)
+    assert max(instance.sizes) > 2
+    while instance.batches:
+        instance.finish()
     assert all(told.done.is_set() for told in asked)
     assert [told.error for told in asked].count(None) == 8
     # An execution for each.

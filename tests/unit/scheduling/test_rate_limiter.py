@@ -164,11 +164,11 @@ def pair(make_bench, loop):
     limiter.register([needs_of(needs, None)])
 
     def limited_bench(**more):
-        bench = make_bench(DynamicBatching(), channels=0, limiter=limiter, **more)
-        channel = bench.new_channel()
-        channel.rate_limiter, channel.device = needs, None
-        bench.channels.append(channel)
-        bench.scheduler.attach(channel)
+        bench = make_bench(DynamicBatching(), instances=0, limiter=limiter, **more)
+        instance = bench.new_instance()
+        instance.rate_limiter, instance.device = needs, None
+        bench.instances.append(instance)
+        bench.scheduler.attach(instance)
         return bench
 
     return limited_bench(), limited_bench()
@@ -205,7 +205,7 @@ def test_an_instance_that_is_lost_gives_back_what_it_held(pair, wait_for) -> Non
     one, other = pair
     one.submit(1.0)
     waiting = other.submit(2.0)
-    one.scheduler.detach(one.channels[0])
+    one.scheduler.detach(one.instances[0])
     wait_for(lambda: other.executions)
     other.executions[0].finish()
     assert waiting.error is None

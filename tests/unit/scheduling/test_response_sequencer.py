@@ -11,7 +11,7 @@ from rocserve.core.model_config import DynamicBatching, QueuePolicy
 from rocserve.core.requests import InferResponse
 from rocserve.core.tensors import Tensor
 from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
-from rocserve.workers.channel import WorkerGone
+from rocserve.workers.instance import WorkerGone
 
 
 class Log:
@@ -111,14 +111,14 @@ def test_what_is_refused_in_the_queue_does_not_wait_for_what_runs(make_bench) ->
 
 
 def test_what_comes_back_from_a_dead_worker_keeps_its_ticket(make_bench) -> None:
-    bench = make_bench(DynamicBatching(preserve_ordering=True), max_batch_size=1, channels=2)
+    bench = make_bench(DynamicBatching(preserve_ordering=True), max_batch_size=1, instances=2)
     first, second = bench.submit(1.0), bench.submit(2.0)
     lost = next(
-        channel
-        for channel in bench.channels
-        if np.frombuffer(channel.executions[0].requests[0][0], np.float32)[0] == 1.0
+        instance
+        for instance in bench.instances
+        if np.frombuffer(instance.executions[0].requests[0][0], np.float32)[0] == 1.0
     )
-    (other,) = [channel for channel in bench.channels if channel is not lost]
+    (other,) = [instance for instance in bench.instances if instance is not lost]
     lost.closed = True
     lost.executions[0].finish(error=WorkerGone("gone"))
     other.executions[0].finish()

@@ -9,7 +9,7 @@ import pytest
 
 from rocserve.core.errors import ServeError, StatusCode, internal
 from rocserve.core.model_config import DynamicBatching
-from rocserve.workers.channel import WorkerGone
+from rocserve.workers.instance import WorkerGone
 
 
 def value_of(answer) -> float:
@@ -109,12 +109,12 @@ def test_what_was_dropped_does_not_come_back_from_a_dead_worker(bench) -> None:
     bench.submit(1.0, 8)
     doomed = bench.submit(2.0, 8, timeout=30_000)
     assert doomed.done.wait(5)
-    channel = bench.channels[0]
-    channel.closed = True
-    bench.scheduler.detach(channel)
+    instance = bench.instances[0]
+    instance.closed = True
+    bench.scheduler.detach(instance)
     bench.executions[0].finish(error=internal("the worker ended"))
     bench.executions[1].finish(error=WorkerGone("gone"))
-    successor = bench.new_channel()
+    successor = bench.new_instance()
     bench.scheduler.attach(successor)
     assert not successor.executions
 

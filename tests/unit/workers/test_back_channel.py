@@ -17,10 +17,10 @@ from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.tensors import Tensor, tensor_from_numpy
 from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.shared_heap import SharedHeap
-from rocserve.workers import channel as channel_module
+from rocserve.workers import instance as instance_module
 from rocserve.workers.back_channel import BackChannel
-from rocserve.workers.channel import MOST_CALLS, Channel, OpenCall, RequestLost
 from rocserve.workers.entries import BACK, CALL, ENTRY, ERROR, FINAL, NONE, RESPONSE, SERVER_RINGS, numbers
+from rocserve.workers.instance import MOST_CALLS, Instance, OpenCall, RequestLost
 from rocserve.workers.worker_end import SharedWorkerEnd
 
 LOG = logging.getLogger("rocserve.test.back_channel")
@@ -36,8 +36,8 @@ class Both:
         self.broken: list[str] = []
         self.plane = plane
         self.inputs = SharedHeap("test", 1 << 28)
-        self.server = Channel(
-            "m", mail_of(plane), self.inputs, lambda channel, reason: self.broken.append(reason), LOG, self._call
+        self.server = Instance(
+            "m", mail_of(plane), self.inputs, lambda instance, reason: self.broken.append(reason), LOG, self._call
         )
         self.end_of_worker = SharedWorkerEnd(self.server.take_peer())
         self.worker = BackChannel(self.end_of_worker, LOG)
@@ -289,7 +289,7 @@ def test_an_answer_for_which_there_is_no_room_is_an_error(both: Both) -> None:
 
 
 def test_a_worker_that_never_reads_is_broken(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel_module, "MOST_WAITING", 10)
+    monkeypatch.setattr(instance_module, "MOST_WAITING", 10)
     both.worker.call(ModelCall("m", (), ()), Heard())
     opened = both.opened()
     for value in range(SERVER_RINGS[BACK] + 20):
@@ -299,7 +299,7 @@ def test_a_worker_that_never_reads_is_broken(both: Both, monkeypatch: pytest.Mon
 
 
 def test_a_worker_that_reads_nothing_for_long_is_broken(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel_module, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(instance_module, "STALL_SECONDS", 0.2)
     both.worker.call(ModelCall("m", (), ()), Heard())
     opened = both.opened()
     for value in range(SERVER_RINGS[BACK] + 1):
@@ -350,7 +350,7 @@ FAR = 1 << 62
         (ENTRY.pack(77, 0, 0, 0, 0, 0, 0), "a message of kind 77, which it may not send here"),
     ],
 )
-def test_nonsense_breaks_the_channel_and_fails_what_is_open(both: Both, entry: bytes, reason: str) -> None:
+def test_nonsense_breaks_the_instance_and_fails_what_is_open(both: Both, entry: bytes, reason: str) -> None:
     heard = Heard()
     both.open_request(heard)
     both.end_of_worker.post(entry)

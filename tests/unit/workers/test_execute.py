@@ -24,16 +24,16 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceKind
 from rocserve.core.tensors import encode_bytes_elements
-from rocserve.workers.channel import SLOTS
 from rocserve.workers.group import WorkerPlan
+from rocserve.workers.instance import SLOTS
 from rocserve.workers.results import BatchOutcome
 
 
 async def test_one_request(workshop: Workshop) -> None:
     group = await workshop.serving()
-    (channel,) = group.channels
+    (instance,) = group.instances
     started = time.monotonic_ns()
-    answer = await run_add_sub(channel, 2)
+    answer = await run_add_sub(instance, 2)
     a = np.arange(32, dtype=np.int32).reshape(2, 16)
     assert answer.error is None
     np.testing.assert_array_equal(answer.outputs[0]["SUM"], a + 3)
@@ -43,11 +43,11 @@ async def test_one_request(workshop: Workshop) -> None:
 
 async def test_a_batch_of_requests_is_cut_by_their_sizes(workshop: Workshop) -> None:
     group = await workshop.serving()
-    (channel,) = group.channels
+    (instance,) = group.instances
     arrays = [np.full((rows, 16), rows, np.int32) for rows in (1, 3, 2)]
     inputs = [batch_input("A", *arrays), batch_input("B", *arrays)]
     for _ in range(3):  # The later ones go the remembered way.
-        answer = await submit(channel, inputs, ("DIFFERENCE", "SUM"), (1, 3, 2))
+        answer = await submit(instance, inputs, ("DIFFERENCE", "SUM"), (1, 3, 2))
         assert [list(outputs) for outputs in answer.outputs] == [["DIFFERENCE", "SUM"]] * 3
         for array, outputs in zip(arrays, answer.outputs, strict=True):
             np.testing.assert_array_equal(outputs["SUM"], 2 * array)
@@ -59,11 +59,11 @@ async def test_an_engine_may_put_outputs_where_those_of_a_batch_alike_went(
     workshop: Workshop, names: tuple[str, ...]
 ) -> None:
     group = await workshop.serving("in_room")
-    (channel,) = group.channels
+    (instance,) = group.instances
     found = []
     for number, width in enumerate((1, 1, 1, 4000, 1, 4000, 4000, 17, 1)):
         a, b = np.full((3, 16), number, np.int32), np.full((3, 16), width, np.int32)
-        answer = await submit(channel, [batch_input("A", a), batch_input("B", b)], names, (3,))
+        answer = await submit(instance, [batch_input("A", a), batch_input("B", b)], names, (3,))
         np.testing.assert_array_equal(answer.outputs[0]["SUM"], a + b)
         assert answer.outputs[0]["DIFFERENCE"].shape == (3, width)
         found += np.unique(answer.outputs[0]["DIFFERENCE"]).tolist()
@@ -72,25 +72,25 @@ async def test_an_engine_may_put_outputs_where_those_of_a_batch_alike_went(
 
 async def test_two_batches_under_way_have_room_of_their_own(workshop: Workshop) -> None:
     group = await workshop.serving("in_room")
-    (channel,) = group.channels
+    (instance,) = group.instances
     for _ in range(3):
         numbers = [np.full((1, 16), number, np.int32) for number in (5, 6)]
         inputs = [[batch_input("A", array), batch_input("B", array)] for array in numbers]
-        answers = await asyncio.gather(*(submit(channel, one, ("SUM",), (1,)) for one in inputs))
+        answers = await asyncio.gather(*(submit(instance, one, ("SUM",), (1,)) for one in inputs))
         for array, answer in zip(numbers, answers, strict=True):
             np.testing.assert_array_equal(answer.outputs[0]["SUM"], 2 * array)
 
 
 async def test_only_requested_outputs(workshop: Workshop) -> None:
     group = await workshop.serving()
-    answer = await submit(group.channels[0], add_sub_inputs(), ("SUM",), (1,))
+    answer = await submit(group.instances[0], add_sub_inputs(), ("SUM",), (1,))
     assert list(answer.outputs[0]) == ["SUM"]
 
 
 @pytest.mark.parametrize("behaviour", ["identity", "identity_tensor"])
 async def test_every_datatype_comes_back_as_it_went(workshop: Workshop, behaviour: str) -> None:
     group = await workshop.serving(behaviour)
-    (channel,) = group.channels
+    (instance,) = group.instances
     generator = np.random.default_rng(1)
     for kind in DataType:
         if kind in (DataType.BYTES, DataType.BF16 if behaviour == "identity" else None):
@@ -98,7 +98,7 @@ async def test_every_datatype_comes_back_as_it_went(workshop: Workshop, behaviou
         array = generator.integers(0, 2, (3, 2, 5)).astype(kind.numpy_dtype)
         parts = [memoryview(array[:1].tobytes()), array[1:].tobytes()]
         inputs = [BatchInput("X", kind, (3, 2, 5), parts)]
-        answer = await submit(channel, inputs, ("OUT_X",), (1, 2))
+        answer = await submit(instance, inputs, ("OUT_X",), (1, 2))
         assert answer.error is None, (kind, answer.error)
         np.testing.assert_array_equal(answer.outputs[0]["OUT_X"], array[:1])
         np.testing.assert_array_equal(answer.outputs[1]["OUT_X"], array[1:])
@@ -107,13 +107,13 @@ async def test_every_datatype_comes_back_as_it_went(workshop: Workshop, behaviou
 @pytest.mark.parametrize("behaviour", ["identity", "identity_tensor"])
 async def test_strings_of_several_requests(workshop: Workshop, behaviour: str) -> None:
     group = await workshop.serving(behaviour)
-    (channel,) = group.channels
+    (instance,) = group.instances
     first, second = [b"", b"a\x00\xff"], [b"x" * 100_000, b"y", "ü".encode(), b""]
     for _ in range(2):
         inputs = [
             BatchInput("X", DataType.BYTES, (3, 2), [encode_bytes_elements(first), encode_bytes_elements(second)])
         ]
-        answer = await submit(channel, inputs, ("OUT_X",), (1, 2))
+        answer = await submit(instance, inputs, ("OUT_X",), (1, 2))
         assert answer.outputs[0]["OUT_X"].tolist() == [first]
         assert answer.outputs[1]["OUT_X"].tolist() == [second[:2], second[2:]]
         first[0] += b"longer"
@@ -132,7 +132,7 @@ async def test_tensors_of_no_size(workshop: Workshop, behaviour: str) -> None:
         inputs[1].parts = [b""] * len(sizes)
         ones = np.ones((2, 1), np.float32)
         inputs[2] = batch_input("Y", *np.split(ones, len(sizes)))
-        answer = await submit(group.channels[0], inputs, ("OUT_X", "OUT_S", "OUT_Y"), sizes)
+        answer = await submit(group.instances[0], inputs, ("OUT_X", "OUT_S", "OUT_Y"), sizes)
         assert answer.error is None, answer.error
         assert answer.outputs[0]["OUT_X"].shape == (sizes[0], 0)
         assert answer.outputs[0]["OUT_S"].shape == (sizes[0], 0)
@@ -143,16 +143,16 @@ async def test_without_batching_shapes_are_the_models_own(workshop: Workshop) ->
     config = config_of("identity", max_batch_size=0)
     group = await workshop.serving("identity", config=config)
     inputs = [batch_input("X", np.float64(2.5).reshape(())), batch_input("Y", np.zeros((3, 4), np.int8))]
-    answer = await submit(group.channels[0], inputs, (), (1,))
+    answer = await submit(group.instances[0], inputs, (), (1,))
     assert answer.outputs[0]["OUT_X"].shape == () and answer.outputs[0]["OUT_X"] == 2.5
     assert answer.outputs[0]["OUT_Y"].shape == (3, 4)
 
 
 async def test_large_tensors_both_ways(workshop: Workshop) -> None:
     group = await workshop.serving("identity")
-    (channel,) = group.channels
+    (instance,) = group.instances
     array = np.random.default_rng(2).integers(0, 255, (4, 5_000_000), dtype=np.uint8)
-    answers = [submit(channel, [batch_input("X", array[:1], array[1:])], ("OUT_X",), (1, 3)) for _ in range(2)]
+    answers = [submit(instance, [batch_input("X", array[:1], array[1:])], ("OUT_X",), (1, 3)) for _ in range(2)]
     for answer in await asyncio.gather(*answers):
         np.testing.assert_array_equal(answer.outputs[0]["OUT_X"], array[:1])
         np.testing.assert_array_equal(answer.outputs[1]["OUT_X"], array[1:])
@@ -160,39 +160,39 @@ async def test_large_tensors_both_ways(workshop: Workshop) -> None:
 
 async def test_two_batches_are_under_way_at_once(workshop: Workshop) -> None:
     group = await workshop.serving("slow")
-    (channel,) = group.channels
-    assert channel.free_slots == SLOTS
-    first, second = run_add_sub(channel, 1, 100), run_add_sub(channel, 3, 200)
-    assert channel.free_slots == SLOTS - 2
+    (instance,) = group.instances
+    assert instance.free_slots == SLOTS
+    first, second = run_add_sub(instance, 1, 100), run_add_sub(instance, 3, 200)
+    assert instance.free_slots == SLOTS - 2
     assert (await first).outputs[0]["SUM"][0, 0] == 103
     assert (await second).outputs[0]["SUM"].shape == (3, 16)
-    assert channel.free_slots == SLOTS
+    assert instance.free_slots == SLOTS
 
 
 async def test_an_outcome_is_valid_until_it_is_released(workshop: Workshop) -> None:
     group = await workshop.serving()
-    (channel,) = group.channels
+    (instance,) = group.instances
     loop = asyncio.get_running_loop()
     kept: asyncio.Future[BatchOutcome] = loop.create_future()
     execute(
-        channel, add_sub_inputs(), ("SUM",), (1,), lambda outcome: loop.call_soon_threadsafe(kept.set_result, outcome)
+        instance, add_sub_inputs(), ("SUM",), (1,), lambda outcome: loop.call_soon_threadsafe(kept.set_result, outcome)
     )
     outcome = await kept
     array = tensors_of(outcome.outputs_of(0))[0].numpy()
-    assert channel.free_slots == SLOTS
+    assert instance.free_slots == SLOTS
     for value in range(50):
-        await run_add_sub(channel, 1, 1000 + value)
+        await run_add_sub(instance, 1, 1000 + value)
     assert array.tolist() == [[number + 3 for number in range(16)]]
     on_plane(workshop.plane, outcome.release)
     on_plane(workshop.plane, outcome.release)
-    assert (await run_add_sub(channel)).error is None
+    assert (await run_add_sub(instance)).error is None
 
 
 async def test_instances_of_one_worker_run_beside_each_other(workshop: Workshop) -> None:
     group = await workshop.serving("slow", plans=[WorkerPlan(InstanceKind.CPU, None, 4)])
-    assert len(group.channels) == 4 and len(group.pids) == 1
+    assert len(group.instances) == 4 and len(group.pids) == 1
     started = time.monotonic()
-    answers = await asyncio.gather(*(run_add_sub(channel) for channel in group.channels))
+    answers = await asyncio.gather(*(run_add_sub(instance) for instance in group.instances))
     assert time.monotonic() - started < 0.7
     assert all(answer.error is None for answer in answers)
 
@@ -211,7 +211,7 @@ async def test_a_failed_batch_fails_alone(workshop: Workshop, behaviour: str, co
     group = await workshop.serving(behaviour)
     (pid,) = group.pids
     for _ in range(2):
-        answer = await run_add_sub(group.channels[0], 2)
+        answer = await run_add_sub(group.instances[0], 2)
         assert answer.error is not None
         assert (answer.error.code, answer.error.text) == (code, text)
     assert group.pids == [pid]
@@ -219,9 +219,9 @@ async def test_a_failed_batch_fails_alone(workshop: Workshop, behaviour: str, co
 
 async def test_single_requests_fail_alone(workshop: Workshop) -> None:
     group = await workshop.serving("failures")
-    (channel,) = group.channels
+    (instance,) = group.instances
     rows = [np.full((1, 16), value, np.int32) for value in (5, -1, 6, -1)]
-    answer = await submit(channel, [batch_input("A", *rows), batch_input("B", *rows)], ("SUM",), (1, 1, 1, 1))
+    answer = await submit(instance, [batch_input("A", *rows), batch_input("B", *rows)], ("SUM",), (1, 1, 1, 1))
     assert answer.error is None
     assert sorted(answer.failures) == [1, 3]
     assert answer.failures[3].code is StatusCode.INVALID_ARGUMENT
@@ -233,23 +233,23 @@ async def test_very_many_failures_fit_a_message(workshop: Workshop) -> None:
     group = await workshop.serving("failures")
     rows = [np.full((1, 16), -1, np.int32)] * 1500
     inputs = [batch_input("A", *rows), batch_input("B", *rows)]
-    answer = await submit(group.channels[0], inputs, ("SUM",), (1,) * 1500)
+    answer = await submit(group.instances[0], inputs, ("SUM",), (1,) * 1500)
     assert answer.error is None and len(answer.failures) == 1500
     assert answer.failures[1499].text.startswith("request 1499 is negative")
 
 
 async def test_inputs_of_the_wrong_size_are_refused_here(workshop: Workshop) -> None:
     group = await workshop.serving()
-    (channel,) = group.channels
+    (instance,) = group.instances
     for shape, part in (((1, 16), b"123"), ((70_000, 16), b"123"), ((1, 16), b"1" * 65)):
         inputs = [BatchInput("A", DataType.INT32, shape, [part]), *add_sub_inputs()[1:]]
         with pytest.raises(ServeError, match=r"input 'A' of shape \[\d+, 16\] needs \d+ bytes, got"):
-            submit(channel, inputs, ("SUM",), (1,))
+            submit(instance, inputs, ("SUM",), (1,))
         with pytest.raises(ServeError, match="needs 64 bytes, got 3"):
             strings = BatchInput("S", DataType.BYTES, (1, 1), [b"\x00\x00\x00\x00"])
-            submit(channel, [strings, BatchInput("A", DataType.INT32, (1, 16), [b"123"])], ("SUM",), (1,))
-    assert channel.free_slots == SLOTS
-    assert (await run_add_sub(channel)).error is None
+            submit(instance, [strings, BatchInput("A", DataType.INT32, (1, 16), [b"123"])], ("SUM",), (1,))
+    assert instance.free_slots == SLOTS
+    assert (await run_add_sub(instance)).error is None
 
 
 async def test_a_convoy_runs_one_by_one_and_a_failure_is_one_requests_own(workshop: Workshop) -> None:
@@ -258,7 +258,7 @@ async def test_a_convoy_runs_one_by_one_and_a_failure_is_one_requests_own(worksh
     ones = [np.ones_like(value) for value in values]
     for _ in range(2):
         inputs = [batch_input("A", *values), batch_input("B", *ones)]
-        answer = await submit(group.channels[0], inputs, ("SUM",), (2, 1, 1), one_by_one=True)
+        answer = await submit(group.instances[0], inputs, ("SUM",), (2, 1, 1), one_by_one=True)
         assert answer.error is None
         assert {index: failure.text for index, failure in answer.failures.items()} == {1: "nothing but zeros"}
         assert answer.outputs[0]["SUM"].tolist() == [[6] * 16] * 2
@@ -269,7 +269,7 @@ async def test_a_convoy_in_which_all_fail(workshop: Workshop) -> None:
     group = await workshop.serving("single")
     zeros = [np.zeros((1, 16), np.int32)] * 2
     inputs = [batch_input("A", *zeros), batch_input("B", *zeros)]
-    answer = await submit(group.channels[0], inputs, ("SUM",), (1, 1), one_by_one=True)
+    answer = await submit(group.instances[0], inputs, ("SUM",), (1, 1), one_by_one=True)
     assert answer.error is None
     assert {index: failure.text for index, failure in answer.failures.items()} == dict.fromkeys(
         (0, 1), "nothing but zeros"

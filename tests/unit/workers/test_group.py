@@ -19,8 +19,8 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceKind, WarmupInput, WarmupSample
 from rocserve.settings import TimeLimits
-from rocserve.workers.channel import WorkerGone
 from rocserve.workers.group import RestartPolicy, WorkerPlan
+from rocserve.workers.instance import WorkerGone
 
 
 async def test_load_reports_the_signature(workshop: Workshop) -> None:
@@ -29,7 +29,7 @@ async def test_load_reports_the_signature(workshop: Workshop) -> None:
     assert [spec.name for spec in signature.inputs] == ["A", "B"]
     assert signature.outputs[0].shape == (-1, 16) and signature.supports_batching
     await group.warm_up(config_of("add_sub"))
-    assert workshop.events.opened == list(group.channels)
+    assert workshop.events.opened == list(group.instances)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ async def test_why_it_cannot_be_loaded(
         await group.load()
         await group.warm_up(config_of(behaviour))
     assert (caught.value.code, caught.value.text) == (code, text)
-    assert not group.channels and not group.pids
+    assert not group.instances and not group.pids
     # Only the zygote is left, though both workers were started.
     await until(lambda: len(own_children()) == 1)
     assert not workshop.events.restarts
@@ -104,10 +104,10 @@ async def test_warm_up_gets_the_samples_of_the_config(workshop: Workshop) -> Non
     await group.load()
     batching = config_of("facts", model_warmup=config.model_warmup)
     await group.warm_up(batching)
-    answer = await run_add_sub(group.channels[0])
+    answer = await run_add_sub(group.instances[0])
     assert answer.error is not None  # The facts are no rows of a batch.
     group = await workshop.serving(config=config)
-    facts = (await run_add_sub(group.channels[0])).facts
+    facts = (await run_add_sub(group.instances[0])).facts
     assert facts["warm_ups"].count("array([ 0,  1,  2,") == 3 and facts["warm_ups"].count("array([0, 0,") == 3
 
 
@@ -130,7 +130,7 @@ async def test_a_warm_up_file_that_will_not_do(workshop: Workshop, name: str, te
 async def test_a_killed_worker_fails_what_is_in_it_and_comes_back(workshop: Workshop) -> None:
     group = await workshop.serving("stuck", plans=[WorkerPlan(InstanceKind.CPU, None, 2)])
     (pid,) = group.pids
-    first, second = group.channels
+    first, second = group.instances
     in_engine, behind, elsewhere = run_add_sub(first), run_add_sub(first), run_add_sub(second)
     await asyncio.sleep(0.1)
     os.kill(pid, signal.SIGKILL)
@@ -148,21 +148,21 @@ async def test_a_killed_worker_fails_what_is_in_it_and_comes_back(workshop: Work
         run_add_sub(first)
     await until(lambda: workshop.events.recoveries)
     assert time.monotonic() - killed_at < 2.0
-    assert [channel for channel, _ in workshop.events.lost] == [first, second]
+    assert [instance for instance, _ in workshop.events.lost] == [first, second]
     assert workshop.events.restarts == [("worker ended unexpectedly (killed by signal 9)", 0.0)]
-    assert workshop.events.opened == [first, second, *group.channels]
+    assert workshop.events.opened == [first, second, *group.instances]
     assert group.pids != [pid]
 
 
 async def test_what_a_killed_worker_had_not_taken_may_run_elsewhere(workshop: Workshop) -> None:
     group = await workshop.serving("slow")
     (pid,) = group.pids
-    (channel,) = group.channels
-    first = await run_add_sub(channel)
+    (instance,) = group.instances
+    first = await run_add_sub(instance)
     assert first.error is None
     os.kill(pid, signal.SIGSTOP)
     await until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    asked = [run_add_sub(channel) for _ in range(3)]
+    asked = [run_add_sub(instance) for _ in range(3)]
     await asyncio.sleep(0.05)
     os.kill(pid, signal.SIGKILL)
     for answer in await asyncio.gather(*asked):
@@ -172,8 +172,8 @@ async def test_what_a_killed_worker_had_not_taken_may_run_elsewhere(workshop: Wo
 async def test_a_batch_that_crashes_its_worker(workshop: Workshop) -> None:
     group = await workshop.serving("crash")
     for round_number in range(3):
-        await until(lambda count=round_number: len(group.channels) == 1 and workshop.events.recoveries == count)
-        answer = await run_add_sub(group.channels[0])
+        await until(lambda count=round_number: len(group.instances) == 1 and workshop.events.recoveries == count)
+        answer = await run_add_sub(group.instances[0])
         assert answer.error is not None and "killed by signal 9" in answer.error.text
     delays = [delay for _, delay in workshop.events.restarts]
     assert delays[:2] == [0.0, 0.1]
@@ -184,22 +184,22 @@ async def test_two_workers_only_one_crashes(workshop: Workshop) -> None:
     survivor, victim = group.pids
     os.kill(victim, signal.SIGKILL)
     await until(lambda: workshop.events.lost)
-    (channel,) = [channel for channel in workshop.events.opened if not channel.closed]
-    assert (await run_add_sub(channel)).error is None
+    (instance,) = [instance for instance in workshop.events.opened if not instance.closed]
+    assert (await run_add_sub(instance)).error is None
     await until(lambda: workshop.events.recoveries == 1)
-    assert group.pids[0] == survivor and len(group.channels) == 2
+    assert group.pids[0] == survivor and len(group.instances) == 2
 
 
 async def test_restarts_wait_longer_each_time(workshop: Workshop) -> None:
     policy = RestartPolicy(first_delay_seconds=0.05)
     group = await workshop.serving("crash_at_restart", policy=policy)
-    await run_add_sub(group.channels[0])
+    await run_add_sub(group.instances[0])
     await until(lambda: len(workshop.events.restarts) >= 4)
     assert [delay for _, delay in workshop.events.restarts[:4]] == [0.0, 0.05, 0.1, 0.2]
     assert workshop.events.restarts[1][0] == "worker ended while warming up (exited with status 9)"
     (workshop.folder / "crashed").unlink()
     await until(lambda: workshop.events.recoveries == 1)
-    assert len(group.channels) == 1
+    assert len(group.instances) == 1
 
 
 def test_the_delays_are_bounded() -> None:
@@ -207,32 +207,32 @@ def test_the_delays_are_bounded() -> None:
     assert [policy.delay(count) for count in (1, 2, 3, 11, 10_000)] == [0.0, 0.1, 0.2, 30.0, 30.0]
 
 
-async def test_a_worker_that_closes_its_channel_is_replaced(workshop: Workshop) -> None:
-    group = await workshop.serving("close_channel")
-    answer = await run_add_sub(group.channels[0])
+async def test_a_worker_that_closes_its_socket_is_replaced(workshop: Workshop) -> None:
+    group = await workshop.serving("close_socket")
+    answer = await run_add_sub(group.instances[0])
     assert answer.error is not None
-    # The server ends such a worker, unless that finds its channel closed before and ends by itself.
-    assert re.search(r"ended unexpectedly \((.*channel; killed by signal 9|exited with status 70)\)", answer.error.text)
+    # The server ends such a worker, unless that finds its socket closed before and ends by itself.
+    assert re.search(r"ended unexpectedly \((.*socket; killed by signal 9|exited with status 70)\)", answer.error.text)
     await until(lambda: workshop.events.recoveries)
 
 
 async def test_stop_lets_the_batch_in_hand_finish(workshop: Workshop) -> None:
     group = await workshop.serving("slow")
-    (channel,), (pid,) = group.channels, group.pids
-    answers = [run_add_sub(channel), run_add_sub(channel)]
+    (instance,), (pid,) = group.instances, group.pids
+    answers = [run_add_sub(instance), run_add_sub(instance)]
     await group.stop(10.0)
     for answer in await asyncio.gather(*answers):
         assert answer.error is None
-    assert not running(pid) and not group.channels and not group.pids
+    assert not running(pid) and not group.instances and not group.pids
     with pytest.raises(WorkerGone):
-        run_add_sub(channel)
+        run_add_sub(instance)
     assert not workshop.events.lost and not workshop.events.restarts
 
 
 async def test_stop_does_not_wait_for_ever(workshop: Workshop) -> None:
     group = await workshop.serving("stuck")
-    (channel,), (pid,) = group.channels, group.pids
-    answer = run_add_sub(channel)
+    (instance,), (pid,) = group.instances, group.pids
+    answer = run_add_sub(instance)
     await asyncio.sleep(0.1)
     started = time.monotonic()
     await group.stop(0.3)
@@ -245,7 +245,7 @@ async def test_one_of_two_workers_that_hangs_is_told_of_and_replaced(workshop: W
     plans = [WorkerPlan(InstanceKind.CPU, None, 1)] * 2
     group = await workshop.serving("stuck", plans=plans, limits=TimeLimits(request_seconds=1.0))
     before = list(group.pids)
-    hanging = run_add_sub(group.channels[0])
+    hanging = run_add_sub(group.instances[0])
     await until(lambda: workshop.events.silences)
     assert re.fullmatch(r"1 of 2 instances has not answered for [01] s", workshop.events.silences[0])
     error = (await hanging).error
@@ -273,7 +273,7 @@ async def test_a_load_has_a_limit_of_time(workshop: Workshop, behaviour: str) ->
 
 async def test_stop_between_two_restarts(workshop: Workshop, own_children: OwnChildren) -> None:
     group = await workshop.serving("crash_at_restart", policy=RestartPolicy(first_delay_seconds=20.0))
-    await run_add_sub(group.channels[0])
+    await run_add_sub(group.instances[0])
     await until(lambda: len(workshop.events.restarts) >= 2)
     await group.stop(5.0)
     await until(lambda: len(own_children()) == 1)
@@ -285,8 +285,8 @@ async def test_nothing_is_left_of_fifty_killed_workers(workshop: Workshop, own_c
 
     async def kill_one() -> None:
         recoveries = workshop.events.recoveries
-        channel, pid = group.channels[0], group.pids[0]
-        answers = [run_add_sub(channel, 64, 5) for _ in range(2)]
+        instance, pid = group.instances[0], group.pids[0]
+        answers = [run_add_sub(instance, 64, 5) for _ in range(2)]
         os.kill(pid, signal.SIGKILL)
         await asyncio.gather(*answers)
         await until(lambda: workshop.events.recoveries > recoveries)
@@ -303,7 +303,7 @@ async def test_nothing_is_left_of_fifty_killed_workers(workshop: Workshop, own_c
         await kill_one()
     gc.collect()
     assert open_descriptors() <= descriptors
-    assert (await run_add_sub(group.channels[0])).error is None
+    assert (await run_add_sub(group.instances[0])).error is None
     assert process.num_threads() == threads
     assert len(process.memory_maps(grouped=False)) <= mappings + 10
     assert process.memory_info().rss < memory + 4 * 1024 * 1024
@@ -313,9 +313,9 @@ async def test_nothing_is_left_of_fifty_killed_workers(workshop: Workshop, own_c
 async def test_nothing_is_left_of_loads_and_unloads(workshop: Workshop) -> None:
     async def cycle() -> None:
         group = await workshop.serving(plans=[WorkerPlan(InstanceKind.CPU, None, 2)])
-        await run_add_sub(group.channels[0])
+        await run_add_sub(group.instances[0])
         await group.stop(5.0)
-        # Before Python 3.13 what a channel has mapped keeps descriptors.
+        # Before Python 3.13 what an instance has mapped keeps descriptors.
         workshop.events.opened.clear()
 
     await cycle()
@@ -329,7 +329,7 @@ async def test_nothing_is_left_of_loads_and_unloads(workshop: Workshop) -> None:
 
 async def test_when_descriptors_are_short_the_load_fails_with_that_reason(workshop: Workshop) -> None:
     await (await workshop.serving()).stop(1.0)
-    await asyncio.sleep(0.1)  # The data plane's thread gives the channel's descriptors back.
+    await asyncio.sleep(0.1)  # The data plane's thread gives the instance's descriptors back.
     gc.collect()  # What earlier tests left.
     before = open_descriptors()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -341,6 +341,6 @@ async def test_when_descriptors_are_short_the_load_fails_with_that_reason(worksh
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     del group
-    gc.collect()  # The error's traceback holds on to the channel that was being made.
+    gc.collect()  # The error's traceback holds on to the instance that was being made.
     # What earlier tests left may go meanwhile.
     await until(lambda: open_descriptors() <= before)

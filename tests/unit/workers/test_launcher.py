@@ -28,7 +28,7 @@ async def facts_of(workshop: Workshop, **changes: object) -> dict[str, str]:
     """What a worker says of itself."""
     config = config_of("facts", name="facts", max_batch_size=0)
     group = await workshop.serving(config=config, **changes)
-    return (await run_add_sub(group.channels[0])).facts
+    return (await run_add_sub(group.instances[0])).facts
 
 
 @pytest.mark.parametrize("forked", [True, False])
@@ -48,7 +48,7 @@ async def test_signals_to_the_whole_process_group_are_not_for_workers(workshop: 
     (pid,) = group.pids
     for number in (signal.SIGINT, signal.SIGTERM):
         os.kill(pid, number)
-        assert (await run_add_sub(group.channels[0])).error is None
+        assert (await run_add_sub(group.instances[0])).error is None
     assert group.pids == [pid]
 
 
@@ -117,7 +117,7 @@ async def test_an_interpreter_that_is_not_there(workshop: Workshop) -> None:
         with pytest.raises(ServeError, match="there is no Python interpreter '/nowhere/python'"):
             await group.load()
     await asyncio.sleep(0.1)
-    gc.collect()  # The error's traceback holds on to the channel that was made.
+    gc.collect()  # The error's traceback holds on to the instance that was made.
     assert open_descriptors() <= before
 
 
@@ -126,7 +126,7 @@ async def test_too_many_instances_for_one_worker(workshop: Workshop) -> None:
     with pytest.raises(ServeError, match="a worker can have 245 instances, not 249"):
         await group.load()
     group = await workshop.serving(plans=[WorkerPlan(InstanceKind.CPU, None, 60)])
-    answers = await asyncio.gather(*(run_add_sub(channel) for channel in group.channels))
+    answers = await asyncio.gather(*(run_add_sub(instance) for instance in group.instances))
     assert len(answers) == 60 and not any(answer.error for answer in answers)
 
 
@@ -177,14 +177,14 @@ async def test_when_the_zygote_dies_workers_go_on_and_others_can_be_started(
     (zygote,) = (child for child in own_children() if child.ppid() == os.getpid())
     zygote.kill()
     await until(lambda: "the zygote, which starts workers, has ended" in caplog.text)
-    assert (await run_add_sub(group.channels[0])).error is None
+    assert (await run_add_sub(group.instances[0])).error is None
     second = await workshop.serving()
-    assert (await run_add_sub(second.channels[0])).error is None
+    assert (await run_add_sub(second.instances[0])).error is None
     # Of the old worker nobody but the kernel tells any more.
     os.kill(worker, signal.SIGKILL)
     await until(lambda: workshop.events.recoveries == 1)
     assert "its exit status is not known" in workshop.events.restarts[0][0]
-    assert (await run_add_sub(group.channels[0])).error is None
+    assert (await run_add_sub(group.instances[0])).error is None
 
 
 async def test_launches_under_way_survive_the_zygote(workshop: Workshop, own_children: OwnChildren) -> None:
@@ -195,7 +195,7 @@ async def test_launches_under_way_survive_the_zygote(workshop: Workshop, own_chi
     await asyncio.sleep(0.2)
     zygote.kill()
     for group in await asyncio.gather(*tasks):
-        assert (await run_add_sub(group.channels[0])).error is None
+        assert (await run_add_sub(group.instances[0])).error is None
 
 
 @pytest.mark.long
@@ -215,10 +215,10 @@ async def test_a_zygote_that_does_not_answer_is_killed(
     asked = time.monotonic()
     await asyncio.sleep(0.2)
     assert time.monotonic() - asked < 2.0, "the loop was held up"
-    assert (await run_add_sub(group.channels[0])).error is None
+    assert (await run_add_sub(group.instances[0])).error is None
     for started in await asyncio.gather(*several):
-        assert (await run_add_sub(started.channels[0])).error is None
-    assert (await run_add_sub(group.channels[0])).error is None
+        assert (await run_add_sub(started.instances[0])).error is None
+    assert (await run_add_sub(group.instances[0])).error is None
     assert caplog.text.count("has not answered for 5 s; it is killed and started anew") == 1
     assert "does without importing" not in caplog.text
     await workshop.close()
@@ -257,7 +257,7 @@ async def main():
     plane.start()
     workshop = Workshop(plane, launcher, Path("."))
     serving = await workshop.serving("stuck", forked=sys.argv[1] == "forked")
-    run_add_sub(serving.channels[0])
+    run_add_sub(serving.instances[0])
     loading = workshop.group("load_holds_gil", forked=sys.argv[1] == "forked")
     task = asyncio.create_task(loading.load())
     while not loading.pids:
@@ -311,7 +311,7 @@ def test_worker_processes_import_little() -> None:
 async def test_lines_of_a_worker_go_to_the_log(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     group = await workshop.serving("print")
-    assert (await run_add_sub(group.channels[0])).error is None
+    assert (await run_add_sub(group.instances[0])).error is None
     await group.stop(5.0)
     lines = [record.getMessage() for record in caplog.records]
     for line in ("from print", "to stderr", "from C", "from puts", "after the long line", "closed"):
@@ -324,7 +324,7 @@ async def test_lines_of_a_worker_go_to_the_log(workshop: Workshop, caplog: pytes
 async def test_a_flood_is_cut_and_what_came_last_is_known(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     group = await workshop.serving("flood")
-    assert (await run_add_sub(group.channels[0])).error is None
+    assert (await run_add_sub(group.instances[0])).error is None
     await group.stop(5.0)
     lines = [record.getMessage() for record in caplog.records]
     logged = lines.count("m:1: line of a flood")

@@ -59,7 +59,7 @@ async def test_what_goes_on_beside_a_model_that_serves(workshop: Workshop) -> No
     group = group_of(workshop, "goes_on")
     await group.load()
     await group.warm_up(config("goes_on"))
-    assert group.channels
+    assert group.instances
     events = workshop.events
     await until(lambda: events.lines[-1] == "compiling batch size 2: compile, 1 s")
     (workshop.folder / "second_compiled").touch()

@@ -22,7 +22,7 @@ from rocserve.core.tensors import Tensor, TensorHead, tensor_from_numpy
 from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.shared_heap import SharedHeap
 from rocserve.workers.batch_inputs import details_of, request_inputs, separate
-from rocserve.workers.channel import Channel
+from rocserve.workers.instance import Instance
 from rocserve.workers.request_details import NO_DETAILS, read_details, write_details
 from rocserve.workers.responses import ResponseWriter
 from rocserve.workers.results import BatchOutcome
@@ -87,27 +87,27 @@ def test_an_id_that_is_longer_than_its_details_is_refused() -> None:
 
 
 class Both:
-    """A channel, and the worker's end of it."""
+    """An instance, and the worker's end of it."""
 
     def __init__(self, plane: PlaneLoop) -> None:
         self.plane = plane
-        self.channel = Channel(
+        self.instance = Instance(
             "m",
             mail_of(plane),
             SharedHeap("test", 1 << 24),
-            lambda channel, reason: None,
+            lambda instance, reason: None,
             LOG,
             lambda call, opened: None,
         )
-        self.end = WorkerEnd(self.channel.take_peer())
-        self.channel.open()
+        self.end = WorkerEnd(self.instance.take_peer())
+        self.instance.open()
         self.batches = self.end.batches()
         self.writer = ResponseWriter(self.end)
         self.outcomes: list[BatchOutcome] = []
         self.arrived = threading.Semaphore(0)
 
     def send(self, members: Sequence[Member]) -> None:
-        on_plane(self.plane, lambda: self.channel.execute(BatchForm(), members, self._on_outcome))
+        on_plane(self.plane, lambda: self.instance.execute(BatchForm(), members, self._on_outcome))
 
     def _on_outcome(self, outcome: BatchOutcome) -> None:
         self.outcomes.append(outcome)
@@ -129,7 +129,7 @@ class Both:
 def both(plane: PlaneLoop) -> Iterator[Both]:
     both = Both(plane)
     yield both
-    on_plane(plane, lambda: both.channel.end(invalid_argument("over")))
+    on_plane(plane, lambda: both.instance.end(invalid_argument("over")))
 
 
 def test_inputs_and_details_of_requests_side_by_side(both: Both) -> None:

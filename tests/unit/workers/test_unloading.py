@@ -17,12 +17,12 @@ from rocserve.repository.version_loader import LoadedModelVersion
 from rocserve.scheduling.model_scheduler import ModelScheduler
 from rocserve.scheduling.scheduler import Scheduler
 from rocserve.scheduling.sequence.scheduler import SequenceScheduler
-from rocserve.workers.channel import Channel
 from rocserve.workers.group import WorkerGroup
+from rocserve.workers.instance import Instance
 
 pytestmark = pytest.mark.long
 
-PARTS = (LoadedModelVersion, ModelScheduler, SequenceScheduler, Channel, WorkerGroup)
+PARTS = (LoadedModelVersion, ModelScheduler, SequenceScheduler, Instance, WorkerGroup)
 CONFIGS = {
     "plain": "",
     "batches": "dynamic_batching { max_queue_delay_microseconds: 1000 }",
@@ -66,7 +66,7 @@ def parts() -> set[str]:
 
 @pytest.mark.parametrize("more", CONFIGS.values(), ids=CONFIGS)
 async def test_unloaded_versions_do_not_wait_for_the_garbage_collector(models: RequestModels, more: str) -> None:
-    """It comes by seldom, and until then each would keep its channels' memory."""
+    """It comes by seldom, and until then each would keep its instances' memory."""
     gc.collect()
     gc.disable()
     try:
@@ -74,7 +74,7 @@ async def test_unloaded_versions_do_not_wait_for_the_garbage_collector(models: R
         sequence = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
         answers = await models.ask("m", parameters=sequence).done()
         assert answers.out == [[1.0]]
-        assert parts() >= {"Channel", "LoadedModelVersion", "WorkerGroup"}
+        assert parts() >= {"Instance", "LoadedModelVersion", "WorkerGroup"}
         await models.unload("m")
         await until(lambda: not parts())
     finally:

@@ -27,7 +27,7 @@ from rocserve.scheduling.sequence.states import StateKeeper
 from rocserve.scheduling.sequence.strategies import strategy_of
 from rocserve.scheduling.sequence.table import SequenceTable
 from rocserve.scheduling.timers import Alarm
-from rocserve.workers.channel import Channel, WorkerGone
+from rocserve.workers.instance import Instance, WorkerGone
 from rocserve.workers.results import BatchOutcome
 
 _WORKER_ENDED = "the worker has ended"
@@ -53,7 +53,7 @@ class SequenceScheduler(Scheduler):
         )
         inputs = SequenceInputs(controls, self._keeper, config.max_batch_size > 0)
         self._strategy = strategy_of(config, batching, self._table, inputs)
-        self._instances: dict[Channel, SequenceInstance] = {}
+        self._instances: dict[Instance, SequenceInstance] = {}
         self._instance_count = 0
         """Of all that there ever were."""
         self._keeps_order = batching.oldest is not None and batching.oldest.preserve_ordering
@@ -139,31 +139,31 @@ class SequenceScheduler(Scheduler):
 
     # Instances
 
-    def attach(self, channel: Channel) -> None:
+    def attach(self, worker: Instance) -> None:
         """See Scheduler. It comes with free slots."""
-        super().attach(channel)
+        super().attach(worker)
         if not self._instance_count:
             self._router.opened(self)
-        instance = SequenceInstance(channel, self._instance_count, self._strategy.slot_count)
+        instance = SequenceInstance(worker, self._instance_count, self._strategy.slot_count)
         self._instance_count += 1
         if self._keeps_order:
             instance.sequencer = ResponseSequencer()
         self._strategy.prepare(instance)
-        self._instances[channel] = instance
+        self._instances[worker] = instance
         now = time.monotonic()
         self._table.add_instance(instance, now)
         self._feed(instance, now)
         self._watch_idle()
 
-    def detach(self, channel: Channel) -> None:
+    def detach(self, worker: Instance) -> None:
         """See Scheduler. Its sequences are lost: what the model knew of them, the worker knew."""
-        self._lose_instance(channel, _WORKER_ENDED)
+        self._lose_instance(worker, _WORKER_ENDED)
         self._mark()
 
-    def _lose_instance(self, channel: Channel, reason: str) -> None:
+    def _lose_instance(self, worker: Instance, reason: str) -> None:
         """May be called twice."""
-        self._pool.detach(channel)
-        instance = self._instances.pop(channel, None)
+        self._pool.detach(worker)
+        instance = self._instances.pop(worker, None)
         if instance is None:
             return
         self._table.remove_instance(instance, reason)
@@ -203,13 +203,13 @@ class SequenceScheduler(Scheduler):
         for instance in self._table.instances:
             batch = self._next_batch(instance, now_ns)
             if batch is not None:
-                return instance.channel, batch
+                return instance.worker, batch
         return None
 
     def _next_batch(self, instance: SequenceInstance, now_ns: int) -> FormedBatch | None:
         """What an instance is to run now, if it is free."""
-        channel = instance.channel
-        if instance.answering or not self._pool.is_idle(channel):
+        worker = instance.worker
+        if instance.answering or not self._pool.is_idle(worker):
             return None
         if self._table.deadline_count or (instance.candidates is not None and instance.candidates.deadline_count):
             self._drop_hopeless(instance, now_ns / 1e9)
@@ -219,7 +219,7 @@ class SequenceScheduler(Scheduler):
         if ready_at > now_ns:
             self._delay.set(ready_at / 1e9, self._delay_passed)
             return None
-        if not self._pool.claim(channel):
+        if not self._pool.claim(worker):
             return None
         entries: list[QueuedRequest] = list(self._strategy.form(instance, now_ns))
         batch = FormedBatch(entries, now_ns)
@@ -229,7 +229,7 @@ class SequenceScheduler(Scheduler):
                 batch.absent_rows += 1
             elif instance.sequencer is not None and not isinstance(entry.responder, OrderedResponder):
                 entry.responder = OrderedResponder(entry.responder, instance.sequencer.ticket())
-        self._pool.begin(channel, batch)
+        self._pool.begin(worker, batch)
         return batch
 
     def _drop_hopeless(self, instance: SequenceInstance, now: float) -> None:
@@ -242,29 +242,29 @@ class SequenceScheduler(Scheduler):
                 self._done(entry)
         self._feed(instance, now)
 
-    def _finish(self, channel: Channel, batch: FormedBatch, outcome: BatchOutcome) -> None:
+    def _finish(self, worker: Instance, batch: FormedBatch, outcome: BatchOutcome) -> None:
         """See Scheduler. Where the next request needs the answer, no batch is formed until all is answered."""
-        instance = self._instances.get(channel) if self._waits_for_answers else None
+        instance = self._instances.get(worker) if self._waits_for_answers else None
         if instance is None:
-            super()._finish(channel, batch, outcome)
+            super()._finish(worker, batch, outcome)
             return
         instance.answering = True
         try:
-            super()._finish(channel, batch, outcome)
+            super()._finish(worker, batch, outcome)
         finally:
             instance.answering = False
             self._mark()
 
-    def _returned(self, channel: Channel, batch: FormedBatch, outcome: BatchOutcome | None) -> None:
+    def _returned(self, worker: Instance, batch: FormedBatch, outcome: BatchOutcome | None) -> None:
         if outcome is not None and outcome.error is None:
             self._times.observe(batch, outcome)
         if outcome is None or not self._waits_for_answers:
             for entry in batch.undropped:
                 self._done(entry)
 
-    def _take_back(self, channel: Channel, batch: FormedBatch, gone: WorkerGone) -> None:
+    def _take_back(self, worker: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
         """See Scheduler. Nor will anything else of its sequences run."""
-        self._lose_instance(channel, gone.text)
+        self._lose_instance(worker, gone.text)
         for entry in batch.undropped:
             if isinstance(entry, SequenceRequest):
                 self._refused.append((entry, self._table.loss_of(entry.tag.id, gone.text)))

@@ -14,7 +14,7 @@ from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.queue import RequestQueue
 from rocserve.scheduling.response_sequencer import ResponseSequencer
 from rocserve.scheduling.sequence.states import SequenceStates
-from rocserve.workers.channel import Channel
+from rocserve.workers.instance import Instance
 
 if TYPE_CHECKING:
     from rocserve.scheduling.sequence.responder import SequenceResponder
@@ -57,7 +57,8 @@ class Slot:
 class SequenceInstance:
     """An instance of the model with its slots."""
 
-    channel: Channel
+    worker: Instance
+    """Where it runs."""
     number: int
     slot_count: int
     """How many sequences it may have at once."""

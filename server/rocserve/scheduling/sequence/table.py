@@ -223,7 +223,7 @@ class SequenceTable:
                     self._lost[slot.sequence] = reason
                 self._refuse(slot.queue, self.loss_of(slot.sequence, reason))
             slot.sequence = None
-        # They know the instance: left in it, they would keep it and its channel until the garbage collector comes by.
+        # They know the instance: left in it, they would keep it until the garbage collector comes by.
         instance.slots = []
         while len(self._lost) > _REMEMBERED_LOSSES:
             self._lost.popitem(last=False)

@@ -1,4 +1,4 @@
-"""A sequence scheduler on channels that a test answers by hand."""
+"""A sequence scheduler on instances that a test answers by hand."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.scheduler import SchedulerParts
 from rocserve.scheduling.sequence.router import SequenceRouter
 from rocserve.scheduling.sequence.scheduler import SequenceScheduler
-from rocserve.workers.channel import WorkerGone
+from rocserve.workers.instance import WorkerGone
 from rocserve.workers.results import Outputs
 
 CONTROLS = (
@@ -61,7 +61,7 @@ class Row:
 
 
 class Outcome:
-    """What a channel reports: OUT is the value; STATE_OUT is STATE_IN with the value behind it."""
+    """What an instance reports: OUT is the value; STATE_OUT is STATE_IN with the value behind it."""
 
     nbytes = 0
     lasts = False
@@ -88,7 +88,7 @@ class Outcome:
 
 
 class Execution:
-    """A batch that a channel was given."""
+    """A batch that an instance was given."""
 
     def __init__(self, loop: HandLoop, form: BatchForm, members: Sequence[Member], on_outcome: Callable) -> None:
         self._on_outcome = loop.turning(on_outcome)
@@ -111,8 +111,8 @@ class Execution:
         self._on_outcome(Outcome(self, error, failures or {}, compute_ns))
 
 
-class HandChannel:
-    """A channel whose batches the test finishes."""
+class HandInstance:
+    """An instance whose batches the test finishes."""
 
     def __init__(self, loop: HandLoop) -> None:
         self._loop = loop
@@ -187,12 +187,12 @@ class Bench:
         self,
         loop: HandLoop,
         batching: SequenceBatching,
-        channels: int = 1,
+        instances: int = 1,
         limits: QueueLimits | None = None,
         router: SequenceRouter | None = None,
         initial: Mapping[str, bytes] | None = None,
         limiter: RateLimiter | None = None,
-        limits_of_channels: InstanceRateLimiter | None = None,
+        limits_of_instances: InstanceRateLimiter | None = None,
     ) -> None:
         model = config(batching)
         self.statistics = ModelStatistics()
@@ -211,10 +211,10 @@ class Bench:
         self.scheduler = Turned(loop, SequenceScheduler(parts))
         self.validator = RequestValidator(model)
         self.head = RequestHead("m", "", (InputHead("IN", "INT32", (1, 1)),))
-        self.channels = [HandChannel(loop) for _ in range(channels)]
-        for channel in self.channels:
-            channel.rate_limiter = limits_of_channels
-            self.scheduler.attach(channel)
+        self.instances = [HandInstance(loop) for _ in range(instances)]
+        for instance in self.instances:
+            instance.rate_limiter = limits_of_instances
+            self.scheduler.attach(instance)
 
     def ask(self, sequence: int | str, value: int = 0, **more) -> Answer:
         return self.loop.turning(self.ask_in_turn)(sequence, value, **more)
@@ -238,19 +238,19 @@ class Bench:
         return answer
 
     @property
-    def channel(self) -> HandChannel:
-        return self.channels[0]
+    def instance(self) -> HandInstance:
+        return self.instances[0]
 
     @property
     def rows(self) -> list[Row]:
         """Of the last batch."""
-        return self.channel.last.rows
+        return self.instance.last.rows
 
 
 @pytest.fixture
 def make_bench(loop: HandLoop):
     def make(**settings) -> Bench:
-        own = ("channels", "limits", "router", "initial", "limiter", "limits_of_channels")
+        own = ("instances", "limits", "router", "initial", "limiter", "limits_of_instances")
         of_bench = {name: settings.pop(name) for name in own if name in settings}
         batching = {"max_sequence_idle_microseconds": 10_000_000, "control_inputs": CONTROLS, **settings}
         return Bench(loop, SequenceBatching(**batching), **of_bench)

@@ -11,7 +11,7 @@ from support.hand_loop import Flag
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import OldestStrategy
 
-from .conftest import STATE, Answer, Bench, HandChannel
+from .conftest import STATE, Answer, Bench, HandInstance
 
 STEPS = 1500
 
@@ -24,7 +24,7 @@ class Course:
         self.random = random.Random(seed)
         self.sent: list[tuple[int, int, Answer]] = []
         self.refused = 0
-        self.finished: dict[HandChannel, int] = defaultdict(int)
+        self.finished: dict[HandInstance, int] = defaultdict(int)
         self.ran: dict[tuple[int, int], list[int]] = defaultdict(list)
         self.life_of: dict[int, tuple[int, int]] = {}
         """By the request's number: an id that has ended may live again, elsewhere and at once."""
@@ -45,19 +45,19 @@ class Course:
         self.lives[sequence] += end
 
     def finish(self) -> None:
-        busy = [channel for channel in self.bench.channels if len(channel.executions) > self.finished[channel]]
+        busy = [instance for instance in self.bench.instances if len(instance.executions) > self.finished[instance]]
         if not busy:
             return
-        channel = self.random.choice(busy)
-        assert len(channel.executions) == self.finished[channel] + 1, "one batch at a time"
-        self.finished[channel] += 1
-        rows = [row for row in channel.last.rows if row.ready]
+        instance = self.random.choice(busy)
+        assert len(instance.executions) == self.finished[instance] + 1, "one batch at a time"
+        self.finished[instance] += 1
+        rows = [row for row in instance.last.rows if row.ready]
         lives = [self.life_of[row.value] for row in rows]
         assert len(set(lives)) == len(rows), "one request of a sequence in a batch"
         for row, life in zip(rows, lives, strict=True):
             assert row.sequence == life[0]
             self.ran[life].append(row.value)
-        channel.last.finish()
+        instance.last.finish()
 
     def leave(self) -> None:
         waiting = [
@@ -87,7 +87,7 @@ class Course:
 def test_random_steps(make_bench, strategy: str, seed: int) -> None:
     oldest = OldestStrategy(max_candidate_sequences=3, preserve_ordering=seed % 2 == 1)
     bench = make_bench(
-        channels=2,
+        instances=2,
         oldest=oldest if "oldest" in strategy else None,
         states=(STATE,) if "states" in strategy else (),
     )

@@ -37,14 +37,14 @@ def test_a_sequence_keeps_its_row(make_bench):
     others = [bench.ask(sequence, 10 * sequence, start=True) for sequence in (2, 3)]
     again = bench.ask(1, 11)
     assert bench.rows == [Row(10, 1, 0, 1, 1)]
-    bench.channel.last.finish()
+    bench.instance.last.finish()
     assert bench.rows == [Row(11, 0, 0, 1, 1), Row(20, 1, 0, 1, 2), Row(30, 1, 0, 1, 3)]
-    bench.channel.last.finish()
+    bench.instance.last.finish()
     assert [answer.value for answer in (first, again, *others)] == [10, 11, 20, 30]
     # The rows before the third's are of nobody.
     last = bench.ask(3, 31, end=True)
     assert bench.rows == [Row(0, 0, 0, 0, 0), Row(0, 0, 0, 0, 0), Row(31, 0, 1, 1, 3)]
-    bench.channel.last.finish()
+    bench.instance.last.finish()
     assert last.value == 31
     counted = bench.statistics.snapshot()
     assert (counted.inference_count, counted.execution_count, counted.success.count) == (5, 3, 5)
@@ -54,7 +54,7 @@ def test_a_sequence_keeps_its_row(make_bench):
 def test_a_row_is_free_after_the_end(make_bench):
     bench = make_bench()
     bench.ask(1, start=True, end=True)
-    bench.channel.last.finish()
+    bench.instance.last.finish()
     bench.ask(2, 5, start=True)
     assert bench.rows == [Row(5, 1, 0, 1, 2)]
 
@@ -63,40 +63,42 @@ def test_sequences_wait_for_a_slot_in_their_order(make_bench):
     bench = make_bench()
     running = [bench.ask(sequence, start=True) for sequence in (1, 2, 3, 4)]
     waiting = [bench.ask(5, 50, start=True), bench.ask(6, 60, start=True), bench.ask(5, 51)]
-    bench.channel.last.finish()
-    bench.channel.last.finish()
+    bench.instance.last.finish()
+    bench.instance.last.finish()
     assert all(answer.value == 0 for answer in running)
     assert not any(answer.done.is_set() for answer in waiting)
     bench.ask(2, end=True)
-    bench.channel.last.finish()
+    bench.instance.last.finish()
     # Row 1 is the fifth sequence's now.
     assert [row.value for row in bench.rows] == [0, 50]
-    bench.channel.last.finish()
+    bench.instance.last.finish()
     assert [row.value for row in bench.rows] == [0, 51]
-    bench.channel.last.finish()
+    bench.instance.last.finish()
     assert [answer.value for answer in waiting] == [50, None, 51]
 
 
 def test_sequences_spread_over_the_instances_and_stay_there(make_bench):
-    bench = make_bench(channels=2)
+    bench = make_bench(instances=2)
     for sequence in (1, 2, 3, 4):
         bench.ask(sequence, sequence, start=True)
-    for channel in bench.channels:
-        channel.last.finish()
-        channel.last.finish()
-    seen = [[row.sequence for execution in channel.executions for row in execution.rows] for channel in bench.channels]
+    for instance in bench.instances:
+        instance.last.finish()
+        instance.last.finish()
+    seen = [
+        [row.sequence for execution in instance.executions for row in execution.rows] for instance in bench.instances
+    ]
     assert [sorted(set(ids) - {0}) for ids in seen] == [[1, 3], [2, 4]]
-    before = len(bench.channels[1].executions)
+    before = len(bench.instances[1].executions)
     bench.ask(3, 33, end=True)
     assert bench.rows[-1] == Row(33, 0, 1, 1, 3)
-    assert len(bench.channels[1].executions) == before
+    assert len(bench.instances[1].executions) == before
 
 
 def test_a_batch_waits_until_enough_slots_are_used(make_bench):
     bench = make_bench(direct=DirectStrategy(60_000_000, 0.75))
     for sequence in (1, 2):
         bench.ask(sequence, sequence, start=True)
-    assert not bench.channel.executions
+    assert not bench.instance.executions
     bench.ask(3, 3, start=True)
     assert [row.value for row in bench.rows] == [1, 2, 3]
 
@@ -104,8 +106,8 @@ def test_a_batch_waits_until_enough_slots_are_used(make_bench):
 def test_a_batch_waits_no_longer_than_its_delay(make_bench):
     bench = make_bench(direct=DirectStrategy(20_000, 1.0))
     bench.ask(1, 7, start=True)
-    assert not bench.channel.executions
-    bench.loop.wait_for(lambda: bench.channel.executions)
+    assert not bench.instance.executions
+    bench.loop.wait_for(lambda: bench.instance.executions)
     assert [row.value for row in bench.rows] == [7]
 
 
@@ -116,10 +118,10 @@ def test_oldest_runs_one_request_of_a_sequence_at_a_time(make_bench):
     for sequence in (2, 3):
         bench.ask(sequence, 10 * sequence, start=True)
     assert [row.value for row in bench.rows] == [1]
-    bench.channel.last.finish()
+    bench.instance.last.finish()
     # In the order in which they came up, without rows of nobody.
     assert [row.value for row in bench.rows] == [20, 30, 2]
-    bench.channel.last.finish()
+    bench.instance.last.finish()
     bench.ask(3, 31, end=True)
     assert [row.value for row in bench.rows] == [31]
 
@@ -128,12 +130,12 @@ def test_oldest_has_as_many_candidates_as_it_says(make_bench):
     bench = make_bench(oldest=OldestStrategy(max_candidate_sequences=1))
     bench.ask(1, 1, start=True)
     second = bench.ask(2, 2, start=True, end=True)
-    bench.channel.last.finish()
-    assert len(bench.channel.executions) == 1
+    bench.instance.last.finish()
+    assert len(bench.instance.executions) == 1
     bench.ask(1, 3, end=True)
-    bench.channel.last.finish()
+    bench.instance.last.finish()
     assert [row.value for row in bench.rows] == [2]
-    bench.channel.last.finish()
+    bench.instance.last.finish()
     assert second.value == 2
 
 
@@ -141,7 +143,7 @@ def test_oldest_waits_for_a_preferred_size(make_bench):
     oldest = OldestStrategy(4, preferred_batch_sizes=(2,), max_queue_delay_microseconds=60_000_000)
     bench = make_bench(oldest=oldest)
     bench.ask(1, 1, start=True)
-    assert not bench.channel.executions
+    assert not bench.instance.executions
     bench.ask(2, 2, start=True)
     assert [row.value for row in bench.rows] == [1, 2]
 
@@ -156,7 +158,7 @@ def test_the_server_keeps_states(make_bench, strategy):
     states = []
     for _ in range(3):
         states.append(bench.rows[0].state)
-        bench.channel.last.finish()
+        bench.instance.last.finish()
     # A dimension of any size is 1 before the model says more.
     assert states == [[0], [0, 5], [0, 5, 6]]
     assert [answer.value for answer in answers] == [5, 6, 7]
@@ -166,12 +168,12 @@ def test_the_server_keeps_states(make_bench, strategy):
 def test_states_of_different_shapes_run_apart(make_bench):
     bench = make_bench(states=(STATE,))
     bench.ask(1, 5, start=True)
-    bench.channel.last.finish()
+    bench.instance.last.finish()
     bench.ask(2, 6, start=True)
     bench.ask(1, 7)
     assert [row.state for row in bench.rows] == [[0], [0]], "a row of nobody, and the second sequence"
     assert [row.ready for row in bench.rows] == [0, 1]
-    bench.channel.last.finish()
+    bench.instance.last.finish()
     assert [row.state for row in bench.rows] == [[0, 5]]
 
 
@@ -182,7 +184,7 @@ def test_a_state_may_begin_with_a_file(make_bench):
     bench = make_bench(states=(state,), initial={"STATE_IN": begun.tobytes()})
     bench.ask(1, 1, start=True)
     assert bench.rows[0].state == [8, 9]
-    bench.channel.last.finish()
+    bench.instance.last.finish()
     # A second start begins anew.
     bench.ask(1, 2, start=True)
     assert bench.rows[0].state == [8, 9]
@@ -191,9 +193,9 @@ def test_a_state_may_begin_with_a_file(make_bench):
 def test_a_request_that_fails_leaves_the_state_as_it_was(make_bench):
     bench = make_bench(states=(STATE,))
     bench.ask(1, 1, start=True)
-    bench.channel.last.finish()
+    bench.instance.last.finish()
     failed = bench.ask(1, 2)
-    bench.channel.last.finish(failures={0: ServeError(StatusCode.INTERNAL, "this one")})
+    bench.instance.last.finish(failures={0: ServeError(StatusCode.INTERNAL, "this one")})
     assert failed.text == "this one"
     bench.ask(1, 3)
     assert bench.rows[0].state == [0, 1]
@@ -229,10 +231,10 @@ def test_a_client_that_leaves_ends_its_sequence(make_bench, strategy):
     second, third = bench.ask(1, 2), bench.ask(1, 3)
     bench.loop.wait_for(lambda: second.leave is not None)
     second.leave()
-    bench.channel.last.finish()
+    bench.instance.last.finish()
     assert running.value == 1
     assert {second.error.code, third.error.code} == {StatusCode.CANCELLED}
-    assert len(bench.channel.executions) == 1
+    assert len(bench.instance.executions) == 1
     with pytest.raises(ServeError, match="must specify the START flag"):
         bench.ask(1, 4)
     assert bench.statistics.snapshot().cancel.count == 2
@@ -254,7 +256,7 @@ def test_a_deadline_in_the_queue_ends_the_sequence(make_bench):
     late = bench.ask(1, deadline=time.monotonic() + 0.02)
     behind = bench.ask(1)
     assert late.done.wait(5)
-    bench.channel.last.finish()
+    bench.instance.last.finish()
     assert late.error.code is StatusCode.DEADLINE_EXCEEDED
     assert behind.error.code is StatusCode.CANCELLED
     assert bench.scheduler.waiting == 0
@@ -265,12 +267,12 @@ def test_a_sequence_that_cannot_be_answered_in_time_does_not_run(make_bench, old
     bench = make_bench(oldest=oldest)
     for sequence in (1, 2, 3, 4):
         bench.ask(sequence, start=True, end=True)
-        bench.channel.last.finish(compute_ns=60_000_000_000)
+        bench.instance.last.finish(compute_ns=60_000_000_000)
     hopeless = bench.ask(5, start=True, end=True, deadline=time.monotonic() + 30)
     hopeful = bench.ask(6, start=True, end=True, deadline=time.monotonic() + 300)
     assert hopeless.error.code is StatusCode.DEADLINE_EXCEEDED
     assert bench.rows[0].sequence == 6
-    bench.channel.last.finish()
+    bench.instance.last.finish()
     assert hopeful.done.is_set()
 
 
@@ -282,7 +284,7 @@ def test_the_newest_sequence_gets_the_slot_while_the_oldest_has_waited_for_too_l
         bench.ask(sequence, start=True, end=True, deadline=time.monotonic() + 10)
     order = []
     while len(order) < 2:
-        bench.channel.last.finish()
+        bench.instance.last.finish()
         order.append(bench.rows[0].sequence)
     assert order == [2, 3], "they have time"
     for sequence in (6, 7, 8):
@@ -291,7 +293,7 @@ def test_the_newest_sequence_gets_the_slot_while_the_oldest_has_waited_for_too_l
     for request in bench.scheduler._table.waiting():
         request.queue_start_ns -= 100_000_000_000
     while len(order) < 7:
-        bench.channel.last.finish()
+        bench.instance.last.finish()
         order.append(bench.rows[0].sequence)
     assert order == [2, 3, 4, 8, 7, 6, 5], "the fourth has had its slot while the third ran"
 
@@ -312,12 +314,12 @@ def test_a_slot_that_becomes_free_in_the_turn_of_a_request_ends_its_waiting(make
     def ask_and_finish() -> None:
         answers.append(bench.ask_in_turn(2, 5, start=True, timeout=20_000))
         bench.ask_in_turn(1, end=True)
-        bench.channel.last.finish()
+        bench.instance.last.finish()
 
     bench.loop.turning(ask_and_finish)()
     bench.loop.run(0.05)
-    bench.channel.last.finish()
-    bench.channel.last.finish()
+    bench.instance.last.finish()
+    bench.instance.last.finish()
     assert answers[0].value == 5
 
 
@@ -327,10 +329,10 @@ def test_an_idle_sequence_ends_but_not_one_that_runs(make_bench):
     waiting = bench.ask(2, 2, start=True)
     bench.loop.run(0.1)
     assert not waiting.done.is_set()
-    assert len(bench.channel.executions) == 1
-    bench.channel.last.finish()
+    assert len(bench.instance.executions) == 1
+    bench.instance.last.finish()
     assert running.value == 1
-    bench.loop.wait_for(lambda: len(bench.channel.executions) == 2)
+    bench.loop.wait_for(lambda: len(bench.instance.executions) == 2)
     assert bench.rows[0].sequence == 2
     with pytest.raises(ServeError, match="for sequence 1 to model 'm' must specify the START flag"):
         bench.ask(1)
@@ -340,31 +342,31 @@ def test_an_idle_sequence_ends_but_not_one_that_runs(make_bench):
 
 
 def test_sequences_are_lost_with_their_worker(make_bench):
-    bench = make_bench(channels=2)
+    bench = make_bench(instances=2)
     running, other = bench.ask(1, 1, start=True), bench.ask(2, 2, start=True)
     queued = bench.ask(1, 3)
-    bench.scheduler.detach(bench.channel)
+    bench.scheduler.detach(bench.instance)
     assert queued.text == (
         "sequence 1 of model 'm' has been lost with the worker that ran it, start it again: the worker has ended"
     )
-    bench.channel.last.finish(error=unavailable("crashed"))
+    bench.instance.last.finish(error=unavailable("crashed"))
     assert running.text == "crashed"
     with pytest.raises(ServeError) as caught:
         bench.ask(1)
     assert caught.value.code is StatusCode.UNAVAILABLE
     assert "sequence 1 of model 'm' has been lost with the worker that ran it, start it again" in caught.value.text
-    bench.channels[1].last.finish()
+    bench.instances[1].last.finish()
     assert other.value == 2
     # It can begin again, on the instance that is left.
     bench.ask(1, 5, start=True)
-    assert bench.channels[1].last.rows[-1] == Row(5, 1, 0, 1, 1)
+    assert bench.instances[1].last.rows[-1] == Row(5, 1, 0, 1, 1)
 
 
 def test_a_worker_that_ends_unnoticed_loses_its_sequences(make_bench):
     bench = make_bench()
-    bench.channel.closed = True
+    bench.instance.closed = True
     assert "has been lost with the worker that ran it" in bench.ask(1, start=True).text
-    replacement = type(bench.channel)(bench.loop)
+    replacement = type(bench.instance)(bench.loop)
     bench.scheduler.attach(replacement)
     bench.ask(1, 4, start=True)
     assert replacement.last.rows == [Row(4, 1, 0, 1, 1)]
@@ -372,7 +374,7 @@ def test_a_worker_that_ends_unnoticed_loses_its_sequences(make_bench):
 
 def test_without_a_worker_sequences_wait_until_that_is_hopeless(make_bench):
     bench = make_bench()
-    bench.scheduler.detach(bench.channel)
+    bench.scheduler.detach(bench.instance)
     waiting = bench.ask(1, start=True)
     bench.scheduler.fail_queue(unavailable("no worker"))
     assert waiting.text == "no worker"
@@ -388,9 +390,9 @@ def test_a_version_without_a_successor_ends_its_sequences(make_bench):
     running, queued = bench.ask(1, 1, start=True), bench.ask(1, 2)
     drained = Flag(bench.loop)
     bench.scheduler.close(drained.set)
-    bench.channel.last.finish()
+    bench.instance.last.finish()
     assert not drained.is_set()
-    bench.channel.last.finish()
+    bench.instance.last.finish()
     assert (running.value, queued.value) == (1, 2)
     assert drained.is_set()
 
@@ -399,7 +401,7 @@ def test_a_replaced_version_goes_on_with_its_sequences(make_bench):
     router = SequenceRouter()
     old, new = make_bench(router=router), make_bench(router=router)
     old.ask(1, 1, start=True)
-    old.channel.last.finish()
+    old.instance.last.finish()
     drained = Flag(old.loop)
     old.scheduler.close(drained.set)
     # Requests come to the new version, which leads those of old sequences back.
@@ -408,7 +410,7 @@ def test_a_replaced_version_goes_on_with_its_sequences(make_bench):
     answer = new.ask(1, 3, end=True)
     assert old.rows == [Row(3, 0, 1, 1, 1)]
     assert not drained.is_set()
-    old.channel.last.finish()
+    old.instance.last.finish()
     assert answer.value == 3
     assert drained.is_set()
     with pytest.raises(ServeError, match="must specify the START flag"):
@@ -419,7 +421,7 @@ def test_a_version_that_is_about_to_be_replaced_has_its_sequences(make_bench):
     router = SequenceRouter()
     old, new = make_bench(router=router), make_bench(router=router)
     old.ask(1, 1, start=True)
-    old.channel.last.finish()
+    old.instance.last.finish()
     # The new version is offered already, and the old one is still to be told.
     new.ask(1, 2)
     assert old.rows == [Row(2, 0, 0, 1, 1)]
@@ -431,9 +433,9 @@ def test_instances_run_when_the_rate_limiter_says_so(make_bench, loop):
     limits = InstanceRateLimiter((RateLimiterResource("r", 1),))
     limiter = RateLimiter([], loop.call_soon)
     limiter.register([needs_of(limits, None)] * 2)
-    bench = make_bench(channels=2, limiter=limiter, limits_of_channels=limits)
+    bench = make_bench(instances=2, limiter=limiter, limits_of_instances=limits)
     answers = [bench.ask(sequence, sequence, start=True) for sequence in (1, 2)]
-    first, second = bench.channels
+    first, second = bench.instances
     assert (len(first.executions), len(second.executions)) == (1, 0)
     first.last.finish()
     bench.loop.wait_for(lambda: second.executions)
@@ -443,18 +445,18 @@ def test_instances_run_when_the_rate_limiter_says_so(make_bench, loop):
 
 def test_what_waits_behind_batches_that_cannot_be_handed_over_runs(make_bench, monkeypatch):
     bench = make_bench()
-    hand_over, count = bench.channel.execute, 2000
+    hand_over, count = bench.instance.execute, 2000
 
     def execute(form, members, on_outcome) -> None:
         if 0 < int.from_bytes(members[0].data[0], "little") < count:
             raise OSError("no room")
         hand_over(form, members, on_outcome)
 
-    monkeypatch.setattr(bench.channel, "execute", execute)
+    monkeypatch.setattr(bench.instance, "execute", execute)
     answers = [bench.ask(1, number, start=not number) for number in range(count + 1)]
-    bench.channel.last.finish()
+    bench.instance.last.finish()
     assert answers[1].text == answers[-2].text == "the batch could not be handed to the worker: no room"
-    bench.loop.wait_for(lambda: len(bench.channel.executions) == 2)
+    bench.loop.wait_for(lambda: len(bench.instance.executions) == 2)
     assert bench.rows[0].value == count
 
 
@@ -472,9 +474,9 @@ def test_answered_requests_leave_nothing_behind(make_bench, states):
         data = Data(np.int32(7).tobytes())
         request = InferRequest(bench.head, "r", [data], sequence=SequenceTag(1, starts=True))
         bench.scheduler.submit(request, bench.validator.validate(request), answer := Answer(bench.loop))
-        bench.channel.last.finish()
+        bench.instance.last.finish()
         assert answer.value == 7
-        bench.channel.executions.clear()
+        bench.instance.executions.clear()
         gone = weakref.ref(data)
         del data, request
         assert gone() is None
@@ -493,5 +495,5 @@ def test_the_slot_of_an_iterative_sequence_is_free_when_its_last_answer_is_sent(
 
     request = InferRequest(bench.head, "r", [np.int32(5).tobytes()], sequence=SequenceTag(1, starts=True))
     bench.scheduler.submit(request, bench.validator.validate(request), Impatient(bench.loop))
-    bench.channel.last.finish()
+    bench.instance.last.finish()
     assert [row.value for row in bench.rows] == [7]

@@ -148,7 +148,7 @@ class Model:
         size = int(batch.inputs["A"].numpy().flat[0])
         return BatchResult({"SUM": np.full((1, size), 7, np.uint8), "DIFFERENCE": np.zeros((1, 1), np.uint8)})
 
-    def _close_channel(self, batch: Batch) -> BatchResult:
+    def _close_socket(self, batch: Batch) -> BatchResult:
         """As a fault in the worker would."""
         for descriptor in range(3, 64):
             try:

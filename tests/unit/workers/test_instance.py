@@ -1,4 +1,4 @@
-"""A channel whose other end is the test: faults that no right worker would make, and memory."""
+"""An instance whose other end is the test: faults that no right worker would make, and memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.shared_heap import SHARES, SharedHeap
 from rocserve.workers import worker_end
 from rocserve.workers.batch_inputs import details_of, request_inputs
-from rocserve.workers.channel import SLOTS, Channel, WorkerGone
 from rocserve.workers.entries import (
     BATCH,
     CALL,
@@ -64,6 +63,7 @@ from rocserve.workers.entries import (
     WORK,
     numbers,
 )
+from rocserve.workers.instance import SLOTS, Instance, WorkerGone
 from rocserve.workers.messages import RequestFailure, ResultLayout
 from rocserve.workers.results import BatchOutcome
 from rocserve.workers.worker_end import OutgoingResult, ReceivedBatch, WorkerEnd, error_result
@@ -81,16 +81,16 @@ class Peer:
         self.broken_event = threading.Event()
         self.inputs = SharedHeap("test", heap_bytes)
         self.mail = mail_of(plane)
-        self.channel = Channel("m", self.mail, self.inputs, self._on_broken, LOG)
-        self.socket = self.channel.take_peer()
+        self.instance = Instance("m", self.mail, self.inputs, self._on_broken, LOG)
+        self.socket = self.instance.take_peer()
         self.end_of_worker = WorkerEnd(self.socket)
-        self.channel.open()
+        self.instance.open()
         self._batches = self.end_of_worker.batches()
         self.outcomes: list[BatchOutcome] = []
         self.arrived = threading.Semaphore(0)
 
-    def _on_broken(self, channel: Channel, reason: str) -> None:
-        assert channel is self.channel
+    def _on_broken(self, instance: Instance, reason: str) -> None:
+        assert instance is self.instance
         self.broken.append(reason)
         self.broken_event.set()
 
@@ -99,7 +99,7 @@ class Peer:
         self.arrived.release()
 
     def send(self, inputs: list[BatchInput] | None = None, sizes: tuple[int, ...] = (1,)) -> None:
-        execute(self.channel, inputs or add_sub_inputs(), ("SUM",), sizes, self.on_outcome)
+        execute(self.instance, inputs or add_sub_inputs(), ("SUM",), sizes, self.on_outcome)
 
     def take(self) -> ReceivedBatch:
         return next(self._batches)
@@ -128,7 +128,7 @@ class Peer:
         return done(batch) + ENTRY.pack(RESULTS, flags, 0, 0, place, len(table) // ENTRY.size, nbytes)
 
     def end(self, error: ServeError | None = None) -> None:
-        on_plane(self.plane, lambda: self.channel.end(error or unavailable("it is over")))
+        on_plane(self.plane, lambda: self.instance.end(error or unavailable("it is over")))
 
     def release(self) -> None:
         for outcome in self.outcomes:
@@ -327,7 +327,7 @@ MEANINGLESS: dict[str, tuple[Lie, str]] = {
 
 
 @pytest.mark.parametrize(("lie", "reason"), MEANINGLESS.values(), ids=MEANINGLESS)
-def test_nonsense_breaks_the_channel_and_fails_its_batches_once(peer: Peer, lie: Lie, reason: str) -> None:
+def test_nonsense_breaks_the_instance_and_fails_its_batches_once(peer: Peer, lie: Lie, reason: str) -> None:
     batch = peer.execute()
     peer.end_of_worker.post(lie(peer, batch))
     assert peer.broken_event.wait(5)
@@ -367,8 +367,8 @@ def test_an_answer_just_before_the_end_counts(peer: Peer) -> None:
     first = peer.execute()
     peer.execute()
     peer.execute()
-    peer.plane.unregister(peer.channel._socket.fileno())  # As if it were late.
-    on_plane(peer.plane, lambda: peer.mail.forget(peer.channel))
+    peer.plane.unregister(peer.instance._socket.fileno())  # As if it were late.
+    on_plane(peer.plane, lambda: peer.mail.forget(peer.instance))
     peer.finish(first, peer.result(bytes(64)))
     peer.socket.close()
     peer.end()
@@ -400,11 +400,11 @@ def test_what_the_worker_had_not_taken_may_run_elsewhere(peer: Peer, taken: int)
 def test_when_the_other_end_is_closed_what_it_did_not_take_may_run_elsewhere(peer: Peer) -> None:
     peer.socket.close()
     assert peer.broken_event.wait(5)
-    assert peer.broken == ["it closed its channel"]
+    assert peer.broken == ["it closed its socket"]
     for _ in range(5):
         with pytest.raises(WorkerGone):
             peer.send()
-    assert peer.channel.free_slots == 0 and not peer.outcomes
+    assert peer.instance.free_slots == 0 and not peer.outcomes
 
 
 def test_what_is_released_after_the_end_is_given_back(plane: PlaneLoop) -> None:
@@ -412,7 +412,7 @@ def test_what_is_released_after_the_end_is_given_back(plane: PlaneLoop) -> None:
     peer.end()
     peer.close()
     del peer
-    gc.collect()  # The peer and its channel know each other.
+    gc.collect()  # The peer and its instance know each other.
     before = open_descriptors()
     peer = Peer(plane)
     batch = peer.execute()
@@ -465,8 +465,8 @@ def test_layouts_beyond_all_that_are_remembered(peer: Peer) -> None:
             assert outcome.error is None
             assert tensors_of(outcome.outputs_of(0))[0].numpy().tolist() == [[turn] * (width + 1)]
             on_plane(peer.plane, outcome.release)
-    assert len(peer.channel._forms) <= REMEMBERED_LAYOUTS
-    assert len(peer.channel._results._layouts) <= 2 * REMEMBERED_LAYOUTS
+    assert len(peer.instance._forms) <= REMEMBERED_LAYOUTS
+    assert len(peer.instance._results._layouts) <= 2 * REMEMBERED_LAYOUTS
     assert len(peer.end_of_worker._forms) <= 2 * REMEMBERED_LAYOUTS
 
 
@@ -493,7 +493,7 @@ def test_batches_of_many(plane: PlaneLoop) -> None:
                 done.set()
 
             inputs = [batch_input("A", np.full((1, 16), value, np.int32))]
-            execute(peer.channel, inputs, ("SUM",), (1,), on_outcome)
+            execute(peer.instance, inputs, ("SUM",), (1,), on_outcome)
             assert done.wait(5)
 
     server = threading.Thread(target=serve)
@@ -502,7 +502,7 @@ def test_batches_of_many(plane: PlaneLoop) -> None:
         thread.start()
     for user in users:
         user.join()
-    assert not failures and peer.channel.free_slots == SLOTS
+    assert not failures and peer.instance.free_slots == SLOTS
     peer.end_of_worker.stop()
     server.join(5)
     assert not server.is_alive()
@@ -548,7 +548,7 @@ def test_a_batch_says_whether_its_requests_run_one_by_one(peer: Peer) -> None:
         members = members_of(add_sub_inputs(), ("SUM",), (1,))
         on_plane(
             peer.plane,
-            lambda members=members, grouped=grouped: peer.channel.execute(  # type: ignore[misc]
+            lambda members=members, grouped=grouped: peer.instance.execute(  # type: ignore[misc]
                 BatchForm(None, grouped), members, peer.on_outcome
             ),
         )
@@ -565,8 +565,8 @@ def test_large_inputs_are_copied_in_steps_and_batches_keep_their_order(peer: Pee
 
     def send() -> None:
         for members in (large, small):
-            peer.channel.execute(BatchForm(), members, peer.on_outcome)
-            posted.append(peer.channel._work.posted)
+            peer.instance.execute(BatchForm(), members, peer.on_outcome)
+            posted.append(peer.instance._work.posted)
 
     on_plane(peer.plane, send)
     assert posted == [0, 0]
@@ -591,7 +591,7 @@ def test_inputs_that_lie_in_a_share_of_the_heap_are_told_of_and_kept_until_the_w
         shares.append(share)
         places.append(slot.offset)
     held = weakref.ref(shares[0])
-    on_plane(peer.plane, functools.partial(peer.channel.execute, BatchForm(), [*members], peer.on_outcome))
+    on_plane(peer.plane, functools.partial(peer.instance.execute, BatchForm(), [*members], peer.on_outcome))
     batch = peer.take()
     assert [request.place == place for request, place in zip(batch.requests, places, strict=True)] == [True, False]
     for request in batch.requests:
@@ -608,8 +608,8 @@ def test_inputs_that_lie_in_a_share_of_the_heap_are_told_of_and_kept_until_the_w
 
 def test_a_worker_that_ends_while_inputs_are_copied_has_not_had_them(peer: Peer) -> None:
     def send_and_end() -> None:
-        peer.channel.execute(BatchForm(), large_members(), peer.on_outcome)
-        peer.channel.end(unavailable("it is over"))
+        peer.instance.execute(BatchForm(), large_members(), peer.on_outcome)
+        peer.instance.end(unavailable("it is over"))
 
     on_plane(peer.plane, send_and_end)
     assert isinstance(peer.outcomes[0].error, WorkerGone)
@@ -620,9 +620,9 @@ def test_an_answer_to_a_batch_that_is_still_being_copied(peer: Peer) -> None:
     assert peer.arrived.acquire(timeout=5)
 
     def send_and_answer() -> None:
-        peer.channel.execute(BatchForm(), large_members(), peer.on_outcome)
+        peer.instance.execute(BatchForm(), large_members(), peer.on_outcome)
         peer.end_of_worker.post(done(ReceivedBatch(2, False, (), 0)) + ENTRY.pack(RESULTS, 0, 0, 0, 0, 0, 0))
-        peer.channel.take_mail()
+        peer.instance.take_mail()
 
     on_plane(peer.plane, send_and_answer)
     assert peer.broken == ["it sent what cannot be read: an answer to batch 2, which it does not have"]

@@ -1,4 +1,4 @@
-"""Mail of channels: a source of the data plane's loop that looks at those which have something to answer."""
+"""Mail of instances: a source of the data plane's loop that looks at those which have something to answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.trimming import HeapTrimmer
 
 if TYPE_CHECKING:
-    from rocserve.workers.channel import Channel
+    from rocserve.workers.instance import Instance
 
 
 _POLLS_BETWEEN_OTHERS = 32
@@ -19,7 +19,7 @@ _POLLS_BETWEEN_OTHERS = 32
 while the loop is awake."""
 
 
-class ChannelMail:
+class InstanceMail:
     """Implements plane.loop.Source. A worker that posts while the loop sleeps rings by its socket."""
 
     wake_descriptor: int | None = None
@@ -30,30 +30,30 @@ class ChannelMail:
         """`looks`: that a worker looks for a batch before it sleeps."""
         self.looks_of_workers = looks
         self.plane = plane
-        self._expected: dict[Channel, RingReader] = {}
+        self._expected: dict[Instance, RingReader] = {}
         """What each has posted."""
-        self._others: dict[Channel, RingReader] = {}
+        self._others: dict[Instance, RingReader] = {}
         """Of those that may speak unasked, and do so rarely."""
         self._polls = 0
-        self._returning: dict[Channel, None] = {}
+        self._returning: dict[Instance, None] = {}
         self.trimmer = HeapTrimmer(plane)
 
-    def expect(self, channel: Channel) -> None:
+    def expect(self, instance: Instance) -> None:
         """It has something to answer."""
-        self._expected[channel] = channel.inbox
+        self._expected[instance] = instance.inbox
 
-    def listen(self, channel: Channel) -> None:
+    def listen(self, instance: Instance) -> None:
         """It may speak unasked; for that too it does not ring while the loop is awake."""
-        self._others[channel] = channel.inbox
+        self._others[instance] = instance.inbox
 
-    def return_later(self, channel: Channel) -> None:
+    def return_later(self, instance: Instance) -> None:
         """At the end of this round it is to be told what has been read."""
-        self._returning[channel] = None
+        self._returning[instance] = None
 
-    def forget(self, channel: Channel) -> None:
-        self._expected.pop(channel, None)
-        self._others.pop(channel, None)
-        self._returning.pop(channel, None)
+    def forget(self, instance: Instance) -> None:
+        self._expected.pop(instance, None)
+        self._others.pop(instance, None)
+        self._returning.pop(instance, None)
 
     def poll(self) -> bool:
         """See Source."""
@@ -61,15 +61,15 @@ class ChannelMail:
         self._polls += 1
         if not self._polls % _POLLS_BETWEEN_OTHERS:
             self._look_at_others()
-        for channel in [channel for channel, inbox in self._expected.items() if inbox.has_mail()]:
+        for instance in [instance for instance, inbox in self._expected.items() if inbox.has_mail()]:
             busy = True
-            channel.take_mail()
-            if not channel.is_expected:
-                self._expected.pop(channel, None)
+            instance.take_mail()
+            if not instance.is_expected:
+                self._expected.pop(instance, None)
         if self._returning:
             returning, self._returning = self._returning, {}
-            for channel in returning:
-                channel.return_places()
+            for instance in returning:
+                instance.return_places()
         return busy
 
     def has_mail(self) -> bool:
@@ -78,8 +78,8 @@ class ChannelMail:
         return any(inbox.has_mail() for inbox in self._expected.values())
 
     def _look_at_others(self) -> None:
-        for channel in [channel for channel, inbox in self._others.items() if inbox.has_mail()]:
-            self._expected[channel] = channel.inbox
+        for instance in [instance for instance, inbox in self._others.items() if inbox.has_mail()]:
+            self._expected[instance] = instance.inbox
 
     def let_go(self, heap: Heap) -> None:
         """Close a heap once what has been asked of the data plane is done. From any thread."""

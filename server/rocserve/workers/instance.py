@@ -32,7 +32,6 @@ from rocserve.plane.loop import TimerHandle
 from rocserve.plane.shared_heap import SharedHeap
 from rocserve.workers.answer_watch import Owed
 from rocserve.workers.call_texts import read_call, write_response
-from rocserve.workers.channel_mail import ChannelMail
 from rocserve.workers.entries import (
     AGAIN,
     ANSWER,
@@ -65,6 +64,7 @@ from rocserve.workers.entries import (
     WORKER_RINGS,
     return_entries,
 )
+from rocserve.workers.instance_mail import InstanceMail
 from rocserve.workers.results import BatchOutcome, OutputCuts, ResultReader
 from rocserve.workers.wire import ATTACH, LONGEST_TEXT, status_code
 
@@ -142,15 +142,15 @@ class _SentBatch:
         self.sent_ns = time.monotonic_ns()
 
 
-class Channel:
+class Instance:
     """Takes batches for one instance, and what it says of them."""
 
     def __init__(
         self,
         model_name: str,
-        mail: ChannelMail,
+        mail: InstanceMail,
         inputs: SharedHeap,
-        on_broken: Callable[[Channel, str], None],
+        on_broken: Callable[[Instance, str], None],
         log: logging.Logger,
         start_call: CallStarter | None = None,
         device: int | None = None,
@@ -460,7 +460,7 @@ class Channel:
         else:
             # What it had posted before its end is still there.
             self.take_mail()
-            self._break("it closed its channel")
+            self._break("it closed its socket")
 
     def has_mail(self) -> bool:
         return self._listening and self.inbox.has_mail()
@@ -691,7 +691,7 @@ class Channel:
 class OpenCall:
     """A call that a model has made, for whoever serves it."""
 
-    def __init__(self, instance: Channel, number: int, slot: ReadSlot) -> None:
+    def __init__(self, instance: Instance, number: int, slot: ReadSlot) -> None:
         """`slot`: what the call's tensors lie in."""
         self._instance = instance
         self._number = number
