@@ -108,6 +108,26 @@ def picking() -> bytes:
     return _serialised(network.nodes, *specs, network.initializers)
 
 
+def cutting() -> bytes:
+    """`x` [4, 3], `ends` [2], `axes` [1] -> `part`, x up to the ends, and `sums` along the axes; all INT64.
+
+    Only values decide on the outputs' shapes.
+    """
+    network = _Network(seed=11)
+    network.node("Slice", "x", network.integers(0, 0), "ends", output="part")
+    network.node("ReduceSum", "x", "axes", output="sums")
+    inputs: dict[str, tuple[Batch, ...]] = {"x": (4, 3), "ends": (2,), "axes": (1,)}
+    return network.model(inputs, {"part": ("m", "n"), "sums": ("rows", "columns")}, TensorProto.INT64)
+
+
+def cutting_rows() -> bytes:
+    """`x` INT64 [batch, 4] -> `y` INT64 [batch, n], as many columns as the largest value says."""
+    network = _Network(seed=12)
+    largest = network.node("Reshape", network.node("ReduceMax", "x", axes=[0, 1]), network.integers(1))
+    network.node("Slice", "x", network.integers(0), largest, network.integers(1), output="y")
+    return network.model({"x": ("batch", 4)}, {"y": ("batch", "columns")}, TensorProto.INT64)
+
+
 def slow_to_compile(from_batch: int = 1) -> bytes:
     """`x` FP32 [batch, 4] -> `y`, the same. At a batch of `from_batch` it takes minutes to compile, below it does not.
 

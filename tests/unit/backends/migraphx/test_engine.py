@@ -215,6 +215,23 @@ class TestSignatures:
             " shapes need a configuration of their own (max_batch_size, dims, or parameter 'input_shapes')"
         )
 
+    def test_outputs_have_the_shapes_that_the_values_of_the_inputs_give_them(self, engine: Engine) -> None:
+        network = migraphx_models.cutting()
+        model = engine.complete(network)
+        assert [spec.shape for spec in model.signature.outputs] == [(-1, -1)] * 2
+        for ends, axis in ((2, 3), 0), ((4, 1), 1), ((0, 3), 1):
+            inputs = {"x": np.arange(12).reshape(4, 3), "ends": np.array(ends), "axes": np.array([axis])}
+            found, exact = answers(model, inputs), expected(network, inputs)
+            assert {name: values.tolist() for name, values in found.items()} == {
+                name: values.tolist() for name, values in exact.items()
+            }
+        assert list(answers(model, inputs, "sums")) == ["sums"]
+
+    def test_a_batch_whose_shapes_only_values_tell_is_refused_at_load(self, engine: Engine) -> None:
+        """ONNX Runtime then takes over, where it may."""
+        with pytest.raises(ServeError, match=r"the shape of output 'y' of model 'model' depends on the values of its"):
+            engine.load(migraphx_models.cutting_rows(), 2)
+
     def test_other_symbolic_dimensions_get_their_numbers_from_the_parameter(self, engine: Engine) -> None:
         model = engine.complete(migraphx_models.any_length(), 2, input_shapes="x: 5")
         values = np.arange(10, dtype=np.float32).reshape(2, 5)

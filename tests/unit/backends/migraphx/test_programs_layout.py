@@ -85,6 +85,20 @@ def test_a_first_dimension_that_is_no_batch_is_refused() -> None:
     )
 
 
+def test_of_outputs_that_vary_with_values_no_dimension_is_known() -> None:
+    varying = DimensionRange(0, 4)
+    layout = program_layout(program([tensor("x", 4, 3)], tensor("", 4, varying), tensor("", 4)), ["x"], ["y", "z"])
+    assert [(entry.shape, entry.depends_on_values) for entry in layout.outputs] == [((4, -1), True), ((4,), False)]
+    with pytest.raises(ServeError, match=r"^the shape of output 'y' of model 'm' depends on"):
+        layout.check_batch(4, "m")
+
+
+def test_outputs_that_vary_with_a_batch_are_told_at_its_least() -> None:
+    varying = DimensionRange(1, 4)
+    layout = program_layout(program([tensor("x", varying, 3)], tensor("", varying, 2)), ["x"], ["y"])
+    assert layout.outputs[0].shape == (1, 2)
+
+
 class TestBatchRanges:
     def test_of_fixed_shapes_there_is_none(self) -> None:
         assert batch_range([tensor("x", 4, 3), tensor("y")]) is None

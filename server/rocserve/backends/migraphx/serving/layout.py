@@ -41,9 +41,14 @@ class ServedTensor:
     name: str
     datatype: DataType
     shape: tuple[int, ...]
-    """At the program's size, in the client's layout."""
+    """At the program's size, in the client's layout; -1 where the values of the inputs decide, of outputs only."""
     channels_last: bool = False
     """The client's layout is NHWC, the program's is NCHW."""
+
+    @property
+    def depends_on_values(self) -> bool:
+        """Whether the shape is known only once the program has run."""
+        return -1 in self.shape
 
     @property
     def program_shape(self) -> tuple[int, ...]:
@@ -67,10 +72,16 @@ class ProgramLayout:
     def check_batch(self, batch_size: int, model_name: str) -> None:
         """
         Raises:
-            ServeError: INVALID_ARGUMENT; the first dimension of an input or output is not the batch.
+            ServeError: INVALID_ARGUMENT; the first dimension of an input or output is not the batch, or the values of
+                inputs decide on an output's shape.
         """
         for what, tensors in (("input", self.inputs), ("output", self.outputs)):
             for tensor in tensors:
+                if tensor.depends_on_values:
+                    raise invalid_argument(
+                        f"the shape of output '{tensor.name}' of model '{model_name}' depends on the values of its"
+                        " inputs: the model cannot be batched; set max_batch_size: 0"
+                    )
                 if tensor.shape[:1] != (batch_size,):
                     raise invalid_argument(
                         f"{what} '{tensor.name}' of model '{model_name}' has shape {list(tensor.shape)} when compiled"
@@ -110,6 +121,8 @@ def program_layout(
         ServeError: INVALID_ARGUMENT, a tensor cannot be served; INTERNAL, the outputs are not as many as the names.
     """
     parameters = program.parameters
+    # An output may vary where no input does.
+    by_values = not any(_varies(tensor) for tensor in parameters.values())
     order = [name for name in input_order if name in parameters]
     order += sorted(parameters.keys() - set(order))
     if len(output_names) != len(program.outputs):
@@ -119,7 +132,8 @@ def program_layout(
     return ProgramLayout(
         tuple(_served(name, "input", parameters[name], nhwc) for name in order),
         tuple(
-            _served(name, "output", tensor, nhwc) for name, tensor in zip(output_names, program.outputs, strict=True)
+            _served(name, "output", tensor, nhwc, by_values)
+            for name, tensor in zip(output_names, program.outputs, strict=True)
         ),
     )
 
@@ -144,8 +158,12 @@ def batch_range(tensors: Iterable[ProgramTensor]) -> DimensionRange | None:
     return None if found is None else DimensionRange(*found)
 
 
-def _served(name: str, what: str, tensor: ProgramTensor, nhwc: bool) -> ServedTensor:
-    shape = _fixed(tensor.shape)
+def _varies(tensor: ProgramTensor) -> bool:
+    return any(isinstance(dim, DimensionRange) for dim in tensor.shape)
+
+
+def _served(name: str, what: str, tensor: ProgramTensor, nhwc: bool, by_values: bool = False) -> ServedTensor:
+    shape = _fixed(tensor.shape, by_values)
     datatype = datatype_of(tensor, f"{what} '{name}'")
     if not nhwc or len(shape) != _IMAGE_DIMENSIONS:
         return ServedTensor(name, datatype, shape)
@@ -153,9 +171,9 @@ def _served(name: str, what: str, tensor: ProgramTensor, nhwc: bool) -> ServedTe
     return ServedTensor(name, datatype, (batch, height, width, channels), channels_last=True)
 
 
-def _fixed(shape: Iterable[int | DimensionRange]) -> tuple[int, ...]:
-    """A range as its least."""
-    return tuple(dim.least if isinstance(dim, DimensionRange) else dim for dim in shape)
+def _fixed(shape: Iterable[int | DimensionRange], by_values: bool) -> tuple[int, ...]:
+    """A range as its least; where values decide on it as -1."""
+    return tuple(dim if isinstance(dim, int) else -1 if by_values else dim.least for dim in shape)
 
 
 def _specs(tensors: Iterable[ServedTensor], batching: bool) -> tuple[TensorSpec, ...]:

@@ -62,13 +62,20 @@ class LoadedProgram:
         An output that is None is not wanted.
         """
         with self._lock:
-            staged = {tensor.name: self._staged(tensor, inputs[tensor.name]) for tensor in self.layout.inputs}
-            self._program.run_into(staged, outputs)
+            self._program.run_into(self._staged_inputs(inputs), outputs)
+
+    def run(self, inputs: Arrays) -> Sequence[Array]:
+        """One run, of inputs of the program's very shapes, whatever shapes its outputs then have."""
+        with self._lock:
+            return self._program.run(self._staged_inputs(inputs))
 
     def warm_up(self) -> None:
         """One run on zeros."""
         zeros = {tensor.name: np.zeros(tensor.shape, tensor.datatype.numpy_dtype) for tensor in self.layout.inputs}
         self.run_into(zeros, [None] * len(self.layout.outputs))
+
+    def _staged_inputs(self, inputs: Arrays) -> dict[str, Array]:
+        return {tensor.name: self._staged(tensor, inputs[tensor.name]) for tensor in self.layout.inputs}
 
     def _staged(self, tensor: ServedTensor, rows: Array) -> Array:
         """The rows as the program wants them: themselves where they are so already, else copied and padded."""
@@ -159,6 +166,9 @@ class ExactRunner:
                     f" the model is compiled for, got {list(array.shape)}; other shapes need a configuration of their"
                     " own (max_batch_size, dims, or parameter 'input_shapes')"
                 )
+        if any(tensor.depends_on_values for tensor in layout.outputs):
+            found = _as_clients(layout, self._program.run(inputs))
+            return {name: array for name, array in found.items() if name in wanted}
         outputs = [
             _place(tensor, tensor.program_shape, room) if tensor.name in wanted else None for tensor in layout.outputs
         ]
