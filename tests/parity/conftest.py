@@ -23,32 +23,22 @@ FLAGS = ("--load-model=*", "--cache-config=local,size=4194304")
 HERE = Path(__file__).parent
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    here = [item for item in items if HERE in item.path.parents]
-    for item in here:
-        # The first test waits until pip has brought Triton and both servers have loaded all models.
-        item.add_marker(pytest.mark.timeout(PROVISION_SECONDS))
-    if config.getoption("triton") == "recorded":
-        # What a test makes with a Triton of its own is not recorded.
-        unrecorded = [item for item in here if "triton_peer" in getattr(item, "fixturenames", ())]
-        config.hook.pytest_deselected(items=unrecorded)
-        items[:] = [item for item in items if item not in unrecorded]
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            # The first test waits until pip has brought Triton and both servers have loaded all models.
+            item.add_marker(pytest.mark.timeout(PROVISION_SECONDS))
 
 
 @pytest.fixture(scope="session")
-def triton_peer() -> TritonPeer:
-    """An installed Triton; it is brought by pip when it is not there."""
+def peer(pytestconfig: pytest.Config) -> TritonPeer | None:
+    """What pairs are made with, brought by pip when it is not there; None where recorded answers stand for Triton."""
+    if pytestconfig.getoption("triton") == "recorded":
+        return None
     try:
         return provision(default_cache_folder())
     except PeerUnavailable as error:
         pytest.skip(f"{NO_TRITON}: {error}")
-
-
-@pytest.fixture(scope="session")
-def peer(request: pytest.FixtureRequest) -> TritonPeer | None:
-    """What pairs are made with; None where recorded answers stand for Triton."""
-    recorded = request.config.getoption("triton") == "recorded"
-    return None if recorded else request.getfixturevalue("triton_peer")
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,6 +29,8 @@ CHECKOUT = Path(__file__).parents[2]
 MARK = "in_migraphx_process"
 NO_ROOT = "no MIGraphX here: run make migraphx-root"
 
+_END_SECONDS = 60
+"""For what pytest still does when its last test has been reported: it clears away folders of other runs too."""
 REPORTS = "ROCSERVE_TEST_REPORTS"
 """In a pytest under the root's loader: the descriptor that its reports go to."""
 
@@ -200,10 +203,13 @@ class ChildPytest:
         return not self._missing
 
     def end(self) -> str:
-        """Says how it ended. One that has yet tests to run is killed; the others are about to end."""
-        if self._missing:
-            self._process.kill()
-        status = self._process.wait(10)
+        """Says how it ended. One that has yet tests to run is killed; the others are about to end, at the latest in
+        `_END_SECONDS`."""
+        if not self._missing:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_SECONDS)
+        self._process.kill()
+        status = self._process.wait()
         self._messages.close()
         with self._output as output:
             output.seek(0)

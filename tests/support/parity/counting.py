@@ -19,8 +19,8 @@ class Comparisons:
     configurations: set[str] = field(default_factory=set)
     differences: list[Difference] = field(default_factory=list)
     """Those that showed."""
-    triton_ended_at: str = ""
-    """The exchange in which a running Triton ended by itself."""
+    triton_failed_at: str = ""
+    """The exchange in which a running Triton ended by itself, or gave no answer in time."""
 
     def count_difference(self, difference: Difference) -> None:
         if difference not in self.differences:
@@ -30,13 +30,13 @@ class Comparisons:
         return (
             f"parity: {len(self.requests)} requests compared ({len(self.bad_requests)} of them bad),"
             f" {len(self.configurations)} configurations, {len(self.differences)} deliberate differences,"
-            f" with {'recorded answers' if self.recorded else 'a running Triton'}{self._ended}"
+            f" with {'recorded answers' if self.recorded else 'a running Triton'}{self._failed}"
         )
 
     @property
-    def _ended(self) -> str:
+    def _failed(self) -> str:
         return (
-            f", and with recorded answers since Triton ended at '{self.triton_ended_at}'"
-            if self.triton_ended_at
+            f", and with recorded answers since Triton failed at '{self.triton_failed_at}'"
+            if self.triton_failed_at
             else ""
         )

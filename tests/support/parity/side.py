@@ -19,7 +19,7 @@ from support.parity.normal_form import plain_values, stream_answer, unary_answer
 ANSWER_SECONDS = 30.0
 _MESSAGE_BYTES = 1 << 28
 _COMPARED_HEADERS = ("content-type", "content-encoding", "inference-header-content-length")
-_GONE = ("failed to connect to all addresses", "Socket closed", "Connection reset")
+_GONE = ("failed to connect to all addresses", "Socket closed", "Connection reset", "Deadline Exceeded")
 _OPTIONS = [
     ("grpc.max_receive_message_length", _MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MESSAGE_BYTES),
@@ -27,12 +27,9 @@ _OPTIONS = [
 ]
 
 
-class ServerEnded(AssertionError):
-    """A server is not there any more."""
-
-
 class Side:
-    """A running server and its ports; a context manager that closes the connection."""
+    """A running server and its ports; a context manager that closes the connection. A server that ends, or does not
+    answer in time, is an AssertionError."""
 
     def __init__(self, name: str, grpc_address: str, http_port: int) -> None:
         self.name = name
@@ -73,7 +70,7 @@ class Side:
         """An error's code and text. Triton's texts end in line breaks and spaces here and there."""
         text = (error.details() or "").rstrip()
         if any(sign in text for sign in _GONE):
-            raise ServerEnded(f"{self.name} has ended: {text}")
+            raise AssertionError(f"{self.name} gives no answer: {text}")
         return Outcome(error.code().name, text)
 
     def http(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Outcome:
@@ -84,8 +81,8 @@ class Side:
             response = connection.getresponse()
             data = response.read()
             found = {name.lower(): value for name, value in response.getheaders()}
-        except ConnectionError as error:
-            raise ServerEnded(f"{self.name} has ended: {error}") from None
+        except (OSError, http.client.HTTPException) as error:
+            raise AssertionError(f"{self.name} gives no answer: {error!r}") from None
         finally:
             connection.close()
         kept = {name: found[name] for name in _COMPARED_HEADERS if name in found}
