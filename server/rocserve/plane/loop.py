@@ -1,9 +1,9 @@
 """Loop runs the data plane: one thread that takes what has come, calls back, and sleeps when nothing comes.
 
 A turn polls the sources (gRPC's completion queue, links), reads the descriptors that have something, runs what other
-threads have handed over and the timers that are due, then whatever waits for the turn's end, and one step of what takes
-long: a large request delays others by no more than a step. After some turns without anything it sleeps, in an epoll
-that holds its doorbell, all descriptors, and those that the sources name.
+threads have handed over and the timers that are due, then whatever waits for the turn's end, and some steps of what
+takes long: a large request delays others by no more than these. After some turns without anything it sleeps, in an
+epoll that holds its doorbell, all descriptors, and those that the sources name.
 
 Why a thread: requests and answers must not wait behind the control plane's work on the asyncio loop, and a turn costs a
 fraction of one there. Why one: two that hand the interpreter's lock to each other cost more than they bring.
@@ -44,6 +44,9 @@ def default_looks(cpus: int) -> int:
     return 0 if cpus < _CPUS_TO_SPARE else 500
 
 
+_STEPS_SECONDS = 0.001
+"""After which no further step of one long piece of work is taken in a turn: 4 MiB are copied by then, and a turn
+between steps would take as long as a step."""
 _SHORTEST_SLEEP_SECONDS = 0.001
 """For the sake of a source whose descriptor does not tell all: see `_sleep`."""
 _TURNS_BETWEEN_READS = 4
@@ -154,9 +157,19 @@ class PlaneLoop:
         self._ends[callback] = None
 
     def work_off(self, steps: Iterator[None]) -> None:
-        """Take a step a turn, in turns with other work of the kind; each is to take some milliseconds at most. On the
-        thread, where the first is taken at once."""
-        self._take_step(steps)
+        """Take some steps a turn, in turns with other work of the kind; each is to take some milliseconds at most. On
+        the thread, where the first are taken at once."""
+        until = time.monotonic() + _STEPS_SECONDS
+        try:
+            next(steps)
+            while time.monotonic() < until:
+                next(steps)
+        except StopIteration:
+            return
+        except Exception as error:
+            self._report(error)
+            return
+        self._long.append(steps)
 
     def add_source(self, source: Source) -> None:
         self._sources = (*self._sources, source)
@@ -200,7 +213,7 @@ class PlaneLoop:
                 self._run_ends()
                 busy = True
             if long:
-                self._take_step(long.popleft())
+                self.work_off(long.popleft())
                 busy = True
             if busy:
                 empty_turns = 0
@@ -234,16 +247,6 @@ class PlaneLoop:
         self._ends.clear()
         for callback in ends:
             self._call(callback)
-
-    def _take_step(self, steps: Iterator[None]) -> None:
-        try:
-            next(steps)
-        except StopIteration:
-            return
-        except Exception as error:
-            self._report(error)
-            return
-        self._long.append(steps)
 
     def _looks(self, least: int) -> int:
         """Turns without anything before the one after which there is nothing."""

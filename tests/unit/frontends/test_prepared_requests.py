@@ -19,6 +19,7 @@ from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.tensors import COUNTED_AT_ONCE
+from rocserve.plane import loop
 from rocserve.plane.heap import COPIED_AT_ONCE
 from rocserve.plane.loop import PlaneLoop
 from rocserve.services.client_memory.attachment import ClientMemory
@@ -41,6 +42,12 @@ class TakingModel:
 
     def infer(self, request: InferRequest, responder: object) -> None:
         self.asked.put(request)
+
+
+@pytest.fixture(autouse=True)
+def one_step_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However quick it is."""
+    monkeypatch.setattr(loop, "_STEPS_SECONDS", 0.0)
 
 
 @pytest.fixture

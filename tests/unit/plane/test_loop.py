@@ -14,6 +14,7 @@ from random import Random
 
 import pytest
 
+from rocserve.plane import loop as loop_module
 from rocserve.plane.loop import PlaneLoop, default_spin
 
 
@@ -357,7 +358,8 @@ def test_spin_is_how_often_it_looks() -> None:
         loop.stop()
 
 
-def test_long_work_leaves_others_their_turns(plane: PlaneLoop) -> None:
+def test_long_work_leaves_others_their_turns(plane: PlaneLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "_STEPS_SECONDS", 0.0)
     taken: list[str] = []
     done = threading.Event()
 
@@ -382,6 +384,22 @@ def test_long_work_leaves_others_their_turns(plane: PlaneLoop) -> None:
     assert done.wait(5)
     # The first steps at once, then one a turn; calls have each turn.
     assert taken == ["a", "b", "a", "call", "b", "a", "b"]
+
+
+def test_quick_steps_are_taken_at_once(plane: PlaneLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "_STEPS_SECONDS", 60.0)
+    left: list[int] = []
+    done = threading.Event()
+
+    def begin() -> None:
+        steps = iter([None] * 3)
+        plane.work_off(steps)
+        left.append(len(list(steps)))
+        done.set()
+
+    plane.call_soon(begin)
+    assert done.wait(5)
+    assert left == [0]
 
 
 def test_what_a_sleep_did_not_bring_is_not_looked_for() -> None:

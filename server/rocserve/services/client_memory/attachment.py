@@ -176,9 +176,7 @@ class RegionResponder(EndingResponder):
                 f"{self._where}shared memory size specified with the request for output '{name}'"
                 f" ({part.nbytes} bytes) should be at least {nbytes} bytes to hold the results"
             )
-        for start in range(0, nbytes, COPIED_AT_ONCE):
-            part.write(start, data[start : start + COPIED_AT_ONCE])
-            yield
+        yield from part.region.write(part.offset, data)
 
 
 def _only_copies(config: ModelConfig) -> bool:

@@ -12,7 +12,6 @@ import stat
 from collections.abc import Generator
 
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument
-from rocserve.core.tensors import Buffer
 from rocserve.plane.guarded_mapping import FaultGuard, GuardedMapping
 from rocserve.plane.heap import COPIED_AT_ONCE, copy_bytes
 
@@ -132,10 +131,12 @@ class ClientRegion:
             yield
         self.check_whole(mapping, offset + len(data))
 
-    def write(self, offset: int, data: Buffer) -> None:
-        """Fill a part that is within bounds; raises as `check_whole` does."""
+    def write(self, offset: int, data: memoryview) -> Generator[None, None, None]:
+        """Fill a part that is within bounds, some bytes a step; raises as `check_whole` does."""
         view, mapping = self.view(offset, len(data))
-        copy_bytes(view, 0, data)
+        for start in range(0, len(data), COPIED_AT_ONCE):
+            copy_bytes(view, start, data[start : start + COPIED_AT_ONCE])
+            yield
         self.check_whole(mapping, offset + len(data))
 
     def _check_present(self, end: int) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rocserve.core.errors import ServeError, StatusCode, not_found
-from rocserve.core.tensors import Buffer
 from rocserve.plane.guarded_mapping import FaultGuard
 from rocserve.services.client_memory.references import RegionReference
 from rocserve.services.client_memory.region import ClientRegion
@@ -20,10 +19,6 @@ class RegionPart:
     region: ClientRegion
     offset: int
     nbytes: int
-
-    def write(self, start: int, data: Buffer) -> None:
-        """Fill it from its byte `start`; `data` is no longer than what is left. Raises as ClientRegion.write does."""
-        self.region.write(self.offset + start, data)
 
 
 class ClientRegions:
