@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup system migraphx-root triton-peer dist demo test test-long test-front-ends test-all record-triton campaign lint protos bench images clean
+.PHONY: setup system migraphx-root pytorch triton-peer dist demo test test-long test-front-ends test-all record-triton campaign lint protos bench images clean
 
 setup: $(STAMP) system
 
@@ -29,6 +29,12 @@ system:
 migraphx-root:
 	@docker/migraphx-root.sh .migraphx-root
 	@echo "rocserve takes it with: export ROCSERVE_MIGRAPHX_ROOT=$(CURDIR)/.migraphx-root"
+
+# PyTorch for the tests, which skip without it. PyPI's torch for Linux is the build for NVIDIA's GPUs, of gigabytes: the
+# one for CPUs comes with PYTORCH_INDEX=https://download.pytorch.org/whl/cpu
+pytorch: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		$(if $(PYTORCH_INDEX),--extra-index-url $(PYTORCH_INDEX)) torch==2.13.0 torchao==0.18.0 onnxscript==0.7.2
 
 # A real Triton from PyPI, which tests and benchmarks compare with. Linux on x86-64.
 triton-peer: setup

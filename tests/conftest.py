@@ -9,7 +9,7 @@ import pytest
 from support.server import RocserveProcess
 from xdist.scheduler import LoadFileScheduling
 
-pytest_plugins = ("support.migraphx", "support.parity.summary")
+pytest_plugins = ("support.migraphx", "support.pytorch", "support.parity.summary")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As under nohup, or in a shell's background: what the tests start would inherit it, and pass over Ctrl-C.

@@ -83,11 +83,13 @@ def slow_sum(loops: int) -> bytes:
     return graph(nodes, {"X": spec}, {"Y": spec})
 
 
-def drop(repository: Path, name: str, model: bytes, config: str = "", version: int = 1) -> Path:
+def drop(
+    repository: Path, name: str, model: bytes, config: str = "", version: int = 1, filename: str = "model.onnx"
+) -> Path:
     """Write a model as a whole; returns its folder."""
     folder = repository / name
     (folder / str(version)).mkdir(parents=True, exist_ok=True)
-    (folder / str(version) / "model.onnx").write_bytes(model)
+    (folder / str(version) / filename).write_bytes(model)
     if config:
         (folder / "config.pbtxt").write_text(config)
     return folder

@@ -20,11 +20,7 @@ _OWN_SERVER = "serve it with that project's own server, or call it in a Python m
 _FOREIGN = {
     "vitis_xmodel": "such models run on FPGAs only; serve the ONNX model that it was made from",
     "amdinfer_cpp": "it is a library against AMD Inference Server's own C++ interface; write it as a Python model",
-    "pytorch_torchscript": _TO_ONNX,
-    "pytorch_libtorch": _TO_ONNX,
-    "pytorch_aoti": _TO_ONNX,
-    "pytorch": _TO_ONNX,
-    "torch_aoti": _TO_ONNX,
+    "pytorch_torchscript": "use platform 'pytorch_libtorch'",
     "tensorrt_plan": _NVIDIAS,
     "tensorrt": _NVIDIAS,
     "tensorflow_savedmodel": "convert the model to ONNX and use platform 'onnx_onnxv1'",
@@ -37,8 +33,6 @@ _FOREIGN = {
 """Platforms and backends of other servers whose models are often met, with the way out."""
 
 _TRITON_BACKENDS = {
-    "pytorch_libtorch": "pytorch",
-    "pytorch_aoti": "torch_aoti",
     "tensorrt_plan": "tensorrt",
     "tensorflow_savedmodel": "tensorflow",
 }
@@ -116,10 +110,10 @@ def fill_backend_fields(message: ModelConfig, backend: BackendSpec, folder: Path
             return
 
 
-_PYTORCH = re.compile(r"\.(pt|pt2|pth|safetensors)\b")
-_TORCH_ADVICE = (
-    '; PyTorch\'s files are not served: export the model with torch.onnx.export(model, inputs, "model.onnx"), or write'
-    " a model.py that loads it"
+_WEIGHTS = re.compile(r"\.(pth|safetensors|bin)\b")
+_WEIGHTS_ADVICE = (
+    "; such files hold weights without the network: write it as a program with torch.export.save(torch.export.export("
+    "model.eval(), inputs), 'model.pt2'), or write a model.py that loads it"
 )
 _SHOWN_NAMES = 20
 """Of a folder's files, in a text."""
@@ -147,7 +141,7 @@ def _backend_of_files(message: ModelConfig, registry: BackendRegistry, folder: P
     if candidates:
         names = ", ".join(spec.name for spec in candidates)
         raise invalid_argument(f"{reason}: {where} fit several backends: {names}")
-    advice = _TORCH_ADVICE if _PYTORCH.search(where) else ""
+    advice = _WEIGHTS_ADVICE if _WEIGHTS.search(where) else ""
     raise invalid_argument(f"{reason}: {where} fit no backend (known model files: {known}){advice}")
 
 

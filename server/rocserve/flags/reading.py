@@ -55,8 +55,8 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         type=repository,
         metavar="WHAT",
-        help="a model's file (.onnx, .mxr, .pb, .graphdef, pipeline .json, model.py), the folder that holds it, a model"
-        " folder, or a repository of models",
+        help="a model's file (.onnx, .mxr, .pb, .graphdef, .pt2, .pt, pipeline .json, model.py), the folder"
+        " that holds it, a model folder, or a repository of models",
     )
     for title, flags in FLAG_GROUPS:
         group = parser.add_argument_group(title)

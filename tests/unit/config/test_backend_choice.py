@@ -88,11 +88,11 @@ def test_files_of_no_backend(read: Read) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["model.pt", "model.pt2", "model.safetensors"])
-def test_files_of_pytorch(read: Read, name: str) -> None:
+@pytest.mark.parametrize("name", ["model.pth", "model.safetensors", "pytorch_model.bin"])
+def test_files_of_weights(read: Read, name: str) -> None:
     assert _fault(read, None, f"1/{name}").endswith(
-        '; PyTorch\'s files are not served: export the model with torch.onnx.export(model, inputs, "model.onnx"), or'
-        " write a model.py that loads it"
+        "; such files hold weights without the network: write it as a program with"
+        " torch.export.save(torch.export.export(model.eval(), inputs), 'model.pt2'), or write a model.py that loads it"
     )
 
 
@@ -126,11 +126,9 @@ def test_platform_and_backend_disagree(read: Read, platform: str) -> None:
 @pytest.mark.parametrize(
     ("text", "backend", "way"),
     [
-        ('platform: "pytorch_libtorch"', "pytorch", "export the model to ONNX"),
         ('platform: "tensorflow_savedmodel"', "tensorflow", "convert the model to ONNX"),
         ('platform: "tensorflow_savedmodel" backend: "tensorflow"', "tensorflow", "convert the model to ONNX"),
         ('platform: "tensorrt_plan" backend: "tensorrt"', "tensorrt", "such engines run on NVIDIA's GPUs only"),
-        ('backend: "pytorch"', "pytorch", "export the model to ONNX"),
         ('backend: "dali"', "dali", "write the pipeline for platform 'rocal_json'"),
         ('backend: "vllm"', "vllm", "serve it with that project's own server"),
     ],
@@ -138,7 +136,7 @@ def test_platform_and_backend_disagree(read: Read, platform: str) -> None:
 def test_backends_of_triton_that_are_not_here(
     make_folder: Callable[..., Path], text: str, backend: str, way: str
 ) -> None:
-    folder = make_folder("m", {"config.pbtxt": text, "1/model.pt": ""})
+    folder = make_folder("m", {"config.pbtxt": text, "1/model.plan": ""})
     with pytest.raises(ServeError) as raised:
         read_model_definitions(folder, discover_backends())
     assert raised.value.text.startswith(

@@ -1,0 +1,18 @@
+"""The pytorch backend: exported programs, AOTInductor packages and TorchScript, a process an instance."""
+
+from __future__ import annotations
+
+from rocserve.backends.base import BackendSpec
+from rocserve.backends.pytorch.engine_choice import EAGER, choose_engine
+
+BACKEND = BackendSpec(
+    name="pytorch",
+    platforms=("pytorch_libtorch", "torch_aoti", "pytorch_aoti", "pytorch"),
+    engines=(EAGER,),
+    model_filenames=("model.pt2", "model.pt"),
+    file_endings=(".pt2", ".pt"),
+    # Programs and packages hold code, machine code among it.
+    models_are_data=False,
+    request_parameters=frozenset({"precision", "batch_sizes", "INTRA_OP_THREAD_COUNT", "NUM_THREADS"}),
+    choose_engine=choose_engine,
+)

@@ -1,0 +1,71 @@
+"""PyTorch's datatypes and the protocol's; arrays as tensors on the CPU and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from rocserve.backends.onnx.strings import bytes_of_text, text_of_bytes
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import internal, invalid_argument
+from rocserve.core.tensors import Tensor, octets
+
+_TORCH = {
+    DataType.BOOL: torch.bool,
+    DataType.UINT8: torch.uint8,
+    DataType.UINT16: torch.uint16,
+    DataType.UINT32: torch.uint32,
+    DataType.UINT64: torch.uint64,
+    DataType.INT8: torch.int8,
+    DataType.INT16: torch.int16,
+    DataType.INT32: torch.int32,
+    DataType.INT64: torch.int64,
+    DataType.FP16: torch.float16,
+    DataType.BF16: torch.bfloat16,
+    DataType.FP32: torch.float32,
+    DataType.FP64: torch.float64,
+}
+_OURS = {theirs: ours for ours, theirs in _TORCH.items()}
+
+
+def torch_dtype(datatype: DataType) -> torch.dtype:
+    return _TORCH[datatype]
+
+
+def datatype_of(dtype: torch.dtype, what: str) -> DataType:
+    """
+    Raises:
+        ServeError: INVALID_ARGUMENT, the protocol has no such datatype.
+    """
+    if dtype not in _OURS:
+        raise invalid_argument(f"{what} is of {dtype}, which has no datatype in the KServe protocol")
+    return _OURS[dtype]
+
+
+def to_torch(tensor: Tensor, copies: bool) -> Any:
+    """On the memory of an input, or a copy of it; a list of str for BYTES."""
+    array = tensor.numpy()
+    if tensor.datatype is DataType.BYTES:
+        return [text_of_bytes(element) for element in array.flat]
+    made = torch.from_numpy(array.copy() if copies else array)
+    return made.view(torch.bfloat16) if tensor.datatype is DataType.BF16 else made
+
+
+def from_torch(name: str, value: Any) -> np.ndarray[Any, Any] | Tensor:
+    """An output, on its own memory where that is the CPU's.
+
+    Raises:
+        ServeError: INTERNAL, it is neither a dense tensor nor a list of strings.
+    """
+    if isinstance(value, list):
+        return np.array([bytes_of_text(text) for text in value], np.object_)
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.dtype not in _OURS:
+        what = f"a tensor of {value.dtype}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+        raise internal(f"output '{name}' is {what}, which the protocol cannot say")
+    value = value.detach().cpu().resolve_conj().resolve_neg()
+    if value.dtype is not torch.bfloat16:
+        return np.asarray(value.numpy())
+    bits = value.contiguous().view(torch.uint16).numpy()
+    return Tensor(name, DataType.BF16, bits.shape, octets(bits))

@@ -1,0 +1,134 @@
+"""A program that serves: its parameters followed, its tensors under the configuration's names."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from rocserve.backends.base import Batch, BatchResult
+from rocserve.backends.batch_memory import rows_that_fit
+from rocserve.backends.pytorch.binding import BoundProgram, bind
+from rocserve.backends.pytorch.datatypes import from_torch, to_torch
+from rocserve.backends.pytorch.parameters import RunOptions
+from rocserve.backends.pytorch.program import Program, outputs_of
+from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.requests import Signature
+from rocserve.core.tensors import Tensor
+
+_LOG = logging.getLogger(__name__)
+
+_WARM_UPS = 3
+"""TorchScript looks at its first two runs and compiles for what it has seen."""
+
+
+class TorchModel:
+    """Of one instance, on one thread at a time."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        program: Program,
+        options: RunOptions,
+        device: torch.device,
+        properties: Mapping[str, str],
+    ) -> None:
+        """`properties`: what its metadata says of it.
+
+        Raises:
+            ServeError: INVALID_ARGUMENT, what the configuration says does not do for the program.
+        """
+        self.properties = properties
+        self._config = config
+        self._program = program
+        self._options = options
+        self._device = device
+        self._bound: BoundProgram = bind(program, config, self._call)
+
+    @property
+    def signature(self) -> Signature:
+        return self._bound.signature
+
+    def bound_batches(self, memory_bytes: int, most: int) -> None:
+        """Have the signature say how many rows fit into memory. `most`: those that nobody needs to hear of."""
+        with suppress(ServeError):
+            rows = rows_that_fit(lambda rows: self._call(self._bound.zeros(rows)), 1, memory_bytes)
+            least = min((each for each in (rows, self.signature.max_batch_size) if each is not None), default=None)
+            self._bound = replace(self._bound, signature=replace(self.signature, max_batch_size=least))
+            if rows is not None and rows < most:
+                _LOG.info("model '%s': its memory suffices for batches of %d rows", self._config.name, rows)
+
+    def warm_up(self, samples: Sequence[Batch]) -> None:
+        """Without samples: zeros, of the sizes of the example where the file has them; a program that cannot take them
+        is no fault."""
+        if not samples:
+            try:
+                for _ in range(_WARM_UPS):
+                    self._call(self._bound.zeros(1))
+            except ServeError as error:
+                _LOG.info("model '%s' could not be warmed up with zeros: %s", self._config.name, error)
+        for sample in samples:
+            self.execute(sample)
+
+    def execute(self, batch: Batch) -> BatchResult:
+        """
+        Raises:
+            ServeError: INVALID_ARGUMENT where the program's own checks refuse the inputs; UNAVAILABLE where memory does
+                not suffice; else INTERNAL, in PyTorch's words.
+        """
+        outputs = outputs_of(self._call([batch.inputs[name] for name in self._bound.inputs]))
+        places = self._bound.outputs
+        if len(outputs) < len(places):
+            raise internal(f"the program returned {len(outputs)} outputs, expected {len(places)}")
+        return BatchResult({name: from_torch(name, outputs[places[name]]) for name in batch.requested_outputs})
+
+    def close(self) -> None:
+        del self._program
+        if self._device.type != "cpu":
+            torch.cuda.empty_cache()
+
+    def _call(self, inputs: Sequence[Tensor]) -> Any:
+        """What the program returns for inputs in its order. Raises: ServeError."""
+        options = self._options
+        try:
+            with (
+                torch.inference_mode() if options.inference_mode else torch.no_grad(),
+                torch.jit.optimized_execution(options.optimised_execution),
+            ):
+                values = [to_torch(tensor, place in self._program.overwritten) for place, tensor in enumerate(inputs)]
+                if self._device.type != "cpu":
+                    values = [value.to(self._device) if isinstance(value, torch.Tensor) else value for value in values]
+                return self._program.call(values)
+        except torch.OutOfMemoryError as error:
+            raise unavailable(f"PyTorch: {error}") from None
+        except AssertionError as error:
+            # What an exported program holds its inputs against.
+            raise invalid_argument(f"PyTorch: {error}") from None
+        except Exception as error:
+            raise internal(f"PyTorch: {error}") from None
+        finally:
+            if options.cleans_cache and self._device.type != "cpu":
+                torch.cuda.empty_cache()
+
+
+def set_up(options: RunOptions) -> None:
+    """Have this process run programs as the parameters say."""
+    # Inputs are looked at where they lie, in memory that only the server writes; what a program writes into is copied.
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+    torch.set_num_threads(options.intra_op_threads)
+    if torch.get_num_interop_threads() != options.inter_op_threads:
+        torch.set_num_interop_threads(options.inter_op_threads)
+    torch.backends.cudnn.enabled = options.cudnn
+    switches = {
+        "ENABLE_JIT_EXECUTOR": torch._C._jit_set_profiling_executor,
+        "ENABLE_JIT_PROFILING": torch._C._jit_set_profiling_mode,
+        "ENABLE_TENSOR_FUSER": torch._C._jit_set_texpr_fuser_enabled,
+    }
+    for name, value in options.script_switches.items():
+        switches[name](value)

@@ -1,0 +1,74 @@
+"""What a PyTorch file is, as the names in its archive tell, without PyTorch."""
+
+from __future__ import annotations
+
+import enum
+import zipfile
+import zlib
+from pathlib import Path
+
+from rocserve.backends.file_kinds import what_it_is
+from rocserve.core.errors import ServeError, invalid_argument
+
+EXPORT = "torch.export.save(torch.export.export(model.eval(), inputs), 'model.pt2')"
+_PICKLE = (
+    "holds a pickle of weights or of a module, not a program: load it where its class is and write"
+    f" {EXPORT}, or serve class and weights by a Python model (model.py)"
+)
+
+
+class FileKind(enum.Enum):
+    """In the words of the log."""
+
+    EXPORTED = "a program of torch.export"
+    PACKAGE = "a package of AOTInductor"
+    SCRIPT = "a TorchScript program"
+
+
+def file_kind(path: Path) -> FileKind:
+    """Looks into the file whatever its name says, and compares each part of it with its checksum.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT, it is none of them, with what it is and what to do; or it is damaged.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            kind = _kind_of(archive.namelist(), path.name)
+            damaged = archive.testzip()
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError) as error:
+        raise _no_archive(path, error) from None
+    if damaged is not None:
+        raise invalid_argument(f"{path.name} is damaged: '{damaged}' in it has another checksum; copy it again")
+    return kind
+
+
+def _kind_of(names: list[str], file: str) -> FileKind:
+    # All lie in a folder that has the name of the file as it was saved; older programs of torch.export lie in none.
+    inner = {name.partition("/")[2] for name in names}
+    if "serialized_exported_program.json" in names or any(
+        name.startswith("models/") and name.endswith(".json") for name in inner
+    ):
+        return FileKind.EXPORTED
+    if any(name.startswith("data/aotinductor/") for name in inner):
+        return FileKind.PACKAGE
+    if "constants.pkl" in inner and any(name.startswith("code/") for name in inner):
+        return FileKind.SCRIPT
+    if "data.pkl" in inner:
+        raise invalid_argument(f"{file} {_PICKLE}")
+    raise invalid_argument(
+        f"{file} is a zip archive, but holds no program of PyTorch's; write one with {EXPORT}, or"
+        " torch.jit.script(model).save('model.pt')"
+    )
+
+
+def _no_archive(path: Path, error: Exception) -> ServeError:
+    try:
+        with path.open("rb") as file:
+            start = file.read(2)
+    except OSError as fault:
+        return invalid_argument(f"{path.name} cannot be read: {fault.strerror or fault}")
+    if start[:1] == b"\x80":
+        return invalid_argument(f"{path.name} {_PICKLE}")
+    if start == b"PK":
+        return invalid_argument(f"{path.name} is cut short or damaged ({error}); copy it again")
+    return invalid_argument(f"{path.name} is no file of PyTorch's{what_it_is(path)}")

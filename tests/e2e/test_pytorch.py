@@ -1,0 +1,80 @@
+"""PyTorch's files in a repository: dropped, asked, replaced under load, refused, taken away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.models import drop
+from support.pytorch import TorchFiles
+from support.server import RocserveProcess, wait_until
+
+from rocserve_client import Client
+
+LOAD_SECONDS = 60
+"""To import PyTorch takes a second, and many where several models load beside other tests."""
+TRACED = """
+platform: "pytorch_libtorch"
+max_batch_size: 8
+input { name: "INPUT__0" data_type: TYPE_FP32 dims: 4 }
+"""
+
+
+@pytest.fixture(scope="module")
+def server(torch_files: TorchFiles, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    folder = tmp_path_factory.mktemp("pytorch-server")
+    repository = folder / "repository"
+    drop(repository, "exported", torch_files.data("classifier"), filename="model.pt2")
+    drop(repository, "traced", torch_files.data("traced"), TRACED, filename="model.pt")
+    drop(repository, "weights", torch_files.data("weights"), filename="model.pt")
+    with RocserveProcess([repository], log=folder / "server.log") as server:
+        yield server
+        assert server.terminate() == 0
+
+
+def test_dropped_files_are_served(server: RocserveProcess, torch_files: TorchFiles) -> None:
+    inputs, expected = torch_files.values("classifier")
+    with Client(server.address) as client:
+        for model, name in (("exported", "x"), ("traced", "INPUT__0")):
+            client.wait_until_ready(LOAD_SECONDS, model=model)
+            for rows in (1, 5):
+                answer = client.infer(model, {name: inputs["x"][:rows]})
+                np.testing.assert_allclose(answer["scores"], expected["scores"][:rows], atol=1e-6)
+                assert answer["best"].ravel().tolist() == expected["best"][:rows].tolist()
+        metadata = client.model_metadata("exported")
+        assert metadata.platform == "pytorch_libtorch"
+        assert metadata.properties["engine"] == "eager"
+        assert metadata.properties["program"] == "a program of torch.export"
+
+
+def test_a_pickle_is_refused_with_what_to_do(server: RocserveProcess) -> None:
+    with Client(server.address) as client:
+
+        def reason() -> str:
+            return next(row.reason for row in client.repository_index() if row.name == "weights")
+
+        wait_until(lambda: "pickle" in reason(), LOAD_SECONDS)
+        assert "model.pt holds a pickle of weights or of a module, not a program" in reason()
+
+
+def test_the_server_itself_has_no_pytorch(server: RocserveProcess) -> None:
+    libraries = Path(f"/proc/{server.server_process().pid}/maps").read_text()
+    assert "libtorch" not in libraries
+
+
+def test_a_program_is_replaced_under_load_and_its_worker_ends(server: RocserveProcess, torch_files: TorchFiles) -> None:
+    inputs, expected = torch_files.values("classifier")
+    repository = server.repositories[0]
+    with Client(server.address) as client:
+        client.wait_until_ready(LOAD_SECONDS, model="exported")
+        drop(repository, "exported", torch_files.data("few"), version=2, filename="model.pt2")
+
+        def is_swapped() -> bool:
+            answer = client.infer("exported", {"x": inputs["x"]})
+            np.testing.assert_allclose(answer["scores"], expected["scores"], atol=1e-6)
+            return client.model_metadata("exported").versions == ("2",)
+
+        wait_until(is_swapped, LOAD_SECONDS)
+        wait_until(lambda: len(server.workers()) == 2, 20)

@@ -1,0 +1,45 @@
+"""Programs of PyTorch's for tests, which skip where it is not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class TorchFiles:
+    """What pytorch_files.py has written."""
+
+    folder: Path
+
+    def data(self, name: str) -> bytes:
+        """Of a file by its name without the ending."""
+        return next(path for path in self.folder.glob(f"{name}.*") if path.suffix in (".pt", ".pt2")).read_bytes()
+
+    def values(self, name: str) -> tuple[Arrays, Arrays]:
+        """What it takes, and what PyTorch itself returned for that."""
+        with np.load(self.folder / f"{name}.npz") as stored:
+            inputs, outputs = (
+                {key.partition(":")[2]: stored[key] for key in stored if key.startswith(kind)}
+                for kind in ("in:", "out:")
+            )
+        return inputs, outputs
+
+
+@pytest.fixture(scope="session")
+def torch_files(tmp_path_factory: pytest.TempPathFactory) -> TorchFiles:
+    """Made once a session, in a process of its own."""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("no PyTorch here; `make pytorch` installs it")
+    folder = tmp_path_factory.mktemp("pytorch")
+    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("pytorch_files.py")), str(folder)]
+    subprocess.run(command, check=True, timeout=110)
+    return TorchFiles(folder)

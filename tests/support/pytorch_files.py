@@ -1,0 +1,105 @@
+"""Writes small programs of PyTorch's, and what they return there, into a folder: `python pytorch_files.py FOLDER`.
+
+Run in a process of its own, so that no test has PyTorch in its process. Beside each file is `<name>.npz`: what it takes
+and returns, by the names that it is served under.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Tuple  # noqa: UP035, TorchScript reads them
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+
+class Classifier(nn.Module):
+    """Rows of four values to three scores, and the best of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.hidden = nn.Linear(4, 8)
+        self.scores = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Dict[str, Tensor]:  # noqa: UP006
+        scores = self.scores(torch.relu(self.hidden(x))).softmax(-1)
+        return {"scores": scores, "best": scores.argmax(-1)}
+
+
+class InPlace(nn.Module):
+    """Writes into what it is given."""
+
+    def forward(self, left: Tensor, right: Tensor) -> Tuple[Tensor, Tensor]:  # noqa: UP006
+        left += right
+        return left, left - 2 * right
+
+
+class OfDict(nn.Module):
+    def forward(self, inputs: Dict[str, Tensor]) -> Dict[str, Tensor]:  # noqa: UP006
+        return {"sum": inputs["a"] + inputs["b"]}
+
+
+class Words(nn.Module):
+    def forward(self, words: List[str]) -> Tuple[List[str], Tensor]:  # noqa: UP006
+        return [word + "!" for word in words], torch.tensor([len(word) for word in words])
+
+
+class Nested(nn.Module):
+    """Takes a dict and a keyword, and returns what Triton's documentation calls RESULT[...]."""
+
+    def forward(self, x: Tensor, options: dict[str, Tensor], *, bias: Tensor) -> Any:
+        return x * options["scale"], {"moved": x + bias}
+
+
+class Half(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+def main(folder: Path) -> None:
+    rows = Dim("rows")
+    x = torch.arange(20, dtype=torch.float32).reshape(5, 4) / 10
+    classifier = Classifier().eval()
+    program = torch.export.export(classifier, (x,), dynamic_shapes={"x": {0: rows}})
+    _save(folder, "classifier", program, {"x": x}, classifier(x))
+    few = torch.export.export(classifier, (x,), dynamic_shapes={"x": {0: Dim("rows", max=8)}})
+    _save(folder, "few", few, {"x": x}, classifier(x))
+    fixed = torch.export.export(classifier, (x,))
+    _save(folder, "fixed", fixed, {"x": x}, classifier(x))
+    _save(folder, "traced", torch.jit.trace(classifier, x, strict=False), {"x": x}, classifier(x))
+    bits = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
+    half = torch.export.export(Half(), (bits,), dynamic_shapes={"x": {0: rows}})
+    _save(folder, "half", half, {"x": bits.view(torch.uint16)}, {"OUTPUT__0": (bits * 2).view(torch.uint16)})
+    scale, bias = torch.full((5, 1), 3.0), torch.ones(5, 4)
+    nested = torch.export.export(
+        Nested(), (x, {"scale": scale}), {"bias": bias},
+        dynamic_shapes={"x": {0: rows}, "options": {"scale": {0: rows}}, "bias": {0: rows}},
+    )  # fmt: skip
+    given = {"x": x, "options_scale": scale, "bias": bias}
+    _save(folder, "nested", nested, given, {"OUTPUT__0": x * 3, "OUTPUT__1": x + 1})
+    _save(
+        folder, "in_place", torch.jit.script(InPlace()), {"left": x, "right": x}, {"0": 2 * x, "1": torch.zeros(5, 4)}
+    )
+    _save(folder, "of_dict", torch.jit.script(OfDict()), {"a": x, "b": x}, {"sum": 2 * x})
+    torch.jit.script(Words()).save(folder / "words.pt")
+    torch.save(classifier.state_dict(), folder / "weights.pt")
+    torch.save(classifier, folder / "pickled.pt")
+    torch.save(classifier, folder / "old.pt", _use_new_zipfile_serialization=False)
+
+
+def _save(folder: Path, name: str, program: Any, inputs: dict[str, Tensor], outputs: dict[str, Tensor]) -> None:
+    if isinstance(program, torch.jit.ScriptModule):
+        program.save(folder / f"{name}.pt")
+    else:
+        torch.export.save(program, folder / f"{name}.pt2")
+    arrays = {f"in:{key}": value for key, value in inputs.items()}
+    arrays.update((f"out:{key}", value) for key, value in outputs.items())
+    np.savez(folder / f"{name}.npz", **{key: value.detach().numpy() for key, value in arrays.items()})
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,240 @@
+"""The pytorch backend on the CPU: each kind of file, names, precisions, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from support.pytorch import TorchFiles
+
+from rocserve.backends.base import Batch, LoadedModel, ModelSource
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.model_config import InputConfig, InstanceGroup, InstanceKind, OutputConfig
+from rocserve.core.requests import TensorSpec
+from rocserve.core.tensors import Tensor, tensor_from_numpy
+
+# To import PyTorch takes seconds.
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no PyTorch here; `make pytorch` installs it"),
+]
+
+SourceMaker = Callable[..., ModelSource]
+FP32, INT64 = DataType.FP32, DataType.INT64
+ROWS_OF_4 = InputConfig("x", FP32, (4,))
+
+
+def load(source: ModelSource) -> LoadedModel:
+    from rocserve.backends.pytorch import eager
+
+    return eager.load(source)
+
+
+def run(model: LoadedModel, inputs: Mapping[str, np.ndarray], *wanted: str) -> dict[str, Any]:
+    datatypes = {spec.name: spec.datatype for spec in model.signature.inputs}
+    tensors = {name: tensor_from_numpy(name, array, datatypes[name]) for name, array in inputs.items()}
+    for tensor in tensors.values():
+        # As the memory is that only the server may write.
+        tensor.data = memoryview(tensor.data).toreadonly()
+    names = wanted or tuple(spec.name for spec in model.signature.outputs)
+    outputs = model.execute(Batch(tensors, names, (len(next(iter(inputs.values()))),))).outputs
+    return {
+        name: np.frombuffer(value.data, np.uint16).reshape(value.shape) if isinstance(value, Tensor) else value
+        for name, value in outputs.items()
+    }
+
+
+def check(model: LoadedModel, files: TorchFiles, name: str, tolerance: float = 1e-6) -> None:
+    """It gives what PyTorch gave, for all rows and for the first."""
+    inputs, expected = files.values(name)
+    model.warm_up([])
+    for rows in (None, 1):
+        given = {key: value[:rows] for key, value in inputs.items()}
+        outputs = run(model, given)
+        for key, value in expected.items():
+            np.testing.assert_allclose(outputs[key], value[:rows], atol=tolerance)
+
+
+def refusal(source: ModelSource) -> str:
+    with pytest.raises(ServeError) as raised:
+        load(source)
+    assert raised.value.code is StatusCode.INVALID_ARGUMENT
+    return raised.value.text
+
+
+def test_a_program_says_all_of_itself(model_source: SourceMaker, torch_files: TorchFiles) -> None:
+    model = load(model_source("model.pt2", torch_files.data("classifier")))
+    assert model.signature.inputs == (TensorSpec("x", FP32, (-1, 4)),)
+    assert model.signature.outputs == (TensorSpec("scores", FP32, (-1, 3)), TensorSpec("best", INT64, (-1,)))
+    assert model.signature.supports_batching
+    check(model, torch_files, "classifier")
+    inputs, _ = torch_files.values("classifier")
+    assert list(run(model, inputs, "best")) == ["best"]
+    model.close()
+
+
+def test_the_rows_that_a_program_was_exported_for_bound_its_batches(
+    model_source: SourceMaker, torch_files: TorchFiles
+) -> None:
+    assert load(model_source("model.pt2", torch_files.data("few"))).signature.max_batch_size == 8
+    assert refusal(model_source("model.pt2", torch_files.data("few"), max_batch_size=9)) == (
+        "max_batch_size of model 'model' is 9, but its program was exported for at most 8 rows"
+    )
+
+
+def test_a_program_of_one_shape_does_not_batch(model_source: SourceMaker, torch_files: TorchFiles) -> None:
+    model = load(model_source("model.pt2", torch_files.data("fixed")))
+    assert not model.signature.supports_batching and model.signature.inputs[0].shape == (5, 4)
+    inputs, expected = torch_files.values("fixed")
+    np.testing.assert_allclose(run(model, inputs)["scores"], expected["scores"], atol=1e-6)
+    with pytest.raises(ServeError, match=r"Guard failed|shape") as raised:
+        run(model, {"x": inputs["x"][:2]})
+    assert raised.value.code is StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    "names", [("x", "options_scale", "bias"), ("INPUT__0", "INPUT__1", "INPUT__2"),
+              ("ARGS[0]", "ARGS[1][scale]", "KWARGS[bias]")],
+)  # fmt: skip
+def test_inputs_go_by_any_of_their_names(
+    model_source: SourceMaker, torch_files: TorchFiles, names: tuple[str, ...]
+) -> None:
+    widths = (4, 1, 4)
+    # In another order than the program's.
+    inputs = [InputConfig(name, FP32, (width,)) for name, width in zip(names, widths, strict=True)][::-1]
+    outputs = [OutputConfig("RESULT[1][moved]", FP32, (4,)), OutputConfig("RESULT[0]", FP32, (4,))]
+    model = load(
+        model_source("model.pt2", torch_files.data("nested"), inputs=inputs, outputs=outputs, max_batch_size=8)
+    )
+    values, expected = torch_files.values("nested")
+    given = run(model, dict(zip(names, values.values(), strict=True)))
+    np.testing.assert_allclose(given["RESULT[0]"], expected["OUTPUT__0"])
+    np.testing.assert_allclose(given["RESULT[1][moved]"], expected["OUTPUT__1"])
+
+
+def test_bf16_goes_through(model_source: SourceMaker, torch_files: TorchFiles) -> None:
+    model = load(model_source("model.pt2", torch_files.data("half")))
+    assert model.signature.inputs[0].datatype is model.signature.outputs[0].datatype is DataType.BF16
+    check(model, torch_files, "half")
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("bf16", 2e-2), ("fp16", 2e-3)])
+@pytest.mark.parametrize("name", ["classifier", "traced"])
+def test_precision(
+    model_source: SourceMaker, torch_files: TorchFiles, name: str, precision: str, tolerance: float
+) -> None:
+    source = model_source(
+        "model.pt", torch_files.data(name), inputs=[ROWS_OF_4], max_batch_size=8, parameters={"precision": precision}
+    )
+    model = load(source)
+    assert [spec.datatype for spec in model.signature.outputs] == [FP32, INT64]
+    check(model, torch_files, name, tolerance)
+    inputs, expected = torch_files.values(name)
+    exact = np.array_equal(run(model, inputs)["scores"], expected["scores"])
+    assert exact == (precision == "fp32")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs"),
+    [(("left", "right"), ("OUTPUT__0", "OUTPUT__1")), (("INPUT__0", "b__1"), ("sum__0", "rest__1")),
+     (("first", "second"), ("one", "other"))],
+)  # fmt: skip
+def test_torchscript_by_names_places_or_order(
+    model_source: SourceMaker, torch_files: TorchFiles, inputs: tuple[str, ...], outputs: tuple[str, ...]
+) -> None:
+    source = model_source(
+        "model.pt",
+        torch_files.data("in_place"),
+        inputs=[InputConfig(name, FP32, (4,)) for name in inputs],
+        outputs=[OutputConfig(name, FP32, (4,)) for name in outputs],
+        max_batch_size=8,
+    )
+    values, expected = torch_files.values("in_place")
+    given = run(load(source), dict(zip(inputs, values.values(), strict=True)))
+    for name, value in zip(outputs, expected.values(), strict=True):
+        np.testing.assert_allclose(given[name], value)
+
+
+def test_torchscript_with_a_dict(model_source: SourceMaker, torch_files: TorchFiles) -> None:
+    inputs = [InputConfig("b", FP32, (4,)), InputConfig("a", FP32, (4,))]
+    check(
+        load(model_source("model.pt", torch_files.data("of_dict"), inputs=inputs, max_batch_size=8)),
+        torch_files,
+        "of_dict",
+    )
+
+
+def test_torchscript_with_strings(model_source: SourceMaker, torch_files: TorchFiles) -> None:
+    words = InputConfig("words", DataType.BYTES, (-1,))
+    outputs = [OutputConfig("OUTPUT__0", DataType.BYTES, (-1,)), OutputConfig("OUTPUT__1", INT64, (-1,))]
+    model = load(model_source("model.pt", torch_files.data("words"), inputs=[words], outputs=outputs))
+    given = run(model, {"words": np.array([b"one", "zwölf".encode(), b"\xff"], np.object_)})
+    assert given["OUTPUT__0"].tolist() == [b"one!", "zwölf!".encode(), b"\xff!"]
+    # Where a byte is no UTF-8 the program sees a stand-in.
+    assert given["OUTPUT__1"].tolist()[:2] == [3, 6]
+
+
+def test_torchscript_needs_a_configuration_of_its_inputs(model_source: SourceMaker, torch_files: TorchFiles) -> None:
+    assert refusal(model_source("model.pt", torch_files.data("in_place"))) == (
+        "the file of model 'model' does not tell datatypes and shapes of its inputs: config.pbtxt has to say of each"
+        " input its name, data_type and dims; missing: left or INPUT__0"
+    )
+
+
+@pytest.mark.parametrize("name", ["weights", "pickled", "old"])
+def test_pickles_are_refused(model_source: SourceMaker, torch_files: TorchFiles, name: str) -> None:
+    assert refusal(model_source("model.pt", torch_files.data(name))).startswith(
+        "model.pt holds a pickle of weights or of a module, not a program: load it where its class is and write"
+        " torch.export.save("
+    )
+
+
+def test_triton_s_parameters(model_source: SourceMaker, torch_files: TorchFiles) -> None:
+    import torch
+
+    parameters = {
+        "INTRA_OP_THREAD_COUNT": "3",
+        "INFERENCE_MODE": "false",
+        "DISABLE_OPTIMIZED_EXECUTION": "true",
+        "ENABLE_WEIGHT_SHARING": "true",
+        "ENABLE_CACHE_CLEANING": "true",
+        "ENABLE_JIT_PROFILING": "true",
+    }
+    model = load(
+        model_source(
+            "model.pt", torch_files.data("traced"), inputs=[ROWS_OF_4], max_batch_size=8, parameters=parameters
+        )
+    )
+    assert torch.get_num_threads() == 3
+    check(model, torch_files, "traced")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"precision": "int4"}, "parameter 'precision' of model 'model' must be one of fp32, fp16, bf16, not \"int4\""),
+        ({"INFERENCE_MODE": "yes"}, "parameter 'INFERENCE_MODE' of model 'model' must be one of true, false, "),
+        (
+            {"ENABLE_NVFUSER": "true"},
+            "model 'model': parameter 'ENABLE_NVFUSER' cannot be followed: PyTorch has had no",
+        ),
+        ({"NUM_THREADS": "-1"}, "parameter 'NUM_THREADS' of model 'model' must be a whole number from 0 to "),
+    ],
+)
+def test_parameters_that_cannot_be(
+    model_source: SourceMaker, torch_files: TorchFiles, parameters: dict[str, str], text: str
+) -> None:
+    assert refusal(model_source("model.pt2", torch_files.data("classifier"), parameters=parameters)).startswith(text)
+
+
+def test_instances_share_the_cores(model_source: SourceMaker) -> None:
+    from rocserve.backends.parameters import usable_cpus
+    from rocserve.backends.pytorch.parameters import run_options
+
+    group = InstanceGroup("", InstanceKind.CPU, usable_cpus())
+    assert run_options(model_source("model.pt2", b"").config).intra_op_threads == usable_cpus()
+    assert run_options(model_source("model.pt2", b"", instance_groups=[group]).config).intra_op_threads == 1

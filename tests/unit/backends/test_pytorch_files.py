@@ -1,0 +1,76 @@
+"""What a PyTorch file is, and which engine runs it; nothing here needs PyTorch."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+from support.machine import ToldMachine
+
+from rocserve.backends.pytorch import BACKEND
+from rocserve.backends.pytorch.model_file import FileKind, file_kind
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.model_config import ModelConfig
+
+
+class WithoutPyTorch(ToldMachine):
+    def is_installed(self, module: str, files: tuple[str, ...] = ()) -> bool:
+        return module != "torch" and ToldMachine.is_installed(self, module, files)
+
+
+def archive(file: Path, *names: str) -> Path:
+    with zipfile.ZipFile(file, "w") as written:
+        for name in names:
+            written.writestr(name, f"the content of {name}")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (("m/models/model.json", "m/data/weights/weight_0"), FileKind.EXPORTED),
+        (("serialized_exported_program.json", "version"), FileKind.EXPORTED),
+        (("m/data/aotinductor/model/a.wrapper.so",), FileKind.PACKAGE),
+        (("m/constants.pkl", "m/data.pkl", "m/code/__torch__.py"), FileKind.SCRIPT),
+    ],
+)
+def test_kinds(tmp_path: Path, names: tuple[str, ...], kind: FileKind) -> None:
+    assert file_kind(archive(tmp_path / "model.pt2", *names)) is kind
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"", "model.pt2 is no file of PyTorch's"),
+        (b"\x80\x02pickled", "model.pt2 holds a pickle of weights or of a module, not a program"),
+        (b"PK\x03\x04cut", "model.pt2 is cut short or damaged"),
+        (b"version https://git-lfs", "model.pt2 is no file of PyTorch's; it is a git-LFS pointer"),
+    ],
+)
+def test_what_is_none(tmp_path: Path, content: bytes, text: str) -> None:
+    file = tmp_path / "model.pt2"
+    file.write_bytes(content)
+    with pytest.raises(ServeError) as raised:
+        file_kind(file)
+    assert raised.value.code is StatusCode.INVALID_ARGUMENT and raised.value.text.startswith(text)
+
+
+def test_archives_of_something_else_and_changed_ones(tmp_path: Path) -> None:
+    with pytest.raises(ServeError, match="is a zip archive, but holds no program of PyTorch's"):
+        file_kind(archive(tmp_path / "model.pt2", "m/readme"))
+    file = archive(tmp_path / "other.pt2", "m/models/model.json")
+    content = bytearray(file.read_bytes())
+    content[content.index(b"content")] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ServeError, match=r"other.pt2 is damaged: 'm/models/model.json' in it has another checksum"):
+        file_kind(file)
+
+
+def test_without_pytorch_the_text_says_what_to_install() -> None:
+    with pytest.raises(ServeError) as raised:
+        BACKEND.engine_for(ModelConfig(name="m"), WithoutPyTorch())
+    assert raised.value.code is StatusCode.UNAVAILABLE
+    assert raised.value.text.startswith(
+        "model 'm' needs PyTorch, which is not installed; install it where rocserve is:"
+    )
