@@ -206,6 +206,24 @@ class RequestMemory:
             self._take_back(self._refused_answers, holder, nbytes, self._answers)
             raise self._full("answer", nbytes, used - nbytes)
 
+    def exchange(self, holder: Holder, nbytes: int) -> None:
+        """All that is noted of a request is given back for its answer of so many bytes, which waits to be sent.
+
+        Raises:
+            MemoryFull: there is no room for the answer; nothing is noted any more.
+        """
+        self._lock.acquire()
+        try:
+            self._table[self._requests] -= holder.held_bytes
+            self._table[self._answers] += nbytes
+            holder.held_bytes = nbytes
+        finally:
+            self._lock.release()
+        used = sum(self._all_answers)
+        if used > self.limit_bytes:
+            self._take_back(self._refused_answers, holder, nbytes, self._answers)
+            raise self._full("answer", nbytes, used - nbytes)
+
     def release_answer(self, holder: Holder, nbytes: int = _ALL) -> None:
         """So many bytes have been sent, at most those that are noted; all = also what never will be."""
         self._add(holder, -nbytes, self._answers)

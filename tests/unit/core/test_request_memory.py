@@ -91,6 +91,20 @@ def test_requests_that_fill_the_memory_keep_no_answer_back() -> None:
     assert (memory.request_bytes, memory.answer_bytes) == (30, 0)
 
 
+def test_an_answer_takes_the_place_of_its_request() -> None:
+    memory = RequestMemory(100)
+    first, second = Holding(), Holding()
+    memory.admit(first, 60)
+    memory.admit(second, 40)
+    memory.exchange(first, 70)
+    assert (memory.request_bytes, memory.answer_bytes, first.held_bytes) == (40, 70, 70)
+    with pytest.raises(MemoryFull, match="and this answer needs 31 B"):
+        memory.exchange(second, 31)
+    assert (memory.request_bytes, memory.answer_bytes, second.held_bytes) == (0, 70, 0)
+    memory.release_answer(first)
+    assert (memory.answer_bytes, memory.use().refused_answers) == (0, 1)
+
+
 def test_threads_that_end_the_same_requests_leave_nothing_behind() -> None:
     memory = RequestMemory(10_000)
     holders = [Holding() for _ in range(50)]

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
+from rocserve.core.request_memory import RequestMemory
 from rocserve.frontends.grpc.reactor import ReactorTransport
 from rocserve.frontends.grpc.reactor_calls import ReactorCall
 from rocserve.frontends.grpc.transport import Routes, TransportOptions
@@ -66,9 +67,9 @@ def serve(plane: PlaneLoop) -> Iterator[Serve]:
     """`serve(routes, **options)` starts a transport on a free port of 127.0.0.1; all are stopped at the end."""
     running: list[Served] = []
 
-    def start(routes: Routes, **options: Any) -> Served:
+    def start(routes: Routes, memory: RequestMemory | None = None, **options: Any) -> Served:
         settings = TransportOptions(**{"address": "127.0.0.1", "port": 0, **options})
-        transport = ReactorTransport(settings, routes, LOG, plane)
+        transport = ReactorTransport(settings, routes, LOG, plane, memory)
         served = Served(transport, transport.start())
         running.append(served)
         return served

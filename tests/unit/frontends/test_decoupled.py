@@ -129,7 +129,8 @@ def served(serve: Any, plane: PlaneLoop, models: dict[str, HandModel]) -> Any:
         Dispatcher(tables, plane.work_off), Readiness(lambda: True), memory, no_observer(tables), PrivatePaths(), plane
     )
     handlers = InferenceHandlers(service, InferCodec(), RequestMemory())
-    return serve({INFER: UnaryRoute(handlers.model_infer), STREAM: StreamRoute(handlers.model_stream_infer)})
+    routes = {INFER: UnaryRoute(handlers.model_infer), STREAM: StreamRoute(handlers.model_stream_infer)}
+    return serve(routes, handlers.memory)
 
 
 @pytest.fixture

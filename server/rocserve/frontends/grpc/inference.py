@@ -52,10 +52,10 @@ class InferenceHandlers:
     def model_infer(self, call: UnaryCall) -> None:
         responder = _UnaryResponder(call, self)
         try:
-            self.memory.admit(responder, len(call.message))
+            self.memory.admit(call, len(call.message))
             request = self.codec.decode_request(call.message)
             if request.head.is_typed:
-                self.memory.admit(responder, _nbytes(request))
+                self.memory.admit(call, _nbytes(request))
             if self._forwarding is not None:
                 request.head = self._forwarding.forward(request.head, call.metadata)
             request.deadline = call.deadline
@@ -63,9 +63,6 @@ class InferenceHandlers:
         except ServeError as error:
             responder.fail(error)
             self._service.refuse(error, partial(id_of_refused, call.message))
-        except BaseException:
-            self.memory.release(responder)
-            raise
 
     def model_stream_infer(self, call: StreamCall) -> InferenceStream:
         stream = InferenceStream(call, self._service, self.codec, self.memory, self._streams.discard, self._forwarding)
@@ -84,12 +81,11 @@ class InferenceHandlers:
 class _UnaryResponder:
     takes_one = True
 
-    __slots__ = ("_call", "_handlers", "held_bytes")
+    __slots__ = ("_call", "_handlers")
 
     def __init__(self, call: UnaryCall, handlers: InferenceHandlers) -> None:
         self._call = call
         self._handlers = handlers
-        self.held_bytes = 0
 
     def origin(self) -> RequestOrigin:
         return _origin(self._call)
@@ -106,8 +102,8 @@ class _UnaryResponder:
             message = codec.encode_response(response)
         except ServeError as error:
             self.fail(error)
-            return
-        self._reply(message)
+        else:
+            self._call.reply(message)
 
     def _reply_large(self, parts: Sequence[Buffer]) -> Generator[None, None, None]:
         try:
@@ -115,18 +111,12 @@ class _UnaryResponder:
         except ServeError as error:
             self.fail(error)
         else:
-            self._reply(message)
-
-    def _reply(self, message: bytes) -> None:
-        self._handlers.memory.release(self)
-        self._call.reply(message)
+            self._call.reply(message)
 
     def end(self) -> None:
-        self._handlers.memory.release(self)
         self._call.fail(StatusCode.INTERNAL, "the model ended the request without a response")
 
     def fail(self, error: ServeError, final: bool = True) -> None:
-        self._handlers.memory.release(self)
         self._call.fail(error.code, self._handlers.paths.hide(error.text))
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:

@@ -167,14 +167,16 @@ class ReactorUnaryCall(ReactorCall):
             _SendMessage(message, 0),
             _SendStatus(tuple(trailing_metadata), 0, b"", 0) if trailing_metadata else _OK,
         )
-        memory = self._transport.memory
+        transport = self._transport
+        if self in transport.sending:
+            return
         try:
-            memory.admit_answer(self, len(message))
+            transport.memory.exchange(self, len(message))
         except ServeError as error:
             self.fail(error.code, error.text)
             return
         is_sent = False
-        self._transport.sending[self] = time.monotonic()
+        transport.sending[self] = time.monotonic()
         try:
             is_sent = self._end(operations, self._on_sent)
         finally:
@@ -186,6 +188,9 @@ class ReactorUnaryCall(ReactorCall):
         if get_ident() != plane.thread:
             plane.call_soon(lambda: self.fail(code, text, trailing_metadata))
             return
+        if self in self._transport.sending:
+            return
+        self._transport.memory.release(self)
         self._end((_NO_METADATA, _status(code, text, trailing_metadata)), _ignore)
 
     @property

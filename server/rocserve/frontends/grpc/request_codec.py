@@ -110,9 +110,7 @@ class RequestDecoder:
             return self._decode_by_protobuf(data)
 
         head_bytes = data[:id_field] + data[id_end:head_end] if id_end else data[:head_end]
-        parsed = None
-        if len(head_bytes) <= LONGEST_REMEMBERED_HEAD:
-            parsed = self._heads.get(head_bytes)
+        parsed = self._heads.get(head_bytes)
         if parsed is None:
             if _MAY_TELL_OF_A_SEQUENCE in head_bytes:
                 return self._decode_of_sequence(head_bytes, request_id, raw)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -38,8 +39,10 @@ class _EncodedHead:
     """The fields behind the parameters: the outputs' names, datatypes and shapes."""
     alone: bytes
     """Both, where nothing stands between them."""
-    raw: tuple[tuple[int, bytes], ...]
-    """How many bytes each output should have, and what stands before them."""
+    sizes: list[int]
+    """How many bytes each output should have."""
+    prefixes: list[bytes]
+    """What stands before each that has so many."""
 
 
 def join_large(parts: Sequence[Buffer]) -> Generator[None, None, bytes]:
@@ -85,11 +88,19 @@ class ResponseEncoder:
             return typed_answer(response).SerializeToString()
         return b"".join(self.parts(response))
 
-    def parts(self, response: InferResponse) -> list[Buffer]:
+    def parts(self, response: InferResponse, further_parameter: bytes = b"") -> list[Buffer]:
         """The pieces of a serialised ModelInferResponse."""
-        parts: list[Buffer] = []
-        self._collect(response, parts)
-        return parts
+        head = self._heads.get(response.head) or self._build_head(response.head)
+        lead = head.alone
+        if response.id or response.parameters or further_parameter:
+            request_id = _id(response.id) if response.id else b""
+            parameters = _parameters(response.parameters) if response.parameters else b""
+            lead = b"".join((head.model, request_id, parameters, further_parameter, head.outputs))
+        prefixes: Iterable[bytes] = head.prefixes
+        if [*map(len, response.data)] != head.sizes:
+            prefixes = (length_prefix(_RAW, _nbytes(data)) for data in response.data)
+        # The head is that of just these outputs.
+        return [lead, *chain.from_iterable(zip(prefixes, response.data))]  # noqa: B905
 
     def encode_stream_response(self, response: InferResponse, final: bool) -> bytes:
         """A serialised ModelStreamInferResponse, which says whether it is the request's last; raises as
@@ -98,8 +109,7 @@ class ResponseEncoder:
 
     def stream_parts(self, response: InferResponse, final: bool) -> list[Buffer]:
         """The pieces of a serialised ModelStreamInferResponse."""
-        parts: list[Buffer] = []
-        self._collect(response, parts, self._finality[final])
+        parts = self.parts(response, self._finality[final])
         size = sum(map(_nbytes, parts))
         parts.insert(0, length_prefix(ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER, size))
         return parts
@@ -120,37 +130,20 @@ class ResponseEncoder:
             message.infer_response.parameters[_FINAL_RESPONSE].bool_param = final
         return message.SerializeToString()
 
-    def _collect(self, response: InferResponse, parts: list[Buffer], further_parameter: bytes = b"") -> None:
-        """Append the pieces of a serialised ModelInferResponse."""
-        head = self._heads.get(response.head) or self._build_head(response.head)
-        if response.id or response.parameters or further_parameter:
-            parts += (
-                head.model,
-                _id(response.id) if response.id else b"",
-                _parameters(response.parameters) if response.parameters else b"",
-                further_parameter,
-                head.outputs,
-            )
-        else:
-            parts.append(head.alone)
-        # The head is that of just these outputs.
-        for data, (expected, prefix) in zip(response.data, head.raw):  # noqa: B905
-            parts.append(prefix if len(data) == expected else length_prefix(_RAW, _nbytes(data)))
-            parts.append(data)
-
     def _build_head(self, told: ResponseHead) -> _EncodedHead:
         model = ModelInferResponse(model_name=told.model_name, model_version=told.model_version)
         outputs = ModelInferResponse()
         for output in told.outputs:
             outputs.outputs.add(name=output.name, datatype=output.datatype.value, shape=output.shape)
         # Right for all datatypes but BYTES, whose length is looked at each time.
-        lengths = [math.prod(output.shape) * output.datatype.itemsize for output in told.outputs]
+        sizes = [math.prod(output.shape) * output.datatype.itemsize for output in told.outputs]
         model_fields, output_fields = model.SerializeToString(), outputs.SerializeToString()
         head = _EncodedHead(
             model_fields,
             output_fields,
             model_fields + output_fields,
-            tuple((length, length_prefix(_RAW, length)) for length in lengths),
+            sizes,
+            [length_prefix(_RAW, size) for size in sizes],
         )
         if len(self._heads) >= REMEMBERED_HEADS:
             self._heads.clear()

@@ -64,6 +64,9 @@ class _Call(Protocol):
 class UnaryCall(_Call, Protocol):
     """One unary RPC in flight. `reply` or `fail` ends it; whatever comes after the end is dropped silently."""
 
+    held_bytes: int
+    """Of its request, as RequestMemory has noted them; given back when the call is answered."""
+
     @property
     def message(self) -> bytes: ...
 

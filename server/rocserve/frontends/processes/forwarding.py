@@ -245,6 +245,8 @@ class _Call:
 class _UnaryCall(_Call):
     """Implements transport.UnaryCall."""
 
+    held_bytes = 0
+
     def __init__(self, calls: ForwardedCalls, number: int, head: Begin, message: bytes) -> None:
         super().__init__(calls, number, head)
         self.message = message

@@ -70,6 +70,7 @@ class _MethodCall:
 
     metadata: Metadata = ()
     peer = ""
+    held_bytes = 0
     deadline: float | None = None
 
     def __init__(self, method: str, message: bytes, answer: asyncio.Future[bytes]) -> None:
