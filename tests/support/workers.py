@@ -144,7 +144,7 @@ def members_of(inputs: Sequence[BatchInput], requested: Sequence[str], sizes: Se
             for entry in inputs
         )
         data = [memoryview(entry.parts[index]).cast("B") for entry in inputs]
-        members.append(Member(_form(heads, tuple(requested), size), data))
+        members.append((_form(heads, tuple(requested), size), data, 0, b""))
     return members
 
 

@@ -50,17 +50,9 @@ class BatchForm:
     """The requests travel together and run one by one."""
 
 
-@dataclass(slots=True)
-class Member:
-    """A request of a batch. Not frozen because one is made for each request."""
-
-    form: RequestForm
-    data: Sequence[Buffer]
-    """Of its inputs, in the order of the form's; views of bytes."""
-    number: int = 0
-    """Its own, where the model sees each request for itself."""
-    details: bytes = b""
-    """See `workers/request_details.py`."""
+Member = tuple[RequestForm, Sequence[Buffer], int, bytes]
+"""A request of a batch: its form; the data of its inputs in the form's order, views of bytes; and where the model sees
+each request for itself, its number and its details (`workers/request_details.py`)."""
 
 
 def client_parameters(head: RequestHead) -> dict[str, bool | int | float | str]:

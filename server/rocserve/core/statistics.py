@@ -159,7 +159,7 @@ class ModelStatistics:
 
     def _count(self) -> None:
         """Under the lock."""
-        request_end = 0
+        request_end = all_requests = success_ns = queue_ns = input_ns = infer_ns = output_ns = 0
         while self._uncounted:
             (
                 compute_start,
@@ -178,11 +178,12 @@ class ModelStatistics:
             started = sum(queue_starts)
             self.execution_count += executions
             self.inference_count += batch_size * executions
-            self._success.add(request_end * requests - started, requests)
-            self._queue.add(compute_start * requests - started, requests)
-            self._compute_input.add(phases[0] * requests, requests)
-            self._compute_infer.add(phases[1] * requests, requests)
-            self._compute_output.add(phases[2] * requests, requests)
+            all_requests += requests
+            success_ns += request_end * requests - started
+            queue_ns += compute_start * requests - started
+            input_ns += phases[0] * requests
+            infer_ns += phases[1] * requests
+            output_ns += phases[2] * requests
             batch = self._batches.get(batch_size)
             if batch is None:
                 batch = self._batches[batch_size] = BatchStatistics(Duration(), Duration(), Duration())
@@ -195,6 +196,11 @@ class ModelStatistics:
             if self._watched is not None:
                 for start in queue_starts:
                     self._watch(request_end - start, request_end)
+        self._success.add(success_ns, all_requests)
+        self._queue.add(queue_ns, all_requests)
+        self._compute_input.add(input_ns, all_requests)
+        self._compute_infer.add(infer_ns, all_requests)
+        self._compute_output.add(output_ns, all_requests)
         if request_end:
             age_ns = time.monotonic_ns() - request_end
             self._last_inference_ms = (time.time_ns() - age_ns) // 1_000_000

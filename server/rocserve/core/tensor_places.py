@@ -68,10 +68,10 @@ class TensorPlaces:
     def packed(self, data: Sequence[Buffer]) -> Sequence[Buffer] | None:
         """What lies in the first `end` bytes of a slot for tensors of the sizes that follow from the heads; None: these
         are of others."""
-        if sizes_of(data) != self.sizes:
-            return None
         if type(data) is PackedTensors or type(data) is PlacedTensors:
-            return (data.block,)
+            return (data.block,) if data.sizes == self.sizes else None
+        if [*map(len, data)] != self.sizes:
+            return None
         return data if self._is_dense else padded(data)
 
     def pieces(self, data: Sequence[Buffer]) -> tuple[Sequence[Buffer], int]:
@@ -83,7 +83,7 @@ class TensorPlaces:
         packed = self.packed(data)
         if packed is not None:
             return packed, self.end
-        sizes = sizes_of(data)
+        sizes = [*map(len, data)]
         for head, size in zip(self._heads, sizes, strict=True):
             if head.datatype is not DataType.BYTES and size != math.prod(head.shape) * head.datatype.itemsize:
                 raise _wrong_size(head, size)
@@ -142,13 +142,6 @@ class PlacedTensors(PackedTensors):
         self.heap = heap
         self.offset = offset
         self._kept = kept
-
-
-def sizes_of(data: Sequence[Buffer]) -> list[int]:
-    """How many bytes each has."""
-    if type(data) is PackedTensors or type(data) is PlacedTensors:
-        return data.sizes
-    return [*map(len, data)]
 
 
 def _bounds(sizes: Sequence[int], start: int) -> tuple[Bounds, int]:

@@ -15,7 +15,7 @@ from rocserve.core.request_form import RequestForm, RequestLayout, client_parame
 from rocserve.core.request_parameters import check_request_parameters, class_count
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import NO_PARAMETERS, InferRequest, InputHead, Parameters, RequestHead
-from rocserve.core.tensor_places import sizes_of
+from rocserve.core.tensor_places import PackedTensors
 from rocserve.core.tensors import Buffer, TensorHead, element_fault
 
 _REMEMBERED_HEADS = 1024
@@ -111,8 +111,10 @@ class RequestValidator:
             if len(self._plans) >= _REMEMBERED_HEADS:
                 self._plans.clear()
             self._plans[request.head] = plan
-        if sizes_of(request.data) != plan.input_bytes:
-            for index, (entry, data) in enumerate(zip(plan.inputs, request.data, strict=True)):
+        contents = request.data
+        sizes = contents.sizes if isinstance(contents, PackedTensors) else [*map(len, contents)]
+        if sizes != plan.input_bytes:
+            for index, (entry, data) in enumerate(zip(plan.inputs, contents, strict=True)):
                 if len(data) != entry.nbytes:
                     self._check_bytes(entry, data, request, index)
         return plan

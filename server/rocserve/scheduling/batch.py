@@ -12,6 +12,7 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.ragged import ragged_batching
 from rocserve.core.request_form import BatchForm, Member
 from rocserve.core.requests import InferResponse
+from rocserve.core.serving import Responder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.responses import ResponseMaker
@@ -72,7 +73,7 @@ class BatchLayouts:
 
     def of(self, batch: FormedBatch, instance: Instance) -> tuple[BatchForm, Sequence[Member]]:
         """What a batch is to an instance, any instance, and its requests."""
-        members = [Member(entry.plan.form, entry.request.data) for entry in batch.entries]
+        members: list[Member] = [(entry.plan.form, entry.request.data, 0, b"") for entry in batch.entries]
         return self.batch_form(batch), members
 
     def batch_form(self, batch: FormedBatch) -> BatchForm:
@@ -98,69 +99,48 @@ class BatchAnswerer:
     def answer(self, batch: FormedBatch, outcome: Outcome) -> bool:
         """Every request gets a response or an error, and the statistics their share; never raises. True: none is left
         open."""
-        entries = batch.entries
-        answers = self._answers(entries, outcome)
-        if batch.dropped:
-            answers = [answer for entry, answer in zip(entries, answers, strict=True) if entry not in batch.dropped]
-            entries = batch.undropped
-        now = time.monotonic_ns()
+        error, failures, lasts, dropped = outcome.error, outcome.failures, outcome.lasts, batch.dropped or ()
+        times = (batch.compute_start_ns, outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)
+        answers: list[tuple[Responder, InferResponse | ServeError]] = []
+        queue_starts: list[int] = []
+        rows = batch.absent_rows
+        for index, entry in enumerate(batch.entries):
+            if entry in dropped:
+                continue
+            request = entry.request
+            rows += entry.plan.batch_size
+            if request.trace is not None:
+                request.trace.note_run(entry.queue_start_ns, times)
+            if request.phases is not None:
+                request.phases.add_run(times)
+            refusal = error or (failures.get(index) if failures else None)
+            if refusal is None:
+                try:
+                    response = self._make_response(entry, *outcome.outputs_of(index))
+                    response.lasts = lasts
+                    answers.append((entry.responder, response))
+                    queue_starts.append(entry.queue_start_ns)
+                    continue
+                except ServeError as fault:
+                    refusal = fault
+            answers.append((entry.responder, refusal))
+            self._statistics.record_failure(entry.queue_start_ns, time.monotonic_ns(), by_backend=True)
+            self._statistics.note_failure(refusal.text)
         # Counted before they are sent: who has an answer and asks for the statistics finds it there.
-        self._record(batch, entries, outcome, answers, now)
-        for entry, answer in zip(entries, answers, strict=True):
+        if queue_starts:
+            if batch.one_by_one:
+                rows = batch.entries[0].plan.batch_size
+            self._statistics.record_batch(*times, queue_starts, time.monotonic_ns(), rows, batch.one_by_one)
+            if batch.absent_rows:
+                self._statistics.leave_out(batch.absent_rows)
+        for responder, answer in answers:
             if isinstance(answer, ServeError):
-                entry.responder.fail(answer)
+                responder.fail(answer)
             else:
-                entry.responder.send(answer)
+                responder.send(answer)
         return True
 
     def drop(self, batch: FormedBatch, entry: QueuedRequest) -> bool:
         """A request that was sent ahead is answered by the caller, whatever comes back; whether that may be."""
         batch.drop(entry)
         return True
-
-    def _record(
-        self,
-        batch: FormedBatch,
-        entries: Sequence[QueuedRequest],
-        outcome: Outcome,
-        answers: Sequence[InferResponse | ServeError],
-        now: int,
-    ) -> None:
-        """`entries`: those that `answers` are for."""
-        queue_starts: list[int] = []
-        rows = 0
-        times = (batch.compute_start_ns, outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)
-        for entry, answer in zip(entries, answers, strict=True):
-            rows += entry.plan.batch_size
-            if entry.request.trace is not None:
-                entry.request.trace.note_run(entry.queue_start_ns, times)
-            if entry.request.phases is not None:
-                entry.request.phases.add_run(times)
-            if isinstance(answer, ServeError):
-                self._statistics.record_failure(entry.queue_start_ns, now, by_backend=True)
-                self._statistics.note_failure(answer.text)
-            else:
-                queue_starts.append(entry.queue_start_ns)
-        if queue_starts:
-            if batch.one_by_one:
-                rows = batch.entries[0].plan.batch_size
-            self._statistics.record_batch(*times, queue_starts, now, rows + batch.absent_rows, batch.one_by_one)
-            if batch.absent_rows:
-                self._statistics.leave_out(batch.absent_rows)
-
-    def _answers(self, entries: Sequence[QueuedRequest], outcome: Outcome) -> list[InferResponse | ServeError]:
-        error, failures, outputs_of, make = outcome.error, outcome.failures, outcome.outputs_of, self._make_response
-        if error is not None:
-            return [error] * len(entries)
-        answers: list[InferResponse | ServeError] = []
-        for index, entry in enumerate(entries):
-            if index in failures:
-                answers.append(failures[index])
-                continue
-            try:
-                answer = make(entry, *outputs_of(index))
-                answer.lasts = outcome.lasts
-                answers.append(answer)
-            except ServeError as refusal:
-                answers.append(refusal)
-        return answers

@@ -108,7 +108,7 @@ class RequestBatches:
             single.number = instance.open_request(functools.partial(self._said, single))
             running.requests.append(single)
             request = entry.request
-            members.append(Member(entry.plan.form, request.data, single.number, write_details(request)))
+            members.append((entry.plan.form, request.data, single.number, write_details(request)))
             if request.trace is not None:
                 self._begin_trace(single, request.trace)
         running.open_count = len(members)

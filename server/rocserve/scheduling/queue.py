@@ -119,8 +119,7 @@ class RequestQueue:
                 self._close_empty(number)
             if len(taken) == count:
                 break
-        for entry in taken:
-            self._drop(entry)
+        self._drop(taken)
         return taken
 
     def remove(self, entry: QueuedRequest) -> bool:
@@ -128,7 +127,7 @@ class RequestQueue:
         if not entry.waiting:
             return False
         self._levels[entry.level].remove(entry)
-        self._drop(entry)
+        self._drop([entry])
         if len(self._order) > _KEPT_LEVELS:
             self._close_empty(entry.level)
         return True
@@ -185,11 +184,14 @@ class RequestQueue:
     def _add(self, entry: QueuedRequest) -> None:
         entry.waiting = True
         self._count += 1
-        self.deadline_count += entry.request.deadline is not None
         self._nbytes += entry.nbytes
+        if entry.request.deadline is not None:
+            self.deadline_count += 1
 
-    def _drop(self, entry: QueuedRequest) -> None:
-        entry.waiting = False
-        self._count -= 1
-        self.deadline_count -= entry.request.deadline is not None
-        self._nbytes -= entry.nbytes
+    def _drop(self, entries: list[QueuedRequest]) -> None:
+        self._count -= len(entries)
+        for entry in entries:
+            entry.waiting = False
+            self._nbytes -= entry.nbytes
+            if entry.request.deadline is not None:
+                self.deadline_count -= 1

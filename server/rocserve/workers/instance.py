@@ -288,7 +288,7 @@ class Instance:
             raise WorkerGone(self._gone_text) from None
         slot, entries, placed, large = self._write(members)
         batch_id = next(self._batch_ids) & 0xFFFFFFFF
-        sizes = tuple([member.form.layout.rows for member in members])
+        sizes = tuple([member[0].layout.rows for member in members])
         flags = GROUPED if form_of_batch.is_grouped else 0
         entry = ENTRY.pack(BATCH, flags, 0, batch_id, slot.offset, entries, 0)
         batch = self._sent[batch_id] = _SentBatch(on_outcome, sizes, form_of_batch.cuts, slot, placed, entry)
@@ -327,7 +327,7 @@ class Instance:
     def _write(self, members: Sequence[Member]) -> tuple[Slot, int, Sequence[PlacedTensors], _Large]:
         """The slot of a batch, the entries of its table, inputs that lie elsewhere, and what is still to be copied."""
         forms = self._forms
-        fresh = [form for form in {member.form for member in members} if form not in forms]
+        fresh = [form for form in {member[0] for member in members} if form not in forms]
         try:
             return self._write_with(fresh, members)
         except BaseException:
@@ -357,8 +357,7 @@ class Instance:
             table.append(pack(LAYOUT, 0, 0, number, end, len(text), 0))
             pieces += padded((text,))
             end += aligned(len(text))
-        for member in members:
-            form, data, details = member.form, member.data, member.details
+        for form, data, number, details in members:
             flags, place = 0, end
             if type(data) is PlacedTensors and data.heap is inputs and data.sizes == form.places.sizes:
                 flags, place = PLACED, data.offset
@@ -367,7 +366,7 @@ class Instance:
                 of_member, nbytes = form.places.pieces(data)
                 pieces += of_member
                 end += nbytes
-            table.append(pack(REQUEST, flags, 0, forms[form], member.number, place, len(details) | end << 32))
+            table.append(pack(REQUEST, flags, 0, forms[form], number, place, len(details) | end << 32))
             if details:
                 pieces += padded((details,))
                 end += aligned(len(details))

@@ -6,7 +6,7 @@ import pytest
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
-from rocserve.core.tensor_places import PackedTensors, TensorPlaces, sizes_of
+from rocserve.core.tensor_places import PackedTensors, TensorPlaces
 from rocserve.core.tensors import TensorHead
 
 FIXED = TensorPlaces([TensorHead("A", DataType.UINT8, (1, 70)), TensorHead("B", DataType.INT32, (1, 2))])
@@ -19,7 +19,7 @@ def test_tensors_of_fixed_sizes_are_one_piece() -> None:
     block = b"".join(pieces)
     assert (len(block), FIXED.end) == (192, 192)
     packed = PackedTensors(memoryview(block), FIXED)
-    assert ([bytes(each) for each in packed], len(packed), sizes_of(packed)) == (DATA, 2, [70, 8])
+    assert ([bytes(each) for each in packed], len(packed), packed.sizes) == (DATA, 2, [70, 8])
     assert bytes(packed[1]) == DATA[1] and [bytes(each) for each in packed[:1]] == DATA[:1]
     assert FIXED.packed(packed) == (block,)
     assert FIXED.pieces(packed) == ((block,), 192)

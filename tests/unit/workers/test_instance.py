@@ -572,8 +572,8 @@ def test_large_inputs_are_copied_in_steps_and_batches_keep_their_order(peer: Pee
     assert posted == [0, 0]
     first, second = peer.take(), peer.take()
     (data,) = request_inputs(first.requests[0], peer.end_of_worker.inputs)
-    assert data == large[0].data[0]
-    assert [*map(bytes, request_inputs(second.requests[0], peer.end_of_worker.inputs))] == [*map(bytes, small[0].data)]
+    assert data == large[0][1][0]
+    assert [*map(bytes, request_inputs(second.requests[0], peer.end_of_worker.inputs))] == [*map(bytes, small[0][1])]
 
 
 def test_inputs_that_lie_in_a_share_of_the_heap_are_told_of_and_kept_until_the_worker_reports(peer: Peer) -> None:
@@ -581,13 +581,12 @@ def test_inputs_that_lie_in_a_share_of_the_heap_are_told_of_and_kept_until_the_w
     elsewhere = SharedHeap("elsewhere", 1 << 20)
     members, places, shares = [], [], []
     for heap in (peer.inputs, elsewhere):
-        (member,) = members_of(add_sub_inputs(), ("SUM",), (1,))
+        ((form, data, _, _),) = members_of(add_sub_inputs(), ("SUM",), (1,))
         share = on_plane(peer.plane, heap.lend)
-        slot, view = Heap.of_file(heap.open_for_writing(), share.number, SHARES).place(member.form.places.end)
-        view[:] = b"".join(padded(member.data))
-        member.data = PlacedTensors(view, member.form.places, heap, slot.offset, (share, slot))
-        member.details = b"details"
-        members.append(member)
+        slot, view = Heap.of_file(heap.open_for_writing(), share.number, SHARES).place(form.places.end)
+        view[:] = b"".join(padded(data))
+        placed = PlacedTensors(view, form.places, heap, slot.offset, (share, slot))
+        members.append((form, placed, 0, b"details"))
         shares.append(share)
         places.append(slot.offset)
     held = weakref.ref(shares[0])
@@ -596,9 +595,9 @@ def test_inputs_that_lie_in_a_share_of_the_heap_are_told_of_and_kept_until_the_w
     assert [request.place == place for request, place in zip(batch.requests, places, strict=True)] == [True, False]
     for request in batch.requests:
         a, b = request_inputs(request, peer.end_of_worker.inputs)
-        assert [bytes(a), bytes(b)] == [bytes(data) for data in members_of(add_sub_inputs(), ("SUM",), (1,))[0].data]
+        assert [bytes(a), bytes(b)] == [bytes(data) for data in members_of(add_sub_inputs(), ("SUM",), (1,))[0][1]]
         assert details_of(request, peer.end_of_worker.inputs) == b"details"
-    del members, member, share, shares
+    del members, placed, share, shares
     gc.collect()
     assert held() is not None
     peer.end_of_worker.fail(batch, (batch.taken_ns, batch.taken_ns), unavailable("no"))

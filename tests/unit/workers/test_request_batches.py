@@ -117,7 +117,7 @@ class Both:
         """What the server reads of these answers to a batch."""
         tensor = tensor_from_numpy("N", np.zeros(1, np.int32))
         form = RequestForm(RequestLayout((TensorHead("N", DataType.INT32, (1,)),), ("N",), 1))
-        self.send([Member(form, [memoryview(tensor.data).cast("B")]) for _ in answers])
+        self.send([(form, [memoryview(tensor.data).cast("B")], 0, b"") for _ in answers])
         batch = next(self.batches)
         results = [self.writer.result(answer) for answer in answers]
         self.end.finish(batch, (batch.taken_ns, batch.taken_ns), results, each=True)
@@ -141,7 +141,7 @@ def test_inputs_and_details_of_requests_side_by_side(both: Both) -> None:
         text = tensor_from_numpy("W", np.array([b"x" * 1000, b""], dtype=object))
         data = [np.full(2, number, np.int64).tobytes(), b"abc", bytes(text.data)][: 2 + number]
         details = write_details(InferRequest(head, f"id{number}", []))
-        members.append(Member(form, [memoryview(one) for one in data], number, details))
+        members.append((form, [memoryview(one) for one in data], number, details))
         expected.append((data, f"id{number}"))
     both.send(members)
     batch = next(both.batches)

@@ -45,12 +45,40 @@ class _ParsedHead:
     sequence: SequenceTag | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layout:
+    """Where id and tensors lie in messages of a length that have the same bytes besides."""
+
+    head: RequestHead
+    frames: list[tuple[int, bytes]]
+    """The other bytes, and where they begin."""
+    id_start: int
+    id_end: int
+    """0: they have none."""
+    raw: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, data: bytes, head: RequestHead, id_start: int, id_end: int, raw: list[tuple[int, int]]) -> _Layout:
+        left_out = [(id_start, id_end), *raw]
+        begins = [0, *[end for _, end in left_out]]
+        ends = [*[begin for begin, _ in left_out], len(data)]
+        frames = [(begin, data[begin:end]) for begin, end in zip(begins, ends, strict=True) if begin < end]
+        return cls(head, frames, id_start, id_end, raw)
+
+    def fits(self, data: bytes) -> bool:
+        """Whether a message of this length is laid out so."""
+        # A generator would take longer than all the rest.
+        return all([data.startswith(frame, begin) for begin, frame in self.frames])  # noqa: C419
+
+
 class RequestDecoder:
     """Decodes requests and remembers their heads. May be called from several threads."""
 
     def __init__(self) -> None:
         # Threads may both parse a head that is new; the dict's own operations are atomic.
         self._heads: dict[bytes, _ParsedHead] = {}
+        self._layouts: dict[int, _Layout] = {}
+        """By length, that of the last message whose head was known."""
         self._of_sequences: dict[bytes, tuple[_ParsedHead, SequenceTag]] = {}
         """With what they say of a sequence that goes on; apart, since each sequence has its own."""
 
@@ -61,64 +89,59 @@ class RequestDecoder:
             ServeError: INVALID_ARGUMENT when the bytes are no ModelInferRequest or an input's data is missing, given
                 twice or in the wrong field.
         """
-        position = id_field = id_start = id_end = 0
-        end = len(data)
-        request_id = ""
-        raw: list[Buffer] = []
-        # One flat loop a part: this runs for every request in the thread that serves all connections.
         try:
-            for _ in _FIELDS:
-                if position >= end:
-                    break
-                tag = data[position]
-                if tag == _RAW_TAG:
-                    break
-                start = position + 2
-                length = data[position + 1]
-                if length > 0x7F:
-                    length, start = read_varint(data, position + 1)
-                if tag == _ID_TAG:
-                    # The last one counts; an earlier one stays in the head and does no harm there.
-                    id_field, id_start, id_end = position, start, start + length
-                elif tag & 0x87 != LENGTH_DELIMITED:
-                    return self._decode_by_protobuf(data)
-                position = start + length
-            else:
-                check_entries(len(_FIELDS))
-            head_end = position
-            if position < end:
-                view = memoryview(data)
-                for _ in _FIELDS:
-                    if position >= end:
-                        break
-                    if data[position] != _RAW_TAG:
-                        return self._decode_by_protobuf(data)
-                    start = position + 2
-                    length = data[position + 1]
-                    if length > 0x7F:
-                        length, start = read_varint(data, position + 1)
-                    position = start + length
-                    raw.append(view[start:position])
-                else:
-                    check_entries(len(_FIELDS))
-            if id_end:
-                check_id(id_end - id_start)
-                request_id = data[id_start:id_end].decode()
+            layout = self._layouts.get(len(data))
+            if layout is None or not layout.fits(data):
+                return self._decode_by_fields(data)
+            request_id = data[layout.id_start : layout.id_end].decode() if layout.id_end else ""
         except (IndexError, ValueError):
             return self._decode_by_protobuf(data)
+        view = memoryview(data)
+        return InferRequest(layout.head, request_id, [view[begin:end] for begin, end in layout.raw])
+
+    def _decode_by_fields(self, data: bytes) -> InferRequest:
+        """Raises: IndexError, ValueError: they are not in their order, or faulty; ServeError, as above."""
+        position = id_field = id_start = id_end = 0
+        end = head_end = len(data)
+        raw: list[tuple[int, int]] = []
+        for _ in _FIELDS:
+            if position >= end:
+                break
+            tag = data[position]
+            start = position + 2
+            length = data[position + 1]
+            if length > 0x7F:
+                length, start = read_varint(data, position + 1)
+            if tag == _RAW_TAG:
+                if not raw:
+                    head_end = position
+                raw.append((start, start + length))
+            elif raw or tag & 0x87 != LENGTH_DELIMITED:
+                return self._decode_by_protobuf(data)
+            elif tag == _ID_TAG:
+                # The last one counts; an earlier one stays in the head and does no harm there.
+                id_field, id_start, id_end = position, start, start + length
+            position = start + length
+        else:
+            check_entries(len(_FIELDS))
         if position != end:
             return self._decode_by_protobuf(data)
+        check_id(id_end - id_start)
+        request_id = data[id_start:id_end].decode()
 
         head_bytes = data[:id_field] + data[id_end:head_end] if id_end else data[:head_end]
+        view = memoryview(data)
+        contents: list[Buffer] = [view[begin:end] for begin, end in raw]
         parsed = self._heads.get(head_bytes)
         if parsed is None:
             if _MAY_TELL_OF_A_SEQUENCE in head_bytes:
-                return self._decode_of_sequence(head_bytes, request_id, raw)
+                return self._decode_of_sequence(head_bytes, request_id, contents)
             parsed = self._parse_head(head_bytes, bool(raw))
-        head = parsed.head
-        if parsed.sources is None and len(raw) == len(head.inputs):
-            return InferRequest(head, request_id, raw)
-        return InferRequest(head, request_id, _assign(parsed, raw))
+        elif parsed.sources is None and len(raw) == len(parsed.head.inputs):
+            if len(self._layouts) >= REMEMBERED_HEADS:
+                self._layouts.clear()
+            self._layouts[len(data)] = _Layout.of(data, parsed.head, id_start, id_end, raw)
+        return InferRequest(parsed.head, request_id, _assign(parsed, contents))
 
     def _decode_of_sequence(self, head_bytes: bytes, request_id: str, raw: list[Buffer]) -> InferRequest:
         """What it says of its sequence is kept apart, so that its head is that of all others."""

@@ -93,9 +93,9 @@ class Execution:
     def __init__(self, loop: HandLoop, form: BatchForm, members: Sequence[Member], on_outcome: Callable) -> None:
         self._on_outcome = loop.turning(on_outcome)
         self.rows: list[Row] = []
-        for member in members:
-            names = [head.name for head in member.form.layout.inputs]
-            given = dict(zip(names, member.data, strict=True))
+        for form, data, _, _ in members:
+            names = [head.name for head in form.layout.inputs]
+            given = dict(zip(names, data, strict=True))
             state = np.frombuffer(given["STATE_IN"], np.int32).tolist() if "STATE_IN" in given else None
             numbers = [
                 int.from_bytes(given[name], "little") for name in ("IN", "START", "END", "READY", "ID") if name in given
