@@ -86,6 +86,21 @@ def test_remembered_heads_are_bounded() -> None:
     assert not decoder._heads
 
 
+def test_messages_of_one_length_are_told_apart() -> None:
+    codec = InferCodec()
+    known = [_add_sub(id=text, model_name=name).SerializeToString() for text in ("17", "18") for name in ("m", "n")]
+    for data in (*known, *known):
+        request, message = codec.decode_request(data), ModelInferRequest.FromString(data)
+        assert (request.head.model_name, request.id) == (message.model_name, message.id)
+        assert [bytes(view) for view in request.data] == [FIRST.tobytes(), SECOND.tobytes()]
+    with pytest.raises(ServeError, match="id"):
+        codec.decode_request(known[-1].replace(b"18", b"\xff8"))
+    # One tensor is a byte shorter, the other longer.
+    moved = _add_sub(model_name="n", raw_input_contents=[bytes(63), bytes(65)]).SerializeToString()
+    assert len(moved) == len(known[0])
+    assert [len(view) for view in codec.decode_request(moved).data] == [63, 65]
+
+
 def test_an_id_longer_than_a_one_byte_length() -> None:
     assert _decode(_add_sub(id="é" * 200)).id == "é" * 200
 

@@ -356,7 +356,7 @@ def test_what_waits_behind_a_batch_that_cannot_be_handed_over_runs(make_bench, m
     hand_over, values = instance.execute, []
 
     def execute(form, members, on_outcome) -> None:
-        values.append(float(np.frombuffer(members[0].data[0], np.float32)[0]))
+        values.append(float(np.frombuffer(members[0][1][0], np.float32)[0]))
         if values[-1] in (2.0, 3.0):
             raise OSError("no room")
         hand_over(form, members, on_outcome)

@@ -448,7 +448,7 @@ def test_what_waits_behind_batches_that_cannot_be_handed_over_runs(make_bench, m
     hand_over, count = bench.instance.execute, 2000
 
     def execute(form, members, on_outcome) -> None:
-        if 0 < int.from_bytes(members[0].data[0], "little") < count:
+        if 0 < int.from_bytes(members[0][1][0], "little") < count:
             raise OSError("no room")
         hand_over(form, members, on_outcome)
 
