@@ -33,11 +33,11 @@ def test_weights_that_were_fetched_are_kept_in_a_copy(tmp_path):
     assert (copy / WEIGHTS).read_bytes() == b"weights"
 
 
-def test_without_a_network_it_is_said(tmp_path, monkeypatch, capsys):
+def test_where_the_weights_cannot_be_fetched_it_is_said(tmp_path, monkeypatch, capsys):
     import demo_photos
 
     (tmp_path / "sample").mkdir()
-    monkeypatch.setenv("ROCSERVE_GET_SOURCE", "http://127.0.0.1:1")
+    monkeypatch.setenv("ROCSERVE_GET_SOURCE", "no address")
     monkeypatch.setattr(demo_photos, "NETWORK", "resnet50")
     assert demo_photos.with_weights(tmp_path / "sample", tmp_path / "copy", Console()) == (tmp_path / "copy", False)
     assert "resnet50 could not be fetched: no photographs this time" in capsys.readouterr().out
