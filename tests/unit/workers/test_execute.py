@@ -189,11 +189,9 @@ async def test_an_outcome_is_valid_until_it_is_released(workshop: Workshop) -> N
 
 
 async def test_instances_of_one_worker_run_beside_each_other(workshop: Workshop) -> None:
-    group = await workshop.serving("slow", plans=[WorkerPlan(InstanceKind.CPU, None, 4)])
+    group = await workshop.serving("four_at_once", plans=[WorkerPlan(InstanceKind.CPU, None, 4)])
     assert len(group.instances) == 4 and len(group.pids) == 1
-    started = time.monotonic()
     answers = await asyncio.gather(*(run_add_sub(instance) for instance in group.instances))
-    assert time.monotonic() - started < 0.7
     assert all(answer.error is None for answer in answers)
 
 

@@ -214,7 +214,7 @@ async def test_a_zygote_that_does_not_answer_is_killed(
     several = [asyncio.create_task(workshop.serving()) for _ in range(3)]
     asked = time.monotonic()
     await asyncio.sleep(0.2)
-    assert time.monotonic() - asked < 2.0, "the loop was held up"
+    assert time.monotonic() - asked < 5.0, "the loop was held up"
     assert (await run_add_sub(group.instances[0])).error is None
     for started in await asyncio.gather(*several):
         assert (await run_add_sub(started.instances[0])).error is None

@@ -52,6 +52,7 @@ class Model:
         self._behaviour = behaviour
         self._source = source
         self._warm_ups: list[tuple[object, ...]] = []
+        self._four = threading.Barrier(4)
 
     def warm_up(self, samples: list[Batch]) -> None:
         if self._behaviour == "warm_up_fails":
@@ -99,6 +100,10 @@ class Model:
 
     def _slow(self, batch: Batch) -> BatchResult:
         time.sleep(0.2)
+        return self._add_sub(batch)
+
+    def _four_at_once(self, batch: Batch) -> BatchResult:
+        self._four.wait(30)
         return self._add_sub(batch)
 
     def _stuck(self, batch: Batch) -> BatchResult:
