@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 from support.models import add_constant
-from support.server import wait_until
 from support.shared_memory import FOLDER as SHARED_MEMORY
+from support.waiting import wait_until
 
 from campaign import catalogue, models
 from campaign.action import Action, Kind, drawn
@@ -32,7 +32,7 @@ def wrong_answer(stage: Stage, random: random.Random) -> None:
     """Files that nobody was told of, for as long as somebody gets their answer; then the right ones again."""
     file = file_of(stage, models.COPIED[0])
     file.write_bytes(add_constant(123.0))
-    wait_until(lambda: stage.findings.counts["wrong answer"], 20, "the report of a wrong answer")
+    wait_until(lambda: stage.findings.counts["wrong answer"], "the report of a wrong answer")
     file.write_bytes(add_constant(models.FIRST))
 
 
@@ -65,7 +65,7 @@ def killed_worker(stage: Stage, random: random.Random) -> None:
     (gone,) = workers_of(stage.poll, models.PYTHON)
     script.write_text("import time\n" + script.read_text().replace(quick, slow))
     while "honest request failed" not in stage.findings.counts:
-        wait_until(lambda gone=gone: is_replaced(stage, gone), 20, "the next worker")
+        wait_until(lambda gone=gone: is_replaced(stage, gone), "the next worker")
         time.sleep(0.3)
         (gone,) = workers_of(stage.poll, models.PYTHON)
         gone.kill()
@@ -77,9 +77,7 @@ def left_behind(stage: Stage, random: random.Random) -> None:
     (stage.folder / "temporary" / "left").touch()
     (stage.copied / "half" / "1").mkdir(parents=True)
     (stage.copied / "half" / "1" / "model.onnx").write_bytes(b"half")
-    wait_until(
-        lambda: any(model == "half" for model, _ in ending.index_rows(stage.poll)), 20, "the row of a half model"
-    )
+    wait_until(lambda: any(model == "half" for model, _ in ending.index_rows(stage.poll)), "the row of a half model")
 
 
 def failing(stage: Stage, random: random.Random) -> None:

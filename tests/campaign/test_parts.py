@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from support.server import wait_until
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 from campaign import catalogue
@@ -180,7 +180,7 @@ def test_a_client_that_cannot_begin_anew_is_reported_and_asks_on():
     asker = Broken()
     client = HonestClient("broken", "poll", asker, cast(Stage, stage), pace_seconds=0.001, seed=1)
     client.start()
-    wait_until(lambda: asker.asked >= 3, 10, "the third request")
+    wait_until(lambda: asker.asked >= 3, "the third request")
     client.stop()
     texts = {finding.text for finding in stage.findings.kept if finding.kind == "honest client broke"}
     assert "broken: ConnectionError: reopen" in texts

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 from support.models import add_constant, drop, graph
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 
 from rocserve.protocol import grpc_service_pb2 as pb
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from support.python_models import write_model
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 COUNT = """
@@ -123,7 +124,7 @@ def server(tmp_path_factory: pytest.TempPathFactory):
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(config)
     with RocserveProcess([repository], "--exit-on-error=false", log=folder / "server.log") as running:
-        wait_until(lambda: running.client().is_model_ready("count_squares"), what="the ensembles")
+        wait_until(lambda: running.client().is_model_ready("count_squares"), "the ensembles")
         yield running
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from PIL import Image
-from support.server import wait_until
 from support.slow_yolo import opencv_suppress, slow_decode
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 ROOT = Path(__file__).parents[2]
@@ -153,7 +153,7 @@ def test_a_wrong_parameter_is_the_reason_in_the_index(repository, serve):
 
     for name, (_, _, expected) in faults.items():
         is_reported = partial(reason_holds, f"faulty_{name}", expected)
-        wait_until(is_reported, what=f'the reason "{expected}"')
+        wait_until(is_reported, f'the reason "{expected}"')
 
 
 def copied(repository: Path, name: str = "detect_shapes_postprocess") -> Path:

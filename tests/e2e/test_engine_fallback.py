@@ -13,7 +13,8 @@ import pytest
 from support import metrics
 from support.migraphx_models import MLP_WIDTH, mlp
 from support.models import drop
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 
 from rocserve_client import Client
 

@@ -8,7 +8,8 @@ import numpy as np
 import onnx
 import tritonclient.grpc as triton
 from onnx import TensorProto, helper
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 
 FLAGS = ("--repository-poll-secs=1", "--repository-settle-secs=0.1")
 
@@ -42,7 +43,7 @@ def test_weights_that_change_alone_are_noticed(serve, repository: Path) -> None:
     client = server.client()
     assert ask(client) == [2.0, 3.0]
     (folder / "weights.bin").write_bytes(np.full(2, 5.0, "<f4").tobytes())
-    wait_until(lambda: ask(client) == [6.0, 7.0], what="the answer of the new weights")
+    wait_until(lambda: ask(client) == [6.0, 7.0], "the answer of the new weights")
 
 
 def test_weights_that_come_late_or_go(serve, repository: Path) -> None:
@@ -53,10 +54,10 @@ def test_weights_that_come_late_or_go(serve, repository: Path) -> None:
     server: RocserveProcess = serve(repository, flags=FLAGS)
     client = server.client()
     missing = "needs external data file 'weights.bin', which is not there; copy it into the same folder"
-    wait_until(lambda: missing in reason(client), what="the reason")
+    wait_until(lambda: missing in reason(client), "the reason")
     (folder / "weights.bin").write_bytes(weights)
-    wait_until(lambda: client.is_model_ready("external"), what="the model")
+    wait_until(lambda: client.is_model_ready("external"), "the model")
     assert ask(client) == [2.0, 3.0]
     (folder / "weights.bin").write_bytes(weights[:4])
-    wait_until(lambda: "copy that file again" in reason(client), what="the reason")
+    wait_until(lambda: "copy that file again" in reason(client), "the reason")
     assert ask(client) == [2.0, 3.0]

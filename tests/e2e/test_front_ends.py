@@ -21,9 +21,10 @@ from support.load import ConstantLoad
 from support.metrics import port_of, scrape
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop, identity
 from support.sequences import drop_accumulator, run_at_once, run_sequence
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
 from support.shared_memory import shared_file
 from support.simple_models import drop_simple_models
+from support.waiting import wait_until
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
@@ -218,7 +219,7 @@ def test_a_model_that_comes_with_a_call_and_a_question_meanwhile(
     values = tensor("X", np.zeros((1, 2), np.float32), "FP32")
     assert clients[1].infer("brought", [values]).as_numpy("Y").tolist() == [[5.0, 5.0]]
     clients[2].unload_model("brought")
-    wait_until(lambda: not clients[3].is_model_ready("brought"), what="the end of the model")
+    wait_until(lambda: not clients[3].is_model_ready("brought"), "the end of the model")
 
 
 def test_health_is_watched(server: RocserveProcess, clients: list[triton.InferenceServerClient]) -> None:
@@ -261,7 +262,7 @@ def test_the_log_tells_of_requests(server: RocserveProcess, clients: list[triton
     try:
         for number, client in enumerate(clients):
             client.infer("m", [values], request_id=f"seen-{number}")
-        wait_until(lambda: all(f"seen-{number}" in server.log_text for number in range(len(clients))), what="all ids")
+        wait_until(lambda: all(f"seen-{number}" in server.log_text for number in range(len(clients))), "all ids")
     finally:
         clients[0].update_log_settings({"log_verbose_level": 0}, headers=dict([SECRET]))
 
@@ -282,7 +283,7 @@ def test_what_nobody_waits_for_is_not_run(clients: list[triton.InferenceServerCl
         for number in range(count)
     ]
     if how == "cancelled":
-        wait_until(lambda: executed() > before, what="the first execution")
+        wait_until(lambda: executed() > before, "the first execution")
         for call in calls:
             call.cancel()
     for _ in range(count):
@@ -314,11 +315,11 @@ def test_memory_of_requests_is_counted_in_all(server: RocserveProcess) -> None:
             request_serializer=service_pb2.ModelInferRequest.SerializeToString,
             response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
         )(requests())
-        wait_until(lambda: answers() > nbytes, what="a report of the front end")
+        wait_until(lambda: answers() > nbytes, "a report of the front end")
         read.set()
         for _ in range(12):
             assert not next(stream).error_message
-        wait_until(lambda: answers() == 0, what="the report that all has been read")
+        wait_until(lambda: answers() == 0, "the report that all has been read")
 
 
 def test_over_tls(tmp_path: Path) -> None:
@@ -358,6 +359,6 @@ def test_a_swap_and_the_end_lose_no_request(tmp_path: Path) -> None:
         for client in clients * 2:
             client.async_infer("patient", values, lambda result, error: told.put(error))
         executions = server.client().get_inference_statistics
-        wait_until(lambda: executions("patient").model_stats[0].execution_count, what="the first execution")
+        wait_until(lambda: executions("patient").model_stats[0].execution_count, "the first execution")
         assert server.terminate() == 0
     assert [told.get(timeout=10) for _ in range(8)] == [None] * 8

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import tritonclient.http as http_client
 from support.http_requests import add_sub_body, ask, sums
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 
 
 def test_a_large_tensor(triton_http: http_client.InferenceServerClient) -> None:
@@ -104,8 +105,7 @@ def test_a_client_that_gives_up(http_server: RocserveProcess) -> None:
                 b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
             )
             wait_until(
-                lambda: http_server.log_text.count("waiting for a client to give up") == waiting,
-                what="the model's turn",
+                lambda: http_server.log_text.count("waiting for a client to give up") == waiting, "the model's turn"
             )
 
     give_up("/v2/models/patient/infer", patient(True))

@@ -17,8 +17,9 @@ from support.front_ends import drop_patient
 from support.http_requests import ask
 from support.metrics import port_of, scrape
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
 from support.trace_file import read_entries
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 CLIENTS = 16
@@ -122,11 +123,11 @@ def test_the_log_and_traces_tell_of_requests(server: RocserveProcess, tmp_path: 
         for what in ("seen", "refused"):
             wait_until(
                 lambda what=what: all(f"{what}-{number}" in server.log_text for number in range(CLIENTS)),
-                what=f"all ids of requests that are {what}",
+                f"all ids of requests that are {what}",
             )
         settings = ask(server, "GET", "/v2/trace/setting")[1]
         file = Path(settings["trace_file"])
-        wait_until(lambda: "HTTP_RECV_START" in str(read_entries(file)), what="a trace")
+        wait_until(lambda: "HTTP_RECV_START" in str(read_entries(file)), "a trace")
         assert "GRPC" not in str(read_entries(file))
     finally:
         ask(server, "POST", "/v2/logging", {"log_verbose_level": 0})
@@ -144,9 +145,9 @@ def test_memory_of_requests_is_counted_in_all(server: RocserveProcess) -> None:
     client.putrequest("POST", "/v2/models/m/infer")
     client.putheader("Content-Length", "2000000")
     client.endheaders(bytes(1_000_000))
-    wait_until(lambda: requests() >= 1_000_000, what="a report of the front end")
+    wait_until(lambda: requests() >= 1_000_000, "a report of the front end")
     client.close()
-    wait_until(lambda: requests() == 0, what="the report that the client has gone")
+    wait_until(lambda: requests() == 0, "the report that the client has gone")
 
 
 def test_over_tls_with_certificates_that_are_renewed(tmp_path: Path) -> None:
@@ -182,7 +183,7 @@ def test_the_end_loses_no_request(tmp_path: Path) -> None:
         server.wait_until_ready()
         answers = [pool.submit(infer, server, "patient") for _ in range(CLIENTS)]
         executed = server.client().get_inference_statistics
-        wait_until(lambda: executed("patient").model_stats[0].execution_count >= 2, what="the second execution")
+        wait_until(lambda: executed("patient").model_stats[0].execution_count >= 2, "the second execution")
         assert server.terminate() == 0
         outcomes = [answer.result() for answer in answers]
     assert all(status == 200 for status, _ in outcomes), outcomes

@@ -17,7 +17,8 @@ import tritonclient.grpc as grpc_client
 from support.http_requests import ask
 from support.metrics import port_of, scrape
 from support.models import add_constant, drop
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 
 PYTHON_MODELS = Path(__file__).parents[1] / "data" / "python-models"
 
@@ -37,7 +38,7 @@ def test_http_alone_and_restricted(serve: Any, repository: Path) -> None:
         ),
     )
     assert "GRPCInferenceService" not in server.log_text
-    wait_until(lambda: ask(server, "GET", "/v2/health/ready")[0] == 200, what="readiness")
+    wait_until(lambda: ask(server, "GET", "/v2/health/ready")[0] == 200, "readiness")
     refusal = 403, {"error": "This API is restricted, expecting header 'admin-key'"}
     assert ask(server, "POST", "/v2/repository/index") == refusal
     assert ask(server, "GET", "/v2/models/a/stats", headers={"admin-key": "wrong"}) == refusal
@@ -69,7 +70,7 @@ def test_requests_in_hand_are_finished_at_the_end(serve: Any, repository: Path) 
     time.sleep(0.2)
     assert server.process is not None
     server.process.send_signal(signal.SIGTERM)
-    wait_until(lambda: "finishing the work in hand" in server.log_text, what="the end's beginning")
+    wait_until(lambda: "finishing the work in hand" in server.log_text, "the end's beginning")
     idle.request("POST", "/v2/models/patient/infer", data)
     answer = idle.getresponse()
     answers.append((answer.status, json.loads(answer.read())))

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from support import pictures
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 RESIZE = {"operation": "Resize", "dest_width": 32, "dest_height": 24, "is_output": True}
@@ -118,7 +119,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess
     with RocserveProcess([repository], log=log) as running:
         good = (*MODELS, "without_configuration")
         client = running.client()
-        wait_until(lambda: all(client.is_model_ready(name) for name in good), 30, f"readiness of {good}")
+        wait_until(lambda: all(client.is_model_ready(name) for name in good), f"readiness of {good}")
         yield running
 
 
@@ -270,7 +271,7 @@ def test_a_wrong_pipeline_is_told_in_the_index(server: RocserveProcess, name: st
         models = server.client().get_model_repository_index(as_json=True)["models"]
         return next((model.get("reason", "") for model in models if model["name"] == name), "")
 
-    wait_until(lambda: REASONS[name] in reason(), what=f"the reason {REASONS[name]!r}")
+    wait_until(lambda: REASONS[name] in reason(), f"the reason {REASONS[name]!r}")
     assert not server.client().is_model_ready(name)
 
 

@@ -15,7 +15,8 @@ import pytest
 from onnx import TensorProto
 from PIL import Image
 from support.image_networks import COLOURS, colour_classifier, shapes_like_yolov4, shapes_like_yolov8
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 
 from rocserve_client import Client
 
@@ -159,11 +160,11 @@ def test_it_follows_its_model(repository: Path, serve) -> None:
 
         assert answered() == ([b"1"], 32), "without labels, classes are numbers"
         put(repository, "colours", colour_classifier(side=48), "imagenet")
-        wait_until(lambda: client.model_metadata("colours_preprocess").outputs[0].shape[2] == 48, what="the new size")
+        wait_until(lambda: client.model_metadata("colours_preprocess").outputs[0].shape[2] == 48, "the new size")
         wait_until(lambda: client.model_ready("colours_image"))
         assert answered() == ([b"1"], 48)
         (folder / "labels.txt").write_text("\n".join(COLOURS))
-        wait_until(lambda: answered() == ([b"green"], 48), what="the labels")
+        wait_until(lambda: answered() == ([b"green"], 48), "the labels")
         put(repository, "colours", colour_classifier(side=48), "yolov8")
         wait_until(lambda: "preprocess 'yolov8' is for a model with one output of boxes" in index()["colours_image"])
         assert client.model_ready("colours")
@@ -219,5 +220,5 @@ def test_a_file_is_served_for_images(tmp_path: Path, labels: str) -> None:
                 "shapes_image", {"ENCODED": np.array([(PICTURES / "04.jpg").read_bytes()], dtype=object)}
             )
             assert client.model_ready("shapes")
-        wait_until(lambda: "/shapes_image/infer -F ENCODED=@photo.jpg" in server.printed, what="the line for images")
+        wait_until(lambda: "/shapes_image/infer -F ENCODED=@photo.jpg" in server.printed, "the line for images")
     assert b"triangle" in answer["LABELS"]

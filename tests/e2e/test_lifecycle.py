@@ -15,7 +15,7 @@ import pytest
 import tritonclient.grpc as triton
 from support.certificates import make_authority
 from support.models import add_constant, drop, slow_sum
-from support.server import wait_until
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 from rocserve.protocol import health_pb2
@@ -47,7 +47,7 @@ def test_sigterm_finishes_the_work_in_hand(serve, repository: Path, whole_group:
         thread.start()
     sent.wait()
     pending = server.client()
-    wait_until(lambda: "slow" in [row.name for row in pending.get_inference_statistics().model_stats], 5)
+    wait_until(lambda: "slow" in [row.name for row in pending.get_inference_statistics().model_stats])
     time.sleep(0.1)
     assert server.terminate(whole_group=whole_group) == 0
     for thread in threads:
@@ -82,9 +82,9 @@ def test_health_is_watched(serve, repository: Path):
             response_deserializer=health_pb2.HealthCheckResponse.FromString,
         )(health_pb2.HealthCheckRequest(service="m"))
         threading.Thread(target=lambda: collect(watch, seen), daemon=True).start()
-        wait_until(lambda: seen == [health_pb2.HealthCheckResponse.SERVICE_UNKNOWN], 10)
+        wait_until(lambda: seen == [health_pb2.HealthCheckResponse.SERVICE_UNKNOWN])
         drop(repository, "m", add_constant(1.0))
-        wait_until(lambda: seen[-1] == health_pb2.HealthCheckResponse.SERVING, 20)
+        wait_until(lambda: seen[-1] == health_pb2.HealthCheckResponse.SERVING)
 
 
 def collect(watch, seen: list[int]) -> None:
@@ -106,7 +106,7 @@ def test_explicit_control(serve, repository: Path):
     client.load_model("b")
     assert ask(client, "b") == [3.0, 4.0]
     client.unload_model("a")
-    wait_until(lambda: not client.is_model_ready("a"), 10)
+    wait_until(lambda: not client.is_model_ready("a"))
     client.load_model("a", config='{"max_batch_size": 2, "platform": "onnx_onnxv1"}')
     assert client.get_model_config("a").config.max_batch_size == 2
     with pytest.raises(InferenceServerException, match="failed to load 'nothing'"):
@@ -181,7 +181,7 @@ def test_a_gpu_is_never_replaced_by_the_cpu_unasked(serve, repository: Path):
     )
     server = serve(repository)
     client = server.client()
-    wait_until(lambda: client.is_model_ready("lenient"), 20, "the model that accepts the CPU")
+    wait_until(lambda: client.is_model_ready("lenient"), "the model that accepts the CPU")
     reasons = {row.name: row.reason for row in client.get_model_repository_index().models}
     assert "kind KIND_GPU but no GPUs are available" in reasons["strict"]
 
@@ -208,7 +208,7 @@ def test_mutual_tls(serve, repository: Path, tmp_path: Path):
         )
 
     trusted = client(**shown)
-    wait_until(lambda: trusted.is_model_ready("a"), 20)
+    wait_until(lambda: trusted.is_model_ready("a"))
     assert ask(trusted, "a") == [2.0, 3.0]
     with pytest.raises(InferenceServerException):
         ask(client(), "a")

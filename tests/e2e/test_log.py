@@ -17,7 +17,8 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 from support.models import add_constant, drop
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 SECRET = 1234.5
@@ -56,7 +57,7 @@ def ask(server: RocserveProcess, shape: tuple[int, ...] = (1, 2), model: str = "
 
 def test_lines_are_tritons(server: RocserveProcess) -> None:
     pattern = re.compile(r'[IWE]\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ \w+\.py:\d+\] "(?:[^"\\]|\\.)*"')
-    wait_until(lambda: '"1 model served"' in server.log_text, what="the end of the start in the log")
+    wait_until(lambda: '"1 model served"' in server.log_text, "the end of the start in the log")
     lines = server.log_text.splitlines()
     assert any("successfully loaded 'm' version 1\"" in line for line in lines)
     assert [line for line in lines if not pattern.fullmatch(line)] == []
@@ -73,7 +74,7 @@ def test_single_requests_are_told_of_when_asked_for(server: RocserveProcess) -> 
     with pytest.raises(InferenceServerException):
         client.infer("m", [empty], request_id="empty")
     # gRPC's thread writes it once it has answered; the next is HTTP's.
-    wait_until(lambda: "[request id: empty]" in server.log_text, what="the words on the empty one")
+    wait_until(lambda: "[request id: empty]" in server.log_text, "the words on the empty one")
     refused = {"id": "refused", "inputs": [{"name": "X", "shape": [1, 2], "datatype": "FP32", "data": ["a", "b"]}]}
     connection = http.client.HTTPConnection(server.http_address, timeout=20)
     connection.request("POST", "/v2/models/m/infer", json.dumps(refused))
@@ -82,7 +83,7 @@ def test_single_requests_are_told_of_when_asked_for(server: RocserveProcess) -> 
     ask(server)
     client.update_log_settings({"log_verbose_level": 0})
     ask(server, request_id="after")
-    wait_until(lambda: server.log_text.count("[request id: <id_unknown>]") == 2, what="the words on the last one")
+    wait_until(lambda: server.log_text.count("[request id: <id_unknown>]") == 2, "the words on the last one")
     messages = [line.partition('] "')[2] for line in server.log_text.splitlines() if "[request id: " in line]
     assert [re.sub(r"\d+\.\d{3} ms", "_ ms", line) for line in messages] == [
         "[request id: told] inference of model 'm' begins: X FP32 [1, 2]\"",
@@ -122,7 +123,7 @@ def test_the_form_and_the_levels_are_changed_at_once(server: RocserveProcess) ->
         r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ I \d+ \w+\.py:\d+\]"
         r""" "\[request id: iso\] inference of model 'm' version 1 ends"""
     )
-    wait_until(lambda: re.search(line, server.log_text, re.MULTILINE), what="a line in the other form")
+    wait_until(lambda: re.search(line, server.log_text, re.MULTILINE), "a line in the other form")
     server.client().update_log_settings({"log_verbose_level": 0, "log_info": False})
     length = len(server.log_text)
     ask(server)
@@ -144,15 +145,15 @@ def test_a_running_model_is_told_of_details(serve: Any, repository: Path) -> Non
         request_id = str(next(numbers))
         ask(server, model="details", request_id=request_id)
         prefix = f"details:1: [request id: {request_id}] "
-        wait_until(lambda: f"{prefix}a word" in server.log_text, what="the model's word")
+        wait_until(lambda: f"{prefix}a word" in server.log_text, "the model's word")
         return [line.partition(prefix)[2] for line in server.log_text.splitlines() if prefix in line]
 
     assert words() == ["a word"]
     client.update_log_settings({"log_verbose_level": 1})
     # It is told beside the requests.
-    wait_until(lambda: words() == ["a detail", "a word"], what="the model's detail")
+    wait_until(lambda: words() == ["a detail", "a word"], "the model's detail")
     client.update_log_settings({"log_verbose_level": 0})
-    wait_until(lambda: words() == ["a word"], what="the end of the details")
+    wait_until(lambda: words() == ["a word"], "the end of the details")
 
 
 def test_a_file_that_is_rotated(repository: Path, tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_a_file_that_is_rotated(repository: Path, tmp_path: Path) -> None:
     with subprocess.Popen([*command, *ports, f"--log-file={file}"], stderr=subprocess.PIPE, text=True) as process:
         try:
             started = "Started GRPCInferenceService"
-            wait_until(lambda: file.exists() and started in file.read_text(), what="the start in the file")
+            wait_until(lambda: file.exists() and started in file.read_text(), "the start in the file")
             file.rename(tmp_path / "rocserve.log.1")
         finally:
             process.terminate()

@@ -10,7 +10,8 @@ import numpy as np
 import tritonclient.grpc as triton
 from support.metrics import FLAGS, port_of, scrape
 from support.models import add_constant, drop
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 ENSEMBLE = """
@@ -42,7 +43,7 @@ def test_requests_are_counted(serve, repository: Path) -> None:
     except InferenceServerException:
         pass
     # The numbers are written after the answers have gone.
-    wait_until(lambda: scrape(port)['nv_inference_request_success{model="m",version="1"}'] == "3", what="the count")
+    wait_until(lambda: scrape(port)['nv_inference_request_success{model="m",version="1"}'] == "3", "the count")
     samples = scrape(port)
     labels = '{model="m",version="1"}'
     assert samples[f"nv_inference_count{labels}"] == "6"
@@ -93,7 +94,7 @@ def test_summaries_histograms_and_tags(serve, repository: Path) -> None:
     for rows in (1, 2, 3):
         ask(client, [rows, 2])
     labels = 'model="m",version="1",_team="blue"'
-    wait_until(lambda: scrape(port)[f"nv_inference_request_success{{{labels}}}"] == "3", what="the count")
+    wait_until(lambda: scrape(port)[f"nv_inference_request_success{{{labels}}}"] == "3", "the count")
     samples = scrape(port)
     assert not any(name.startswith("nv_inference_request_duration_us") for name in samples)
     assert samples[f"nv_inference_compute_infer_summary_us_count{{{labels}}}"] == "3"
@@ -140,21 +141,21 @@ def test_metrics_of_python_models(serve, repository: Path) -> None:
     server: RocserveProcess = serve(repository, flags=(*FLAGS, "--model-control-mode=explicit", "--load-model=m"))
     server.wait_until_ready()
     client, port = server.client(), port_of(server)
-    wait_until(lambda: scrape(port).get('seen_rows{model="m"}') == "0.0", what="the metric")
+    wait_until(lambda: scrape(port).get('seen_rows{model="m"}') == "0.0", "the metric")
     for rows in (1, 2, 3, 4):
         ask(client, [rows, 2])
-    wait_until(lambda: scrape(port)['seen_rows{model="m"}'] == "10.0", what="the sum over both instances")
+    wait_until(lambda: scrape(port)['seen_rows{model="m"}'] == "10.0", "the sum over both instances")
     # What a worker counted stays when it has crashed; the other instance goes on.
     crashed = server.workers()[0]
     crashed.kill()
     crashed.wait(10)
-    wait_until(lambda: len(server.workers()) == 2, what="the worker that takes its place")
+    wait_until(lambda: len(server.workers()) == 2, "the worker that takes its place")
     for _ in range(4):
         ask(client, [1, 2])
-    wait_until(lambda: scrape(port)['seen_rows{model="m"}'] == "14.0", what="the sum after a crash")
+    wait_until(lambda: scrape(port)['seen_rows{model="m"}'] == "14.0", "the sum after a crash")
     assert scrape(port)["last_rows"] == "1.0"
     client.unload_model("m")
-    wait_until(lambda: 'seen_rows{model="m"}' not in scrape(port), what="the end of the model's metrics")
+    wait_until(lambda: 'seen_rows{model="m"}' not in scrape(port), "the end of the model's metrics")
 
 
 def test_models_come_and_go(serve, repository: Path) -> None:
@@ -166,7 +167,7 @@ def test_models_come_and_go(serve, repository: Path) -> None:
     client.load_model("m")
     assert any('model="m"' in name for name in scrape(port))
     client.unload_model("m")
-    wait_until(lambda: not any('model="m"' in name for name in scrape(port)), what="the end of the model's numbers")
+    wait_until(lambda: not any('model="m"' in name for name in scrape(port)), "the end of the model's numbers")
     assert folder.is_dir()
 
 

@@ -21,7 +21,8 @@ from support.migraphx_serving import (
     place,
     wait_for_state,
 )
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 from rocserve_client import Client
@@ -50,7 +51,9 @@ def server(migraphx_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         running.wait_until_ready(60)
         client = running.client()
         for name in (*NETWORKS, "graph", "program"):
-            wait_until(lambda name=name: index_entry(client, name) == ("READY", ""), 60, f"all programs of '{name}'")
+            wait_until(
+                lambda name=name: index_entry(client, name) == ("READY", ""), f"all programs of '{name}'", seconds=60
+            )
         yield running
 
 
@@ -171,7 +174,7 @@ class TestWhatGoesWrong:
         client = server.client()
         wait_until(
             lambda: (entry := index_entry(client, "slow"))[0] == "LOADING" and "reading the model" in entry[1],
-            what="the index to tell of the compile",
+            "the index to tell of the compile",
         )
         reason = wait_for_state(client, "slow", "UNAVAILABLE")
         assert "took longer than compile_timeout_secs (3 s) and was stopped while reading the model" in reason
@@ -186,7 +189,7 @@ class TestWhatGoesWrong:
         model = migraphx_models.slow_to_compile()
         place(repository, "slow", "model.onnx", model, config(1))
         server = serve_migraphx(repository)
-        wait_until(lambda: compiles(server), what="the compile's process")
+        wait_until(lambda: compiles(server), "the compile's process")
         processes = server.workers()
         server.kill()
         psutil.wait_procs(processes, 10)
@@ -201,7 +204,9 @@ class TestWhatGoesWrong:
         server = serve_migraphx(repository)
         server.wait_until_ready()
         client = server.client()
-        wait_until(lambda: "serving without" in index_entry(client, "baked")[1], 40, "the failure of batch size 2")
+        wait_until(
+            lambda: "serving without" in index_entry(client, "baked")[1], "the failure of batch size 2", seconds=40
+        )
         inputs = migraphx_models.random_inputs(model, 2)
         answer = ask(client, "baked", inputs)["y"]
         for row in range(2):
@@ -219,7 +224,9 @@ class TestSharedPrograms:
         for server in servers:
             client = server.client()
             wait_until(
-                lambda client=client: index_entry(client, "mlp") == ("READY", ""), 60, "all programs of both servers"
+                lambda client=client: index_entry(client, "mlp") == ("READY", ""),
+                "all programs of both servers",
+                seconds=60,
             )
         assert len(list((tmp_path / "cache" / "programs").iterdir())) == 2
         assert sum(server.log_text.count("of model 'mlp': saving") for server in servers) == 2
@@ -242,12 +249,14 @@ class TestSharedPrograms:
         server = serve_migraphx(repository)
         server.wait_until_ready(60)
         client = server.client()
-        wait_until(lambda: index_entry(client, "mlp") == ("READY", ""), 60, "all programs")
+        wait_until(lambda: index_entry(client, "mlp") == ("READY", ""), "all programs", seconds=60)
         (worker,) = server.workers()
         worker.kill()
-        wait_until(lambda: [each.pid for each in server.workers()] not in ([], [worker.pid]), 40, "another worker")
+        wait_until(
+            lambda: [each.pid for each in server.workers()] not in ([], [worker.pid]), "another worker", seconds=40
+        )
         inputs = migraphx_models.random_inputs(NETWORKS["mlp"], 2)
-        wait_until(lambda: answers(client, "mlp", inputs), 40, "an answer")
+        wait_until(lambda: answers(client, "mlp", inputs), "an answer", seconds=40)
         assert server.log_text.count("of model 'mlp': saving") == 2
 
 

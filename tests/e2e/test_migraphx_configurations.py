@@ -17,7 +17,8 @@ from onnx import TensorProto, helper
 from support import migraphx_models
 from support.migraphx_serving import Array, ask, config, expected, index_entry, place
 from support.pictures import jpeg
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 from rocserve_client import Client
@@ -131,7 +132,7 @@ def server(migraphx_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         client = running.client()
         for name in (*MODELS, "external", "by_pictures", "by_arrays"):
             state = "UNAVAILABLE" if name == "too_large" else "READY"
-            wait_until(ends(client, name, state), 90, f"state {state} of '{name}'")
+            wait_until(ends(client, name, state), f"state {state} of '{name}'", seconds=90)
         yield running
 
 

@@ -17,7 +17,8 @@ import psutil
 import pytest
 from support import migraphx_models
 from support.migraphx_serving import Array, ask, compiled, config, expected, index_entry, place, wait_for_end
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 
 FILES = int(os.environ.get("ROCSERVE_DAMAGED_FILES", "12"))
 AT_ONCE = 6
@@ -115,9 +116,11 @@ def test_each_gets_a_reason_and_nothing_else_notices(
             for name in batch:
                 shutil.rmtree(repository / name)
             for name in batch:
-                wait_until(lambda name=name: index_entry(client, name)[0] != "READY", 60, f"the end of '{name}'")
-            wait_until(lambda: processes(server) == alone, 60, "the end of the damaged models' processes")
-    wait_until(lambda: Holdings(server).descriptors <= before.descriptors + 4, what="the end of their descriptors")
+                wait_until(
+                    lambda name=name: index_entry(client, name)[0] != "READY", f"the end of '{name}'", seconds=60
+                )
+            wait_until(lambda: processes(server) == alone, "the end of the damaged models' processes", seconds=60)
+    wait_until(lambda: Holdings(server).descriptors <= before.descriptors + 4, "the end of their descriptors")
     after = Holdings(server)
     assert not asker.faults
     assert asker.answers > FILES

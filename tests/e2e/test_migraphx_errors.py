@@ -15,7 +15,8 @@ from support import migraphx_errors_page as page
 from support import migraphx_models
 from support.migraphx_cases import onnx_cases, program_cases, rebuilt_case, slow, tensorflow_cases
 from support.migraphx_serving import Array, ask, compiled, config, expected, index_entry, place, wait_for_state
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 from rocserve.cli import main
@@ -139,7 +140,7 @@ def test_the_status_says_the_same(served: Served, capsys: pytest.CaptureFixture[
 
 
 def test_a_worker_that_a_request_has_crashed_is_back(served: Served) -> None:
-    wait_until(lambda: index_entry(served.client, "picking") == ("READY", ""), 40, "another worker")
+    wait_until(lambda: index_entry(served.client, "picking") == ("READY", ""), "another worker", seconds=40)
     found = ask(served.client, "picking", {"index": np.array([[1]])})["y"]
     assert found.tolist() == [[3, 4]]
     assert "Assertion `in_index >= 0" in served.server.log_text
@@ -165,7 +166,9 @@ def test_a_program_that_crashed_is_not_tried_again(served: Served) -> None:
 
 
 def test_a_slow_compile_says_what_it_is_at(served: Served) -> None:
-    wait_until(lambda: page.text(SLOW).fits(index_entry(served.client, "slow")[1]), 40, "the reason while it compiles")
+    wait_until(
+        lambda: page.text(SLOW).fits(index_entry(served.client, "slow")[1]), "the reason while it compiles", seconds=40
+    )
     assert index_entry(served.client, "slow")[0] == "LOADING"
     assert is_logged(served.server, page.text(SLOW, "log"))
     assert answers(served.client)

@@ -8,7 +8,8 @@ import numpy as np
 import onnxruntime
 import tritonclient.grpc as triton
 from support.models import add_constant, drop
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 
 ABSENT = "OpenVINOExecutionProvider" not in onnxruntime.get_available_providers()
 
@@ -57,6 +58,4 @@ def test_accelerators_that_are_refused(serve, repository: Path) -> None:
     def reasons() -> dict[str, str]:
         return {row.name: row.reason for row in client.get_model_repository_index().models}
 
-    wait_until(
-        lambda: all(text in reasons().get(model, "") for model, (_, text) in refused.items()), what="every reason"
-    )
+    wait_until(lambda: all(text in reasons().get(model, "") for model, (_, text) in refused.items()), "every reason")

@@ -12,7 +12,8 @@ import onnx
 import pytest
 from support.load import ConstantLoad
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop, graph, identity
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 from tritonclient.grpc import InferInput
 from tritonclient.utils import InferenceServerException
 
@@ -213,7 +214,7 @@ def test_a_table_tells_what_is_served_and_why_not(tmp_path: Path) -> None:
     drop(tmp_path / "r", "good", add_constant(1.0), ADD_CONSTANT_CONFIG)
     drop(tmp_path / "r", "bad", b"no model")
     with RocserveProcess([tmp_path / "r"], log=tmp_path / "server.log") as server:
-        wait_until(lambda: "good" in server.printed, what="the table")
+        wait_until(lambda: "good" in server.printed, "the table")
         lines = [line.split() for line in server.printed.splitlines()]
         assert ["model", "version", "runs", "on", "inputs", "outputs", "state"] in lines
         assert ["good", "1", "onnxruntime,", "cpu", "X", "FP32", "[-1,2]", "Y", "FP32", "[-1,2]", "READY"] in lines
@@ -224,7 +225,7 @@ def test_a_table_tells_what_is_served_and_why_not(tmp_path: Path) -> None:
 
 def pasted(server: RocserveProcess) -> tuple[str, str]:
     """The line for the shell, and those for Python, that the server has printed."""
-    wait_until(lambda: "print(result" in server.printed, what="what can be pasted")
+    wait_until(lambda: "print(result" in server.printed, "what can be pasted")
     _, _, shell, _, python, _ = server.printed.split("\n\n")[-6:]
     return shell, python
 

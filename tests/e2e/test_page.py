@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from support.http_requests import add_sub_body, ask
 from support.models import add_constant, drop
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 
 from rocserve.frontends.http.routes import find_destination
 

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from support.python_models import MODELS, write_model
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 SAMPLE_REPOSITORY = Path(__file__).parents[2] / "model_repository"
@@ -107,7 +108,7 @@ def test_add_sub_and_texts(server):
     result = client.infer("words", [text("TEXT", "grüße", b"")])
     assert result.as_numpy("SHOUTED").tolist() == [["GRÜSSE!".encode()], [b"!"]]
     assert result.as_numpy("LENGTHS").tolist() == [[7], [0]]
-    wait_until(lambda: "2 texts" in server.log_text, what="the model's line in the log")
+    wait_until(lambda: "2 texts" in server.log_text, "the model's line in the log")
 
 
 def test_calls_of_models_and_of_an_ensemble(server):
@@ -195,7 +196,7 @@ def test_exceptions_and_exits_fail_the_batch_and_the_model_goes_on(server):
         assert "Failed to process the request(s) for model 'moody_" in fault.value.message()
         assert message in fault.value.message()
     assert client.infer("moody", [text("WORD", "fine")]).as_numpy("ECHO").tolist() == [[b"fine"]]
-    wait_until(lambda: "heard fine" in server.log_text, what="what the model prints, in the log")
+    wait_until(lambda: "heard fine" in server.log_text, "what the model prints, in the log")
     assert "raise ValueError" in server.log_text
 
 
@@ -211,7 +212,7 @@ def test_a_crash_is_survived(server):
         except InferenceServerException:
             return False
 
-    wait_until(answers, what="the model's return")
+    wait_until(answers, "the model's return")
 
 
 def test_what_models_see_of_requests_and_how_they_are_spread(server):
@@ -251,7 +252,7 @@ def test_a_model_sees_that_its_client_has_gone(server):
     client = server.client()
     cancelled = threading.Event()
     call = client.async_infer("patient", [one("WAIT", True, "BOOL")], lambda result, error: cancelled.set())
-    wait_until(lambda: "waiting for a client" in server.log_text, what="the request in the model's hands")
+    wait_until(lambda: "waiting for a client" in server.log_text, "the request in the model's hands")
     call.cancel()
     assert cancelled.wait(10)
     assert client.infer("patient", [one("WAIT", False, "BOOL")]).as_numpy("CANCELLED").tolist() == [1]
@@ -286,11 +287,11 @@ def test_a_changed_file_takes_over_and_the_old_model_is_finalized(serve, tmp_pat
     model = folder / "1" / "model.py"
     model.write_text(model.read_text().replace("(in_0 + in_1)", "(in_0 * in_1)"))
     wait_until(
-        lambda: client.infer("add_sub", inputs).as_numpy("OUTPUT0").tolist() == [[9] * 4], what="the new model's answer"
+        lambda: client.infer("add_sub", inputs).as_numpy("OUTPUT0").tolist() == [[9] * 4], "the new model's answer"
     )
-    wait_until(lambda: server.log_text.count("Cleaning up...") == 1, what="the old model's last words")
+    wait_until(lambda: server.log_text.count("Cleaning up...") == 1, "the old model's last words")
     assert server.terminate() == 0
-    wait_until(lambda: server.log_text.count("Cleaning up...") == 2, what="the new model's last words")
+    wait_until(lambda: server.log_text.count("Cleaning up...") == 2, "the new model's last words")
 
 
 def test_models_that_cannot_be_loaded_say_why(serve, tmp_path):
@@ -319,5 +320,5 @@ def test_models_that_cannot_be_loaded_say_why(serve, tmp_path):
         reasons = {model.name: model.reason for model in client.get_model_repository_index().models}
         return all(message in reasons.get(name, "") for name, message in expected.items())
 
-    wait_until(are_reported, what="the reason for each model")
+    wait_until(are_reported, "the reason for each model")
     assert client.is_server_live()

@@ -11,7 +11,8 @@ import psutil
 import pytest
 import tritonclient.grpc as triton
 from support.python_models import write_model
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 CONFIG = """
@@ -189,7 +190,7 @@ def test_a_model_that_configures_logging_keeps_the_servers_log(server):
     for _ in range(2):
         status, text = fault(server, "logging")
         assert (status, "message: ValueError: told behind its own log's back" in text) == ("StatusCode.INTERNAL", True)
-    wait_until(lambda: 'raise ValueError("told behind' in server.log_text, what="the traceback in the log")
+    wait_until(lambda: 'raise ValueError("told behind' in server.log_text, "the traceback in the log")
     assert "logging:1: a word of its own" in server.log_text
 
 
@@ -199,14 +200,14 @@ def test_a_model_without_standard_streams_goes_on(server):
     # The streams are gone by now, and the process is the same.
     assert "Failed to process the request(s) for model 'muting_0'" in fault(server, "muting")[1]
     assert {worker.pid for worker in server.workers()} == pids
-    wait_until(lambda: 'raise ValueError("told without' in server.log_text, what="the traceback in the log")
+    wait_until(lambda: 'raise ValueError("told without' in server.log_text, "the traceback in the log")
 
 
 def test_the_log_has_the_line_of_a_crash(server):
     line = (HEAD + MODELS["crashing"]).splitlines().index("        ctypes.string_at(0)  # The line of the crash.") + 1
     assert fault(server, "crashing")[0] == "StatusCode.UNAVAILABLE"
     assert infer(server, "steady", 1) == [10]
-    wait_until(lambda: f'1/model.py", line {line} in execute' in server.log_text, what="the line in the log")
+    wait_until(lambda: f'1/model.py", line {line} in execute' in server.log_text, "the line in the log")
 
 
 def test_processes_that_a_model_leaves_behind_end_with_it(serve, tmp_path):
@@ -217,12 +218,12 @@ def test_processes_that_a_model_leaves_behind_end_with_it(serve, tmp_path):
     (child,) = infer(server, "parent", 0)
     assert psutil.pid_exists(child)
     shutil.rmtree(repository / "parent")
-    wait_until(lambda: has_ended(child), what="the end of the unloaded model's child")
+    wait_until(lambda: has_ended(child), "the end of the unloaded model's child")
     write_model(repository / "parent", HEAD + MODELS["parent"], CONFIG)
-    wait_until(lambda: server.client().is_model_ready("parent"), what="the model's return")
+    wait_until(lambda: server.client().is_model_ready("parent"), "the model's return")
     (child,) = infer(server, "parent", 0)
     server.kill()
-    wait_until(lambda: has_ended(child), what="the end of the killed server's model's child")
+    wait_until(lambda: has_ended(child), "the end of the killed server's model's child")
 
 
 def has_ended(pid: int) -> bool:
@@ -245,5 +246,5 @@ def test_modules_of_one_name_and_a_change_of_one_of_them(serve, tmp_path):
     # Moved into place, of the same size: nothing but the file itself tells of the change.
     helper.with_suffix(".tmp").write_text("FACTOR = 5\n")
     helper.with_suffix(".tmp").replace(helper)
-    wait_until(lambda: infer(server, "second", 1) == [5], what="the changed module")
+    wait_until(lambda: infer(server, "second", 1) == [5], "the changed module")
     assert infer(server, "first", 1) == [2]

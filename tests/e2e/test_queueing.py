@@ -14,7 +14,8 @@ import pytest
 import tritonclient.grpc as triton
 from support.metrics import FLAGS, port_of, scrape
 from support.paced_models import REPEATING_SCRIPT, REPEATING_TENSORS, TENSORS, drop_paced
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 STUCK_MS = 2000
@@ -101,7 +102,7 @@ def test_what_waits_is_counted_wherever_it_waits(server: RocserveProcess) -> Non
     with Stuck(server, "plain"):
         for _ in range(7):
             client.async_infer("plain", [milliseconds(0, "plain")], lambda result, error: answers.put(error))
-        wait_until(lambda: pending() == 7, 1.5, "seven waiting requests")
+        wait_until(lambda: pending() == 7, "seven waiting requests")
     assert [answers.get(timeout=20) for _ in range(7)] == [None] * 7
     assert pending() == 0
 
@@ -143,14 +144,12 @@ def test_models_that_share_a_resource_run_one_at_a_time(serve, tmp_path: Path) -
     drop_paced(repository, "greedy", tensors=limited.replace("count: 2", "count: 4"))
     server = serve(repository, flags=("--rate-limit=execution_count", "--rate-limit-resource=r:3"))
     client = server.client()
-    wait_until(lambda: client.is_model_ready("one") and client.is_model_ready("other"), 60, "two models")
+    wait_until(lambda: client.is_model_ready("one") and client.is_model_ready("other"), "two models", seconds=60)
     found = spans(server, ["one", "other"] * 6)
     for (_, ended), (began, _) in itertools.pairwise(found):
         assert ended <= began
     wait_until(
-        lambda: any(entry.state == "UNAVAILABLE" for entry in client.get_model_repository_index().models),
-        20,
-        "a refusal",
+        lambda: any(entry.state == "UNAVAILABLE" for entry in client.get_model_repository_index().models), "a refusal"
     )
     (refused,) = [entry for entry in client.get_model_repository_index().models if entry.state == "UNAVAILABLE"]
     assert refused.name == "greedy"

@@ -11,7 +11,8 @@ import tritonclient.grpc as triton
 from onnx import TensorProto, helper
 from support.models import drop, graph, identity
 from support.ragged_models import RAGGED_CONFIG, ragged_model
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 
 TEXTS_CONFIG = """
 max_batch_size: 8

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from support.models import add_constant, drop
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 
 CACHE = "--cache-config=local,size=1048576"
 CACHED = "response_cache { enable: true }"
@@ -70,7 +71,7 @@ def test_a_new_version_does_not_give_the_old_ones_answers(serve, repository: Pat
     client = server.client()
     assert np.array_equal(ask(client, [1, 2]).as_numpy("Y"), [[2, 3]])
     drop(repository, "m", add_constant(10.0), CACHED)
-    wait_until(lambda: np.array_equal(ask(client, [1, 2]).as_numpy("Y"), [[11, 12]]), what="the new model's answer")
+    wait_until(lambda: np.array_equal(ask(client, [1, 2]).as_numpy("Y"), [[11, 12]]), "the new model's answer")
 
 
 def test_an_ensemble_has_answers_of_its_own(serve, repository: Path) -> None:
@@ -109,13 +110,13 @@ def test_many_clients_at_once(serve, repository: Path, order: str) -> None:
         entry = triton.InferInput("X", [1, 2], "FP32")
         entry.set_data_from_numpy(np.full([1, 2], number % 7, np.float32))
         client.async_infer("m", [entry], lambda result, error, sent=number % 7: answers.append((sent, result)))
-    wait_until(lambda: len(answers) == 200, what="all answers")
+    wait_until(lambda: len(answers) == 200, "all answers")
     for sent, result in answers:
         assert result is not None
         assert np.array_equal(result.as_numpy("Y"), [[sent + 1, sent + 1]])
     for number in range(7):
         assert np.array_equal(ask(client, [number, number]).as_numpy("Y"), [[number + 1, number + 1]])
-    wait_until(lambda: counts(client)["success"] == 207, what="all answers")
+    wait_until(lambda: counts(client)["success"] == 207, "all answers")
     seen = counts(client)
     assert seen["cache_hit"] + seen["cache_miss"] == 207
     assert seen["cache_hit"] >= 7

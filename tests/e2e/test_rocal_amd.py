@@ -15,7 +15,8 @@ import pytest
 import tritonclient.grpc as triton
 from support import rocal_reference
 from support.amd_rocal import STAND_IN
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 from rocserve.backends.installed import is_installed
@@ -113,7 +114,7 @@ def test_a_bad_image_in_a_batch_fails_alone(with_rocal: None, repository: Path, 
         client.async_infer(
             "on_rocal", entry_of(image), lambda result, error, index=index: answers.append((index, result, error))
         )
-    wait_until(lambda: len(answers) == len(images), what="all answers")
+    wait_until(lambda: len(answers) == len(images), "all answers")
     for index, result, error in answers:
         if index % 5 == 2:
             assert isinstance(error, InferenceServerException)
@@ -129,7 +130,7 @@ def test_without_amd_rocal_the_model_says_so(repository: Path, serve: Serve) -> 
     server = serve(repository)
     client = server.client()
     index = client.get_model_repository_index
-    wait_until(lambda: any(model.state == "UNAVAILABLE" for model in index().models), what="the failure")
+    wait_until(lambda: any(model.state == "UNAVAILABLE" for model in index().models), "the failure")
     (model,) = index().models
     assert "amd.rocal is not installed" in model.reason
 
@@ -183,8 +184,8 @@ def test_the_installed_amd_rocal_against_the_golden_outputs(repository: Path, se
         lambda: (
             len({model.name for model in states().models if model.state in ("READY", "UNAVAILABLE")}) == len(pipelines)
         ),
+        "the end of loading",
         seconds=240,
-        what="the end of loading",
     )
     assert {model.name: model.reason for model in states().models if model.state != "READY"} == {}
     decoder = Decoder(ColorFormat.RGB24, DecoderOptions())

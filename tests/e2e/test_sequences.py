@@ -31,7 +31,8 @@ from support.sequences import (
     run_at_once,
     run_sequence,
 )
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 DIRECT = "direct { } max_sequence_idle_microseconds: 5000000"
@@ -186,7 +187,7 @@ def test_a_crash_ends_the_sequences_that_were_there(client: triton.InferenceServ
         ask(client, "crashing", -1, 1)
     assert caught.value.status() == "StatusCode.UNAVAILABLE"
     # The other sequence was there as well: what the model knew of it is gone.
-    wait_until(lambda: _starts_again(client), what="the model's new worker")
+    wait_until(lambda: _starts_again(client), "the model's new worker")
     with pytest.raises(InferenceServerException) as caught:
         ask(client, "crashing", 1, 2)
     assert caught.value.status() == "StatusCode.UNAVAILABLE"
@@ -313,7 +314,7 @@ def test_sequences_stay_with_the_version_that_began_them(serve: Callable[..., Ro
     client = server.client()
     ask(client, "m", 3, 9, start=True)
     drop_accumulator(repository, "m", OLDEST, version=2)
-    wait_until(lambda: client.is_model_ready("m", "2"), what="version 2")
+    wait_until(lambda: client.is_model_ready("m", "2"), "version 2")
     result = ask(client, "m", 4, 9)
     assert (int(result.as_numpy("SUM")[0, 0]), result.get_response().model_version) == (7, "1")
     other = ask(client, "m", 1, 10, start=True, end=True)

@@ -15,8 +15,9 @@ import tritonclient.utils.shared_memory as shm
 from onnx import TensorProto
 from support.metrics import FLAGS, port_of, scrape
 from support.models import add_sub, drop, identity
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
 from support.shared_memory import SharedFile, shared_file
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 LEFT = np.arange(16, dtype=np.int32).reshape(1, 16)

@@ -12,7 +12,7 @@ from pathlib import Path
 from support.metrics import FLAGS as METRICS
 from support.metrics import port_of, scrape
 from support.models import add_constant, drop
-from support.server import wait_until
+from support.waiting import wait_until
 
 
 def run(*arguments: str) -> str:
@@ -73,4 +73,4 @@ def test_the_first_line_of_a_server_names_its_own_url(serve, repository: Path) -
     drop(repository, "bad", b"no model")
     server = serve(repository)
     says = f"not served: bad; `rocserve status --url={server.address}` says why"
-    wait_until(lambda: says in server.log_text, what=says)
+    wait_until(lambda: says in server.log_text, says)

@@ -14,8 +14,9 @@ import tritonclient.http as triton_http
 import tritonclient.utils.shared_memory as shared_memory
 from support.collector import Collector, attributes, events
 from support.models import add_constant, drop
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
 from support.trace_file import read_entries
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 ON = ("--trace-config=rate=1", "--trace-config=level=TIMESTAMPS")
@@ -112,7 +113,7 @@ class TraceFile:
     def wait_for(self, request_id: str) -> list[dict[str, Any]]:
         """A client's request and those that came of it, once they are there: the head of each, `stamps` by name,
         `tensors`."""
-        wait_until(lambda: self._number(request_id), what=f"the trace of {request_id}")
+        wait_until(lambda: self._number(request_id), f"the trace of {request_id}")
         found: dict[int, dict[str, Any]] = {}
         for entry in self.entries:
             trace = found.setdefault(entry["id"], {"stamps": {}, "tensors": []})
@@ -295,7 +296,7 @@ def test_a_file_that_cannot_be_written_harms_no_request(serve: Any, models: Path
     server.wait_until_ready()
     for _ in range(3):
         assert np.array_equal(ask(server.client()).as_numpy("Y"), [[2, 2]])
-    wait_until(lambda: "failed creating trace file /dev/full" in server.log_text, what="the word in the log")
+    wait_until(lambda: "failed creating trace file /dev/full" in server.log_text, "the word in the log")
 
 
 @pytest.fixture
@@ -339,4 +340,4 @@ def test_spans_join_the_trace_of_the_client(serve: Any, models: Path, collector:
     context = f'{{"traceparent":"00-{trace_ids[0]}-{caller.span_id.hex()}-01"}}'
     # A model's own lines begin with the id of its request.
     line = f"caller:1: [request id: over gRPC] the context is {context}"
-    wait_until(lambda: line in server.log_text, what="the context in the model's hands")
+    wait_until(lambda: line in server.log_text, "the context in the model's hands")

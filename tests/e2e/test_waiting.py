@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from support.models import drop, slow_sum
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 CONFIG = """
@@ -145,7 +146,7 @@ def test_a_full_queue_refuses_at_once(server):
     answers: list = []
     for _ in range(12):
         client.async_infer("narrow", [rows()], lambda result, error: answers.append(error))
-    wait_until(lambda: len(answers) == 12, 20, "twelve answers")
+    wait_until(lambda: len(answers) == 12, "twelve answers")
     refused = [error for error in answers if error is not None]
     assert refused
     assert len(refused) < 12

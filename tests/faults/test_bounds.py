@@ -15,7 +15,8 @@ import tritonclient.grpc as triton
 from support.load import ConstantLoad
 from support.models import add_constant, drop
 from support.python_models import write_model
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 SETTLE = "--repository-settle-secs=0.1"
@@ -188,9 +189,9 @@ def test_names_that_cannot_be_printed_are_refused_by_themselves(serve, repositor
     assert r"model\udce9.onnx" in rows["lacking"][1]
     # One that comes later, too, and goes again.
     late = drop(repository, os.fsdecode(b"late\xff"), add_constant(1.0), MODEL)
-    wait_until(lambda: r"late\xff" in rows_of(server), 20, "the late folder")
+    wait_until(lambda: r"late\xff" in rows_of(server), "the late folder")
     late.rename(repository / "late")
-    wait_until(lambda: rows_of(server).get("late") == ("READY", ""), 20, "its better name")
+    wait_until(lambda: rows_of(server).get("late") == ("READY", ""), "its better name")
     client = server.client()
     for name in (*ODD_BUT_GOOD, "good", "late"):
         assert client.infer(name, [tensor()]).as_numpy("Y").tolist() == [[1.0, 1.0]]
@@ -210,7 +211,7 @@ def test_many_folders_that_lack_their_files_cost_next_to_nothing(serve, reposito
     retries, elapsed = server.log_text.count("failed to load 'broken") - tried, time.monotonic() - begun
     assert retries <= 8 + elapsed + 1
     drop(repository, "good", add_constant(1.0), MODEL)
-    wait_until(lambda: rows_of(server).get("good") == ("READY", ""), 20, "the good model among the broken ones")
+    wait_until(lambda: rows_of(server).get("good") == ("READY", ""), "the good model among the broken ones")
     # The files are brought at last: a change, which waits for no retry.
     (repository / "broken399" / "1" / "model.onnx").write_bytes(add_constant(1.0))
-    wait_until(lambda: rows_of(server)["broken399"] == ("READY", ""), 20, "the model whose file was brought")
+    wait_until(lambda: rows_of(server)["broken399"] == ("READY", ""), "the model whose file was brought")

@@ -14,7 +14,8 @@ import tritonclient.grpc as triton
 from support.load import ConstantLoad
 from support.models import add_constant, drop
 from support.python_models import write_model
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 
 SETTLE = "--repository-settle-secs=0.1"
 _TAKEN = re.compile(
@@ -65,7 +66,7 @@ def write_and_wait(server: RocserveProcess, path: Path, content: bytes) -> None:
     """In place, as an editor or a full disk would do it; until the server has taken it up."""
     taken = len(_TAKEN.findall(server.log_text))
     path.write_bytes(content)
-    wait_until(lambda: len(_TAKEN.findall(server.log_text)) > taken, 20, f"the server's word on {path.name}")
+    wait_until(lambda: len(_TAKEN.findall(server.log_text)) > taken, f"the server's word on {path.name}")
 
 
 def write_python_model(repository: Path) -> Path:
@@ -126,7 +127,7 @@ def test_other_files_that_are_emptied_take_nothing_away(serve, repository: Path)
             write_and_wait(server, folder / name, b"")
             assert expected[name] in reason(server)
             (folder / name).write_bytes(content)
-            wait_until(lambda: reason(server) == "", 20, "the end of the failure")
+            wait_until(lambda: reason(server) == "", "the end of the failure")
         load.wait_until_answered_by(1.0, times=5)
     assert load.failures == []
     assert load.wrong == []
@@ -146,7 +147,7 @@ def test_a_pipeline_that_is_cut_takes_nothing_away(serve, repository: Path) -> N
         assert "pipeline.json" in reason(server)
         assert server.client().is_model_ready("m", "1")
     path.write_bytes(whole)
-    wait_until(lambda: reason(server) == "", 20, "the end of the failure")
+    wait_until(lambda: reason(server) == "", "the end of the failure")
 
 
 def test_a_model_that_names_no_tensor_is_refused_with_its_reason(serve, repository: Path) -> None:

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 EXPLICIT = "--model-control-mode=explicit"
@@ -51,7 +52,7 @@ def ask(client: triton.InferenceServerClient, model: str, constant: float) -> No
 def measure(server: RocserveProcess) -> tuple[int, int]:
     """Descriptors, and bytes of memory that are the process's alone, once all workers have ended."""
     assert server.process is not None
-    wait_until(lambda: not server.workers(), 20, "the end of the workers")
+    wait_until(lambda: not server.workers(), "the end of the workers")
     time.sleep(0.3)
     process = server.server_process()
     return process.num_fds(), process.memory_full_info().uss

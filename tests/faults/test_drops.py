@@ -10,7 +10,8 @@ import pytest
 from support.load import ConstantLoad
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.repository_index import index_of, reason_of
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 
 SETTLE_SECONDS = 0.5
 LOAD_SECONDS = 25.0
@@ -18,9 +19,7 @@ LOAD_SECONDS = 25.0
 
 def ready_after(server: RocserveProcess, model: str, version: str, since: float) -> float:
     """Seconds until the index says that the version is READY."""
-    wait_until(
-        lambda: index_of(server, model).get(version, ("", ""))[0] == "READY", 20, f"version {version} of {model}"
-    )
+    wait_until(lambda: index_of(server, model).get(version, ("", ""))[0] == "READY", f"version {version} of {model}")
     return time.monotonic() - since
 
 
@@ -41,18 +40,18 @@ def test_drops_under_load_hurt_nobody(serve, repository: Path, tmp_path: Path):
 
         # A broken ONNX file as version 3: the reason is there to read, version 2 goes on.
         drop(repository, "m", b"this is no ONNX file", version=3)
-        wait_until(lambda: index_of(server, "m").get("3", ("", ""))[0] == "UNAVAILABLE", 20, "the broken version")
+        wait_until(lambda: index_of(server, "m").get("3", ("", ""))[0] == "UNAVAILABLE", "the broken version")
         assert index_of(server, "m")["3"][1]
         load.wait_until_answered_by(2.0)
         shutil.rmtree(model / "3")
 
         # A typo in the config: named with its line and column.
         (model / "config.pbtxt").write_text(ADD_CONSTANT_CONFIG.replace("max_batch_size", "max_batchsize"))
-        wait_until(lambda: "max_batchsize" in reason_of(server, "m"), 20, "the reason of the typo")
+        wait_until(lambda: "max_batchsize" in reason_of(server, "m"), "the reason of the typo")
         assert "3:" in reason_of(server, "m")
         load.wait_until_answered_by(2.0)
         (model / "config.pbtxt").write_text(ADD_CONSTANT_CONFIG)
-        wait_until(lambda: "max_batchsize" not in reason_of(server, "m"), 20, "the end of the typo")
+        wait_until(lambda: "max_batchsize" not in reason_of(server, "m"), "the end of the typo")
 
         # A version copied byte by byte over 5 s: nothing half is ever loaded.
         content = add_constant(5.0)
@@ -97,7 +96,7 @@ def test_drops_under_load_hurt_nobody(serve, repository: Path, tmp_path: Path):
 def load_seconds(server: RocserveProcess, model: str, version: int) -> float:
     """The engine's own load, between the log's two lines of it."""
     loaded = f"successfully loaded '{model}' version {version}"
-    wait_until(lambda: loaded in server.log_text, 5, "the line that follows the load")
+    wait_until(lambda: loaded in server.log_text, "the line that follows the load")
     begun = moment(server.log_text, f"loading: {model}:{version}")
     ended = moment(server.log_text, loaded)
     return ended - begun
@@ -116,10 +115,10 @@ def test_a_model_whose_folder_goes_is_unloaded_and_comes_back(serve, repository:
     client = server.client()
     assert client.is_model_ready("m")
     shutil.move(model, tmp_path / "gone")
-    wait_until(lambda: not client.is_model_ready("m"), 20, "the end of the model")
-    wait_until(lambda: not server.workers(), 20, "the end of its worker")
+    wait_until(lambda: not client.is_model_ready("m"), "the end of the model")
+    wait_until(lambda: not server.workers(), "the end of its worker")
     shutil.move(tmp_path / "gone", model)
-    wait_until(lambda: client.is_model_ready("m"), 20, "its return")
+    wait_until(lambda: client.is_model_ready("m"), "its return")
 
 
 def test_many_swaps_under_load(serve, repository: Path):
@@ -133,4 +132,4 @@ def test_many_swaps_under_load(serve, repository: Path):
             load.wait_until_answered_by(float(number))
     assert load.failures == []
     assert load.wrong == []
-    wait_until(lambda: len(server.workers()) == 1, 20, "the end of the replaced workers")
+    wait_until(lambda: len(server.workers()) == 1, "the end of the replaced workers")

@@ -15,7 +15,8 @@ import pytest
 import tritonclient.grpc as triton
 from support.load import ConstantLoad
 from support.models import add_constant, drop
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 from support.workers import running
 from tritonclient.utils import InferenceServerException
 
@@ -99,7 +100,7 @@ def test_the_end_comes_through_ten_storms_of_renames(repository: Path, tmp_path:
                 stop.set()
                 renaming.join()
             assert status == 0, f"storm {storm}:\n{server.log_text}"
-            wait_until(lambda log=server: "ended" in log.log_text, 5, "the last line of the log")
+            wait_until(lambda log=server: "ended" in log.log_text, "the last line of the log")
             assert psutil.wait_procs(family, timeout=5)[1] == []
 
 
@@ -108,12 +109,12 @@ def test_a_second_signal_ends_at_once_and_leaves_nothing(serve: Callable[..., Ro
     server = serve(repository, "--exit-timeout-secs=60")
     told: list[str] = []
     asking = ask_in_background(server, "stays", told)
-    wait_until((repository.parent / "inside").exists, 10, "the request in the model")
+    wait_until((repository.parent / "inside").exists, "the request in the model")
     family = psutil.Process(server.process.pid).children(recursive=True)
     started = int((repository.parent / "started").read_text())
     assert started in {process.pid for process in family}
     server.process.send_signal(signal.SIGTERM)
-    wait_until(lambda: "finishing the work in hand" in server.log_text, 5, "the first signal's line")
+    wait_until(lambda: "finishing the work in hand" in server.log_text, "the first signal's line")
     began = time.monotonic()
     assert server.terminate(15) == 1
     assert time.monotonic() - began < 15
@@ -131,11 +132,11 @@ def test_what_a_model_started_ends_with_its_worker_though_the_zygote_is_gone(ser
     zygote = worker.parent()
     assert zygote == server.zygote()
     zygote.kill()
-    wait_until(lambda: "the zygote, which starts workers, has ended" in server.log_text, 10, "the zygote's end")
+    wait_until(lambda: "the zygote, which starts workers, has ended" in server.log_text, "the zygote's end")
     assert running(started)
     worker.kill()
-    wait_until(lambda: not running(started), 10, "the end of what the model had started")
-    wait_until(lambda: server.client().is_model_ready("stays"), 20, "the model's return")
+    wait_until(lambda: not running(started), "the end of what the model had started")
+    wait_until(lambda: server.client().is_model_ready("stays"), "the model's return")
 
 
 def test_sighup_reloads_and_disturbs_nobody(serve, repository: Path):
@@ -147,7 +148,7 @@ def test_sighup_reloads_and_disturbs_nobody(serve, repository: Path):
         # As the end of a terminal would, it goes to all of them.
         for pid in family:
             os.kill(pid, signal.SIGHUP)
-        wait_until(lambda: "SIGHUP: scanning the model repositories" in server.log_text, 10, "the line of the log")
+        wait_until(lambda: "SIGHUP: scanning the model repositories" in server.log_text, "the line of the log")
         load.wait_until_answered_by(1.0, times=20)
     assert load.failures == load.wrong == []
     assert all(running(pid) for pid in family)

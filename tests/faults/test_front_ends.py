@@ -21,7 +21,8 @@ import tritonclient.grpc as triton
 from support.certificates import make_authority
 from support.front_ends import asking_clients, check_others_go_on, clients_of, drop_patient, listens, wait_for_more
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 FLAGS = ("--front-ends=2", "--allow-http=false", "--exit-timeout-secs=2")
@@ -50,7 +51,7 @@ def both_listen(server: RocserveProcess) -> bool:
 
 @pytest.fixture
 def server(lasting_server: RocserveProcess) -> RocserveProcess:
-    wait_until(lambda: both_listen(lasting_server), what="both front ends")
+    wait_until(lambda: both_listen(lasting_server), "both front ends")
     return lasting_server
 
 
@@ -104,7 +105,7 @@ def clients(server: RocserveProcess) -> AbstractContextManager[list[Client]]:
 
 def kill_and_wait(server: RocserveProcess, front_end: psutil.Process) -> None:
     front_end.kill()
-    wait_until(lambda: both_listen(server) and front_end not in server.front_ends(), 10, "the new front end")
+    wait_until(lambda: both_listen(server) and front_end not in server.front_ends(), "the new front end")
 
 
 def test_a_killed_front_end_takes_its_own_clients_along(server: RocserveProcess) -> None:
@@ -126,9 +127,7 @@ def test_a_killed_front_end_takes_its_own_clients_along(server: RocserveProcess)
                 assert all(failure.startswith("StatusCode.UNAVAILABLE") for failure in client.failures)
             if turn == 0:
                 descriptors = process.num_fds()
-        wait_until(
-            lambda: process.num_fds() <= descriptors + 2, what=f"the return of all but {descriptors} descriptors"
-        )
+        wait_until(lambda: process.num_fds() <= descriptors + 2, f"the return of all but {descriptors} descriptors")
     assert sum(client.wrong for client in asking) == 0
     assert "has ended (killed by SIGKILL)" in server.log_text
     assert len(server.workers()) == 2, "workers have died with it"
@@ -141,13 +140,13 @@ def test_what_its_clients_waited_for_is_not_run(server: RocserveProcess) -> None
     told: list[object] = []
     for _ in range(count):
         client.async_infer("patient", [values()], lambda result, error: told.append(error))
-    wait_until(executed.exists, what="the first execution")
+    wait_until(executed.exists, "the first execution")
     for front_end in server.front_ends():
         if clients_of(front_end):
             front_end.kill()
-    wait_until(lambda: len(told) == count, what="the end of the calls")
+    wait_until(lambda: len(told) == count, "the end of the calls")
     assert all(error is not None for error in told[-count // 2 :])
-    wait_until(lambda: answers(other), what="an answer by way of another front end")
+    wait_until(lambda: answers(other), "an answer by way of another front end")
     assert len(executed.read_text()) < count / 2
 
 
@@ -178,7 +177,7 @@ def test_the_server_ends_without_one_that_stands_still(ending_server: RocservePr
     still.send_signal(signal.SIGSTOP)
     assert ending_server.terminate() == 0
     assert "has not ended in time; it is killed" in ending_server.log_text
-    wait_until(lambda: not still.is_running() and not other.is_running(), 5, "the end of both")
+    wait_until(lambda: not still.is_running() and not other.is_running(), "the end of both")
 
 
 def test_one_that_dies_again_and_again_has_to_wait(server: RocserveProcess) -> None:
@@ -190,8 +189,8 @@ def test_one_that_dies_again_and_again_has_to_wait(server: RocserveProcess) -> N
                 front_end.kill()
         return bool(re.search(r"another is started in 0\.[12] s", server.log_text[before:]))
 
-    wait_until(has_to_wait, what="a pause before the next one")
-    wait_until(lambda: both_listen(server), what="the next front ends")
+    wait_until(has_to_wait, "a pause before the next one")
+    wait_until(lambda: both_listen(server), "the next front ends")
     assert own_client(server).is_server_ready()
 
 
@@ -206,16 +205,16 @@ def test_one_that_dies_before_all_others_listen_is_started_again(server: Rocserv
             return [child for child in server.server_process().children() if "grpc" in child.cmdline()]
         return []
 
-    wait_until(lambda: len(begun()) == 2, what="the next server's front ends")
+    wait_until(lambda: len(begun()) == 2, "the next server's front ends")
     late, early = begun()
     late.suspend()
     # The server knows that it listens: it has answered this.
-    wait_until(lambda: is_ready(server), what="one that serves")
+    wait_until(lambda: is_ready(server), "one that serves")
     early.kill()
     end = "front end 1 of gRPC has ended (killed by SIGKILL)"
-    wait_until(lambda: end in server.log_text[before:], what="its end in the log")
+    wait_until(lambda: end in server.log_text[before:], "its end in the log")
     late.resume()
-    wait_until(lambda: both_listen(server), what="both")
+    wait_until(lambda: both_listen(server), "both")
 
 
 def test_one_that_cannot_listen_says_why_and_comes_once_it_can(tmp_path: Path, repository: Path) -> None:
@@ -226,10 +225,10 @@ def test_one_that_cannot_listen_says_why_and_comes_once_it_can(tmp_path: Path, r
         authority.certificate.write_text("nonsense")
         first, second = server.front_ends()
         first.kill()
-        wait_until(lambda: "has ended (exit status 0: cannot serve gRPC with TLS" in server.log_text, what="the reason")
+        wait_until(lambda: "has ended (exit status 0: cannot serve gRPC with TLS" in server.log_text, "the reason")
         assert listens(second, server.port)
         authority.certificate.write_bytes(good)
-        wait_until(lambda: both_listen(server), what="both front ends")
+        wait_until(lambda: both_listen(server), "both front ends")
 
 
 def test_a_killed_server_leaves_nothing_behind(
@@ -240,7 +239,7 @@ def test_a_killed_server_leaves_nothing_behind(
     assert len(server.front_ends()) == 2
     with clients(server):
         server.kill()
-    wait_until(lambda: not any(process.is_running() for process in family), 10, "the end of all its processes")
+    wait_until(lambda: not any(process.is_running() for process in family), "the end of all its processes")
     with RocserveProcess([repository], *FLAGS, f"--grpc-port={server.port}", log=tmp_path / "next.log") as successor:
         successor.wait_until_ready()
         assert successor.port == server.port

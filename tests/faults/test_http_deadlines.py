@@ -12,7 +12,8 @@ import pytest
 from support.http_requests import ask
 from support.metrics import FLAGS, port_of, scrape
 from support.python_models import write_model
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 
 SLOW = """
 import time
@@ -65,14 +66,14 @@ def test_a_request_that_runs_is_answered_at_its_deadline_and_cancelled(server: R
     # The model has been told, and is free for the next.
     assert infer(server, 0.0)[0] == 200
     assert time.monotonic() - began < 6.0
-    wait_until(lambda: counted(server, "rocserve_request_memory_bytes") == 0, what="a free memory")
+    wait_until(lambda: counted(server, "rocserve_request_memory_bytes") == 0, "a free memory")
 
 
 def test_requests_that_wait_do_not_run_after_their_deadline(server: RocserveProcess) -> None:
     before = counted(server, "nv_inference_exec_count")
     running = threading.Thread(target=infer, args=(server, 1.5))
     running.start()
-    wait_until(lambda: counted(server, "rocserve_request_memory_bytes") > 0, what="the first request")
+    wait_until(lambda: counted(server, "rocserve_request_memory_bytes") > 0, "the first request")
     answers: list[tuple[int, Any]] = []
 
     def wait() -> None:

@@ -16,7 +16,8 @@ import pytest
 from support.certificates import make_authority
 from support.front_ends import asking_clients, check_others_go_on, clients_of, drop_patient, listens, wait_for_more
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def wait_for_both(server: RocserveProcess, gone: psutil.Process) -> None:
             gone not in server.front_ends("http")
             and [listens(each, server.http_port) for each in server.front_ends("http")] == [True, True]
         ),
-        what="both front ends",
+        "both front ends",
     )
 
 
@@ -96,7 +97,7 @@ def test_a_killed_front_end_takes_its_own_clients_along(server: RocserveProcess)
             assert sum(client.failures > 0 for client in asking) <= hit, "others than its clients have noticed"
             if turn == 0:
                 descriptors = process.num_fds()
-        wait_until(lambda: process.num_fds() <= descriptors + 2, 5, "the return of its descriptors")
+        wait_until(lambda: process.num_fds() <= descriptors + 2, "the return of its descriptors")
     assert sum(client.wrong for client in asking) == 0
     assert "of HTTP has ended (killed by SIGKILL)" in server.log_text
     assert server.front_ends() == of_grpc
@@ -118,11 +119,11 @@ def test_what_its_clients_waited_for_is_not_run(server: RocserveProcess, reposit
     executed = repository.parent / "executed"
     with ThreadPoolExecutor(count) as pool:
         answers = [pool.submit(ask, number) for number in range(count)]
-        wait_until(executed.exists, what="the first execution")
+        wait_until(executed.exists, "the first execution")
         for front_end in server.front_ends("http"):
             front_end.kill()
         assert sum(answer.result() for answer in answers) < count / 2
-    wait_until(lambda: ask(0), what="an answer of the next front end")
+    wait_until(lambda: ask(0), "an answer of the next front end")
     assert len(executed.read_text()) < count / 2
 
 
@@ -140,7 +141,7 @@ def test_the_server_ends_without_one_that_stands_still(server: RocserveProcess) 
     still.send_signal(signal.SIGSTOP)
     assert server.terminate() == 0
     assert "of HTTP has not ended in time; it is killed" in server.log_text
-    wait_until(lambda: not still.is_running() and not other.is_running(), 5, "the end of both")
+    wait_until(lambda: not still.is_running() and not other.is_running(), "the end of both")
 
 
 def test_one_that_cannot_listen_says_why_and_comes_once_it_can(tmp_path: Path, repository: Path) -> None:
@@ -152,7 +153,7 @@ def test_one_that_cannot_listen_says_why_and_comes_once_it_can(tmp_path: Path, r
         authority.certificate.write_text("nonsense")
         first, second = server.front_ends("http")
         first.kill()
-        wait_until(lambda: "has ended (exit status 0: cannot serve HTTP with TLS" in server.log_text, what="the reason")
+        wait_until(lambda: "has ended (exit status 0: cannot serve HTTP with TLS" in server.log_text, "the reason")
         assert listens(second, server.http_port)
         authority.certificate.write_bytes(good)
         wait_for_both(server, first)
@@ -162,4 +163,4 @@ def test_a_killed_server_leaves_nothing_behind(server: RocserveProcess) -> None:
     family = server.family()
     with clients(server):
         server.kill()
-    wait_until(lambda: not any(process.is_running() for process in family), 10, "the end of all its processes")
+    wait_until(lambda: not any(process.is_running() for process in family), "the end of all its processes")

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import tritonclient.grpc as triton
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 CONFIG = """
@@ -102,7 +103,7 @@ def test_a_replaced_version_that_hangs_is_killed(serve, repository: Path):
     for swap in range(1, 4):
         inside = repository.parent / f"inside-{swap}"
         hanging = Asking(server, "m", -swap)
-        wait_until(inside.exists, what="the request in the model")
+        wait_until(inside.exists, "the request in the model")
         waiting = Asking(server, "m", 1000)
         drop(repository, "m", stays(swap))
         told = (hanging.outcome(), waiting.outcome())
@@ -110,7 +111,7 @@ def test_a_replaced_version_that_hangs_is_killed(serve, repository: Path):
             assert "model 'm' version 1 was unloaded and had not answered within 0.5 s (--drain-timeout-secs)" in text
             assert "UNAVAILABLE" in text
         assert ask(client, "m", 10) == 10 + swap
-    wait_until(lambda: len(server.workers()) == 1, what="the end of the replaced workers")
+    wait_until(lambda: len(server.workers()) == 1, "the end of the replaced workers")
     assert server.log_text.count("its workers are killed") == 3
 
 
@@ -118,15 +119,15 @@ def test_loads_that_hang_end_with_the_reason(serve, repository: Path):
     drop(repository, "good", stays(1))
     server = serve(repository, "--load-timeout-secs=60", "--repository-settle-secs=0.1")
     drop(repository, "m", HANGS_AT_IMPORT, 'parameters { key: "load_timeout_secs" value { string_value: "1" } }')
-    wait_until(lambda: row(server, "m")[0] == "UNAVAILABLE", what="the end of the load")
+    wait_until(lambda: row(server, "m")[0] == "UNAVAILABLE", "the end of the load")
     assert row(server, "m")[1].startswith(
         "Unavailable: the worker did not load within 1 s (load_timeout_secs) and was ended; it last wrote: about to"
         " wait for a licence (failed once, next try in "
     )
-    wait_until(lambda: [worker.name() for worker in server.workers()] == ["rocserve:good"], what="the worker's end")
+    wait_until(lambda: [worker.name() for worker in server.workers()] == ["rocserve:good"], "the worker's end")
     drop(repository, "m", stays(2), 'parameters { key: "load_timeout_secs" value { string_value: "soon" } }')
     text = "parameter 'load_timeout_secs': expected a number of seconds, 0 for no limit, got 'soon'"
-    wait_until(lambda: text in row(server, "m")[1], what="the refusal")
+    wait_until(lambda: text in row(server, "m")[1], "the refusal")
     assert ask(server.client(), "good", 1) == 2
 
 
@@ -134,10 +135,10 @@ def test_four_loads_that_hang_keep_no_good_model_waiting(serve, repository: Path
     server = serve(repository, "--repository-settle-secs=0.1")
     for number in range(4):
         drop(repository, f"hangs{number}", HANGS_AT_IMPORT)
-    wait_until(lambda: len(server.workers()) == 4, what="the loads")
+    wait_until(lambda: len(server.workers()) == 4, "the loads")
     drop(repository, "good", stays(1))
     client = server.client()
-    wait_until(lambda: client.is_model_ready("good"), 40, "the good model")
+    wait_until(lambda: client.is_model_ready("good"), "the good model", seconds=40)
     assert [row(server, f"hangs{number}")[0] for number in range(4)] == ["LOADING"] * 4
     assert row(server, "hangs0")[1].startswith("loading for 1")
 
@@ -153,7 +154,7 @@ def test_a_flood_of_log_lines_fills_no_disk_and_keeps_nobody_waiting(serve, repo
     server = serve(repository, "--repository-settle-secs=0.1")
     for number in range(2):
         drop(repository, f"floods{number}", FLOODS_ITS_LOG)
-    wait_until(lambda: server.log_text.count("lines left out, they came too fast") >= 4, what="the count of lines")
+    wait_until(lambda: server.log_text.count("lines left out, they came too fast") >= 4, "the count of lines")
     before, began = (tmp_path / "server.log").stat().st_size, time.monotonic()
     for value in range(100):
         assert ask(server.client(), "good", value) == value + 1
@@ -173,9 +174,9 @@ def test_a_batch_that_is_not_answered_in_time_ends_its_worker(serve, repository:
     server = serve(repository)
     before = {worker.name(): worker.pid for worker in server.workers()}
     hanging = Asking(server, "m", -1)
-    wait_until((repository.parent / "inside-1").exists, what="the request in the model")
+    wait_until((repository.parent / "inside-1").exists, "the request in the model")
     waiting = Asking(server, "m", 5)
-    wait_until(lambda: "1 of 1 instances has not answered for" in row(server, "m")[1], what="the reason in the index")
+    wait_until(lambda: "1 of 1 instances has not answered for" in row(server, "m")[1], "the reason in the index")
     assert row(server, "m")[0] == "READY"
     assert ask(server.client(), "other", 1) == 3
     text = hanging.outcome()
@@ -205,7 +206,7 @@ def test_a_stopped_worker_is_killed_once_it_owes_an_answer(serve, repository: Pa
     assert Asking(server, "m", 5).outcome() == "6"
     text = "worker of model 'm' version 1 was killed: its process was stopped for 1 s (hang_timeout_secs)"
     assert text in server.log_text
-    wait_until(lambda: not worker.is_running(), what="its end")
+    wait_until(lambda: not worker.is_running(), "its end")
     assert ask(client, "m", 5) == 6
 
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from support.load import ConstantLoad
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
-from support.server import wait_until
+from support.waiting import wait_until
 
 KILLS = 50
 THREADS = 8
@@ -50,10 +50,10 @@ def kill_and_wait(server, load: ConstantLoad) -> None:
     """Kill the worker, until another answers."""
     (worker,) = server.workers()
     worker.kill()
-    wait_until(lambda: {each.pid for each in server.workers()} - {worker.pid}, 10, "the new worker")
+    wait_until(lambda: {each.pid for each in server.workers()} - {worker.pid}, "the new worker")
     # Each client may still have an answer of the old one to count.
     load.wait_until_answered_by(1.0, times=THREADS + 1)
-    wait_until(lambda: len(server.workers()) == 1, 5, "the end of the old worker")
+    wait_until(lambda: len(server.workers()) == 1, "the end of the old worker")
 
 
 def measure(process: psutil.Process) -> tuple[int, int]:
@@ -69,7 +69,7 @@ def test_a_dead_zygote_is_replaced(serve, repository: Path):
     zygote.kill()
     drop(repository, "n", add_constant(2.0), ADD_CONSTANT_CONFIG)
     client = server.client()
-    wait_until(lambda: client.is_model_ready("n"), 20, "a model loaded after the zygote's end")
+    wait_until(lambda: client.is_model_ready("n"), "a model loaded after the zygote's end")
     assert client.is_model_ready("m")
 
 

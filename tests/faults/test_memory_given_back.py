@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from support.http_requests import ask
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
 from support.stretch_model import grpc_inputs, http_request, stretch_values, write_stretch
+from support.waiting import wait_until
 
 MIB = 1 << 20
 CLIENTS = 64
@@ -30,7 +31,6 @@ def test_memory_after_large_traffic(serve, repository: Path, ask_by: str) -> Non
     assert peak > before + 100 * MIB, "the traffic took no memory: the test did not test"
     wait_until(
         lambda: process.memory_info().rss < before + 64 * MIB,
-        20,
         f"memory of at most 64 MiB above {before / MIB:.0f} MiB after a peak of {peak / MIB:.0f} MiB",
     )
 

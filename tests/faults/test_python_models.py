@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import psutil
 import tritonclient.grpc as triton
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 STREAMS = 200
@@ -179,7 +180,7 @@ def test_a_kill_fails_the_open_requests_and_nothing_else(serve, repository: Path
         assert [stream.value(), stream.value()] == [8, 9]
     # The model ends its request after the last response, which the client need not wait for.
     client = server.client()
-    wait_until(lambda: counters(client, "held") == (1, 5), what="the end of the request")
+    wait_until(lambda: counters(client, "held") == (1, 5), "the end of the request")
 
 
 def test_a_kill_on_either_side_of_a_call(serve, repository: Path):
@@ -191,17 +192,17 @@ def test_a_kill_on_either_side_of_a_call(serve, repository: Path):
         # The called one: the call fails with the reason, and the caller goes on.
         caller = worker_of(server, "caller")
         stream.ask("caller", 1)
-        wait_until((repository.parent / "held-1").exists, what="the call")
+        wait_until((repository.parent / "held-1").exists, "the call")
         worker_of(server, "held").kill()
         assert "worker of model 'held' version 1 ended unexpectedly (killed by signal 9)" in stream.error()
         # The caller: its call is cancelled in the called one, which goes on.
         stream.ask("caller", 2)
-        wait_until(lambda: len(server.workers()) == 2, what="the new worker")
+        wait_until(lambda: len(server.workers()) == 2, "the new worker")
         held = worker_of(server, "held")
-        wait_until((repository.parent / "held-2").exists, what="the call")
+        wait_until((repository.parent / "held-2").exists, "the call")
         caller.kill()
         assert "worker of model 'caller' version 1 ended unexpectedly (killed by signal 9)" in stream.error()
-        wait_until(lambda: counters(client, "held") == (0, 2), what="the end of the cancelled call")
+        wait_until(lambda: counters(client, "held") == (0, 2), "the end of the cancelled call")
         assert worker_of(server, "held").pid == held.pid
         (repository.parent / "release").touch()
         stream.ask("caller", 3)
@@ -223,7 +224,7 @@ def test_an_unload_waits_for_open_requests(serve, repository: Path):
         assert "held" in stream.error()
         (repository.parent / "release").touch()
         assert stream.value() == 2
-        wait_until(lambda: not server.workers(), what="the end of the worker")
+        wait_until(lambda: not server.workers(), "the end of the worker")
 
 
 def test_two_hundred_open_streams(serve, repository: Path):
@@ -240,12 +241,12 @@ def test_two_hundred_open_streams(serve, repository: Path):
         # Half of the clients leave.
         for stream in streams[: STREAMS // 2]:
             stream.client.stop_stream(cancel_requests=True)
-        wait_until(lambda: counters(client, "held") == (0, STREAMS // 2), what="the end of what nobody waits for")
+        wait_until(lambda: counters(client, "held") == (0, STREAMS // 2), "the end of what nobody waits for")
         (repository.parent / "release").touch()
         assert [stream.value() for stream in streams[STREAMS // 2 :]] == list(range(STREAMS // 2 + 1, STREAMS + 1))
-        wait_until(lambda: counters(client, "held") == (STREAMS // 2, STREAMS // 2), what="the end of all requests")
+        wait_until(lambda: counters(client, "held") == (STREAMS // 2, STREAMS // 2), "the end of all requests")
     # Besides some for clients: the memory of batches that were under way at once, eight before Python 3.13.
-    wait_until(lambda: process.num_fds() <= descriptors + 12, what="as many descriptors as before")
+    wait_until(lambda: process.num_fds() <= descriptors + 12, "as many descriptors as before")
 
 
 def test_a_flood_is_bounded_and_holds_nobody_up(serve, repository: Path):
@@ -258,9 +259,9 @@ def test_a_flood_is_bounded_and_holds_nobody_up(serve, repository: Path):
         for value in range(50):
             assert int(client.infer("echo", [tensor(value)]).as_numpy("OUT")[0]) == value
         assert [stream.value() for _ in range(5_000)] == list(range(5_000))
-    wait_until(lambda: counters(client, "flood") == (1, 0), what="the end of the flood")
+    wait_until(lambda: counters(client, "flood") == (1, 0), "the end of the flood")
     # One whose client leaves in the middle goes on to its own end, and is thrown away.
     with Stream(server) as stream:
         stream.ask("flood", 5_000)
         assert stream.value() == 0
-    wait_until(lambda: counters(client, "flood") == (2, 0), what="the end of the flood that nobody reads")
+    wait_until(lambda: counters(client, "flood") == (2, 0), "the end of the flood that nobody reads")

@@ -16,8 +16,9 @@ import pytest
 import tritonclient.grpc as grpc_client
 from support.metrics import FLAGS, port_of, scrape
 from support.python_models import write_model
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
 from support.stretch_model import grpc_inputs, http_request, stretch_values, write_stretch
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 MIB = 1 << 20
@@ -77,7 +78,7 @@ def use(server: RocserveProcess) -> tuple[int, int]:
 
 
 def wait_until_free(server: RocserveProcess) -> None:
-    wait_until(lambda: use(server) == (0, 0), 20, f"a free memory; it is {use(server)}")
+    wait_until(lambda: use(server) == (0, 0), f"a free memory; it is {use(server)}")
 
 
 def connect(server: RocserveProcess, small_window: bool = False) -> socket.socket:
@@ -97,7 +98,7 @@ def test_beyond_the_limit_requests_are_refused_at_once(server: RocserveProcess) 
     inputs = grpc_inputs(stretch_values(milliseconds=1000, request_bytes=6 * MIB))
     for client in clients:
         client.async_infer("stretch", inputs, lambda result, error: ends.put(error))
-    wait_until(lambda: use(server)[0] >= 30 * MIB, what="the requests")
+    wait_until(lambda: use(server)[0] >= 30 * MIB, "the requests")
     began = time.monotonic()
     with pytest.raises(
         InferenceServerException, match=r"the server's memory for requests is full: 30\.0 MiB of 32\.0"
@@ -175,7 +176,7 @@ def test_however_requests_end_the_memory_is_free_again(server: RocserveProcess) 
     assert ends.total() == CLIENTS * REQUESTS, ends
     wait_until_free(server)
     # The workers that were ended come back, and all is as before.
-    wait_until(lambda: len(server.workers()) == 3, what="all workers")
+    wait_until(lambda: len(server.workers()) == 3, "all workers")
     assert server.client().infer("stretch", grpc_inputs(stretch_values(answer_bytes=5))).as_numpy("Y").size == 5
     wait_until_free(server)
 
@@ -259,7 +260,7 @@ def test_http_answers_that_nobody_reads_are_bounded_and_given_up(server: Rocserv
         for connection in connections:
             connection.sendall(http_request(stretch_values(answer_bytes=8 * MIB)))
         # Four of them have room, and the others are told so.
-        wait_until(lambda: use(server)[1] >= 24 * MIB, what="answers that wait to be read")
+        wait_until(lambda: use(server)[1] >= 24 * MIB, "answers that wait to be read")
         assert use(server)[1] <= LIMIT
         heads = [connection.recv(12) for connection in connections]
         assert set(heads) == {b"HTTP/1.1 200", b"HTTP/1.1 503"}

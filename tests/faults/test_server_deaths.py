@@ -19,7 +19,8 @@ import tritonclient.grpc as triton
 from support.delegated_cgroup import delegated_cgroup, python_within
 from support.load import ConstantLoad
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 DEATHS = 9
@@ -96,7 +97,7 @@ def kill_and_wait(server: RocserveProcess, number: int = signal.SIGKILL) -> floa
     began = time.monotonic()
     killed.send_signal(number)
     killed.wait(10)
-    wait_until(lambda: is_ready(server), 30, f"readiness; the log says:\n{server.log_text}")
+    wait_until(lambda: is_ready(server), f"readiness; the log says:\n{server.log_text}")
     assert server.server_process() != killed
     return time.monotonic() - began
 
@@ -229,7 +230,7 @@ def test_a_death_before_it_serves_is_the_end(repository: Path) -> None:
     command = [sys.executable, "-m", "rocserve.cli", "serve", f"--model-repository={repository}", "--grpc-port=0"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         supervisor = psutil.Process(process.pid)
-        wait_until(supervisor.children, 10, "the server's process")
+        wait_until(supervisor.children, "the server's process")
         supervisor.children()[0].kill()
         assert process.wait(10) == 128 + signal.SIGKILL
 
@@ -238,7 +239,7 @@ def test_a_model_that_was_broken_since_keeps_no_other_from_being_served(serve, r
     drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
     server: RocserveProcess = serve(repository, "--exit-on-error=true", "--strict-readiness=false")
     drop(repository, "broken", b"no ONNX")
-    wait_until(lambda: "failed to load 'broken'" in server.log_text, 20, "the failed load")
+    wait_until(lambda: "failed to load 'broken'" in server.log_text, "the failed load")
     kill_and_wait(server)
     with ConstantLoad(server.address, "m", {1.0}, 1) as load:
         load.wait_until_answered_by(1.0)
@@ -261,15 +262,15 @@ def test_a_worker_that_is_at_a_request(serve, repository: Path, is_released: boo
     server: RocserveProcess = serve(repository)
     workers = pids(server)
     ask_in_background(server, "stays")
-    wait_until((repository.parent / "inside").exists, 10, "the request in the model")
+    wait_until((repository.parent / "inside").exists, "the request in the model")
     server.server_process().kill()
     if is_released:
-        wait_until(lambda: "this one takes its place" in server.log_text, 20, "the next server")
+        wait_until(lambda: "this one takes its place" in server.log_text, "the next server")
         (repository.parent / "go").touch()
     else:
         # It listens before it is served again, and does not say that there is no such model.
         wait_until(lambda: refusal(server, "stays").endswith("unknown model: 'stays' has no available versions"))
-    wait_until(lambda: is_ready(server), 60, "readiness")
+    wait_until(lambda: is_ready(server), "readiness", seconds=60)
     assert (pids(server) == workers) == is_released
     (repository.parent / "go").touch()
     assert ask(server, "stays") == [[3.0, 4.0]]
@@ -289,8 +290,8 @@ def test_what_has_changed_or_ended_meanwhile_is_loaded_anew(serve, repository: P
     shutil.rmtree(repository / "gone")
     time.sleep(3.0)
     supervisor.resume()
-    wait_until(lambda: is_ready(server), 30, "readiness")
-    wait_until(lambda: len(server.workers()) == 3, 10, "the end of what nobody claims")
+    wait_until(lambda: is_ready(server), "readiness")
+    wait_until(lambda: len(server.workers()) == 3, "the end of what nobody claims")
     kept = {worker.name() for worker in server.workers()} & {
         name for name, worker in by_name.items() if worker.is_running()
     }
@@ -304,12 +305,12 @@ def test_a_zygote_that_dies_with_the_server(serve, repository: Path) -> None:
     workers, zygote = pids(server), server.zygote()
     assert zygote is not None
     zygote.kill()
-    wait_until(lambda: "the zygote, which starts workers, has ended" in server.log_text, 10, "the zygote's end")
+    wait_until(lambda: "the zygote, which starts workers, has ended" in server.log_text, "the zygote's end")
     for _ in range(2):
         # Nobody holds the first one's workers; those of the next are held by its own zygote.
         kill_and_wait(server)
         assert ask(server, "m") == [[2.0, 3.0]]
-        wait_until(lambda: not pids(server) & workers, 10, "the end of the first one's workers")
+        wait_until(lambda: not pids(server) & workers, "the end of the first one's workers")
         assert len(server.workers()) == 1
 
 
@@ -323,11 +324,11 @@ def test_a_worker_that_was_taken_over_is_watched(serve, repository: Path) -> Non
     kill_and_wait(server)
     (worker,) = server.workers()
     worker.kill()
-    wait_until(lambda: "ended unexpectedly (killed by signal 9)" in server.log_text, 10, "the end in the log")
-    wait_until(lambda: pids(server) - {worker.pid}, 10, "another worker")
-    wait_until(lambda: server.client().is_model_ready("python"), 20, "the model's return")
+    wait_until(lambda: "ended unexpectedly (killed by signal 9)" in server.log_text, "the end in the log")
+    wait_until(lambda: pids(server) - {worker.pid}, "another worker")
+    wait_until(lambda: server.client().is_model_ready("python"), "the model's return")
     assert ask(server, "python") == [[3.0, 4.0]]
-    wait_until(lambda: server.log_text.count("ready to add") == 2, 10, "the new worker's line")
+    wait_until(lambda: server.log_text.count("ready to add") == 2, "the new worker's line")
 
 
 def test_cgroups_of_workers_go_on_and_go(repository: Path, tmp_path: Path) -> None:
@@ -356,7 +357,7 @@ def test_models_that_requests_loaded_and_unloaded(serve, repository: Path) -> No
         client.load_model("asked")
         client.load_model("gone")
         client.unload_model("at_start")
-    wait_until(lambda: len(server.workers()) == 3, what="the end of the unloaded model's worker")
+    wait_until(lambda: len(server.workers()) == 3, "the end of the unloaded model's worker")
     shutil.rmtree(repository / "gone")
     kill_and_wait(server)
     with server.client() as client:

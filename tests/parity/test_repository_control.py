@@ -22,7 +22,7 @@ from support.parity.models import (
 )
 from support.parity.pair import Pair
 from support.parity.repository import Index, load, load_with, unload
-from support.server import wait_until
+from support.waiting import wait_until
 from tritonclient.grpc import service_pb2 as pb
 
 ADD_SUB = python(add_sub_tensors())
@@ -56,7 +56,7 @@ def scratch(pair: Pair) -> Iterator[Path]:
         pair.dropped(write_model(pair.scratch, model))
     # rocserve's index shows what its last look has found; Triton looks when it is asked.
     shown = Index([model.name for model in CONTROLLED])
-    wait_until(lambda: len(shown.ask(pair.rocserve).answer) == len(CONTROLLED), what="the look that finds the models")
+    wait_until(lambda: len(shown.ask(pair.rocserve).answer) == len(CONTROLLED), "the look that finds the models")
     alone = [[exchange] for exchange in (*LIFE_CASES, *GOOD_LOADS)]
     with pair.asking_ahead(*alone, [*REFUSED_LOADS, *UNLOADS], DEPENDENT_CASES):
         yield pair.scratch

@@ -13,7 +13,7 @@ from support.parity.exchange import Asked, Call, Exchange, HttpCall, Local, Step
 from support.parity.inference import infer, raw_input
 from support.parity.models import ParityModel, add_sub_tensors, ensemble, python, step, tensor, write_model
 from support.parity.pair import Pair, Paired, running_servers
-from support.server import wait_until
+from support.waiting import wait_until
 from tritonclient.grpc import service_pb2 as pb
 
 from benchmarks.triton_peer import TritonPeer
@@ -115,7 +115,7 @@ def own_pair(peer: TritonPeer | None, paired: Paired, tmp_path_factory: pytest.T
 def test_the_traces_of_a_request(own_pair: Pair, request_id: str) -> None:
     def traces(server: Asked) -> list[dict[str, Any]]:
         prefix = own_pair.scratch.with_name(server.name)
-        wait_until(lambda: request_id in written(prefix), what=f"the trace {request_id} of {server.name}")
+        wait_until(lambda: request_id in written(prefix), f"the trace {request_id} of {server.name}")
         return written(prefix)[request_id]
 
     steps = [*ASKED[request_id], Local(traces)]

@@ -13,7 +13,8 @@ import pytest
 from support.certificates import make_authority
 from support.forwarder import Forwarder
 from support.models import add_constant, drop
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.services.admin_calls import ADMIN_METHODS

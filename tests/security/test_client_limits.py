@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 from support.paced_models import drop_paced
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 
 from rocserve.protocol import grpc_service_pb2 as pb
 

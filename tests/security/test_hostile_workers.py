@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 CONFIG = """
@@ -254,7 +255,7 @@ def wait_until_served(client: triton.InferenceServerClient) -> None:
         entries = {entry.name: entry for entry in client.get_model_repository_index().models}
         return entries["hostile"].state == "READY" and not entries["hostile"].reason
 
-    wait_until(is_served, what="a worker of the hostile model")
+    wait_until(is_served, "a worker of the hostile model")
     # One that has answered a request is restarted at once when it ends.
     with pytest.raises(InferenceServerException, match="done"):
         infer(client, "hostile", "none")
@@ -286,7 +287,7 @@ def test_a_flood_of_messages_leaves_the_others_their_time(server: RocserveProces
         # The index is told by the loop that reads the flood.
         other.get_model_repository_index(client_timeout=2)
         infer(other, "honest", seconds=2)
-    wait_until(lambda: answers, 60, "the end of the flood")
+    wait_until(lambda: answers, "the end of the flood", seconds=60)
     assert len(server.log_text.splitlines()) - lines < 1000
 
 
@@ -295,7 +296,7 @@ def test_metrics_that_are_none_leave_the_page_whole(server: RocserveProcess):
     wait_until_served(client)
     with pytest.raises(InferenceServerException, match="done"):
         infer(client, "hostile", "metrics")
-    wait_until(lambda: "the model has 10000 time series already" in server.log_text, what="the bound of the series")
+    wait_until(lambda: "the model has 10000 time series already" in server.log_text, "the bound of the series")
     (address,) = re.findall(r"Started Metrics Service at ([0-9.]+:[0-9]+)", server.log_text)
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as response:
         page = response.read().decode()

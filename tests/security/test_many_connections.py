@@ -19,7 +19,8 @@ from support.http2 import PREFACE, SETTINGS, frame
 from support.metrics import FLAGS as METRICS
 from support.metrics import port_of
 from support.models import add_sub, drop
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 
 MOST_FILES = 256
 """That the servers of these tests may have open. A quarter is kept for the server itself."""
@@ -63,7 +64,7 @@ def secure_server(
         f"--grpc-server-key={authority.key}",
     )
     with RocserveProcess([folder / "repository"], *flags, log=folder / "log", python=python) as server:
-        wait_until(lambda: "0 models served" in server.log_text, what="the start")
+        wait_until(lambda: "0 models served" in server.log_text, "the start")
         yield server
 
 
@@ -150,10 +151,10 @@ def test_connections_of_grpc_leave_descriptors_for_http_and_models(tmp_path: Pat
         for _ in range(5):
             assert get(server.http_port, "/v2/health/live") == 200
         drop(repository, "add_sub", add_sub())
-        wait_until(lambda: "successfully loaded 'add_sub'" in server.log_text, what="the model")
+        wait_until(lambda: "successfully loaded 'add_sub'" in server.log_text, "the model")
         assert get(server.http_port, "/v2/models/add_sub/ready") == 200
         assert open_files(server) <= MOST_FILES * 3 // 4
-        wait_until(lambda: is_answered(server), what="an answer to another client of gRPC")
+        wait_until(lambda: is_answered(server), "an answer to another client of gRPC")
 
 
 def test_connections_with_tls_take_no_more_than_the_memory_for_requests(tmp_path: Path, authority: Authority) -> None:

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from support.models import add_constant, drop
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 CONFIG = """

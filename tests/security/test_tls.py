@@ -20,7 +20,8 @@ from support.http_requests import add_sub_inputs
 from support.metrics import FLAGS as METRICS
 from support.metrics import port_of
 from support.parity.models import parity_models, write_model
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 
 ALL_PORTS = ("--grpc-use-ssl", "--http-use-ssl", "--metrics-use-ssl", *METRICS)
 ALL_MUTUAL = ("--grpc-use-ssl-mutual", "--http-use-ssl-mutual", "--metrics-use-ssl-mutual", *METRICS)
@@ -62,7 +63,7 @@ def served(
         f"--grpc-root-cert={files.root}",
     )
     with RocserveProcess([repository], *flags, log=folder / "log") as server:
-        wait_until(lambda: "1 model served" in server.log_text, what="the model")
+        wait_until(lambda: "1 model served" in server.log_text, "the model")
         yield Served(server, files)
 
 

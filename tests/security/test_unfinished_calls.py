@@ -15,7 +15,8 @@ from support.http2 import Http2Connection, prefixed
 from support.metrics import FLAGS as METRICS
 from support.metrics import port_of, scrape
 from support.models import add_sub, drop
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 
 from rocserve.core.errors import StatusCode
 from rocserve.protocol import grpc_service_pb2 as pb
@@ -178,7 +179,7 @@ def test_half_messages_count_against_the_memory_for_requests(small_server: Rocse
         # The limit, what comes within a second, and what the heap keeps of both: under load a little more comes before
         # it is counted. Without the limit it would be 320 MiB, five times as much.
         assert most_resident - before <= 4.5 * LIMIT
-    wait_until(lambda: held(small_server) == 0, what="free memory")
+    wait_until(lambda: held(small_server) == 0, "free memory")
 
 
 def test_slow_uploads_within_the_memory_for_requests_end_well(small_server: RocserveProcess) -> None:
@@ -202,8 +203,8 @@ def test_slow_uploads_within_the_memory_for_requests_end_well(small_server: Rocs
         assert {(answer.status, answer.text) for answer in answers} == {(StatusCode.OK, "")}
         # More than any one of them: what they have in common is what has not come whole.
         assert 16 << 20 <= most <= 40 << 20
-        wait_until(lambda: held(small_server) < 1 << 20, what="memory that is free but for an idle stream")
-    wait_until(lambda: held(small_server) == 0, what="free memory")
+        wait_until(lambda: held(small_server) < 1 << 20, "memory that is free but for an idle stream")
+    wait_until(lambda: held(small_server) == 0, "free memory")
 
 
 def test_the_server_ends_at_once_though_calls_are_unfinished(server: RocserveProcess) -> None:

@@ -16,7 +16,8 @@ import psutil
 import pytest
 import tritonclient.grpc as triton
 from support.delegated_cgroup import delegated_cgroup, python_within
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 CONFIG = """
@@ -100,11 +101,11 @@ def grouping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProce
             assert len(worker_groups(folder)) == 3
             yield server
             # The ends of workers have been tidied up after, and new ones have come in their places.
-            wait_until(lambda: len(worker_groups(folder)) == 3, 10, "a cgroup for each worker")
+            wait_until(lambda: len(worker_groups(folder)) == 3, "a cgroup for each worker")
             server.terminate()
         assert worker_groups(folder) == []
         # The zygote ended with the server, and whoever was its child a moment later.
-        wait_until(lambda: "populated 0" in (folder / "cgroup.events").read_text(), 10, "the end of all processes")
+        wait_until(lambda: "populated 0" in (folder / "cgroup.events").read_text(), "the end of all processes")
 
 
 @pytest.fixture(scope="module", params=["watching", "grouping"])
@@ -173,7 +174,7 @@ def bomb_processes() -> list[psutil.Process]:
 def test_processes_beyond_the_bound_end_with_the_model(server: RocserveProcess):
     text = fails_while_others_are_served(server, "bomb")
     assert f"worker of model 'bomb' version 1 was killed: limit of {TASKS} tasks exceeded" in text
-    wait_until(lambda: not bomb_processes(), 10, "the end of what the model has started")
+    wait_until(lambda: not bomb_processes(), "the end of what the model has started")
     infer(server.client(), "bomb")
 
 
@@ -192,9 +193,9 @@ def test_processes_that_a_model_leaves_behind_end_with_its_cgroup(grouping: Rocs
     entry = triton.InferInput("TAKES", [1], "INT32")
     entry.set_data_from_numpy(np.array([1], np.int32))
     client.async_infer("bomb", [entry], lambda result, error: None, client_timeout=60)
-    wait_until(lambda: len(bomb_processes()) >= 8, 20, "children")
+    wait_until(lambda: len(bomb_processes()) >= 8, "children")
     next(process for process in grouping.workers() if process.name() == "rocserve:bomb").kill()
-    wait_until(lambda: not bomb_processes(), 10, "the end of what the model has started")
+    wait_until(lambda: not bomb_processes(), "the end of what the model has started")
     infer(grouping.client(), "bomb")
 
 
@@ -202,4 +203,4 @@ def test_a_bound_that_is_no_number_fails_the_load(tmp_path: Path):
     drop(tmp_path / "models", "m", HOG, CONFIG + PARAMETER.format("worker_tasks", "many"))
     with RocserveProcess([tmp_path / "models"], log=tmp_path / "server.log") as server:
         text = "parameter 'worker_tasks': expected a whole number, 0 for no bound, got 'many'"
-        wait_until(lambda: text in server.log_text, what="the reason")
+        wait_until(lambda: text in server.log_text, "the reason")

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 import rocserve
@@ -199,7 +200,7 @@ def test_a_model_sees_of_the_servers_environment_what_it_needs(server: RocserveP
 @needs_root
 def test_a_model_may_open_its_output_anew(server: RocserveProcess):
     assert Asked(server)("os.system('echo told by a child > /dev/stderr')") == 0
-    wait_until(lambda: "told by a child" in server.log_text, what="the line in the log")
+    wait_until(lambda: "told by a child" in server.log_text, "the line in the log")
 
 
 @needs_root
@@ -207,7 +208,7 @@ def test_a_worker_of_another_user_is_ended_and_restarted(server: RocserveProcess
     ask = Asked(server)
     (worker,) = [worker for worker in server.workers() if worker.name() == "rocserve:other"]
     worker.kill()
-    wait_until(lambda: not worker.is_running(), what="the end")
+    wait_until(lambda: not worker.is_running(), "the end")
     assert ask("os.getuid()", "other") == NOBODY
 
 
@@ -271,7 +272,7 @@ def test_a_user_that_is_named_has_to_be_able_to_read_the_model(tmp_path: Path):
         def reason() -> str:
             return "".join(entry.reason for entry in client.get_model_repository_index().models)
 
-        wait_until(lambda: "user 'daemon' cannot read" in reason(), what="the reason")
+        wait_until(lambda: "user 'daemon' cannot read" in reason(), "the reason")
         with pytest.raises(InferenceServerException):
             Asked(server)("1")
 

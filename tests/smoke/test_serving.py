@@ -12,7 +12,8 @@ import tritonclient.grpc
 import tritonclient.http
 from support.load import ConstantLoad
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 
@@ -79,7 +80,7 @@ def test_a_version_that_is_dropped_takes_over_without_a_failure(
         rows = server.client().get_model_repository_index().models
         return any((row.version, row.state) == ("3", "UNAVAILABLE") and row.reason for row in rows)
 
-    wait_until(is_reported, what="the reason of version 3")
+    wait_until(is_reported, "the reason of version 3")
     load.wait_until_answered_by(2.0, times=100)
     assert load.failures == []
 

@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from support.server import wait_until
+from support.waiting import wait_until
 
 
 class Collector:
@@ -65,7 +65,7 @@ class Collector:
         self.batches.append(len(spans))
 
     def wait_for(self, count: int) -> list[Span]:
-        wait_until(lambda: len(self.spans) >= count, what=f"{count} spans, there are {len(self.spans)}")
+        wait_until(lambda: len(self.spans) >= count, f"{count} spans, there are {len(self.spans)}")
         return self.spans
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support.server import wait_until
+from support.waiting import wait_until
 
 NO_CGROUP = "no delegated cgroup v2 here"
 _MOUNTED = Path("/sys/fs/cgroup")
@@ -29,7 +29,7 @@ def delegated_cgroup() -> Iterator[Path]:
     finally:
         # Of a server that was killed, or has not come up.
         (folder / "cgroup.kill").write_text("1")
-        wait_until(lambda: "populated 0" in (folder / "cgroup.events").read_text(), 10, "the end of all processes")
+        wait_until(lambda: "populated 0" in (folder / "cgroup.events").read_text(), "the end of all processes")
         for inner in (*folder.iterdir(), folder):
             if inner.is_dir():
                 inner.rmdir()

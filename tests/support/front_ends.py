@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 import psutil
 
 from support.python_models import write_model
-from support.server import wait_until
+from support.waiting import wait_until
 
 CLIENTS = 12
 
@@ -69,7 +69,7 @@ def asking_clients(make: Callable[[int, threading.Event], AskingClient]) -> Iter
     stop = threading.Event()
     made = [make(number, stop) for number in range(CLIENTS)]
     try:
-        wait_until(lambda: all(client.answers for client in made), what="an answer for each client")
+        wait_until(lambda: all(client.answers for client in made), "an answer for each client")
         yield made
     finally:
         stop.set()
@@ -81,7 +81,7 @@ def wait_for_more(asking: Sequence[Asking]) -> None:
     counts = [client.answers for client in asking]
     wait_until(
         lambda: all(client.answers > count for client, count in zip(asking, counts, strict=True)),
-        what="further answers for each client",
+        "further answers for each client",
     )
 
 

@@ -12,7 +12,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import np_to_triton_dtype
 
 from support.migraphx import run_with_migraphx
-from support.server import wait_until
+from support.waiting import wait_until
 
 Array = np.ndarray[Any, Any]
 
@@ -96,7 +96,7 @@ def wait_for_end(
         seen.append(index_entry(client, model))
         return seen[-1][0] in states
 
-    wait_until(has_ended, seconds, f"state {' or '.join(states)} of '{model}'")
+    wait_until(has_ended, f"state {' or '.join(states)} of '{model}'", seconds=seconds)
     return seen[-1]
 
 

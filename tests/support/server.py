@@ -9,8 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -20,17 +19,11 @@ from typing import Self
 import psutil
 import tritonclient.grpc as triton
 
+from support.waiting import wait_until
+
 _PR_SET_PDEATHSIG = 1
 _FRONT_ENDS = ("rocserve:grpc:", "rocserve:http:")
 _STARTED = re.compile(r"Started (GRPCInference|HTTP)Service at \S+?:(\d+)")
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 20.0, what: str = "the condition") -> None:
-    """Look every 10 ms until the condition holds; an AssertionError with `what` when it does not in time."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"{what} did not come to be within {seconds} s"
-        time.sleep(0.01)
 
 
 class RocserveProcess:
@@ -103,7 +96,7 @@ class RocserveProcess:
             start_new_session=True,
         )
         threading.Thread(target=self._read_log, daemon=True).start()
-        if not self._port_known.wait(30):
+        if not self._port_known.wait(60):
             self.kill()
             raise AssertionError(f"the server did not start:\n{self.log_text}")
 
@@ -150,7 +143,7 @@ class RocserveProcess:
 
     def wait_until_ready(self, seconds: float = 30.0) -> None:
         client = self.client()
-        wait_until(client.is_server_ready, seconds, f"readiness; the log says:\n{self.log_text}")
+        wait_until(client.is_server_ready, f"readiness; the log says:\n{self.log_text}", seconds=seconds)
 
     def family(self) -> list[psutil.Process]:
         """All processes that came of the server: they are in its session even when their parent has gone."""
@@ -168,7 +161,7 @@ class RocserveProcess:
             found[:] = supervisor.children()
             return bool(found)
 
-        wait_until(is_there, 10, "the server's process")
+        wait_until(is_there, "the server's process")
         return found[0]
 
     def workers(self) -> list[psutil.Process]:

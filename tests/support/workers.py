@@ -7,7 +7,6 @@ import functools
 import gc
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -268,14 +267,6 @@ class Workshop:
     async def close(self) -> None:
         for group in self._groups:
             await group.stop(0.0)
-
-
-async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    """Wait for a condition."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        await asyncio.sleep(0.005)
 
 
 OwnChildren = Callable[[], list[psutil.Process]]

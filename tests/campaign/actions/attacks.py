@@ -12,7 +12,8 @@ from typing import Any
 import tritonclient.grpc as triton
 from support.models import add_constant
 from support.repository_index import index_of
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 
 from campaign import models
 from campaign.action import Kind
@@ -210,7 +211,7 @@ def links(stage: Stage, random: random.Random) -> None:
         (stage.staging / name / "1" / "model.onnx").unlink()
         (stage.staging / name / "1" / "model.onnx").symlink_to(stage.canaries.model / "1" / "model.onnx")
         (stage.staging / name).rename(link)
-    wait_until(lambda: _is_refused(stage.poll, name), NOTICED_SECONDS, f"the refusal of {name}")
+    wait_until(lambda: _is_refused(stage.poll, name), f"the refusal of {name}", seconds=NOTICED_SECONDS)
     if link.is_symlink():
         link.unlink()
     else:

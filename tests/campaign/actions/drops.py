@@ -13,7 +13,7 @@ from pathlib import Path
 
 from support.models import add_constant
 from support.repository_index import index_of, reason_of, rows_of
-from support.server import wait_until
+from support.waiting import wait_until
 
 from campaign import models
 from campaign.action import Kind
@@ -38,7 +38,9 @@ def replaced_text(path: Path, text: str) -> Iterator[None]:
 
 
 def wait_until_well(stage: Stage, model: str) -> None:
-    wait_until(lambda: ("READY", "") in index_of(stage.poll, model).values(), NOTICED_SECONDS, f"{model} well again")
+    wait_until(
+        lambda: ("READY", "") in index_of(stage.poll, model).values(), f"{model} well again", seconds=NOTICED_SECONDS
+    )
 
 
 def typo(stage: Stage, random: random.Random) -> None:
@@ -46,7 +48,9 @@ def typo(stage: Stage, random: random.Random) -> None:
     with stage.locks[model]:
         wrong = random.choice(("max_batchsize: 8", "max_batch_size: 8 }", 'input { name: "X"', "max_batch_size: x"))
         with replaced_text(stage.copied / model / "config.pbtxt", models.CONSTANT_CONFIG + wrong):
-            wait_until(lambda: reason_of(stage.poll, model), NOTICED_SECONDS, f"the reason of a typo in {model}")
+            wait_until(
+                lambda: reason_of(stage.poll, model), f"the reason of a typo in {model}", seconds=NOTICED_SECONDS
+            )
         wait_until_well(stage, model)
 
 
@@ -76,7 +80,7 @@ def cut_version(stage: Stage, random: random.Random) -> None:
         def is_told() -> bool:
             return index_of(stage.poll, model).get(str(number), ("", ""))[0] == "UNAVAILABLE"
 
-        wait_until(is_told, NOTICED_SECONDS, f"the reason of the broken version {number} of {model}")
+        wait_until(is_told, f"the reason of the broken version {number} of {model}", seconds=NOTICED_SECONDS)
         shutil.rmtree(folder / str(number))
         wait_until_well(stage, model)
 
@@ -115,7 +119,9 @@ def no_model(stage: Stage, random: random.Random) -> None:
     good = f"good_{prefix}"
     models.drop_constant(stage.staging, good).rename(stage.copied / good)
     with stage.poll.client() as client:
-        wait_until(lambda: client.is_model_ready(good), NOTICED_SECONDS, f"{good} among {MANY_FOLDERS} broken drops")
+        wait_until(
+            lambda: client.is_model_ready(good), f"{good} among {MANY_FOLDERS} broken drops", seconds=NOTICED_SECONDS
+        )
     for folder in folders:
         shutil.rmtree(folder)
     remove_model(stage, good)

@@ -13,7 +13,7 @@ import tritonclient.grpc as triton
 from support.metrics import port_of
 from support.python_models import write_model
 from support.repository_index import index_of
-from support.server import wait_until
+from support.waiting import wait_until
 
 from campaign import models
 from campaign.action import Kind
@@ -134,7 +134,7 @@ def large_requests(stage: Stage, random: random.Random) -> None:
     with stage.poll.client() as client:
         for _ in range(16):
             client.async_infer(models.LARGE, [entry], lambda result, error: told.append(error or result))
-        wait_until(lambda: len(told) == 16, 60, "sixteen answers of a MiB")
+        wait_until(lambda: len(told) == 16, "sixteen answers of a MiB", seconds=60)
     for result in told:
         if isinstance(result, Exception):
             raise AssertionError(f"a request of a MiB failed: {result}")
@@ -149,7 +149,7 @@ def log(stage: Stage, random: random.Random) -> None:
     entry = triton.InferInput("X", [1, 2], "FP32")
     entry.set_data_from_numpy(np.ones((1, 2), np.float32))
     with stage.poll.client() as client:
-        wait_until(lambda: client.is_model_ready(name), 30, f"{name} ready")
+        wait_until(lambda: client.is_model_ready(name), f"{name} ready")
         for _ in range(2):
             client.infer(name, [entry], client_timeout=30.0)
     remove_model(stage, folder.name)
@@ -163,7 +163,7 @@ def remove_model(stage: Stage, name: str) -> None:
         states = index_of(stage.poll, name).values()
         return all(state == ("UNAVAILABLE", "unloaded") for state in states)
 
-    wait_until(is_gone, 90, f"{name} unloaded")
+    wait_until(is_gone, f"{name} unloaded", seconds=90)
 
 
 KINDS = (

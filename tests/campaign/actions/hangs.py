@@ -9,7 +9,7 @@ import numpy as np
 import tritonclient.grpc as triton
 from support.python_models import write_model
 from support.repository_index import index_of
-from support.server import wait_until
+from support.waiting import wait_until
 
 from campaign import models
 from campaign.action import Kind
@@ -64,7 +64,7 @@ def imported(stage: Stage, random: random.Random) -> None:
     good = f"good_{random.getrandbits(24):06x}"
     models.drop_constant(stage.staging, good).rename(stage.copied / good)
     with stage.poll.client() as client:
-        wait_until(lambda: client.is_model_ready(good), NOTICED_SECONDS, f"{good} beside {count} hung loads")
+        wait_until(lambda: client.is_model_ready(good), f"{good} beside {count} hung loads", seconds=NOTICED_SECONDS)
     for name in (good, *names):
         remove_hung(stage, name)
 
@@ -75,7 +75,7 @@ def executed(stage: Stage, random: random.Random) -> None:
     entry = triton.InferInput("X", [2], "FP32")
     entry.set_data_from_numpy(np.ones(2, np.float32))
     with stage.poll.client() as client:
-        wait_until(lambda: client.is_model_ready(name), NOTICED_SECONDS, f"{name} ready")
+        wait_until(lambda: client.is_model_ready(name), f"{name} ready", seconds=NOTICED_SECONDS)
         for _ in range(random.randint(1, 3)):
             try:
                 client.infer(name, [entry], client_timeout=PATIENCE_SECONDS)
@@ -91,7 +91,7 @@ def executed(stage: Stage, random: random.Random) -> None:
 def remove_hung(stage: Stage, name: str) -> None:
     """Its worker is gone as well when the time for the drain has passed."""
     remove_model(stage, name)
-    wait_until(lambda: not workers_of(stage.poll, name), NOTICED_SECONDS, f"the end of {name}'s worker")
+    wait_until(lambda: not workers_of(stage.poll, name), f"the end of {name}'s worker", seconds=NOTICED_SECONDS)
 
 
 KINDS = (Kind("hang.imported", imported, 2), Kind("hang.executed", executed, 3))

@@ -12,7 +12,8 @@ import psutil
 from support.front_ends import listens
 from support.models import add_constant
 from support.repository_index import index_of
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 from campaign import models
@@ -49,7 +50,7 @@ def wait_until_served(server: RocserveProcess, model: str) -> None:
     def is_well() -> bool:
         return ("READY", "") in index_of(server, model).values() and bool(workers_of(server, model))
 
-    wait_until(is_well, RECOVERY_SECONDS, f"{model} served again by a worker")
+    wait_until(is_well, f"{model} served again by a worker", seconds=RECOVERY_SECONDS)
 
 
 def kill_workers(stage: Stage, server: RocserveProcess, model: str) -> None:
@@ -101,7 +102,7 @@ def front_end(stage: Stage, random: random.Random) -> None:
     with stage.damage.outage("explicit"):
         killed.kill()
         killed.wait(RECOVERY_SECONDS)
-        wait_until(lambda: has_front_ends(stage), RECOVERY_SECONDS, f"the next front end of {protocol}")
+        wait_until(lambda: has_front_ends(stage), f"the next front end of {protocol}", seconds=RECOVERY_SECONDS)
 
 
 def has_front_ends(stage: Stage) -> bool:
@@ -121,9 +122,9 @@ def kill_server(stage: Stage, name: str) -> None:
     with stage.damage.outage(name):
         killed.kill()
         killed.wait(RECOVERY_SECONDS)
-        wait_until(lambda: is_ready(server), RECOVERY_SECONDS, f"{name} ready again")
+        wait_until(lambda: is_ready(server), f"{name} ready again", seconds=RECOVERY_SECONDS)
         if name == "explicit":
-            wait_until(lambda: has_front_ends(stage), RECOVERY_SECONDS, "its front ends")
+            wait_until(lambda: has_front_ends(stage), "its front ends", seconds=RECOVERY_SECONDS)
         check_recovery(stage, name, models)
     assert workers & set(server.workers()), "all workers were started anew"
 

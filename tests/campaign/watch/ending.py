@@ -13,8 +13,9 @@ from pathlib import Path
 
 import psutil
 from support.repository_index import rows_of
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
 from support.shared_memory import FOLDER as SHARED_MEMORY
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 from campaign.stage import Stage
@@ -58,7 +59,7 @@ def check_recovery(stage: Stage, name: str, before: IndexRows) -> None:
         return _states(now) == expected
 
     try:
-        wait_until(is_back, RECOVERY_SECONDS)
+        wait_until(is_back, seconds=RECOVERY_SECONDS)
     except AssertionError:
         stage.findings.add("not recovered", f"{name}: the index is {now}, expected {expected}")
 
@@ -87,7 +88,7 @@ def end(stage: Stage, watch: ResourceWatch) -> None:
     if status:
         stage.findings.add("exit status", f"{watch.name} ended with status {status} at SIGTERM")
     with suppress(AssertionError):
-        wait_until(lambda: not any(map(psutil.Process.is_running, family)), LEFT_SECONDS)
+        wait_until(lambda: not any(map(psutil.Process.is_running, family)), seconds=LEFT_SECONDS)
     for process in filter(psutil.Process.is_running, family):
         stage.findings.add("process left", f"{watch.name}: {process}")
         process.kill()

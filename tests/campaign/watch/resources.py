@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 
 from campaign.stage import Stage
 
@@ -132,7 +133,7 @@ class ResourceWatch:
             )
 
         try:
-            wait_until(is_back, QUIET_SECONDS)
+            wait_until(is_back, seconds=QUIET_SECONDS)
         except AssertionError:
             assert self.final is not None
             self._stage.findings.add(

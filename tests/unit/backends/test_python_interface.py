@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.python_models import FakeCalls
-from support.server import wait_until
+from support.waiting import wait_until
 
 from rocserve.backends.python.pb_utils import make_module
 from rocserve.backends.python.pb_utils.calls import Caller

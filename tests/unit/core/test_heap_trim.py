@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from support.workers import until
+from support.waiting import until
 
 from rocserve.core import heap_trim
 from rocserve.core.heap_trim import HeapTrim

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,16 +78,3 @@ def serve(plane: PlaneLoop) -> Iterator[Serve]:
         for channel in served.channels:
             channel.close()
         served.transport.stop(0)
-
-
-@pytest.fixture
-def eventually() -> Callable[[Callable[[], bool]], None]:
-    """Waits until a condition holds; fails after 10 s."""
-
-    def wait(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 10
-        while not condition():
-            assert time.monotonic() < deadline, "the condition did not come true within 10 s"
-            time.sleep(0.01)
-
-    return wait

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from support.observation import no_observer
 from support.shared_memory import GUARD
+from support.waiting import wait_until
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.dispatch import Dispatcher
@@ -248,9 +249,7 @@ def test_an_answer_that_cannot_be_typed_is_an_error(served: Any, models: dict[st
     assert "BF16, which has no typed contents" in future.details()
 
 
-def test_who_leaves_is_told_of_for_each_open_request(
-    stream: Stream, models: dict[str, HandModel], eventually: Callable[[Callable[[], bool]], None]
-) -> None:
+def test_who_leaves_is_told_of_for_each_open_request(stream: Stream, models: dict[str, HandModel]) -> None:
     gone = []
     for number in range(3):
         stream.ask("many", str(number))
@@ -260,7 +259,7 @@ def test_who_leaves_is_told_of_for_each_open_request(
         assert stream.told()[1] == number
     responder.end()
     stream.call.cancel()
-    eventually(lambda: sorted(gone) == [0, 1])
+    wait_until(lambda: sorted(gone) == [0, 1])
     late = threading.Event()
     responder.watch_cancellation(late.set)
     assert late.wait(10)
@@ -268,7 +267,7 @@ def test_who_leaves_is_told_of_for_each_open_request(
 
 @pytest.mark.parametrize("name", ["many", "one"])
 def test_nothing_of_an_answered_request_is_left_for_the_garbage_collector(
-    stream: Stream, models: dict[str, HandModel], name: str, eventually: Callable[[Callable[[], bool]], None]
+    stream: Stream, models: dict[str, HandModel], name: str
 ) -> None:
     gc.disable()
     try:
@@ -280,14 +279,12 @@ def test_nothing_of_an_answered_request_is_left_for_the_garbage_collector(
         kept = weakref.ref(watcher)
         del responder, watcher
         assert stream.told()[1] == 1
-        eventually(lambda: kept() is None)
+        wait_until(lambda: kept() is None)
     finally:
         gc.enable()
 
 
-def test_responses_after_the_client_left_are_dropped(
-    stream: Stream, models: dict[str, HandModel], eventually: Callable[[Callable[[], bool]], None]
-) -> None:
+def test_responses_after_the_client_left_are_dropped(stream: Stream, models: dict[str, HandModel]) -> None:
     stream.ask("many", "a")
     responder = models["many"].next()
     left = threading.Event()

@@ -18,13 +18,13 @@ from typing import Any
 import grpc
 import pytest
 from support.http2 import DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame, head
+from support.waiting import wait_until
 
 from rocserve.core.errors import StatusCode
 from rocserve.frontends.grpc.transport import StreamCall, StreamRoute, UnaryCall, UnaryRoute
 
 UNARY = "/test.Service/Unary"
 STREAM = "/test.Service/Stream"
-Eventually = Callable[[Callable[[], bool]], None]
 
 
 def one(handler: Callable[[UnaryCall], None]) -> dict[str, UnaryRoute]:
@@ -101,9 +101,7 @@ def half_a_message(path: str) -> bytes:
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["reset", "close"])
 @pytest.mark.parametrize("path", [UNARY, STREAM])
-def test_a_client_that_vanishes_in_mid_message_leaves_nothing(
-    serve: Any, eventually: Eventually, how: str, path: str
-) -> None:
+def test_a_client_that_vanishes_in_mid_message_leaves_nothing(serve: Any, how: str, path: str) -> None:
     events: list[str] = []
 
     class Receiver:
@@ -136,18 +134,18 @@ def test_a_client_that_vanishes_in_mid_message_leaves_nothing(
             client.settimeout(10)
             assert client.recv(1000)
             if path == STREAM:
-                eventually(lambda: events[-1:] == ["open"])
+                wait_until(lambda: events[-1:] == ["open"])
             if how == "reset":
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         if path == STREAM:
-            eventually(lambda: events[-1:] == ["cancel"])
-    eventually(lambda: not served.transport.live)
+            wait_until(lambda: events[-1:] == ["cancel"])
+    wait_until(lambda: not served.transport.live)
 
     def nothing_left() -> bool:
         gc.collect()
         return open_descriptors() <= descriptors and served.calls_alive() == 0
 
-    eventually(nothing_left)
+    wait_until(nothing_left)
     assert "message" not in events
     assert unary(b"well", timeout=10) == b"well"
 
@@ -216,12 +214,12 @@ def test_a_small_message_that_unpacks_to_a_large_one_is_refused(serve: Any) -> N
 # The end
 
 
-def test_calls_in_flight_finish_within_the_grace_and_new_ones_are_refused(serve: Any, eventually: Eventually) -> None:
+def test_calls_in_flight_finish_within_the_grace_and_new_ones_are_refused(serve: Any) -> None:
     held: list[UnaryCall] = []
     served = serve(one(held.append))
     unary, other = served.unary(), served.unary()
     future = unary.future(b"work", timeout=30)
-    eventually(lambda: len(held) == 1)
+    wait_until(lambda: len(held) == 1)
     stopping = threading.Thread(target=served.transport.stop, args=(20,))
     stopping.start()
 
@@ -232,7 +230,7 @@ def test_calls_in_flight_finish_within_the_grace_and_new_ones_are_refused(serve:
             return error.code() is grpc.StatusCode.UNAVAILABLE
         return False
 
-    eventually(refused)
+    wait_until(refused)
     assert stopping.is_alive()
     assert not future.done()
     held[0].reply(b"done")
@@ -241,9 +239,7 @@ def test_calls_in_flight_finish_within_the_grace_and_new_ones_are_refused(serve:
     assert not stopping.is_alive()
 
 
-def test_what_is_left_after_the_grace_is_cancelled_and_late_answers_are_dropped(
-    serve: Any, eventually: Eventually
-) -> None:
+def test_what_is_left_after_the_grace_is_cancelled_and_late_answers_are_dropped(serve: Any) -> None:
     held: list[UnaryCall] = []
     streams: list[StreamCall] = []
     told: list[str] = []
@@ -271,10 +267,10 @@ def test_what_is_left_after_the_grace_is_cancelled_and_late_answers_are_dropped(
     unary = served.unary()
     futures = [unary.future(message, timeout=30) for message in (b"watched", b"unwatched")]
     stream = served.stream()(iter([]), timeout=30)
-    eventually(lambda: len(held) == 2 and len(streams) == 1)
+    wait_until(lambda: len(held) == 2 and len(streams) == 1)
     served.transport.stop(0.3)
     for future in [*futures, stream]:
-        eventually(future.done)
+        wait_until(future.done)
         assert future.code() in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
     assert sorted(told) == ["stream", "unary"]
     for call in held:
@@ -339,7 +335,7 @@ class Echo:
 
 
 @pytest.mark.long
-def test_two_thousand_calls_leave_nothing(serve: Any, eventually: Eventually) -> None:
+def test_two_thousand_calls_leave_nothing(serve: Any) -> None:
     def handle(call: UnaryCall) -> None:
         if call.message == b"wait":
             call.watch_cancellation(lambda: None)
@@ -363,15 +359,15 @@ def test_two_thousand_calls_leave_nothing(serve: Any, eventually: Eventually) ->
         return served.calls_alive() == 0 and not served.transport.live
 
     use()
-    eventually(nothing_left)
+    wait_until(nothing_left)
     descriptors, objects = open_descriptors(), len(gc.get_objects())
     use()
-    eventually(nothing_left)
+    wait_until(nothing_left)
     assert open_descriptors() <= descriptors
     assert len(gc.get_objects()) < objects + 200
 
 
-def test_a_stopped_transport_leaves_no_descriptor_and_no_thread(serve: Any, eventually: Eventually) -> None:
+def test_a_stopped_transport_leaves_no_descriptor_and_no_thread(serve: Any) -> None:
     def cycle() -> None:
         served = serve(one(echo))
         assert served.unary()(b"", timeout=10) == b""
@@ -384,12 +380,12 @@ def test_a_stopped_transport_leaves_no_descriptor_and_no_thread(serve: Any, even
     for _ in range(5):
         cycle()
     gc.collect()
-    eventually(lambda: threading.active_count() <= threads)
+    wait_until(lambda: threading.active_count() <= threads)
     # Those of the client's own threads come and go.
-    eventually(lambda: open_descriptors() <= descriptors + 2)
+    wait_until(lambda: open_descriptors() <= descriptors + 2)
 
 
-def test_calls_leave_no_cycles_for_the_garbage_collector(serve: Any, eventually: Eventually) -> None:
+def test_calls_leave_no_cycles_for_the_garbage_collector(serve: Any) -> None:
     def handle(call: UnaryCall) -> None:
         call.watch_cancellation(lambda: None)
         call.reply(call.message)
@@ -402,6 +398,6 @@ def test_calls_leave_no_cycles_for_the_garbage_collector(serve: Any, eventually:
         for _ in range(20):
             assert unary(b"x", timeout=10) == b"x"
             assert list(stream(iter([b"1", b"2"]), timeout=10)) == [b"1", b"2"]
-        eventually(lambda: served.calls_alive() == 0)
+        wait_until(lambda: served.calls_alive() == 0)
     finally:
         gc.enable()

@@ -11,12 +11,12 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from support.waiting import wait_until
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.frontends.grpc.transport import StreamCall, StreamRoute
 
 STREAM = "/test.Service/Stream"
-Eventually = Callable[[Callable[[], bool]], None]
 
 
 class Receiver:
@@ -160,7 +160,7 @@ def test_an_error_comes_after_what_was_queued_and_ends_the_stream(serve: Any) ->
 
 
 @pytest.mark.parametrize("place", ["open", "message", "half-close"])
-def test_a_handler_that_raises_ends_its_own_stream_only(serve: Any, place: str, eventually: Eventually) -> None:
+def test_a_handler_that_raises_ends_its_own_stream_only(serve: Any, place: str) -> None:
     class Raising(Receiver):
         def on_message(self, message: bytes) -> None:
             if place == "message" and message == b"bad":
@@ -187,10 +187,10 @@ def test_a_handler_that_raises_ends_its_own_stream_only(serve: Any, place: str, 
     assert raised.value.code() is grpc.StatusCode.INTERNAL
     assert raised.value.details() == f"LookupError: {place}"
     assert list(served.stream()(iter([b"good"]), timeout=10)) == [b"good"]
-    eventually(lambda: not served.transport.live and not served.transport.sending)
+    wait_until(lambda: not served.transport.live and not served.transport.sending)
 
 
-def test_a_cancelled_stream_is_told_once_and_drops_what_is_sent(serve: Any, eventually: Eventually) -> None:
+def test_a_cancelled_stream_is_told_once_and_drops_what_is_sent(serve: Any) -> None:
     receivers = Receivers(kind=Patient)
     done = threading.Event()
     served = serve(one(receivers))
@@ -198,17 +198,17 @@ def test_a_cancelled_stream_is_told_once_and_drops_what_is_sent(serve: Any, even
     assert next(rpc) == b"one"
     rpc.cancel()
     receiver = receivers.all[0]
-    eventually(lambda: "cancel" in receiver.events)
+    wait_until(lambda: "cancel" in receiver.events)
     receiver.call.send(b"too late")
     receiver.call.request_next()
     receiver.call.finish(StatusCode.OK, "")
     done.set()
-    eventually(lambda: not served.transport.live)
+    wait_until(lambda: not served.transport.live)
     time.sleep(0.1)
     assert receiver.events.count("cancel") == 1
 
 
-def test_the_deadline_of_a_stream_is_known_and_its_passing_is_told(serve: Any, eventually: Eventually) -> None:
+def test_the_deadline_of_a_stream_is_known_and_its_passing_is_told(serve: Any) -> None:
     remaining: list[float | None] = []
     receivers = Receivers(kind=Patient)
 
@@ -223,35 +223,35 @@ def test_the_deadline_of_a_stream_is_known_and_its_passing_is_told(serve: Any, e
     done.set()
     assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert remaining[0] is not None and 0.1 < remaining[0] <= 0.9
-    eventually(lambda: "cancel" in receivers.all[0].events)
+    wait_until(lambda: "cancel" in receivers.all[0].events)
 
 
-def test_no_more_is_read_than_may_be_unanswered(serve: Any, eventually: Eventually) -> None:
+def test_no_more_is_read_than_may_be_unanswered(serve: Any) -> None:
     receivers = Receivers(answers=False)
     messages = [str(number).encode() for number in range(12)]
     rpc = serve(one(receivers), stream_unanswered_limit=4).stream()(iter(messages), timeout=30)
-    eventually(lambda: len(receivers.all) == 1 and len(receivers.all[0].messages) == 4)
+    wait_until(lambda: len(receivers.all) == 1 and len(receivers.all[0].messages) == 4)
     receiver = receivers.all[0]
     time.sleep(0.3)
     assert len(receiver.messages) == 4
     receiver.call.request_next()
     receiver.call.request_next()
-    eventually(lambda: len(receiver.messages) == 6)
+    wait_until(lambda: len(receiver.messages) == 6)
     time.sleep(0.2)
     assert len(receiver.messages) == 6
     for answered in range(2, len(messages)):
-        eventually(lambda count=answered: len(receiver.messages) > count)
+        wait_until(lambda count=answered: len(receiver.messages) > count)
         receiver.call.request_next()
-    eventually(lambda: receiver.messages == messages and receiver.events == ["half-close"])
+    wait_until(lambda: receiver.messages == messages and receiver.events == ["half-close"])
     assert list(rpc) == []
 
 
 @pytest.mark.long
-def test_a_flood_from_a_client_that_does_not_read_is_bounded(serve: Any, eventually: Eventually) -> None:
+def test_a_flood_from_a_client_that_does_not_read_is_bounded(serve: Any) -> None:
     message, count, backlog = bytes(65_536), 1500, 1 << 20
     receivers = Receivers()
     rpc = serve(one(receivers), stream_backlog_bytes=backlog).stream()(iter([message] * count), timeout=100)
-    eventually(lambda: len(receivers.all) == 1 and len(receivers.all[0].messages) > 10)
+    wait_until(lambda: len(receivers.all) == 1 and len(receivers.all[0].messages) > 10)
     received, before = receivers.all[0].messages, -1
     while len(received) != before:
         before = len(received)
@@ -262,12 +262,12 @@ def test_a_flood_from_a_client_that_does_not_read_is_bounded(serve: Any, eventua
     assert len(received) == count
 
 
-def test_a_client_that_never_reads_a_flood_of_answers_loses_its_stream(serve: Any, eventually: Eventually) -> None:
+def test_a_client_that_never_reads_a_flood_of_answers_loses_its_stream(serve: Any) -> None:
     done = threading.Event()
     receivers = Receivers(answers=False)
     served = serve(one(receivers), stream_backlog_limit_bytes=1 << 20)
     rpc = served.stream()(held_open([b"go"], done), timeout=60)
-    eventually(lambda: len(receivers.all) == 1 and len(receivers.all[0].messages) == 1)
+    wait_until(lambda: len(receivers.all) == 1 and len(receivers.all[0].messages) == 1)
     for _ in range(2000):
         receivers.all[0].call.send(bytes(65_536))
     with pytest.raises(grpc.RpcError) as raised:
@@ -275,12 +275,10 @@ def test_a_client_that_never_reads_a_flood_of_answers_loses_its_stream(serve: An
     done.set()
     assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "does not read" in raised.value.details()
-    eventually(lambda: not served.transport.live)
+    wait_until(lambda: not served.transport.live)
 
 
-def test_streams_may_be_ended_by_any_thread_while_and_after_the_transport_ends(
-    serve: Any, eventually: Eventually
-) -> None:
+def test_streams_may_be_ended_by_any_thread_while_and_after_the_transport_ends(serve: Any) -> None:
     receivers = Receivers(kind=Patient)
     served = serve({STREAM: StreamRoute(receivers)}, stream_backlog_limit_bytes=1000)
     method, may_close, is_over = served.stream(), threading.Event(), threading.Event()
@@ -290,7 +288,7 @@ def test_streams_may_be_ended_by_any_thread_while_and_after_the_transport_ends(
         yield from ()
 
     calls = [method(silence()) for _ in range(10)]
-    eventually(lambda: len(receivers.all) == len(calls))
+    wait_until(lambda: len(receivers.all) == len(calls))
     error = ServeError(StatusCode.RESOURCE_EXHAUSTED, "ended")
 
     def end_them() -> int:

@@ -12,12 +12,12 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from support.waiting import wait_until
 
 from rocserve.core.errors import StatusCode
 from rocserve.frontends.grpc.transport import UnaryCall, UnaryRoute
 
 UNARY = "/test.Service/Unary"
-Eventually = Callable[[Callable[[], bool]], None]
 
 
 def one(handler: Callable[[UnaryCall], None]) -> dict[str, UnaryRoute]:
@@ -160,7 +160,7 @@ def test_without_a_timeout_there_is_no_deadline(serve: Any) -> None:
     assert serve(one(lambda call: call.reply(str(call.deadline).encode()))).unary()(b"") == b"None"
 
 
-def test_the_deadline_is_the_clients_and_its_passing_is_told(serve: Any, eventually: Eventually) -> None:
+def test_the_deadline_is_the_clients_and_its_passing_is_told(serve: Any) -> None:
     remaining: list[float] = []
     passed = threading.Event()
 
@@ -175,12 +175,10 @@ def test_the_deadline_is_the_clients_and_its_passing_is_told(serve: Any, eventua
     assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert 0.1 < remaining[0] <= 0.9
     assert passed.wait(10)
-    eventually(lambda: not served.transport.live)
+    wait_until(lambda: not served.transport.live)
 
 
-def test_a_cancelled_call_is_told_to_every_watcher_and_its_answer_is_dropped(
-    serve: Any, eventually: Eventually
-) -> None:
+def test_a_cancelled_call_is_told_to_every_watcher_and_its_answer_is_dropped(serve: Any) -> None:
     calls: list[UnaryCall] = []
     told: list[str] = []
 
@@ -191,22 +189,22 @@ def test_a_cancelled_call_is_told_to_every_watcher_and_its_answer_is_dropped(
 
     served = serve(one(handle))
     future = served.unary().future(b"", timeout=30)
-    eventually(lambda: len(calls) == 1)
+    wait_until(lambda: len(calls) == 1)
     future.cancel()
-    eventually(lambda: told == ["first", "second"])
+    wait_until(lambda: told == ["first", "second"])
     calls[0].watch_cancellation(lambda: told.append("late"))
-    eventually(lambda: told == ["first", "second", "late"])
+    wait_until(lambda: told == ["first", "second", "late"])
     calls[0].reply(b"too late")
     calls[0].fail(StatusCode.INTERNAL, "too late")
     assert not served.transport.live
 
 
-def test_a_watcher_may_be_added_from_another_thread(serve: Any, eventually: Eventually) -> None:
+def test_a_watcher_may_be_added_from_another_thread(serve: Any) -> None:
     calls: list[UnaryCall] = []
     told = threading.Event()
     served = serve(one(calls.append))
     future = served.unary().future(b"", timeout=30)
-    eventually(lambda: len(calls) == 1)
+    wait_until(lambda: len(calls) == 1)
     calls[0].watch_cancellation(told.set)
     future.cancel()
     assert told.wait(10)
@@ -229,7 +227,7 @@ def test_a_call_that_is_answered_was_not_cancelled(serve: Any) -> None:
     assert told == []
 
 
-def test_a_watcher_that_raises_harms_nobody(serve: Any, eventually: Eventually) -> None:
+def test_a_watcher_that_raises_harms_nobody(serve: Any) -> None:
     told = threading.Event()
 
     def fault() -> None:
@@ -249,14 +247,14 @@ def test_a_watcher_that_raises_harms_nobody(serve: Any, eventually: Eventually) 
     assert unary(b"on", timeout=10) == b"on"
 
 
-def test_a_message_over_the_limit_is_refused_and_the_server_goes_on(serve: Any, eventually: Eventually) -> None:
+def test_a_message_over_the_limit_is_refused_and_the_server_goes_on(serve: Any) -> None:
     served = serve(one(echo), max_receive_message_bytes=1000)
     unary = served.unary()
     with pytest.raises(grpc.RpcError) as raised:
         unary(bytes(1001), timeout=10)
     assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert unary(bytes(1000), timeout=10) == bytes(1000)
-    eventually(lambda: not served.transport.live)
+    wait_until(lambda: not served.transport.live)
 
 
 def test_an_answer_over_the_limit_is_refused_and_the_server_goes_on(serve: Any) -> None:
@@ -267,12 +265,12 @@ def test_an_answer_over_the_limit_is_refused_and_the_server_goes_on(serve: Any) 
     assert unary(b"1000", timeout=10) == bytes(1000)
 
 
-def test_calls_above_the_bound_are_refused_at_once(serve: Any, eventually: Eventually) -> None:
+def test_calls_above_the_bound_are_refused_at_once(serve: Any) -> None:
     held: list[UnaryCall] = []
     served = serve(one(held.append), max_concurrent_calls=2)
     unary = served.unary()
     futures = [unary.future(b"", timeout=30) for _ in range(2)]
-    eventually(lambda: len(held) == 2)
+    wait_until(lambda: len(held) == 2)
     with pytest.raises(grpc.RpcError) as raised:
         unary(b"", timeout=10)
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -281,6 +279,6 @@ def test_calls_above_the_bound_are_refused_at_once(serve: Any, eventually: Event
         call.reply(b"")
     assert [future.result() for future in futures] == [b"", b""]
     third = unary.future(b"", timeout=30)
-    eventually(lambda: len(held) == 3)
+    wait_until(lambda: len(held) == 3)
     held[2].reply(b"third")
     assert third.result() == b"third"

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import grpc
 import pytest
 from support.http2 import Http2Connection, prefixed
+from support.waiting import wait_until
 
 from rocserve.core.errors import StatusCode
 from rocserve.frontends.grpc.transport import StreamCall, StreamRoute, UnaryCall, UnaryRoute
 from rocserve.frontends.grpc.unfinished import WaitingLimits
 
 UNARY, STREAM = "/test.Service/Unary", "/test.Service/Stream"
-Eventually = Callable[[Callable[[], bool]], None]
 
 
 class Echo:
@@ -58,15 +57,13 @@ def statuses(connection: Http2Connection, streams: list[int]) -> list[int | None
 
 
 @pytest.mark.parametrize("method", [UNARY, STREAM])
-def test_the_largest_connections_oldest_go_first_when_all_are_too_many(
-    serve: Any, eventually: Eventually, method: str
-) -> None:
+def test_the_largest_connections_oldest_go_first_when_all_are_too_many(serve: Any, method: str) -> None:
     served = serve(Routes().table(), waiting=WaitingLimits(connection=100, total=64))
     with Http2Connection(served.port) as modest, Http2Connection(served.port) as greedy:
         first = modest.begin(method, prefixed(b"whole")[:6])
         streams = [greedy.begin(method) for _ in range(80)]
         # Of 80 and one; some more, for room. grpc.aio hands over calls that come at once in about their order.
-        eventually(lambda: 17 <= 80 - statuses(greedy, streams).count(None) < 40)
+        wait_until(lambda: 17 <= 80 - statuses(greedy, streams).count(None) < 40)
         assert statuses(greedy, streams)[0] == StatusCode.RESOURCE_EXHAUSTED
         assert set(statuses(greedy, streams)) == {None, StatusCode.RESOURCE_EXHAUSTED}
         assert "the server has more than 64 calls" in greedy.answers[streams[0]].text
@@ -77,13 +74,11 @@ def test_the_largest_connections_oldest_go_first_when_all_are_too_many(
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", [UNARY, STREAM])
-def test_a_full_connection_loses_its_oldest_once_they_have_waited_for_long(
-    serve: Any, eventually: Eventually, method: str
-) -> None:
+def test_a_full_connection_loses_its_oldest_once_they_have_waited_for_long(serve: Any, method: str) -> None:
     served = serve(Routes().table(), waiting=WaitingLimits(connection=40, patience_seconds=1.0))
     with Http2Connection(served.port) as connection:
         streams = [connection.begin(method) for _ in range(45)]
-        eventually(lambda: statuses(connection, streams)[:5] == [StatusCode.RESOURCE_EXHAUSTED] * 5)
+        wait_until(lambda: statuses(connection, streams)[:5] == [StatusCode.RESOURCE_EXHAUSTED] * 5)
         assert statuses(connection, streams)[5:] == [None] * 40
         assert "this connection has more than 40 calls" in connection.answers[streams[0]].text
         [answer] = connection.wait(connection.begin(method, prefixed(b"new"), ends=True))
@@ -97,13 +92,13 @@ def test_a_burst_of_large_messages_loses_none(serve: Any) -> None:
     assert [future.result() for future in futures] == messages
 
 
-def test_streams_that_have_nothing_to_answer_wait_again(serve: Any, eventually: Eventually) -> None:
+def test_streams_that_have_nothing_to_answer_wait_again(serve: Any) -> None:
     routes = Routes()
     served = serve(routes.table(), waiting=WaitingLimits(connection=100, total=32))
     with Http2Connection(served.port) as connection:
         streams = [connection.begin(STREAM, prefixed(b"x")) for _ in range(48)]
-        eventually(lambda: statuses(connection, streams).count(StatusCode.RESOURCE_EXHAUSTED) >= 16)
-        eventually(lambda: sum(stream.is_over for stream in routes.streams) >= 16)
+        wait_until(lambda: statuses(connection, streams).count(StatusCode.RESOURCE_EXHAUSTED) >= 16)
+        wait_until(lambda: sum(stream.is_over for stream in routes.streams) >= 16)
         open_one = streams[statuses(connection, streams).index(None)]
         connection.send(open_one, prefixed(b"y"), ends=True)
         [answer] = connection.wait(open_one)
@@ -119,7 +114,7 @@ def test_calls_that_wait_for_their_clients_are_none_of_those_in_flight(serve: An
 
 
 @pytest.mark.long
-def test_a_message_has_its_time(serve: Any, eventually: Eventually) -> None:
+def test_a_message_has_its_time(serve: Any) -> None:
     served = serve(Routes().table(), waiting=WaitingLimits(message_seconds=1.0))
     with Http2Connection(served.port) as connection:
         half, stream = connection.begin(UNARY, prefixed(b"whole")[:6]), connection.begin(STREAM)

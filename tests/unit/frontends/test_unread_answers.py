@@ -6,17 +6,16 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame, head, prefixed
+from support.waiting import wait_until
 
 from rocserve.core.errors import StatusCode
 from rocserve.frontends.grpc.transport import StreamCall, StreamRoute, TransportOptions, UnaryCall, UnaryRoute
-
-Eventually = Callable[[Callable[[], bool]], None]
 
 UNARY, STREAM = "/test.Service/Unary", "/test.Service/Stream"
 ANSWER_BYTES = 1 << 20
@@ -65,37 +64,35 @@ def connections() -> Iterator[ExitStack]:
 
 @pytest.mark.parametrize(("path", "held"), [(UNARY, ANSWER_BYTES), (STREAM, ANSWERS * ANSWER_BYTES)])
 def test_answers_that_nobody_reads_count_until_they_are_given_up(
-    serve: Any, eventually: Eventually, connections: ExitStack, path: str, held: int
+    serve: Any, connections: ExitStack, path: str, held: int
 ) -> None:
     served = serve(ROUTES, write_timeout_ms=300)
     transport = served.transport
     for _ in range(CLIENTS):
         connections.enter_context(call_without_reading(served.port, path))
-    eventually(lambda: transport.memory.answer_bytes == CLIENTS * held)
+    wait_until(lambda: transport.memory.answer_bytes == CLIENTS * held)
     time.sleep(0.2)
     transport.give_up_unread()
     assert transport.memory.answer_bytes == CLIENTS * held, "given up before its time"
     # 0.3 s, and 16 s more for a MiB.
     transport.sending.update(dict.fromkeys(transport.sending, time.monotonic() - 1000))
     transport.give_up_unread()
-    eventually(lambda: transport.memory.answer_bytes == 0 and not transport.sending)
+    wait_until(lambda: transport.memory.answer_bytes == 0 and not transport.sending)
     assert len(served.unary()(b"x", timeout=10)) == ANSWER_BYTES
-    eventually(lambda: transport.memory.answer_bytes == 0 and not transport.sending)
+    wait_until(lambda: transport.memory.answer_bytes == 0 and not transport.sending)
 
 
 @pytest.mark.parametrize("path", [UNARY, STREAM])
-def test_a_client_that_vanishes_with_answers_unread_leaves_nothing(
-    serve: Any, eventually: Eventually, path: str
-) -> None:
+def test_a_client_that_vanishes_with_answers_unread_leaves_nothing(serve: Any, path: str) -> None:
     served = serve(ROUTES)
     transport = served.transport
     for _ in range(CLIENTS):
         with call_without_reading(served.port, path):
-            eventually(lambda: transport.memory.answer_bytes > 0)
-        eventually(lambda: transport.memory.answer_bytes == 0 and not transport.sending)
+            wait_until(lambda: transport.memory.answer_bytes > 0)
+        wait_until(lambda: transport.memory.answer_bytes == 0 and not transport.sending)
 
 
-def test_streams_that_are_cancelled_while_answers_are_sent_leave_nothing(serve: Any, eventually: Eventually) -> None:
+def test_streams_that_are_cancelled_while_answers_are_sent_leave_nothing(serve: Any) -> None:
     class Delayed(Answers):
         def on_message(self, message: bytes) -> None:
             threading.Timer(random.uniform(0, 0.004), self._answer).start()
@@ -114,7 +111,7 @@ def test_streams_that_are_cancelled_while_answers_are_sent_leave_nothing(serve: 
         rpc.cancel()
         done.set()
     transport = served.transport
-    eventually(lambda: not transport.live and not transport.sending and not transport.memory.answer_bytes)
+    wait_until(lambda: not transport.live and not transport.sending and not transport.memory.answer_bytes)
 
 
 def held_open(done: threading.Event) -> Iterator[bytes]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from support.waiting import wait_until
 from support.workers import mail_of, on_plane
 
 from rocserve.backends.request_model import RESCHEDULED, ModelCall, ModelResponse, Result
@@ -128,13 +128,6 @@ def value_of(answer: Result | None) -> int:
     values = answer.outputs[0].numpy()
     assert (values == values[0]).all()
     return int(values[0])
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 def test_responses_come_in_their_order(both: Both) -> None:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from support.workers import until
+from support.waiting import until
 
 from rocserve.workers import control_groups
 from rocserve.workers.control_groups import ControlGroup, ControlGroups, NotDelegated, enter, take_delegation

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from support.dispatching import dispatcher_of
 from support.machine import ToldMachine
-from support.workers import mail_of, until
+from support.waiting import until
+from support.workers import mail_of
 
 from rocserve.backends.base import BackendSpec, EngineChoice, EngineSpec, Machine
 from rocserve.backends.registry import BackendRegistry

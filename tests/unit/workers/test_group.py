@@ -12,7 +12,8 @@ import signal
 import numpy as np
 import psutil
 import pytest
-from support.workers import OwnChildren, Workshop, config_of, open_descriptors, run_add_sub, running, until
+from support.waiting import until
+from support.workers import OwnChildren, Workshop, config_of, open_descriptors, run_add_sub, running
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 from support.outputs import tensors_of
-from support.server import wait_until
+from support.waiting import until, wait_until
 from support.workers import (
     LOG,
     BatchInput,
@@ -25,7 +25,6 @@ from support.workers import (
     members_of,
     on_plane,
     open_descriptors,
-    until,
 )
 
 from rocserve.core.datatypes import DataType
@@ -602,7 +601,7 @@ def test_inputs_that_lie_in_a_share_of_the_heap_are_told_of_and_kept_until_the_w
     assert held() is not None
     peer.end_of_worker.fail(batch, (batch.taken_ns, batch.taken_ns), unavailable("no"))
     assert peer.arrived.acquire(timeout=10)
-    wait_until(lambda: held() is None, what="the inputs to be let go")
+    wait_until(lambda: held() is None, "the inputs to be let go")
 
 
 def test_a_worker_that_ends_while_inputs_are_copied_has_not_had_them(peer: Peer) -> None:

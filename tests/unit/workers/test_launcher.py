@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 from support.migraphx import python_words
-from support.workers import LOG, OwnChildren, Workshop, config_of, open_descriptors, run_add_sub, running, until
+from support.waiting import until
+from support.workers import LOG, OwnChildren, Workshop, config_of, open_descriptors, run_add_sub, running
 
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InstanceKind

@@ -8,7 +8,8 @@ import socket
 import threading
 
 import pytest
-from support.workers import Workshop, config_of, running, until
+from support.waiting import until
+from support.workers import Workshop, config_of, running
 
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InstanceKind, ModelConfig

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.request_models import DECOUPLED, RequestModels
-from support.workers import open_descriptors, until
+from support.waiting import until
+from support.workers import open_descriptors
 
 from rocserve.core.errors import ServeError, StatusCode
 

@@ -13,7 +13,7 @@ from signal import SIGKILL
 
 import psutil
 import pytest
-from support.workers import until
+from support.waiting import until
 
 from rocserve.workers.resource_watch import ResourceWatch, read_processes
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.request_models import DECOUPLED, RequestModels
-from support.workers import until
+from support.waiting import until
 
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.version_loader import LoadedModelVersion

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.waiting import until
 
 from rocserve.frontends.processes.control_socket import (
     NOBODYS,
@@ -40,12 +40,6 @@ def plane() -> Iterator[PlaneLoop]:
     plane.start()
     yield plane
     plane.stop()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - it waits for another thread
-            await asyncio.sleep(0.005)
 
 
 def ends(plane: PlaneLoop) -> tuple[ControlSocket, Inbox, ControlSocket, Inbox]:

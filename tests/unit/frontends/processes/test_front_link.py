@@ -12,7 +12,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from support.server import wait_until
+from support.waiting import wait_until
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
@@ -302,7 +302,7 @@ def test_the_share_of_a_front_end_that_has_died_is_kept_until_nobody_reads_it(en
     assert isinstance(held.data, PlacedTensors)
     free = len(heap._free_shares)
     ends.server.call_soon(ends.link.close)
-    wait_until(lambda: not ends.link._shares, what="the link's end")
+    wait_until(lambda: not ends.link._shares, "the link's end")
     gc.collect()
     assert len(heap._free_shares) == free
     assert [bytes(each) for each in held.data] == [array.tobytes()]

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.server import wait_until
 from support.trace_file import read_entries
+from support.waiting import wait_until
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.tensors import Tensor, encode_bytes_elements, tensor_from_numpy
@@ -127,7 +127,7 @@ def test_one_array_however_many_pieces(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "trace.json")
     for request_id in "abc":
         bench.trace(request_id)
-        wait_until(lambda wanted=request_id: wanted in bench.ids(), what="the trace in the file")
+        wait_until(lambda wanted=request_id: wanted in bench.ids(), "the trace in the file")
     assert bench.ids() == ["a", "b", "c"]
     bench.tracing.close()
     assert bench.ids() == ["a", "b", "c"]
@@ -147,7 +147,7 @@ def test_a_count_that_is_reached_gives_a_file_of_its_own(tmp_path: Path) -> None
     bench = Bench(tmp_path / "trace.json", count=2)
     for request_id in "abcd":
         bench.trace(request_id)
-    wait_until(lambda: bench.ids(".0") == ["a", "b"], what="the traces in the file")
+    wait_until(lambda: bench.ids(".0") == ["a", "b"], "the traces in the file")
     bench.tracing.change("", {"count": 5})
     bench.trace("e")
     bench.tracing.close()
@@ -166,7 +166,7 @@ def test_a_path_that_leads_nowhere_is_said_once(tmp_path: Path, caplog: pytest.L
     bench = Bench(tmp_path / "gone" / "trace.json")
     for request_id in "abc":
         bench.trace(request_id)
-        wait_until(lambda: caplog.messages, what="the word in the log")
+        wait_until(lambda: caplog.messages, "the word in the log")
     bench.tracing.close()
     path = tmp_path / "gone" / "trace.json"
     assert caplog.messages == [f"failed creating trace file {path}: No such file or directory; traces are lost"]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.collector import Collector, attributes, events
-from support.server import wait_until
+from support.waiting import wait_until
 
 from rocserve.observability.tracing.creation import create_tracing
 from rocserve.observability.tracing.tracing import Tracing
@@ -176,7 +176,7 @@ def test_a_collector_that_is_not_there_is_said_once_in_the_log(
     def warnings() -> list[str]:
         return [record.getMessage() for record in caplog.records if record.name == LOG.name]
 
-    wait_until(warnings, what="the word in the log")
+    wait_until(warnings, "the word in the log")
     # A second one of the exporter's is not passed on.
     logging.getLogger("opentelemetry.exporter").warning("once more")
     traces.close()
