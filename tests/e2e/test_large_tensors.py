@@ -37,15 +37,42 @@ ensemble_scheduling {
 """
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+MANY = """
+backend: "python"
+max_batch_size: 0
+model_transaction_policy { decoupled: true }
+input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+instance_group { kind: KIND_CPU }
+"""
+MANY_PY = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            array = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+            sender = request.get_response_sender()
+            for number in range(4):
+                part = array + number if number % 2 == 0 else array[:3] + number
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", part)]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+@pytest.fixture(scope="module", params=[0, 1], ids=["one-process", "front-ends"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
     folder = tmp_path_factory.mktemp("large_tensors")
     repository = folder / "repository"
     drop(repository, "floats", identity(TensorProto.FLOAT, ["n"]), CONFIG.format("TYPE_FP32"))
     drop(repository, "words", identity(TensorProto.STRING, ["n"]), CONFIG.format("TYPE_STRING"))
     (repository / "chain" / "1").mkdir(parents=True)
     (repository / "chain" / "config.pbtxt").write_text(CHAIN)
-    flags = ("--allow-client-shm=true", "--max-request-memory=1073741824")
+    (repository / "many" / "1").mkdir(parents=True)
+    (repository / "many" / "config.pbtxt").write_text(MANY)
+    (repository / "many" / "1" / "model.py").write_text(MANY_PY)
+    flags = ("--allow-client-shm=true", "--max-request-memory=1073741824", f"--front-ends={request.param}")
     with RocserveProcess([repository], *flags, log=folder / "log") as process:
         process.wait_until_ready()
         yield process
@@ -81,6 +108,20 @@ def test_through_a_stream(client: triton.InferenceServerClient) -> None:
         result, error = answers.get(timeout=60)
         assert error is None and result.get_response().id == str(number)
         np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
+    client.stop_stream()
+
+
+def test_responses_of_a_decoupled_model_in_their_order(client: triton.InferenceServerClient) -> None:
+    """Large and small ones, which take different ways."""
+    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    client.start_stream(lambda result, error: answers.put((result, error)))
+    client.async_stream_infer("many", [tensor(FLOATS)], enable_empty_final_response=True)
+    for number in range(4):
+        result, error = answers.get(timeout=60)
+        assert error is None
+        expected = FLOATS if number % 2 == 0 else FLOATS[:3]
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), expected + np.float32(number))
+    assert answers.get(timeout=60)[0].get_response().parameters["triton_final_response"].bool_param
     client.stop_stream()
 
 

@@ -106,7 +106,7 @@ class Events:
 
 @dataclass
 class Answer:
-    """A batch's outcome, kept beyond its release."""
+    """A batch's outcome, with outputs of its own."""
 
     error: ServeError | None
     failures: dict[int, ServeError]
@@ -187,7 +187,6 @@ def submit(
             ]
         times = (outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)
         answer = Answer(outcome.error, dict(outcome.failures), outputs, times)
-        outcome.release()
         # An outcome that came twice would raise InvalidStateError in the loop.
         loop.call_soon_threadsafe(future.set_result, answer)
 

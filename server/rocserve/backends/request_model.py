@@ -26,6 +26,8 @@ class ModelResponse:
 
     outputs: Sequence[Tensor]
     parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
+    slot: object = None
+    """As InferResponse.slot."""
 
 
 Answer = ModelResponse | ServeError

@@ -25,7 +25,7 @@ class Dispatcher:
     def __init__(self, tables: ServingTableHolder, work_off: Callable[[Steps], object]) -> None:
         """`work_off`: takes the steps of what takes long."""
         self.tables = tables
-        self._work_off = work_off
+        self.work_off = work_off
         self._unprepared: dict[tuple[str, SequenceId] | None, list[_Unprepared]] = {}
         """By sequences of which a request is being prepared, those that have come behind it."""
 
@@ -45,7 +45,7 @@ class Dispatcher:
         elif copying or _has_many_strings(request):
             if key is not None:
                 self._unprepared[key] = []
-            self._work_off(self._prepare(request, responder, copying, key))
+            self.work_off(self._prepare(request, responder, copying, key))
         else:
             self._hand_over(request, responder)
 

@@ -108,7 +108,7 @@ class ResponseHead(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class InferResponse:
-    """The answer to one request. Its data may be views that are valid only while the responder is being called."""
+    """The answer to one request."""
 
     head: ResponseHead
     id: str
@@ -120,8 +120,11 @@ class InferResponse:
     names, datatypes and shapes."""
     is_typed: bool = False
     """The outputs are to go out element by element, in fields of their datatypes."""
-    lasts: bool = False
-    """It is large, and its data stays valid after the responder's call."""
+    is_large: bool = False
+    """Its data take long to copy, which is therefore done some at a time."""
+    slot: object = None
+    """None: its data have memory of their own. Else they are valid while the responder is called, and those of a large
+    response for as long as somebody keeps this, which a model may wait for."""
 
     @classmethod
     def of(

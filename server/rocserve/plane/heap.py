@@ -12,7 +12,7 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -66,6 +66,29 @@ def fill(view: memoryview, pieces: Iterable[Buffer], at_once: int = sys.maxsize)
             left_out.append((start, piece))
         start += len(piece)
     return left_out
+
+
+def copied(data: Sequence[Buffer]) -> Generator[None, None, list[Buffer]]:
+    """Tensors on memory of their own, some bytes a step.
+
+    Raises:
+        ServeError: RESOURCE_EXHAUSTED, there is no memory for them.
+    """
+    copies: list[Buffer] = []
+    for source in data:
+        try:
+            own = np.empty(len(source), np.uint8).data
+        except MemoryError:
+            raise no_memory(len(source)) from None
+        for start in range(0, len(source), COPIED_AT_ONCE):
+            copy_bytes(own, start, memoryview(source)[start : start + COPIED_AT_ONCE])
+            yield
+        copies.append(own)
+    return copies
+
+
+def no_memory(nbytes: int) -> ServeError:
+    return ServeError(StatusCode.RESOURCE_EXHAUSTED, f"no memory for an answer of {nbytes} bytes")
 
 
 class HeapFull(ServeError):
@@ -225,6 +248,12 @@ class Slot:
         self._heap.free(self.offset)
 
 
+def call_all(callbacks: dict[object, Callable[[], None]]) -> None:
+    """Call each once. One may take itself, or another, out."""
+    while callbacks:
+        callbacks.popitem()[1]()
+
+
 def create_file(name: str, limit: int, shares: int = 1) -> int:
     """A descriptor of the file of a heap that another process is to own, or of several."""
     return anonymous_file.create(name, shares * heap_bytes(limit))
@@ -246,6 +275,8 @@ class HeapReader:
         self._mask = (1 << self._shift) - 1
         self._count = shares * _class_count(self._shift)
         self._parts: dict[int, memoryview] = {}
+        self.on_closed: dict[object, Callable[[], None]] = {}
+        """Called when the file is let go of, under the keys of those who want to know."""
 
     def view(self, offset: int, nbytes: int) -> memoryview:
         """The bytes of a tensor whose place a trusted owner gave."""
@@ -262,12 +293,26 @@ class HeapReader:
             raise ValueError(f"a tensor of {nbytes} bytes at byte {offset} was not written to its end")
         return self._part(offset >> self._shift)[start:end]
 
+    def offset_of(self, data: Buffer) -> int | None:
+        """Where a view that this has given lies; None: it is no such view."""
+        address = np.frombuffer(data, np.uint8).ctypes.data
+        for index, part in self._parts.items():
+            start = address - np.frombuffer(part, np.uint8).ctypes.data
+            if 0 <= start <= self._mask:
+                return (index << self._shift) + start
+        return None
+
+    def open_again(self) -> int | None:
+        """A new descriptor for another reader, to whom it belongs; None: the file has been let go of."""
+        return os.dup(self._descriptor) if self._descriptor >= 0 else None
+
     def close(self) -> None:
         """Let go of the file; views that are still held stay valid. May be called twice."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1
         self._parts.clear()
+        call_all(self.on_closed)
 
     def _part(self, index: int) -> memoryview:
         part = self._parts.get(index)
@@ -280,11 +325,12 @@ class HeapReader:
 class ReadSlot:
     """A slot of another process's heap; that process gets it back when nobody holds this any more."""
 
-    __slots__ = ("_give_back", "_place")
+    __slots__ = ("__weakref__", "_give_back", "_place", "heap")
 
-    def __init__(self, give_back: Callable[[int], None], place: int) -> None:
+    def __init__(self, give_back: Callable[[int], None], place: int, heap: HeapReader) -> None:
         self._give_back = give_back
         self._place = place
+        self.heap = heap
 
     def __del__(self) -> None:
         self._give_back(self._place)

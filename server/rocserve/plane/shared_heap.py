@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 
 from rocserve.plane import anonymous_file
-from rocserve.plane.heap import Heap, HeapReader, heap_bytes
+from rocserve.plane.heap import Heap, HeapReader, call_all, heap_bytes
 
 SHARES = 64
 """Of a file: its owner's, those of 32 front ends at most, and those of dead ones whose tensors are still read."""
@@ -54,9 +54,7 @@ class SharedHeap(Heap):
     def close(self) -> None:
         """See Heap. What lies in shares can be read until these are back."""
         super().close()
-        on_closed, self.on_closed = self.on_closed, {}
-        for callback in on_closed.values():
-            callback()
+        call_all(self.on_closed)
 
 
 class HeapShare:

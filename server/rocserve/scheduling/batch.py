@@ -30,7 +30,8 @@ class Outcome(Protocol):
     input_end_ns: int
     output_start_ns: int
     compute_end_ns: int
-    lasts: bool
+    is_large: bool
+    slot: object
 
     def outputs_of(self, request_index: int) -> Outputs: ...
 
@@ -99,7 +100,7 @@ class BatchAnswerer:
     def answer(self, batch: FormedBatch, outcome: Outcome) -> bool:
         """Every request gets a response or an error, and the statistics their share; never raises. True: none is left
         open."""
-        error, failures, lasts, dropped = outcome.error, outcome.failures, outcome.lasts, batch.dropped or ()
+        error, failures, dropped = outcome.error, outcome.failures, batch.dropped or ()
         times = (batch.compute_start_ns, outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)
         answers: list[tuple[Responder, InferResponse | ServeError]] = []
         queue_starts: list[int] = []
@@ -117,7 +118,7 @@ class BatchAnswerer:
             if refusal is None:
                 try:
                     response = self._make_response(entry, *outcome.outputs_of(index))
-                    response.lasts = lasts
+                    response.is_large, response.slot = outcome.is_large, outcome.slot
                     answers.append((entry.responder, response))
                     queue_starts.append(entry.queue_start_ns)
                     continue

@@ -63,7 +63,7 @@ class CachedAnswers:
         if request.trace is not None and not self._is_ensemble:
             request.trace.note(QUEUE_START, started_ns)
         answer = InferResponse(cached.head, request.id, list(cached.data), dict(cached.parameters))
-        answer.lasts = cached.nbytes > LARGE_RESPONSE
+        answer.is_large = cached.nbytes > LARGE_RESPONSE
         (in_order or responder).send(answer)
         return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from rocserve.backends.request_model import Rescheduled, Result
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_form import BatchForm, Member
-from rocserve.core.requests import InferResponse, Parameters
+from rocserve.core.requests import LARGE_RESPONSE, InferResponse, Parameters
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import heads_of
 from rocserve.core.trace import Trace
@@ -53,6 +54,10 @@ class _Running:
     """Until the batch has come back."""
     dropped: bool = False
     """The scheduler has answered it, and counted it."""
+    large: weakref.ref[object] | None = None
+    """The slot of a large response that is being sent."""
+    behind: deque[tuple[Result | None, bool]] = field(default_factory=deque)
+    """What has come meanwhile."""
 
 
 @dataclass(slots=True, eq=False)
@@ -180,13 +185,16 @@ class RequestBatches:
             return outcome.failures[index]
         try:
             response = self._responses.make(entry, *outcome.outputs_of(index), outcome.parameters_of(index))
-            response.lasts = outcome.lasts
+            response.is_large, response.slot = outcome.is_large, outcome.slot
             return response
         except ServeError as error:
             return error
 
     def _said(self, single: _Running, answer: Result | None, final: bool) -> None:
         """The model has answered beside its batch, or its worker has ended."""
+        if single.large is not None:
+            single.behind.append((answer, final))
+            return
         running = single.batch
         # What has not come back when the worker ends is answered, or queued again, as a batch.
         if single.ended_ns or (isinstance(answer, RequestLost) and running.times is None):
@@ -202,6 +210,10 @@ class RequestBatches:
             try:
                 data = [tensor.data for tensor in answer.outputs]
                 told = self._responses.make(single.entry, heads_of(answer.outputs), data, answer.parameters)
+                told.is_large, told.slot = sum(map(len, data)) > LARGE_RESPONSE, answer.slot
+                if told.is_large:
+                    go_on = functools.partial(self._timers.at_end_of_turn, functools.partial(self._go_on, single))
+                    single.large = weakref.ref(answer.slot, lambda _: go_on())
             except ServeError as error:
                 told = error
         if self._decoupled:
@@ -216,6 +228,12 @@ class RequestBatches:
         finally:
             if is_done:
                 self._on_answered()
+
+    def _go_on(self, single: _Running) -> None:
+        """A large response has been sent."""
+        single.large = None
+        while single.behind and single.large is None:
+            self._said(single, *single.behind.popleft())
 
     def _again(self, single: _Running) -> None:
         """The model wants the request once more."""

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from rocserve.core.classification import classify
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import NO_PARAMETERS, InferResponse, Parameters, ResponseHead
+from rocserve.core.serving import Responder
 from rocserve.core.tensors import Buffer, Tensor, TensorHead
 from rocserve.core.validation import RequestPlan, reshape_dims
+from rocserve.plane.heap import copied
 from rocserve.scheduling.entry import QueuedRequest
 
 _REMEMBERED_FORMS = 1024
+
+
+def send_copied(response: InferResponse, final: bool, responder: Responder) -> Generator[None, None, None]:
+    """Hand a large response to a responder, on memory of its own: some is copied at a step."""
+    try:
+        data = yield from copied(response.data)
+    except ServeError as error:
+        responder.fail(error, final)
+    else:
+        responder.send(replace(response, data=data, slot=None), final)
 
 
 class _Form(NamedTuple):

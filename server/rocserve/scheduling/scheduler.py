@@ -6,12 +6,12 @@ import functools
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.requests import LARGE_RESPONSE, InferRequest
+from rocserve.core.requests import InferRequest
 from rocserve.core.serving import Responder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.validation import RequestPlan, RequestValidator
@@ -238,7 +238,6 @@ class Scheduler(ABC):
     def _finish(self, instance: Instance, batch: FormedBatch, outcome: BatchOutcome) -> None:
         """The next batch is started before this one's answers are written."""
         if isinstance(outcome.error, WorkerGone):
-            outcome.release()
             self._lose(instance, batch, outcome.error)
             return
         self._pool.end(instance, batch, outcome.output_start_ns - outcome.input_end_ns)
@@ -246,25 +245,13 @@ class Scheduler(ABC):
         try:
             self._pump()
         finally:
-            if outcome.nbytes > LARGE_RESPONSE:
-                self._plane.work_off(self._answer_large(batch, outcome))
-            else:
-                self._answer(batch, outcome)
-
-    def _answer_large(self, batch: FormedBatch, outcome: BatchOutcome) -> Generator[None, None, None]:
-        try:
-            yield from outcome.copy_out()
-        except MemoryError:
-            # They are answered from where they lie, in one go.
-            self._log.warning("no memory for a copy of %d bytes of outputs", outcome.nbytes)
-        self._answer(batch, outcome)
+            self._answer(batch, outcome)
 
     def _answer(self, batch: FormedBatch, outcome: BatchOutcome) -> None:
         is_answered = True
         try:
             is_answered = self._answerer.answer(batch, outcome)
         finally:
-            outcome.release()
             if is_answered:
                 self._batch_ended()
 

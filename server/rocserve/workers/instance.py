@@ -86,8 +86,7 @@ _MOST_ENTRIES = 1 << 20
 """Of a table: more than any batch has requests."""
 
 OnAnswer = Callable[[Result | None, bool], None]
-"""Takes a response, an error or nothing, or that the request is to be sent again; and whether it is the last. Tensors
-are valid until it returns."""
+"""Takes a response, an error or nothing, or that the request is to be sent again; and whether it is the last."""
 
 
 _Large = tuple[memoryview, Sequence[tuple[int, Buffer]]] | None
@@ -558,7 +557,7 @@ class Instance:
             index += 1 if each else len(all_sizes)
         if index != len(all_sizes):
             raise ValueError(f"results of {index} requests where there are {len(all_sizes)}")
-        outcome.keep_until_release(self._give_place, place)
+        outcome.slot = ReadSlot(self._give_place, place, self._reader)
         return outcome
 
     def _take_response(self, flags: int, code: int, number: int, request: int, place: int, count: int) -> None:
@@ -574,8 +573,7 @@ class Instance:
         elif not flags & NONE:
             (heads, contents), layout = self._results.read_at(place, number, count)
             outputs = [Tensor(*head, data) for head, data in zip(heads, contents, strict=True)]
-            answer = ModelResponse(outputs, layout.parameters)
-            self._to_return.append(place)
+            answer = ModelResponse(outputs, layout.parameters, ReadSlot(self._give_place, place, self._reader))
         if final:
             self.close_request(request)
         if on_answer is not None:
@@ -586,7 +584,7 @@ class Instance:
             raise ValueError(f"two calls of the number {number}")
         self._said += 1
         call = read_call(self._reader, place, count)
-        opened = self._calls[number] = OpenCall(self, number, ReadSlot(self._give_place, place))
+        opened = self._calls[number] = OpenCall(self, number, ReadSlot(self._give_place, place, self._reader))
         if len(self._calls) > MOST_CALLS:
             opened.answer(unavailable(f"the model has {MOST_CALLS} calls under way, and may have no more"), True)
             return

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
-
-import numpy as np
+from collections.abc import Mapping, Sequence
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.plain import from_json
-from rocserve.core.requests import NO_PARAMETERS, Parameters
+from rocserve.core.requests import LARGE_RESPONSE, NO_PARAMETERS, Parameters
 from rocserve.core.tensors import Buffer, TensorHead, can_hold
-from rocserve.plane.heap import COPIED_AT_ONCE, HeapReader
+from rocserve.plane.heap import HeapReader
 from rocserve.workers.entries import LONGEST_TEXT_BYTES, ONCE, REMEMBERED_LAYOUTS, numbers
 from rocserve.workers.messages import ResultLayout
 from rocserve.workers.wire import status_code
@@ -39,21 +37,20 @@ _ALONE = (1,)
 
 
 class BatchOutcome:
-    """What became of a batch; valid until `release`."""
+    """What became of a batch."""
 
     __slots__ = (
         "_open",
         "_parameters",
         "_parts",
-        "_place",
-        "_release",
         "_view",
         "compute_end_ns",
         "error",
         "failures",
         "input_end_ns",
-        "lasts",
+        "is_large",
         "output_start_ns",
+        "slot",
     )
 
     def __init__(self, error: ServeError | None, times: tuple[int, int, int], view: memoryview = _NOTHING) -> None:
@@ -64,15 +61,14 @@ class BatchOutcome:
         self.input_end_ns, self.output_start_ns, self.compute_end_ns = times
         self.failures: dict[int, ServeError] = {}
         """Single requests that failed, by their place in the batch."""
-        self.lasts = False
-        """The outputs lie in memory of their own, and stay valid."""
         self._view = view
+        self.is_large = len(view) > LARGE_RESPONSE
+        self.slot: object = None
+        """See InferResponse."""
         self._open: set[int] | None = None
         self._parameters: dict[int, Parameters] | None = None
         self._parts: list[tuple[int, Part]] = []
         """By request: where the memory of its outputs begins, and where in it they lie."""
-        self._release: Callable[[int], None] | None = None
-        self._place = 0
 
     def outputs_of(self, request_index: int) -> Outputs:
         """One request's rows of each output, as views on the worker's heap."""
@@ -109,34 +105,6 @@ class BatchOutcome:
     def add_failure(self, index: int, error: ServeError) -> None:
         self.failures[index] = error
         self._parts.append((0, _NO_PART))
-
-    def keep_until_release(self, release: Callable[[int], None], place: int) -> None:
-        """`release` gives the memory at that place back."""
-        self._release, self._place = release, place
-
-    @property
-    def nbytes(self) -> int:
-        """Of the outputs, about."""
-        return len(self._view)
-
-    def copy_out(self) -> Generator[None, None, None]:
-        """Has the outputs last, a step at a time, and gives their place back."""
-        source = np.frombuffer(self._view, np.uint8)
-        own = np.empty(len(source), np.uint8)
-        for start in range(0, len(source), COPIED_AT_ONCE):
-            # numpy lets go of the GIL while it copies.
-            own[start : start + COPIED_AT_ONCE] = source[start : start + COPIED_AT_ONCE]
-            yield
-        self.release()
-        self._view = own.data
-        self.lasts = True
-
-    def release(self) -> None:
-        """The memory may be used again; the tensors given out must no longer be. May be called twice."""
-        release, self._release = self._release, None
-        if release is not None:
-            self._view = _NOTHING
-            release(self._place)
 
 
 class ResultReader:

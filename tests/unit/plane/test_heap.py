@@ -8,17 +8,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 from support.workers import open_descriptors
 
+from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.tensor_places import aligned
 from rocserve.plane import anonymous_file
 from rocserve.plane.heap import (
+    COPIED_AT_ONCE,
     SMALLEST_SLOT,
     TRIMMED_AT_ONCE,
     Heap,
     HeapFull,
     HeapReader,
+    copied,
     copy_bytes,
     create_file,
 )
@@ -259,6 +263,24 @@ def test_data_is_copied_to_its_place(heap: Heap, nbytes: int) -> None:
         copy_bytes(view, 100, source)
         assert bytes(view[100:-100]) == data
         assert not any(view[:100]) and not any(view[-100:])
+
+
+def test_tensors_are_copied_in_steps() -> None:
+    sources = [bytes(range(256)) * (2 * COPIED_AT_ONCE // 256), b"", memoryview(b"ab")]
+    steps, count = copied(sources), 0
+    try:
+        while True:
+            next(steps)
+            count += 1
+    except StopIteration as end:
+        assert list(map(bytes, end.value)) == list(map(bytes, sources))
+    assert count == 3
+
+
+def test_a_copy_that_there_is_no_memory_for_is_an_error() -> None:
+    with pytest.raises(ServeError, match=f"no memory for an answer of {1 << 50} bytes") as raised:
+        next(copied([memoryview(np.broadcast_to(np.uint8(0), 1 << 50))]))
+    assert raised.value.code is StatusCode.RESOURCE_EXHAUSTED
 
 
 def test_alignment() -> None:

@@ -30,15 +30,14 @@ from rocserve.workers.results import Outputs
 class Outcome:
     """What an instance reports; doubles the FP32 input, row by row."""
 
-    nbytes = 0
-    lasts = False
+    is_large = False
+    slot = None
 
     def __init__(self, batch: Execution, error: ServeError | None, failures: Mapping[int, ServeError]) -> None:
         self.error = error
         self.failures = failures
         self.input_end_ns = time.monotonic_ns()
         self.output_start_ns = self.compute_end_ns = self.input_end_ns + batch.engine_ns
-        self.released = False
         self._batch = batch
 
     def outputs_of(self, request_index: int) -> Outputs:
@@ -46,9 +45,6 @@ class Outcome:
         doubled = np.frombuffer(part, np.float32) * 2
         rows = self._batch.request_sizes[request_index]
         return outputs_from([Tensor("OUT", DataType.FP32, (rows, doubled.size // rows), doubled.tobytes())])
-
-    def release(self) -> None:
-        self.released = True
 
 
 class Execution:

@@ -16,7 +16,7 @@ from support.outputs import outputs_from
 from rocserve.backends.request_model import Answer, ModelResponse
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.latencies import FIRST_RESPONSE_HISTOGRAM, LatencyOptions
-from rocserve.core.requests import InferRequest, InputHead, RequestHead
+from rocserve.core.requests import LARGE_RESPONSE, InferRequest, InputHead, RequestHead
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import tensor_from_numpy
 from rocserve.core.trace import Trace
@@ -34,8 +34,8 @@ from .conftest import config
 class HandOutcome:
     """What a worker says of a batch."""
 
-    nbytes = 0
-    lasts = False
+    is_large = False
+    slot = None
 
     def __init__(self, error: ServeError | None, open_requests: set[int], failures: dict[int, ServeError]) -> None:
         self.error = error
@@ -52,9 +52,6 @@ class HandOutcome:
 
     def outputs_of(self, index: int) -> Outputs:
         return outputs_from([tensor_from_numpy("OUT", np.full((1, 1), index, np.float32))])
-
-    def release(self) -> None:
-        pass
 
 
 class HandInstance:
@@ -142,9 +139,13 @@ class Told(Responder):
     def __init__(self, loop: HandLoop) -> None:
         super().__init__(loop)
         self.values: list[float] = []
+        self.keeps_slots = False
+        self.kept: list[object] = []
 
     def send(self, response, final: bool = True) -> None:
         assert not self.done.is_set(), "told more after the end"
+        if self.keeps_slots:
+            self.kept.append(response.slot)
         self.values.append(float(response.outputs[0].numpy()[0, 0]))
         if final:
             self.done.set()
@@ -167,6 +168,31 @@ def model(loop: HandLoop) -> Model:
 
 def value(number: float) -> ModelResponse:
     return ModelResponse([tensor_from_numpy("OUT", np.full((1, 1), number, np.float32))])
+
+
+def test_what_follows_a_large_response_waits_until_it_is_sent(loop: HandLoop) -> None:
+    """Others are not to wait for it, so it takes a while."""
+    model = Model(loop, decoupled=True)
+    instance, told = model.instance(), model.submit()
+    told.keeps_slots = True
+    instance.finish(open_requests={0})
+    large = np.full((1, LARGE_RESPONSE // 4 + 1), 1, np.float32)
+    for number in (1, 2):
+        instance.say(1, ModelResponse([tensor_from_numpy("OUT", large * number)], slot=Slot()), False)
+    instance.say(1, value(3), False)
+    instance.say(1, None, True)
+    assert (told.values, told.done.is_set()) == ([1.0], False)
+    told.kept.clear()
+    loop.turn()
+    assert (told.values, told.done.is_set()) == ([1.0, 2.0], False)
+    told.kept.clear()
+    loop.turn()
+    assert (told.values, told.done.is_set()) == ([1.0, 2.0, 3.0], True)
+    assert model.counts() == (1, 1, 0)
+
+
+class Slot:
+    """A response's."""
 
 
 def drained(model: Model) -> Flag:

@@ -169,7 +169,7 @@ async def test_two_batches_are_under_way_at_once(workshop: Workshop) -> None:
     assert instance.free_slots == SLOTS
 
 
-async def test_an_outcome_is_valid_until_it_is_released(workshop: Workshop) -> None:
+async def test_outputs_are_valid_while_somebody_holds_their_slot(workshop: Workshop) -> None:
     group = await workshop.serving()
     (instance,) = group.instances
     loop = asyncio.get_running_loop()
@@ -183,8 +183,12 @@ async def test_an_outcome_is_valid_until_it_is_released(workshop: Workshop) -> N
     for value in range(50):
         await run_add_sub(instance, 1, 1000 + value)
     assert array.tolist() == [[number + 3 for number in range(16)]]
-    on_plane(workshop.plane, outcome.release)
-    on_plane(workshop.plane, outcome.release)
+    places = instance._to_return
+    held = [outcome.slot]
+    del outcome
+    kept = loop.create_future()
+    assert not places
+    on_plane(workshop.plane, held.clear)
     assert (await run_add_sub(instance)).error is None
 
 

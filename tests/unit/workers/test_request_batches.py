@@ -172,7 +172,8 @@ def test_results_travel_through_shared_memory(both: Both) -> None:
         assert [len(tensors) for tensors in outputs] == [2, 0, 0, 0, 1]
         assert np.array_equal(outputs[4][0].numpy(), values * 2)
         assert outputs[0][1].numpy().tolist() == [b"x" * length]
-        on_plane(both.plane, outcome.release)
+        del outcome
+        on_plane(both.plane, both.outcomes.clear)
 
 
 @pytest.mark.parametrize(

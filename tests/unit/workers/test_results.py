@@ -11,10 +11,10 @@ from hypothesis import example, given
 from rocserve.core.datatypes import DataType
 from rocserve.core.plain import to_json
 from rocserve.core.tensors import TensorHead
-from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapReader
+from rocserve.plane.heap import Heap, HeapReader
 from rocserve.workers.entries import ONCE, REMEMBERED_LAYOUTS, numbers
 from rocserve.workers.messages import ResultLayout
-from rocserve.workers.results import BatchOutcome, OutputCuts, Part, ResultReader
+from rocserve.workers.results import OutputCuts, Part, ResultReader
 
 HEAD = TensorHead("X", DataType.INT32, (4, 2))
 STRINGS = TensorHead("S", DataType.BYTES, (4,))
@@ -223,20 +223,3 @@ def test_a_layout_that_comes_again_with_another_meaning(told: Told) -> None:
     told.reader.define(0, 1, to_json(ResultLayout((TensorHead("Y", DataType.UINT8, (4, 8)),))))
     parts, _ = told.reader.read(told.view, 1, 0, 2, (4,))
     assert all(begin == 64 and end == 96 for *_, begin, end in flat(parts)[0])
-
-
-def test_large_outputs_are_copied_out_in_steps() -> None:
-    memory = bytearray(bytes(range(256)) * (2 * COPIED_AT_ONCE // 256))
-    expected = bytes(memory)
-    given_back: list[int] = []
-    outcome = BatchOutcome(None, (0, 0, 0), memoryview(memory))
-    outcome.add(0, 0, [((HEAD,), [(0, len(memory))])], ResultLayout((HEAD,)))
-    outcome.keep_until_release(given_back.append, 7)
-    steps = outcome.copy_out()
-    next(steps)
-    assert (given_back, outcome.lasts) == ([], False)
-    assert len(list(steps)) == 1
-    memory[:] = bytes(len(memory))
-    outcome.release()
-    assert (given_back, outcome.lasts) == ([7], True)
-    assert bytes(outcome.outputs_of(0)[1][0]) == expected

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from functools import partial
 
 from rocserve.core.errors import ServeError, StatusCode, unimplemented
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse
-from rocserve.core.tensors import Buffer
 from rocserve.frontends.grpc.codec import InferCodec
 from rocserve.frontends.grpc.guards import address_of, guarded_routes
 from rocserve.frontends.grpc.request_codec import id_of_refused
@@ -96,8 +95,8 @@ class _UnaryResponder:
     def send(self, response: InferResponse, final: bool = True) -> None:
         codec = self._handlers.codec
         try:
-            if response.lasts and not response.is_typed:
-                self._handlers.plane.work_off(self._reply_large(codec.parts(response)))
+            if response.is_large and not response.is_typed:
+                self._handlers.plane.work_off(self._reply_large(response))
                 return
             message = codec.encode_response(response)
         except ServeError as error:
@@ -105,9 +104,9 @@ class _UnaryResponder:
         else:
             self._call.reply(message)
 
-    def _reply_large(self, parts: Sequence[Buffer]) -> Generator[None, None, None]:
+    def _reply_large(self, response: InferResponse) -> Generator[None, None, None]:
         try:
-            message = yield from join_large(parts)
+            message = yield from join_large(self._handlers.codec.parts(response))
         except ServeError as error:
             self.fail(error)
         else:
@@ -269,8 +268,8 @@ class _StreamResponder:
     def send(self, response: InferResponse, final: bool = True) -> None:
         codec = self._stream.codec
         try:
-            if response.lasts and final:
-                self._stream.plane.work_off(self._answer_large(codec.stream_parts(response, final)))
+            if response.is_large:
+                self._stream.plane.work_off(self._answer_large(response, final))
                 return
             message = codec.encode_stream_response(response, final)
         except ServeError as error:
@@ -278,13 +277,13 @@ class _StreamResponder:
             return
         self._answer(message, final)
 
-    def _answer_large(self, parts: Sequence[Buffer]) -> Generator[None, None, None]:
+    def _answer_large(self, response: InferResponse, final: bool) -> Generator[None, None, None]:
         try:
-            message = yield from join_large(parts)
+            message = yield from join_large(self._stream.codec.stream_parts(response, final))
         except ServeError as error:
-            self.fail(error)
+            self.fail(error, final)
         else:
-            self._answer(message)
+            self._answer(message, final)
 
     def end(self) -> None:
         request = self.request

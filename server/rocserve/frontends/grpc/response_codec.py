@@ -14,12 +14,11 @@ from itertools import chain
 
 import numpy as np
 
-from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.requests import InferResponse, Parameters, ResponseHead
 from rocserve.core.tensors import Buffer
 from rocserve.core.wire_format import length_prefix
 from rocserve.frontends.grpc.typed_answers import typed_answer
-from rocserve.plane.heap import COPIED_AT_ONCE
+from rocserve.plane.heap import COPIED_AT_ONCE, no_memory
 from rocserve.protocol.grpc_service_pb2 import ModelInferResponse, ModelStreamInferResponse
 from rocserve.protocol.parameters import write_parameters
 
@@ -56,7 +55,7 @@ def join_large(parts: Sequence[Buffer]) -> Generator[None, None, bytes]:
         # What the stream holds becomes the message without a copy.
         stream = io.BytesIO(bytes(nbytes))
     except MemoryError:
-        raise ServeError(StatusCode.RESOURCE_EXHAUSTED, f"no memory for an answer of {nbytes} bytes") from None
+        raise no_memory(nbytes) from None
     written, end = np.frombuffer(stream.getbuffer(), np.uint8), 0
     for part in parts:
         source = np.frombuffer(part, np.uint8)

@@ -53,8 +53,10 @@ class InferBody:
 
 
 def detached(response: InferResponse) -> InferResponse:
-    """The response on memory of its own, for whoever answers later."""
-    return response if response.lasts else replace(response, data=[bytes(data) for data in response.data])
+    """The response on memory of its own, for a client that may read slowly."""
+    if response.slot is None:
+        return response
+    return replace(response, data=[bytes(data) for data in response.data], slot=None)
 
 
 class InferBodyWriter:

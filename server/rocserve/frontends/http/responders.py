@@ -11,6 +11,7 @@ from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.frontends.http.infer_response import detached
 from rocserve.plane.loop import TimerHandle
+from rocserve.scheduling.responses import send_copied
 from rocserve.services.inference import NOT_FOR_DECOUPLED, Inference
 from rocserve.services.observation import ClientResponder, RequestOrigin
 
@@ -75,6 +76,14 @@ class HttpResponder(ClientResponder):
         if self._service is not None:
             self._service.plane.call_soon(self._tell_gone)
 
+    def _is_copied(self, response: InferResponse, final: bool) -> bool:
+        """Whether a response is being copied, for clients may read slowly, and will be sent once more."""
+        service = self._service
+        if service is None or not response.is_large or response.slot is None:
+            return False
+        service.plane.work_off(send_copied(response, final, self))
+        return True
+
     def _tell_gone(self) -> None:
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
@@ -119,8 +128,9 @@ class SingleAnswer(HttpResponder):
         raise unimplemented(NOT_FOR_DECOUPLED["HTTP"])
 
     def send(self, response: InferResponse, final: bool = True) -> None:
-        self._forget()
-        self._set(response)
+        if not self._is_copied(response, final):
+            self._forget()
+            self._set(response)
 
     def end(self) -> None:
         self.fail(internal("expected a single response, got 0"))
@@ -201,6 +211,8 @@ class AnswerStream(HttpResponder):
     def expect_many(self) -> None: ...
 
     def send(self, response: InferResponse, final: bool = True) -> None:
+        if self._is_copied(response, final):
+            return
         if final:
             self._forget()
         self._put(detached(response), final)

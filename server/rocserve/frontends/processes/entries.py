@@ -19,14 +19,18 @@ From the front, on the ring REQUESTS:
 From the server, on the ring ANSWERS:
 
 - ANSWER_HEAD: number; a = place, b = bytes: an AnswerHead in JSON.
-- ANSWER: number = a token; a = the number of its head; b = place, c = bytes: its outputs. flags FINAL; NONE: there is
-  no further answer; ERROR: count = a status code, and a text lies there; REFUSAL with it: no model has had the request;
-  FULL: there is no memory for it (MemoryFull).
+- ANSWER: number = a token; a = the number of its head; b = place, c = bytes: its outputs; count = 1: it is large. flags
+  FINAL; NONE: there is no further answer; ERROR: count = a status code, and a text lies there; REFUSAL with it: no
+  model has had the request; FULL: there is no memory for it (MemoryFull). KEPT: the front returns the place once it is
+  done with the outputs; else it need not. PLACED with it: they lie in the heap of outputs whose number stands in the
+  upper half of a, b is what the front returns, and at place c stand the offset and the bytes of each (u64).
 - RETURN: as below, of places in the server's own heap: what has been told before lies there, and nothing else will.
 - MANY: number = a token: any number of answers will come.
 - WATCH: number = a token: tell when its client goes.
 - LENT: number = that of a head: inputs of its requests are to be put into heap a, of which the front has share b; a
   descriptor has come by the socket where it has not heard of that heap before.
+- OUTPUTS: number = that of a heap of outputs, of which a descriptor has come by the socket. OUTPUTS_ENDED: none will
+  lie there any more.
 - ENDED: number = that of a heap, into which nothing is to be put any more.
 - ORIGINS: flags FINAL: from now on requests are to tell where they come from; without: no more.
 - EXIT: the server has begun to end.
@@ -56,15 +60,17 @@ HEAP_BYTES = 1 << 32
 """Of slots of one size, in the heap of either side."""
 
 HEAD, REQUEST, LEFT, REFUSED, DETAILS, UNUSED = range(1, 7)
-ANSWER_HEAD, ANSWER, MANY, WATCH, ORIGINS, EXIT, LENT, ENDED = range(16, 24)
+ANSWER_HEAD, ANSWER, MANY, WATCH, ORIGINS, EXIT, LENT, ENDED, OUTPUTS, OUTPUTS_ENDED = range(16, 26)
 
 HEAP_SHIFT = 48
 """Of a place: in the bits above it stands the number of the heap."""
-MOST_HEAPS = 1 << 64 - HEAP_SHIFT
+MOST_HEAPS = (1 << 64 - HEAP_SHIFT) - 1
+HELD_OUTPUTS = MOST_HEAPS << HEAP_SHIFT
+"""In the place of a heap's number, above a number that stands for outputs which lie elsewhere."""
 
 IN_TURN, SINGLE = 1, 2
 FINAL, NONE, ERROR, REFUSAL, FULL = 1, 2, 4, 8, 16
-PACKED = 32
+PACKED, KEPT, PLACED = 32, 64, 128
 
 REMEMBERED_HEADS = 1024
 """Of a kind: whoever tells of heads refers to the last so many, and the other end keeps twice as many. Numbers are not

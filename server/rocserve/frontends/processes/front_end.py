@@ -9,7 +9,7 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rocserve.core.errors import ServeError
 from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
@@ -18,6 +18,7 @@ from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import MemoryFull
 from rocserve.core.requests import InferRequest, InferResponse, RequestHead
 from rocserve.core.tensor_places import PackedTensors, TensorPlaces
+from rocserve.core.tensors import Buffer
 from rocserve.frontends.processes.entries import (
     ANSWER,
     ANSWER_HEAD,
@@ -30,12 +31,16 @@ from rocserve.frontends.processes.entries import (
     FULL,
     HEAD,
     IN_TURN,
+    KEPT,
     LEFT,
     LENT,
     MANY,
     NONE,
     ORIGINS,
+    OUTPUTS,
+    OUTPUTS_ENDED,
     PACKED,
+    PLACED,
     REFUSAL,
     REFUSED,
     REMEMBERED_HEADS,
@@ -52,12 +57,12 @@ from rocserve.frontends.processes.link_end import FrontLinkEnd, framed, read
 from rocserve.frontends.processes.server_end import ATTACH
 from rocserve.plane import anonymous_file
 from rocserve.plane.doorbell import SocketRinger, sleep_word
-from rocserve.plane.heap import Heap, HeapFull, HeapReader
+from rocserve.plane.heap import Heap, HeapFull, HeapReader, ReadSlot
 from rocserve.plane.link import LinkEnd
 from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.shared_heap import SHARES
 from rocserve.services.observation import ClientResponder
-from rocserve.workers.entries import ENTRY, RETURN
+from rocserve.workers.entries import ENTRY, RETURN, numbers
 from rocserve.workers.request_details import write_details
 from rocserve.workers.wire import status_code
 
@@ -129,6 +134,8 @@ class RemoteInference:
         self._known_heaps: set[int] = set()
         self._files: deque[int] = deque()
         """Of heaps, that have come by the socket and are still to be told of."""
+        self._output_heaps: dict[int, HeapReader] = {}
+        """Of workers, by their numbers."""
         self._told_heads = 0
         self._answer_heads: dict[int, tuple[AnswerHead, TensorPlaces]] = {}
         self._open: dict[int, tuple[ClientResponder, str]] = {}
@@ -259,6 +266,11 @@ class RemoteInference:
                     head.heap_number = 0
             self._end.end_heap(number)
             self._end.post(ENTRY.pack(UNUSED, 0, 0, number, 0, 0, 0))
+        elif kind == OUTPUTS:
+            self._take_rings()
+            self._output_heaps[number] = HeapReader(self._files.popleft())
+        elif kind == OUTPUTS_ENDED:
+            self._output_heaps.pop(number).close()
         elif kind == ORIGINS:
             self._tells_origins = bool(flags & FINAL)
         elif kind == EXIT:
@@ -274,7 +286,7 @@ class RemoteInference:
         if head is not None:
             head.heap_number = heap_number
 
-    def _answer(self, flags: int, code: int, token: int, head_number: int, place: int, nbytes: int) -> None:
+    def _answer(self, flags: int, count: int, token: int, head_number: int, place: int, nbytes: int) -> None:
         final = bool(flags & FINAL)
         client, request_id = self._open[token]
         if final:
@@ -283,18 +295,28 @@ class RemoteInference:
         if flags & NONE:
             client.end()
             return
-        view = self._answers_heap.view(place, nbytes)
         if flags & ERROR:
-            text = bytes(read(view, 1)[0]).decode()
-            error = MemoryFull(text) if flags & FULL else ServeError(status_code(code), text)
+            text = bytes(read(self._answers_heap.view(place, nbytes), 1)[0]).decode()
+            error = MemoryFull(text) if flags & FULL else ServeError(status_code(count), text)
             error.is_refusal = bool(flags & REFUSAL)
             client.fail(error, final)
             return
-        told, places = self._answer_heads[head_number]
-        data = PackedTensors(view, places) if flags & PACKED else read(view, len(told.head.outputs))
-        client.send(
-            InferResponse(told.head, request_id, data, told.parameters, told.in_shared_memory, told.is_typed), final
+        told, places = self._answer_heads[head_number & 0xFFFFFFFF]
+        data: Sequence[Buffer]
+        heap, outputs = self._answers_heap, len(told.head.outputs)
+        if flags & PLACED:
+            heap = self._output_heaps[head_number >> 32]
+            where = iter(numbers(2 * outputs).unpack(self._answers_heap.view(nbytes, 16 * outputs)))
+            data = [heap.view(offset, size) for offset, size in zip(where, where, strict=True)]
+        elif flags & PACKED:
+            data = PackedTensors(heap.view(place, nbytes), places)
+        else:
+            data = read(heap.view(place, nbytes), outputs)
+        slot = ReadSlot(self._end.give_back, place, heap) if flags & KEPT else heap
+        response = InferResponse(
+            told.head, request_id, data, told.parameters, told.in_shared_memory, told.is_typed, bool(count), slot
         )
+        client.send(response, final)
 
     def _left(self, token: int, client: ClientResponder) -> None:
         waiting = self._open.get(token)

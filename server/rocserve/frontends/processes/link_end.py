@@ -3,6 +3,7 @@ what has been read."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -10,8 +11,8 @@ from functools import lru_cache
 
 from rocserve.core.tensor_places import lay_out, padded
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.processes.entries import ANSWERS, HEAP_SHIFT, RETURNS
-from rocserve.plane.heap import Heap, Slot, fill
+from rocserve.frontends.processes.entries import ANSWERS, HEAP_SHIFT, HELD_OUTPUTS, RETURNS
+from rocserve.plane.heap import Heap, fill
 from rocserve.plane.link import ENTRY_BYTES, LinkEnd
 from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.trimming import HeapTrimmer
@@ -22,7 +23,7 @@ _RETRY_SECONDS = 0.001
 _REMEMBERED_TABLES = 1024
 """Clients send the same sizes again and again."""
 _PAGE_BYTES = 64 << 10
-_LARGEST_SHARED = _PAGE_BYTES // 8
+LARGEST_SHARED = _PAGE_BYTES // 8
 """Bytes up to which something shares a page: copying it costs less than a slot of its own."""
 _RETURNED_AT_ONCE = 24
 """Places that may wait to be returned while there is more to tell: each message is worth so many."""
@@ -43,8 +44,9 @@ class FrontLinkEnd:
         self._posts: deque[bytes] = deque()
         self._to_return: list[int] = []
         self._trimmer = HeapTrimmer(plane)
-        self._slots: dict[int, Slot] = {}
+        self._slots: dict[int, object] = {}
         """By place: what the other end may still read."""
+        self._held_numbers = itertools.count(HELD_OUTPUTS)
         self._of_turn: list[int] = []
         """Of these, what it need not keep for longer than it handles the entries of this turn."""
         self._page, self._page_place, self._page_used = _NO_PAGE, 0, 0
@@ -71,9 +73,15 @@ class FrontLinkEnd:
         fill(view, pieces)
         return place
 
+    def hold(self, slot: object) -> int:
+        """Keep what the other end may still read, and which lies elsewhere, until it has returned what this gives."""
+        number = next(self._held_numbers)
+        self._slots[number] = slot
+        return number
+
     def place_in_turn(self, pieces: Iterable[Buffer], nbytes: int) -> int:
         """As `place`, of what the other end reads while it handles this turn's entries: small ones share a slot."""
-        if nbytes > _LARGEST_SHARED:
+        if nbytes > LARGEST_SHARED:
             place = self.place(pieces, nbytes)
             self._of_turn.append(place)
             return place
@@ -117,10 +125,12 @@ class FrontLinkEnd:
         to_return = self._to_return
         if to_return and (not count or len(to_return) >= _RETURNED_AT_ONCE):
             returns = min(self._returns.room, -(-len(to_return) // 3))
-            self._returns.post(return_entries(to_return[: 3 * returns]))
+            returned = to_return[: 3 * returns]
+            self._returns.post(return_entries(returned))
             del to_return[: 3 * returns]
+            # Other places that come back are nothing to be woken for; a model may wait for these.
+            count += any(place >= HELD_OUTPUTS for place in returned)
         if count:
-            # Places that come back are nothing to be woken for.
             self.ring()
         if posts:
             self._plane.call_at(time.monotonic() + _RETRY_SECONDS, self.flush)
@@ -132,6 +142,11 @@ class FrontLinkEnd:
         self._slots.clear()
         for heap in self._heaps.values():
             self._trimmer.forget(heap)
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether there is something for `take_returns`."""
+        return self._returned.has_mail()
 
     def take_returns(self) -> None:
         if self._returned.has_mail():

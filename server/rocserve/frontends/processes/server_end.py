@@ -33,13 +33,17 @@ from rocserve.frontends.processes.entries import (
     HEAP_BYTES,
     HEAP_SHIFT,
     IN_TURN,
+    KEPT,
     LEFT,
     LENT,
     MANY,
     MOST_HEAPS,
     NONE,
     ORIGINS,
+    OUTPUTS,
+    OUTPUTS_ENDED,
     PACKED,
+    PLACED,
     REFUSAL,
     REFUSED,
     REMEMBERED_HEADS,
@@ -53,16 +57,16 @@ from rocserve.frontends.processes.entries import (
     input_places,
     read_head,
 )
-from rocserve.frontends.processes.link_end import FrontLinkEnd, framed, read
+from rocserve.frontends.processes.link_end import LARGEST_SHARED, FrontLinkEnd, framed, read
 from rocserve.plane import anonymous_file, heap, link
 from rocserve.plane.doorbell import SocketRinger, drain_rings, sleep_word
-from rocserve.plane.heap import Heap, HeapFull, HeapReader
+from rocserve.plane.heap import Heap, HeapFull, HeapReader, ReadSlot
 from rocserve.plane.link import LinkEnd
 from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.shared_heap import HeapShare, SharedHeap
 from rocserve.services.inference import NOT_FOR_DECOUPLED, InferenceService
 from rocserve.services.observation import RequestOrigin
-from rocserve.workers.entries import ENTRY
+from rocserve.workers.entries import ENTRY, numbers
 from rocserve.workers.request_details import NO_DETAILS, read_details
 
 ATTACH = b"F"
@@ -126,6 +130,8 @@ class FrontLink:
         self._heads: dict[int, _Head] = {}
         self._shares: dict[int, HeapShare] = {}
         """By the numbers that the front knows the heaps by."""
+        self._output_heaps: dict[HeapReader, int] = {}
+        """Those that the front reads, and their numbers."""
         self._heap_numbers = itertools.count(1)
         self._details = NO_DETAILS
         self._origin = b""
@@ -158,13 +164,14 @@ class FrontLink:
 
     def has_mail(self) -> bool:
         """See Source."""
-        return self._inbox.has_mail() or self._end.has_returns
+        return self._inbox.has_mail() or self._end.has_returns or self._end.has_returned
 
     def poll(self) -> bool:
         """See Source."""
         if not self._is_open:
             return False
         if not self._inbox.has_mail():
+            self._end.take_returns()
             if self._end.has_returns:
                 self._end.flush()
             return False
@@ -253,16 +260,15 @@ class FrontLink:
             if share is None:
                 return
             number = next(self._heap_numbers)
-            if number >= MOST_HEAPS or not self._send_file(share):
+            if number >= MOST_HEAPS or not self._send_file(share.heap.open_for_writing()):
                 return
             self._shares[number] = share
             heap.on_closed[self] = functools.partial(self._heap_ended, heap, number)
         known.lent_heap = heap
         self._end.post(ENTRY.pack(LENT, 0, 0, head_number, number, self._shares[number].number, 0))
 
-    def _send_file(self, share: HeapShare) -> bool:
-        """Whether it could be sent: the socket may be full, or the front be gone."""
-        descriptor = share.heap.open_for_writing()
+    def _send_file(self, descriptor: int) -> bool:
+        """Whether it could be sent: the socket may be full, or the front be gone. Closes it here."""
         try:
             send_with_descriptors(self._connection, ATTACH, (descriptor,), socket.MSG_DONTWAIT)
         except OSError:
@@ -289,16 +295,53 @@ class FrontLink:
             key = (response.head, tuple(response.in_shared_memory), response.is_typed)
         known = self._answer_heads.get(key) if not response.parameters else None
         number, places = known or self._tell_head(key, response)
-        flags = FINAL if final else 0
+        flags, large = FINAL if final else 0, int(response.is_large)
         packed = places.packed(response.data)
         if packed is None:
             packed, nbytes = framed(response.data)
         else:
             flags, nbytes = flags | PACKED, places.end
-        place = self._end.place_in_turn(packed, nbytes)
-        self._end.post(ENTRY.pack(ANSWER, flags, 0, token, number, place, nbytes))
+        if nbytes <= LARGEST_SHARED:
+            self._end.post(
+                ENTRY.pack(ANSWER, flags, large, token, number, self._end.place_in_turn(packed, nbytes), nbytes)
+            )
+        elif (where := self._outputs_in_heap(response)) is not None:
+            heap_number, table = where
+            place = self._end.place_in_turn((table,), len(table))
+            held = self._end.hold(response.slot)
+            flags = (flags | KEPT | PLACED) & ~PACKED
+            self._end.post(ENTRY.pack(ANSWER, flags, large, token, number | heap_number << 32, held, place))
+        else:
+            self._end.post(
+                ENTRY.pack(ANSWER, flags | KEPT, large, token, number, self._end.place(packed, nbytes), nbytes)
+            )
         if final:
             self._open.pop(token, None)
+
+    def _outputs_in_heap(self, response: InferResponse) -> tuple[int, bytes] | None:
+        """The number of the heap that the outputs lie in, and where; None: they do not, or the front cannot read it."""
+        if not isinstance(response.slot, ReadSlot):
+            return None
+        heap = response.slot.heap
+        found: list[int] = []
+        for data in response.data:
+            offset = heap.offset_of(data) if len(data) else 0
+            if offset is None:
+                return None
+            found += (offset, len(data))
+        number = self._output_heaps.get(heap)
+        if number is None:
+            number = next(self._heap_numbers)
+            descriptor = heap.open_again()
+            if descriptor is None or not self._send_file(descriptor):
+                return None
+            self._output_heaps[heap] = number
+            heap.on_closed[self] = functools.partial(self._outputs_ended, heap)
+            self.tell(OUTPUTS, number)
+        return number, numbers(len(found)).pack(*found)
+
+    def _outputs_ended(self, heap: HeapReader) -> None:
+        self.tell(OUTPUTS_ENDED, self._output_heaps.pop(heap))
 
     def _tell_head(self, key: object, response: InferResponse) -> tuple[int, TensorPlaces]:
         self._told_heads += 1
@@ -364,6 +407,8 @@ class FrontLink:
         for share in self._shares.values():
             share.heap.on_closed.pop(self, None)
         self._shares.clear()
+        for outputs in self._output_heaps:
+            outputs.on_closed.pop(self, None)
         self._connection.close()
         self._requests_heap.close()
         self._heap.close()

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rocserve.core.classification import classify
+from rocserve.core.dispatch import Steps
 from rocserve.core.errors import ServeError, StatusCode, internal
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.phases import PhaseTotals
@@ -119,6 +120,10 @@ class EnsembleRun:
         return self._config.decoupled
 
     @property
+    def work_off(self) -> Callable[[Steps], object]:
+        return self._ensemble.dispatcher.work_off
+
+    @property
     def limits(self) -> Sequence[InflightLimit]:
         return self._ensemble.limits
 
@@ -149,7 +154,7 @@ class EnsembleRun:
                     step.output_map[tensor.name],
                     tensor.datatype,
                     tensor.shape,
-                    tensor.data if response.lasts else bytes(tensor.data),
+                    tensor.data if response.slot is None else bytes(tensor.data),
                 ),
                 sequence,
                 len(tensor.data),
@@ -313,9 +318,9 @@ class EnsembleRun:
         sequence = next(iter(held.values())).sequence or _NO_SEQUENCE
         parameters = _told(sequence) if outputs else NO_PARAMETERS
         answer = InferResponse.of(self._config.name, str(self._ensemble.version), self._request.id, outputs, parameters)
-        made_bytes = [entry.noted_bytes for entry in held.values()]
-        # What came with the request may not last.
-        answer.lasts = all(made_bytes) and sum(made_bytes) > LARGE_RESPONSE
+        answer.is_large = sum(len(tensor.data) for tensor in outputs) > LARGE_RESPONSE
+        # What came with the request may be among them.
+        answer.slot = self._request.slot
         return answer
 
     def _output(self, name: str, tensor: Tensor) -> Tensor:
@@ -362,6 +367,8 @@ class EnsembleRun:
                 self._end(failed=False)
             else:
                 self._release_iteration(iteration)
+                # While it is sent the next would overtake it.
+                response.is_large = False
             self._responder.send(response, is_last)
         self._is_sending = False
 

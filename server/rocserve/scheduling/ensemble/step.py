@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rocserve.core.errors import ServeError, internal, unimplemented
 from rocserve.core.model_config import EnsembleStep
 from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.scheduling.responses import send_copied
 
 if TYPE_CHECKING:
     from rocserve.scheduling.ensemble.run import EnsembleRun
@@ -51,6 +52,9 @@ class StepRequest:
         self.is_decoupled = True
 
     def send(self, response: InferResponse, final: bool = True) -> None:
+        if response.is_large and response.slot is not None:
+            self._run.work_off(send_copied(response, final, self))
+            return
         if final:
             self._leave()
         self._run.step_sent(self, response, final)

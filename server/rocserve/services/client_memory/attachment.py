@@ -147,7 +147,7 @@ class RegionResponder(EndingResponder):
 
     def send(self, response: InferResponse, final: bool = True) -> None:
         steps = self._send(response, final)
-        if response.lasts:
+        if response.is_large:
             self._work_off(steps)
         else:
             for _ in steps:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -136,7 +137,7 @@ async def test_a_stream_of_answers() -> None:
     stream.expect_many()
 
     memory = bytearray(b"a")
-    stream.send(response(memory), final=False)
+    stream.send(replace(response(memory), slot=memory), final=False)
     memory[:] = b"x"
     stream.fail(internal("no"), final=False)
     stream.end()

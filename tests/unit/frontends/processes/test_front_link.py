@@ -24,6 +24,7 @@ from rocserve.core.tensor_places import PlacedTensors
 from rocserve.core.tensors import Tensor
 from rocserve.frontends.processes.front_end import RemoteInference
 from rocserve.frontends.processes.server_end import FrontLink
+from rocserve.plane.heap import Heap, HeapReader, ReadSlot
 from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.shared_heap import SharedHeap
 from rocserve.services.observation import RequestOrigin
@@ -78,6 +79,9 @@ class Service:
         self.refusals: list[tuple[ServeError, str]] = []
         self.origins: list[RequestOrigin] = []
         self.heap: SharedHeap | None = None
+        self.outputs = Heap("outputs", 1 << 24)
+        self.reader = HeapReader(self.outputs.open_for_reading())
+        self.returned: list[int] = []
 
     def heap_for(self, head: RequestHead) -> SharedHeap | None:
         return self.heap
@@ -96,11 +100,23 @@ class Service:
                 responder.send(self._echo(request), final=False)
                 assert count < 3
             responder.end()
+        elif name == "placed":
+            responder.send(self._placed(request))
         elif name == "never":
             self.requests.append(request)
             responder.watch_cancellation(self.left.set)
         else:
             responder.send(self._echo(request))
+
+    def _placed(self, request: InferRequest) -> InferResponse:
+        """The echo as a worker would leave it."""
+        response = self._echo(request)
+        places = [self.outputs.allocate(len(data)) for data in response.data]
+        for place, data in zip(places, response.data, strict=True):
+            self.outputs.view(place, len(data))[:] = data
+        response.data = [self.reader.view(place, len(data)) for place, data in zip(places, response.data, strict=True)]
+        response.slot = ReadSlot(self.returned.append, places[0], self.reader)
+        return response
 
     def _echo(self, request: InferRequest) -> InferResponse:
         tensors = [
@@ -309,3 +325,41 @@ def test_the_share_of_a_front_end_that_has_died_is_kept_until_nobody_reads_it(en
     del held
     gc.collect()
     assert len(heap._free_shares) == free + 1
+
+
+def asked_for_outputs(ends: Ends) -> Client:
+    """Of a worker, which are not freed while the client has its response."""
+    arrays = [np.arange(100_000, dtype=np.int32), np.arange(3, dtype=np.int32), np.zeros(0, np.int32)]
+    client = ends.ask(request_of("placed", *arrays))
+    assert client.ended.wait(10)
+    (response,) = client.responses
+    assert [tensor.numpy().tolist() for tensor in response.outputs] == [array.tolist() for array in arrays]
+    return client
+
+
+def test_outputs_are_read_where_a_worker_has_left_them(ends: Ends) -> None:
+    clients = [asked_for_outputs(ends) for _ in range(3)]
+    assert len(ends.remote._output_heaps) == 1
+    assert ends.service.returned == []
+    for number, client in enumerate(clients, 1):
+        ends.front.call_soon(client.responses.clear)
+        wait_until(lambda number=number: len(ends.service.returned) == number, what="a place that is returned")
+    assert not ends.link._end._slots
+
+
+def test_outputs_of_a_worker_that_has_ended(ends: Ends) -> None:
+    client = asked_for_outputs(ends)
+    ends.server.call_soon(ends.service.reader.close)
+    wait_until(lambda: not ends.remote._output_heaps, what="the front's end of it")
+    ends.front.call_soon(client.responses.clear)
+    wait_until(lambda: ends.service.returned, what="a place that is returned")
+    # What is yet to be sent goes by the server's own heap.
+    response = InferResponse.of("m", "1", "r", ())
+    assert not ends.link._output_heaps and ends.link._outputs_in_heap(response) is None
+
+
+def test_a_front_end_that_dies_holds_no_outputs(ends: Ends) -> None:
+    client = asked_for_outputs(ends)
+    ends.server.call_soon(ends.link.close)
+    wait_until(lambda: ends.service.returned, what="a place that is returned")
+    assert client.responses and not ends.service.reader.on_closed

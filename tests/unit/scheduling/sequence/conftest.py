@@ -63,8 +63,8 @@ class Row:
 class Outcome:
     """What an instance reports: OUT is the value; STATE_OUT is STATE_IN with the value behind it."""
 
-    nbytes = 0
-    lasts = False
+    is_large = False
+    slot = None
 
     def __init__(
         self, batch: Execution, error: ServeError | None, failures: Mapping[int, ServeError], compute_ns: int
@@ -82,9 +82,6 @@ class Outcome:
             state = np.array([*row.state, row.value], np.int32)
             outputs.append(Tensor("STATE_OUT", DataType.INT32, (1, state.size), state.tobytes()))
         return outputs_from(outputs)
-
-    def release(self) -> None:
-        """Nothing is shared."""
 
 
 class Execution:

@@ -415,7 +415,7 @@ def test_a_large_output_is_left_in_steps(tables: ServingTableHolder, regions: Cl
     memory, heard = ClientMemory(tables, regions, 1 << 20, begun.append), Heard(regions)
     responder, _ = memory.attach(request(outputs={"OUT": part(4 * LARGE, 0, "large")}), heard)
     given = answer(bytes(range(250)) * (4 * LARGE // 250))
-    given.lasts = True
+    given.is_large = True
     responder.send(given)
     assert heard.told == []
     (steps,) = begun
