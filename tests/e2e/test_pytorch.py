@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from support.models import drop
 from support.pytorch import TorchFiles
-from support.server import RocserveProcess, wait_until
+from support.server import RocserveProcess
+from support.waiting import wait_until
 
 from rocserve_client import Client
 
@@ -55,7 +56,7 @@ def test_a_pickle_is_refused_with_what_to_do(server: RocserveProcess) -> None:
         def reason() -> str:
             return next(row.reason for row in client.repository_index() if row.name == "weights")
 
-        wait_until(lambda: "pickle" in reason(), LOAD_SECONDS)
+        wait_until(lambda: "pickle" in reason(), seconds=LOAD_SECONDS)
         assert "model.pt holds a pickle of weights or of a module, not a program" in reason()
 
 
@@ -76,5 +77,5 @@ def test_a_program_is_replaced_under_load_and_its_worker_ends(server: RocservePr
             np.testing.assert_allclose(answer["scores"], expected["scores"], atol=1e-6)
             return client.model_metadata("exported").versions == ("2",)
 
-        wait_until(is_swapped, LOAD_SECONDS)
-        wait_until(lambda: len(server.workers()) == 2, 20)
+        wait_until(is_swapped, seconds=LOAD_SECONDS)
+        wait_until(lambda: len(server.workers()) == 2)
