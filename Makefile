@@ -47,7 +47,8 @@ dist: setup
 demo: setup
 	$(BIN)/python clients/examples/demo.py
 
-PYTEST := $(BIN)/python -m pytest --numprocesses=logical
+# Tests wait for servers more than they compute.
+PYTEST := $(BIN)/python -m pytest --numprocesses=$(shell echo $$(($$(nproc) * 3 / 2)))
 
 test: setup
 	$(PYTEST) -m 'not long'

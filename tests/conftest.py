@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -39,10 +40,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if here in item.path.parents and item.path.relative_to(here).parts[0] not in quick:
             item.add_marker(pytest.mark.long)
+    # What takes longest begins first, so that no process is left alone with it in the end.
+    counts = Counter(item.path for item in items)
+    folders = {name: place for place, name in enumerate(("parity", "campaign", "faults", "docs", "e2e", "security"))}
+    ranks = {path: folders.get(path.parts[len(here.parts)], len(folders)) for path in counts}
+    items.sort(key=lambda item: (ranks[item.path], -counts[item.path], item.path))
 
 
 class FilesTogether(LoadFileScheduling):
-    """Hands whole files to the processes of `make test`, and all of tests/parity to one, which starts Triton once."""
+    """Hands whole files to the processes of `make test` in their order, and all of tests/parity to one, which starts
+    Triton once."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
@@ -51,6 +58,7 @@ class FilesTogether(LoadFileScheduling):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> FilesTogether:
+    config.option.loadscopereorder = False
     return FilesTogether(config, log)
 
 
