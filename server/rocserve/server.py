@@ -363,6 +363,8 @@ def _single_model(settings: ServerSettings, registry: BackendRegistry, log: logg
 def _repository_settings(settings: ServerSettings) -> RepositorySettings:
     return RepositorySettings(
         roots=settings.model_repositories,
+        remotes=settings.remote_repositories,
+        remote_cache_bytes=settings.remote_cache_bytes,
         preprocess=settings.preprocess,
         labels=settings.labels,
         control_mode=settings.control_mode,

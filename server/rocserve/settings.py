@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 
+from rocserve.core.remote_places import RemotePlace
+
 DEFAULT_MAX_BATCH_SIZE = "default-max-batch-size"
 """--backend-config's setting that says what max_batch_size becomes where a model can batch and nothing is said."""
 
@@ -253,6 +255,10 @@ def default_front_ends(cpus: int) -> int:
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     model_repositories: tuple[Path, ...]
+    """Folders; of repositories elsewhere their copies."""
+    remote_repositories: tuple[RemotePlace, ...] = ()
+    remote_cache_bytes: int | None = None
+    """How much the copies of those may take; None = all but a tenth of the disk."""
     what: Path | None = None
     """What was named without a flag, a model or a repository; `model_repositories` is then the folder that it is in, or
     that it is."""

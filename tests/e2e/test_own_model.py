@@ -238,7 +238,7 @@ def run(*command: str, folder: Path | None = None) -> str:
     ("words", "text"),
     [
         (["none.onnx"], "there is no file or folder 'none.onnx'"),
-        (["s3://bucket/models"], "s3://bucket/models"),
+        (["ftp://host/models"], "ftp:// is not known, expected a folder of this machine, or one of s3://BUCKET"),
         (["notes.txt"], "'notes.txt' is no model file by its ending; expected .mxr, .onnx, "),
         ([".", "--model-name=m"], "'.' is a repository, whose models say it in their folders"),
         (["net.onnx", "--model-repository=."], "'net.onnx' and --model-repository both say what to serve"),

@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rocserve.backends.migraphx.cache.opening import cache_directory
 from rocserve.backends.registry import discover_backends
+from rocserve.core.remote_places import RemotePlace
 from rocserve.flags.flag import Flag, FlagError
 from rocserve.flags.front_ends import CONNECTIONS, GRPC, HTTP, TLS
 from rocserve.flags.observing import LOG, METRICS, TRACE
@@ -55,8 +57,8 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         type=repository,
         metavar="WHAT",
-        help="a model's file (.onnx, .mxr, .pb, .graphdef, .pt2, .pt, pipeline .json, model.py), the folder"
-        " that holds it, a model folder, or a repository of models",
+        help="a model's file (.onnx, .mxr, .pb, .graphdef, .pt2, .pt, pipeline .json, model.py), the folder that holds"
+        " it, a model folder, or a repository of models, also by its URL (s3://, gs://, as://, hf://, https://)",
     )
     for title, flags in FLAG_GROUPS:
         group = parser.add_argument_group(title)
@@ -118,12 +120,19 @@ def _settings(arguments: argparse.Namespace) -> ServerSettings:
     if what is not None:
         if "model_repositories" in fields:
             raise FlagError(f"'{what}' and --model-repository both say what to serve; leave one of them out")
-        fields |= {"what": what, "model_repositories": (what if what.is_dir() else what.absolute().parent,)}
+        if isinstance(what, RemotePlace):
+            fields["model_repositories"] = (what,)
+        else:
+            fields |= {"what": what, "model_repositories": (what if what.is_dir() else what.absolute().parent,)}
     if "metrics.config" in fields:
         fields["metrics.config"] = dict(fields["metrics.config"])
     if "control_mode" in fields:
         fields["control_mode"] = ControlMode(fields["control_mode"])
     cache = _cache(fields.pop("cache", ()))
+    engines = replace(engine_settings(), **_part(fields, "engines."))
+    places = [_with_home(place, cache_directory(engines)) for place in fields["model_repositories"]]
+    fields["remote_repositories"] = tuple(place for place in places if isinstance(place, RemotePlace))
+    fields["model_repositories"] = tuple(place.root if isinstance(place, RemotePlace) else place for place in places)
     return ServerSettings(
         **{name: value for name, value in fields.items() if "." not in name},
         http=HttpSettings(**_part(fields, "http.")),
@@ -133,9 +142,13 @@ def _settings(arguments: argparse.Namespace) -> ServerSettings:
         log=LogSettings(**_part(fields, "log.")),
         limits=TimeLimits(**_part(fields, "limits.")),
         workers=_workers(_part(fields, "workers.")),
-        engines=replace(engine_settings(), **_part(fields, "engines.")),
+        engines=engines,
         cache=cache,
     )
+
+
+def _with_home(place: Path | RemotePlace, cache: Path) -> Path | RemotePlace:
+    return replace(place, home=place.home_in(cache)) if isinstance(place, RemotePlace) else place
 
 
 def _frozen(value: Any) -> Any:
@@ -172,7 +185,8 @@ def _check(settings: ServerSettings) -> None:
         raise FlagError("--allow-remote-models needs --allow-remote-files: the files of such a model are the request's")
     _check_what(settings)
     if settings.exit_on_error:
-        _check_repositories(settings.model_repositories)
+        copies = {place.root for place in settings.remote_repositories}
+        _check_repositories([folder for folder in settings.model_repositories if folder not in copies])
     for folder in settings.worker_load_folders:
         if not folder.is_dir():
             raise FlagError(f"--allow-worker-load={folder}: there is no such folder")

@@ -33,10 +33,10 @@ REPOSITORY = (
         "model-repository",
         "model_repositories",
         repository,
-        "a folder of models; repeatable",
+        "a folder of models, or s3://, gs://, as://, hf://, https:// (docs/guides/remote-repositories.md); repeatable",
         repeatable=True,
         aliases=("model-store",),
-        value="DIR",
+        value="DIR|URL",
     ),
     Flag(
         "model-name",
@@ -88,6 +88,13 @@ REPOSITORY = (
         "poll_seconds",
         SECONDS,
         "how often to scan even if nothing tells of a change (default 15)",
+    ),
+    Flag(
+        "remote-cache-size-bytes",
+        "remote_cache_bytes",
+        POSITIVE,
+        "how much the copies of repositories elsewhere may take in --cache-directory (default: all but a tenth of its"
+        " disk)",
     ),
     Flag("model-load-thread-count", "load_thread_count", POSITIVE, "models that load beside each other (default 4)"),
     Flag(
@@ -305,14 +312,14 @@ ENGINES = (
         "cache-directory",
         "engines.cache_directory",
         folder,
-        "where programs that MIGraphX has compiled are kept; several servers may share it (default rocserve/ in"
-        " $XDG_CACHE_HOME or ~/.cache)",
+        "where programs that MIGraphX has compiled, and copies of repositories elsewhere, are kept; several servers may"
+        " share it (default rocserve/ in $XDG_CACHE_HOME or ~/.cache)",
     ),
     Flag(
         "cache-size-bytes",
         "engines.cache_bytes",
         POSITIVE,
-        "how much they may take; those used least lately go first (default 21474836480)",
+        "how much the programs may take; those used least lately go first (default 21474836480)",
     ),
     Flag(
         "migraphx-root",

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rocserve.core.remote_places import RemotePlace
+from rocserve.repository.remote.urls import parse_remote
 from rocserve.settings import (
     DEFAULT_MAX_BATCH_SIZE,
     AdminAddresses,
@@ -48,14 +50,13 @@ def readiness_rule(text: str) -> ReadinessRule:
         raise argparse.ArgumentTypeError(f"expected true, false or always, got '{text}'") from None
 
 
-def repository(text: str) -> Path:
-    scheme, separator, _ = text.partition("://")
-    if separator:
-        raise argparse.ArgumentTypeError(
-            f"{scheme}:// is not supported, a repository is a folder of this machine; copy the models there, or mount"
-            f" '{text}', and name the folder"
-        )
-    return Path(text)
+def repository(text: str) -> Path | RemotePlace:
+    if "://" not in text:
+        return Path(text)
+    try:
+        return parse_remote(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def file(text: str) -> Path | None:

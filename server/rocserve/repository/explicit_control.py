@@ -19,6 +19,7 @@ from rocserve.repository.load_parameters import LoadParameters, parse_load_param
 from rocserve.repository.managed_model import ManagedModel, wait_for_loads
 from rocserve.repository.membership import members_of
 from rocserve.repository.reading import ContentReader
+from rocserve.repository.remote.remote_repositories import RemoteRepositories
 from rocserve.repository.retry import Failure
 from rocserve.repository.scan import ModelScan
 from rocserve.repository.scan_runner import ScanRunner
@@ -41,6 +42,7 @@ class ExplicitControl:
         catalogue: ModelCatalogue,
         models: Mapping[str, ManagedModel],
         background: BackgroundTasks,
+        remotes: RemoteRepositories,
         settings: RepositorySettings,
         log: logging.Logger,
     ) -> None:
@@ -50,6 +52,7 @@ class ExplicitControl:
         self._catalogue = catalogue
         self._models = models
         self._background = background
+        self._remotes = remotes
         self._settings = settings
         self._log = log
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -115,6 +118,7 @@ class ExplicitControl:
     async def _load_checked(self, name: str, parameters: LoadParameters) -> None:
         if not name or "/" in name or "\0" in name or name in (".", ".."):
             raise _not_polled(name)
+        await self._remotes.take({name})
         scan = await self._scan_runner.run()
         for key in self._keys(name, scan):
             await self._load(key, parameters, scan, frozenset())
@@ -194,6 +198,9 @@ class ExplicitControl:
         """Load what the ensembles among these need and what is not served yet. A failure shows at the ensemble."""
         own = {content.model for content in contents}
         members = {member for content in contents for member in members_of(content.definition.config)}
+        lacking = {self._names.bare(member) for member in members if not self._is_serving(member)}
+        if lacking and await self._remotes.take(lacking):
+            scan = await self._scan_runner.run()
         needed = {key for member in members for key in self._keys(self._names.bare(member), scan)}
         keys = sorted(key for key in needed - own - above if not self._is_serving(key))
         outcomes = await asyncio.gather(

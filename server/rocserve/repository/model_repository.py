@@ -26,6 +26,7 @@ from rocserve.repository.membership import outermost
 from rocserve.repository.poll_control import PollControl
 from rocserve.repository.publication import Publication
 from rocserve.repository.reading import ContentReader
+from rocserve.repository.remote.remote_repositories import RemoteRepositories
 from rocserve.repository.retry import Retries, RetryPolicy
 from rocserve.repository.scan import ModelScan
 from rocserve.repository.scan_loop import ScanLoop
@@ -85,6 +86,7 @@ class ModelRepository:
             single=settings.single,
         )
         reader = ContentReader(registry, settings)
+        self._remotes = RemoteRepositories(settings, log.getChild("remote"))
         self._scan_runner = ScanRunner(scanner, log)
         self._catalogue = ModelCatalogue(self._publication.models, self._make_model, log)
         self._follower = FolderFollower(reader, self._catalogue, self._retry, retries, self._background, log)
@@ -96,6 +98,7 @@ class ModelRepository:
             self._catalogue,
             self._publication.models,
             self._background,
+            self._remotes,
             settings,
             log,
         )
@@ -122,11 +125,13 @@ class ModelRepository:
     async def start(self) -> None:
         """Begin to follow the repositories; returns when each model that is there has become ready or has failed."""
         self._publication.publish()
+        await self._remotes.open()
         mode = self._settings.control_mode
         if mode is ControlMode.POLL:
             await self._begin_polling()
         else:
             names = self._settings.load_models if mode is ControlMode.EXPLICIT else (ALL_MODELS,)
+            await self._remotes.start(None if ALL_MODELS in names else names)
             missing = await self._explicit.load_at_start(names)
             self._not_found = {} if self._settings.may_lack_models else missing
         await self._image_models.wait()
@@ -153,6 +158,7 @@ class ModelRepository:
         if self._scan_task is not None:
             await asyncio.wait([self._scan_task])
         await self._watch.close()
+        await asyncio.to_thread(self._remotes.stop)
         models = self._publication.models
         while ensembles := [(model.name, model.config) for model in models.values() if model.is_ensemble]:
             for name in outermost((name, config) for name, config in ensembles if config is not None):
@@ -170,7 +176,7 @@ class ModelRepository:
         # With namespaces, what has the name of another model is none of its folders.
         named = set() if self._names.namespaces else {row.name for row in rows}
         others = [row for row in self._rows_of_folders() if row.name not in named]
-        return sorted(rows + others, key=lambda row: row.name)
+        return sorted(self._remotes.rows(rows + others), key=lambda row: row.name)
 
     async def load(self, name: str, parameters: Mapping[str, bool | int | str | bytes]) -> None:
         """Load or reload a model; in explicit mode only.
@@ -229,10 +235,12 @@ class ModelRepository:
             return False
         if self._settings.readiness is ReadinessRule.STARTED:
             return True
+        if self._not_found or self._remotes.lacking():
+            return False
         models = self._publication.models.copy().values()
         if self._settings.readiness is ReadinessRule.ALWAYS:
-            return not self._not_found and all(model.serves_all() for model in models)
-        return not self._not_found and all(model.is_ready() for model in models)
+            return all(model.serves_all() for model in models)
+        return all(model.is_ready() for model in models)
 
     def is_model_ready(self, name: str, version: str) -> bool:
         """Whether this version, or the highest ready one for "", can answer now.
@@ -258,7 +266,7 @@ class ModelRepository:
         """The models of which nothing is served because it failed, with the reason."""
         models = sorted(self._publication.models.copy().items())
         failed = {name: text for name, model in models if (text := model.failure_text())}
-        return {**self._not_found, **failed}
+        return {**self._not_found, **self._remotes.lacking(), **failed}
 
     def tell_failures(self) -> None:
         """Write to the log what has failed and was not written when it did."""
@@ -288,10 +296,15 @@ class ModelRepository:
         """The first scans; a second one takes in what was still young at the first."""
         self._retry.enabled = not self._settings.ends_on_failure
         await self._watch.renew()
+        if self._settings.remotes:
+            # What is taken is loaded while the rest still comes.
+            self._start_scanning()
+            await self._remotes.start(None)
         if await self._loop.scan() is not None:
             await asyncio.sleep(self._settings.settle_seconds + _TIMER_SLACK_SECONDS)
             await self._loop.scan()
-        self._start_scanning()
+        if not self._settings.remotes:
+            self._start_scanning()
         await self._poll.wait()
         models = tuple(self._publication.models.values())
         await wait_for_loads(models)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocserve.core.model_config import InstanceKind
+from rocserve.core.remote_places import RemotePlace
 from rocserve.repository.single_model import SingleModel
 from rocserve.settings import ControlMode, ReadinessRule
 
@@ -15,6 +16,10 @@ __all__ = ["ControlMode", "ReadinessRule", "RepositorySettings"]
 @dataclass(frozen=True, slots=True)
 class RepositorySettings:
     roots: tuple[Path, ...]
+    remotes: tuple[RemotePlace, ...] = ()
+    """Whose copies are among the roots."""
+    remote_cache_bytes: int | None = None
+    """How much those copies may take; None = all but a tenth of the disk."""
     single: SingleModel | None = None
     """The one model that there is, in the one root; None = the roots are repositories."""
     preprocess: str = ""

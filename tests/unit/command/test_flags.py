@@ -174,9 +174,9 @@ def test_folders_for_workers_must_be_there(tmp_path: Path) -> None:
     ("flag", "text"),
     [
         (
-            "--model-repository=s3://bucket/models",
-            "s3:// is not supported, a repository is a folder of this machine; copy the models there, or mount"
-            " 's3://bucket/models', and name the folder",
+            "--model-repository=s3://bucket//models",
+            "expected s3://BUCKET[/PREFIX], s3://HOST:PORT/BUCKET[/PREFIX] or s3://https://HOST[:PORT]/BUCKET[/PREFIX],"
+            " got 's3://bucket//models'",
         ),
         ("--http-port=70000", "expected at most 65535, got '70000'"),
         ("--grpc-port=65536", "expected at most 65535, got '65536'"),

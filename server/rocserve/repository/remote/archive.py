@@ -1,0 +1,128 @@
+"""A repository in one tar on a web server. It is unpacked beside the copy, which has its files by links."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from rocserve.core.printable import printable_name
+from rocserve.core.remote_places import RemotePlace
+from rocserve.repository.fingerprint import is_temporary
+from rocserve.repository.remote.object_store import CHUNK_BYTES, http_store, told
+from rocserve.repository.remote.objects import ObjectChanged, RemoteObject, StoreError, path_refusal
+from rocserve.repository.remote.room import Room
+from rocserve.repository.remote.source import Note, in_thread
+
+
+class ArchiveSource:
+    """Implements source.Source."""
+
+    def __init__(self, place: RemotePlace, room: Room) -> None:
+        """Raises: StoreError."""
+        self._place = place
+        self._room = room
+        base, _, self._name = urlsplit(place.bucket).path.rpartition("/")
+        self._store = http_store(place, urlsplit(place.bucket)._replace(path=base).geturl(), {})
+        self._archive = place.home / "archive.part"
+        self._unpacked = place.home / "unpacked"
+        self._record = self._unpacked / "objects.json"
+        self._tag, self._objects = self._recorded()
+
+    async def listing(self, folder: str = "") -> Sequence[RemoteObject]:
+        """See source.Source. Takes the archive where it is another one."""
+        await told(self._place, f"'{self._name}'", self._take())
+        return [item for item in self._objects if not folder or item.key.startswith(f"{folder}/")]
+
+    async def fetch(self, item: RemoteObject, file: Path, note: Note) -> None:
+        """See source.Source."""
+        try:
+            _link(self._unpacked / item.tag, file)
+        except FileNotFoundError:
+            self._tag = ""
+            raise ObjectChanged(f"expected '{item.key}' unpacked, came nothing; the archive is taken anew") from None
+        note(item.size)
+
+    async def is_gone(self, key: str) -> bool:
+        """See source.Source. An archive is whole."""
+        return True
+
+    async def _take(self) -> None:
+        import obstore
+
+        result = await obstore.get_async(self._store, self._name)
+        tag = result.meta["e_tag"] or f"{result.meta['last_modified']} {result.meta['size']}"
+        if tag == self._tag:
+            return
+        size = result.meta["size"]
+        self._room.make(size, f"'{self._name}'")
+        with self._archive.open("wb") as opened:
+            async for chunk in result.stream(min_chunk_size=CHUNK_BYTES):
+                opened.write(chunk)
+        if (came := self._archive.stat().st_size) != size:
+            raise StoreError(f"expected {size} bytes of '{self._name}', came {came}; it is asked again")
+        changed = result.meta["last_modified"].timestamp()
+        self._objects = await in_thread(lambda: self._unpack(changed, tag))
+        self._tag = tag
+
+    def _unpack(self, changed: float, tag: str) -> list[RemoteObject]:
+        """Raises: StoreError."""
+        fresh = self._unpacked.with_suffix(".new")
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir()
+        objects: dict[str, RemoteObject] = {}
+        try:
+            with tarfile.open(self._archive) as archive:
+                for member in archive:
+                    if (item := self._unpack_member(archive, member, fresh, changed)) is not None:
+                        objects[item.key] = item
+        # What gzip and its like raise of damage is none of tarfile's.
+        except (tarfile.TarError, EOFError, ValueError, OSError) as error:
+            raise StoreError(f"expected a tar in '{self._name}', came: {error}; make it anew") from None
+        finally:
+            self._archive.unlink(missing_ok=True)
+        (fresh / self._record.name).write_text(json.dumps([tag, [asdict(item) for item in objects.values()]]))
+        shutil.rmtree(self._unpacked, ignore_errors=True)
+        fresh.rename(self._unpacked)
+        return list(objects.values())
+
+    def _unpack_member(
+        self, archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, changed: float
+    ) -> RemoteObject | None:
+        """None: it is a folder, or of a temporary name. Files are named by their digest: no name leads anywhere."""
+        key = member.name.removeprefix("./")
+        refusal = "" if member.isdir() else path_refusal(key)
+        if not member.isdir() and not member.isfile():
+            refusal = f"'{printable_name(key)}' is neither a file nor a folder; put the file itself into the archive"
+        if refusal:
+            raise StoreError(f"expected files and folders in '{self._name}', came: {refusal}")
+        source = archive.extractfile(member)
+        if source is None or any(is_temporary(part) for part in key.split("/")):
+            return None
+        self._room.make(member.size, f"'{self._name}'")
+        digest = hashlib.sha256()
+        part = folder / "part"
+        with part.open("wb") as opened:
+            while chunk := source.read(CHUNK_BYTES):
+                digest.update(chunk)
+                opened.write(chunk)
+        part.replace(folder / digest.hexdigest())
+        return RemoteObject(key, member.size, digest.hexdigest(), changed)
+
+    def _recorded(self) -> tuple[str, list[RemoteObject]]:
+        try:
+            tag, objects = json.loads(self._record.read_text())
+            return tag, [RemoteObject(**each) for each in objects]
+        except (OSError, ValueError, TypeError):
+            return "", []
+
+
+def _link(file: Path, name: Path) -> None:
+    name.unlink(missing_ok=True)
+    os.link(file, name)

@@ -1,0 +1,164 @@
+"""The copy of one unit of a repository elsewhere: its files, and the record of which objects they are.
+
+What is put in place is written down before, so that a server that is killed in between leaves nothing half done: the
+next one ends it, without the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from rocserve.repository.fingerprint import is_temporary
+from rocserve.repository.remote.objects import Fingerprint, RemoteObject
+
+_RECORDS = "records"
+_INCOMING = "incoming"
+_WHOLE_FILE = "%"
+"""Of the unit without a name: no quoted name is that."""
+_LOCK_LOOK_SECONDS = 0.05
+"""How often to look whether another server has let go: flock(2) would block, or needs a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What the file of an object is."""
+
+    size: int
+    tag: str
+    sha256: str
+    mtime_ns: int
+
+
+class UnitCopy:
+    """Blocks on the disk, but for `locked`."""
+
+    def __init__(self, home: Path, root: Path, name: str) -> None:
+        self._root = root
+        self._name = name
+        file = quote(name, safe="") or _WHOLE_FILE
+        self._record = home / _RECORDS / f"{file}.json"
+        self._pending = home / _RECORDS / f"{file}.pending"
+        self._lock = home / _RECORDS / f"{file}.lock"
+        self._incoming = home / _INCOMING / file
+        self.kept: dict[str, Kept] = {}
+        """By the objects' keys."""
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """That of the listing that this is the copy of."""
+        return tuple(sorted((key, kept.size, kept.tag) for key, kept in self.kept.items()))
+
+    @property
+    def size(self) -> int:
+        return sum(kept.size for kept in self.kept.values())
+
+    @contextlib.asynccontextmanager
+    async def locked(self) -> AsyncIterator[None]:
+        """No other server of this machine changes the copy meanwhile; `kept` is what it is now."""
+        with self._lock.open("a") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    await asyncio.sleep(_LOCK_LOOK_SECONDS)
+            self.read()
+            yield
+
+    def read(self) -> None:
+        """Read the record, and end what a server has begun that was killed. With the lock, or before there are others.
+
+        A file that is not as it was put there is no longer counted as the object's, unless its content still is."""
+        with contextlib.suppress(FileNotFoundError):
+            self._apply(json.loads(self._pending.read_bytes()))
+        self.kept = {key: kept for key, kept in self._recorded().items() if self._is_whole(key, kept)}
+
+    def incoming(self, item: RemoteObject) -> Path:
+        """Where an object is written to. What is there whole, under this name, is it."""
+        self._incoming.mkdir(parents=True, exist_ok=True)
+        return self._incoming / hashlib.sha256(f"{item.key}\0{item.size}\0{item.tag}".encode()).hexdigest()[:32]
+
+    def place(self, fetched: Mapping[str, tuple[RemoteObject, Path]], gone: Iterable[str]) -> None:
+        """Put these files in place, take those away, all or nothing; `fetched` by the objects' keys."""
+        kept = {key: asdict(_describe(item, file)) for key, (item, file) in fetched.items()}
+        files = {key: file.name for key, (_, file) in fetched.items()}
+        _write(self._pending, {"kept": kept, "files": files, "gone": sorted(gone)})
+        self.read()
+        shutil.rmtree(self._incoming, ignore_errors=True)
+
+    def _recorded(self) -> dict[str, Kept]:
+        with contextlib.suppress(FileNotFoundError, ValueError, TypeError, AttributeError):
+            return {key: Kept(**fields) for key, fields in json.loads(self._record.read_bytes()).items()}
+        return {}
+
+    def _apply(self, pending: Mapping[str, Mapping[str, object]]) -> None:
+        kept: dict[str, object] = {key: asdict(each) for key, each in self._recorded().items()}
+        for key in pending["gone"]:
+            kept.pop(key, None)
+            self._remove(self._root / key)
+        for key, name in pending["files"].items():
+            target = self._root / key
+            target.parent.mkdir(parents=True, exist_ok=True)
+            # Those that are not there any more were put in place before the server was killed.
+            with contextlib.suppress(FileNotFoundError):
+                (self._incoming / str(name)).replace(target)
+        if kept := kept | dict(pending["kept"]):
+            _write(self._record, kept)
+        else:
+            self._record.unlink(missing_ok=True)
+        self._pending.unlink()
+
+    def _remove(self, file: Path) -> None:
+        """With the folders that are left without anything but what a run leaves, such as __pycache__."""
+        file.unlink(missing_ok=True)
+        for folder in file.parents:
+            if folder == self._root or not folder.is_dir() or any(not is_temporary(p.name) for p in folder.iterdir()):
+                return
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _is_whole(self, key: str, kept: Kept) -> bool:
+        file = self._root / key
+        try:
+            status = file.lstat()
+            if (status.st_size, status.st_mtime_ns) == (kept.size, kept.mtime_ns):
+                return True
+            return status.st_size == kept.size and _sha256(file) == kept.sha256
+        except OSError:
+            return False
+
+
+def recorded_units(home: Path) -> list[str]:
+    """The names of the units of which there is a copy, whole or begun; makes the folders where there are none yet."""
+    for name in (_RECORDS, _INCOMING):
+        (home / name).mkdir(parents=True, exist_ok=True)
+    files = [path for path in (home / _RECORDS).iterdir() if path.suffix in (".json", ".pending")]
+    return sorted({"" if path.stem == _WHOLE_FILE else unquote(path.stem) for path in files})
+
+
+def _describe(item: RemoteObject, file: Path) -> Kept:
+    return Kept(item.size, item.tag, _sha256(file), file.stat().st_mtime_ns)
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _write(file: Path, content: Mapping[str, object]) -> None:
+    """Whole, or not at all, also when the machine dies."""
+    part = file.with_name(f"{file.name}.part")
+    with part.open("w") as opened:
+        json.dump(content, opened)
+        opened.flush()
+        os.fsync(opened.fileno())
+    part.replace(file)

@@ -1,0 +1,161 @@
+"""Buckets: Amazon's S3 and what speaks like it, Google's and Azure's storage. By obstore, which has all three."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rocserve.core.remote_places import RemotePlace, StoreKind
+from rocserve.repository.remote.credentials import store_options
+from rocserve.repository.remote.objects import ObjectChanged, RemoteObject, StoreError
+from rocserve.repository.remote.source import Note, beside
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+CHUNK_BYTES = 8 << 20
+"""Of an object that is asked for at once: S3 gives some 100 MB/s a request, however large."""
+_REQUESTS = 8
+"""At once, of a repository: 64 MiB of parts are in memory then."""
+_CLIENT: Mapping[str, Any] = {"connect_timeout": "5s", "read_timeout": "20s", "timeout": "1d", "allow_http": True}
+"""A request may take long, as long as something comes."""
+_RETRIES: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
+"""Within a look; the next look asks again."""
+
+_ADVICE = {
+    StoreKind.S3: "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE or the machine's role",
+    StoreKind.GOOGLE: "GOOGLE_APPLICATION_CREDENTIALS or the machine's service account",
+    StoreKind.AZURE: "AZURE_STORAGE_ACCOUNT, AZURE_STORAGE_KEY or the machine's identity",
+    StoreKind.HUGGING_FACE: "HF_TOKEN",
+    StoreKind.ARCHIVE: "the URL",
+}
+
+Result = TypeVar("Result")
+
+
+class BucketSource:
+    """Implements source.Source."""
+
+    def __init__(self, place: RemotePlace, environment: Mapping[str, str]) -> None:
+        """Raises: StoreError."""
+        self._place = place
+        self._store = _open(place, environment)
+        self._prefix = f"{place.prefix}/" if place.prefix else ""
+        self._requests = asyncio.Semaphore(_REQUESTS)
+
+    async def listing(self, folder: str = "") -> Sequence[RemoteObject]:
+        """See source.Source."""
+        import obstore
+
+        where = (self._prefix + folder).rstrip("/")
+
+        async def pages() -> list[RemoteObject]:
+            found = obstore.list(self._store, where or None)
+            return [_object(self._prefix, meta) async for page in found for meta in page]
+
+        return await told(self._place, f"a listing of '{where}'", pages())
+
+    async def fetch(self, item: RemoteObject, file: Path, note: Note) -> None:
+        """See source.Source. Parts of large ones come beside each other."""
+        with file.open("wb") as opened:
+            begins = range(0, item.size, CHUNK_BYTES)
+            await beside(self._part(item, at, min(item.size, at + CHUNK_BYTES), opened.fileno(), note) for at in begins)
+
+    async def is_gone(self, key: str) -> bool:
+        """See source.Source."""
+        import obstore
+
+        try:
+            await told(self._place, f"'{key}'", obstore.head_async(self._store, self._prefix + key))
+        except ObjectChanged:
+            return True
+        return False
+
+    async def _part(self, item: RemoteObject, begin: int, end: int, file: int, note: Note) -> None:
+        import obstore
+
+        async def get() -> bytes:
+            options: Any = {"range": (begin, end), "if_match": f'"{item.tag}"'}
+            result = await obstore.get_async(self._store, self._prefix + item.key, options=options)
+            if (tag := _tag(result.meta)) != item.tag:
+                raise ObjectChanged(f"expected '{item.key}' with the etag {item.tag}, came {tag}")
+            return bytes(await result.bytes_async())
+
+        async with self._requests:
+            data = await told(self._place, f"'{item.key}'", get())
+        if len(data) != end - begin:
+            raise ObjectChanged(f"expected {end - begin} bytes of '{item.key}', came {len(data)}")
+        os.pwrite(file, data, begin)
+        note(len(data))
+
+
+def http_store(place: RemotePlace, url: str, headers: Mapping[str, str]) -> ObjectStore:
+    """A web server, whose files are objects. Raises: StoreError."""
+    from obstore.store import HTTPStore
+
+    client: Any = {**_CLIENT, "default_headers": dict(headers)}
+    return _made(place, lambda: HTTPStore(url, client_options=client, retry_config=_RETRIES))
+
+
+def _open(place: RemotePlace, environment: Mapping[str, str]) -> ObjectStore:
+    from obstore.store import AzureStore, GCSStore, S3Store
+
+    options = store_options(place, environment)
+    opened: dict[StoreKind, Any] = {StoreKind.S3: S3Store, StoreKind.GOOGLE: GCSStore, StoreKind.AZURE: AzureStore}
+    return _made(place, lambda: opened[place.kind](client_options=_CLIENT, retry_config=_RETRIES, **options))
+
+
+def _made(place: RemotePlace, make: Callable[[], ObjectStore]) -> ObjectStore:
+    try:
+        return make()
+    # The library has no error of its own for each way in which an option can be wrong.
+    except Exception as error:
+        raise StoreError(f"expected what opens the store, came: {_words(error)}; check {_ADVICE[place.kind]}") from None
+
+
+def _object(prefix: str, meta: Any) -> RemoteObject:
+    return RemoteObject(meta["path"].removeprefix(prefix), meta["size"], _tag(meta), meta["last_modified"].timestamp())
+
+
+def _tag(meta: Any) -> str:
+    """Stores have it in quotes in some of their answers only."""
+    return (meta["e_tag"] or "").strip('"')
+
+
+async def told(place: RemotePlace, expected: str, asked: Awaitable[Result]) -> Result:
+    """What was asked, with the library's errors told as ours."""
+    from obstore.exceptions import (
+        BaseError,
+        InvalidPathError,
+        PermissionDeniedError,
+        PreconditionError,
+        UnauthenticatedError,
+    )
+
+    try:
+        return await asked
+    except (FileNotFoundError, PreconditionError) as error:
+        raise ObjectChanged(f"expected {expected}, came: {_words(error)}; it is gone, or another by now") from None
+    except InvalidPathError as error:
+        raise StoreError(
+            f"expected names that are paths, came: {_words(error)}; rename or remove that object"
+        ) from None
+    except (BaseError, OSError, ValueError, LookupError) as error:
+        words = _words(error)
+        denied = isinstance(error, PermissionDeniedError | UnauthenticatedError) or re.search(r"\b40[13]\b", words)
+        advice = f"check {_ADVICE[place.kind]}, and that they may list and read" if denied else "it is asked again"
+        raise StoreError(f"expected {expected}, came: {words}; {advice}") from None
+
+
+def _words(error: Exception) -> str:
+    """What an error says, in a line, without what follows a "?" in its URLs."""
+    text = str(error).split("\n\nDebug source")[0]
+    text = re.sub(r"\?[^\s\"']+", "", text)
+    if body := re.search(r"<Code>(.*?)</Code>.*?(?:<Message>(.*?)</Message>)?", text, re.DOTALL):
+        text = f"{text[: text.find('<')].strip().rstrip(':')}: {body[1]}"
+    return " ".join(text.split()).rstrip(": ")

@@ -1,0 +1,84 @@
+"""The objects of a repository elsewhere, and which model each belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rocserve.config.versions import is_version_name
+from rocserve.core.printable import printable_name
+from rocserve.repository.fingerprint import is_temporary
+from rocserve.repository.scan import CONFIG_FILENAMES
+
+WHOLE = ""
+"""The name of what lies in no folder, and of a repository that is itself one model."""
+_LONGEST_NAME = 255
+"""Bytes of a file's name, on all file systems of Linux."""
+
+
+class StoreError(Exception):
+    """A store does not give what it was asked for. The text says what was expected, what came and what to do."""
+
+
+class ObjectChanged(StoreError):
+    """The object is no more what the listing said, or gone: it was replaced meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteObject:
+    key: str
+    """Its path within the repository."""
+    size: int
+    tag: str
+    """Differs when the content does: an etag, a generation or a digest."""
+    changed: float = 0.0
+    """By the store's clock, in seconds since the epoch; 0 = it does not say."""
+
+
+Fingerprint = tuple[tuple[str, int, str], ...]
+
+
+@dataclass(slots=True)
+class Unit:
+    """A model's folder, which is settled, taken and put in place as one."""
+
+    name: str
+    objects: dict[str, RemoteObject] = field(default_factory=dict)
+    refusal: str = ""
+    """Why nothing of it is taken; "" = it may be."""
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        return tuple(sorted((each.key, each.size, each.tag) for each in self.objects.values()))
+
+
+def arrange(objects: Iterable[RemoteObject]) -> dict[str, Unit]:
+    """The units of a listing, by their names. Temporary names are left out, as on a disk."""
+    meant = [each for each in objects if not any(is_temporary(part) for part in each.key.split("/") if part != "..")]
+    is_one = any("/" not in each.key and each.key in CONFIG_FILENAMES for each in meant) or any(
+        is_version_name(each.key.split("/")[0]) for each in meant if "/" in each.key
+    )
+    folders = {each.key[:at] for each in meant for at in range(len(each.key)) if each.key[at] == "/"}
+    units: dict[str, Unit] = {}
+    for each in meant:
+        if each.key in folders and not each.size:
+            continue  # Stands for the folder, as consoles make it.
+        name = WHOLE if is_one or "/" not in each.key else each.key.split("/")[0]
+        refusal = path_refusal(each.key)
+        if each.key in folders:
+            refusal = f"'{each.key}' is an object and a folder at once, which no disk can hold; remove one"
+        if refusal and name in ("", ".", ".."):
+            name = printable_name(each.key)
+        unit = units.setdefault(name, Unit(name))
+        unit.refusal = unit.refusal or refusal
+        unit.objects[each.key] = each
+    return units
+
+
+def path_refusal(key: str) -> str:
+    """Why an object of this name cannot become a file within the copy; "" = it can."""
+    shown = printable_name(key)
+    for part in key.split("/"):
+        if part in ("", ".", "..") or "\0" in part or len(part.encode(errors="surrogateescape")) > _LONGEST_NAME:
+            return f"the object's name '{shown}' is no path within a folder; rename or remove it"
+    return ""

@@ -1,0 +1,277 @@
+"""Repositories in buckets: a real server before a real S3 server, and all that may come between them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from support.load import ConstantLoad
+from support.models import add_constant, drop
+from support.repository_index import index_of, reason_of, rows_of
+from support.server import RocserveProcess
+from support.stores import S3_KEYS, BetweenStore, StoreServer, files_of, s3_bucket, s3_server
+from support.waiting import wait_until
+from tritonclient.utils import InferenceServerException
+
+READY = {"1": ("READY", "")}
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[StoreServer]:
+    with s3_server() as server:
+        yield server
+
+
+class Elsewhere:
+    """A bucket of its own, what comes between it and the servers, and those."""
+
+    def __init__(self, store: StoreServer, folder: Path) -> None:
+        name = f"bucket-{uuid4().hex}"
+        self.bucket = s3_bucket(store.port, name)
+        self.between = BetweenStore(store.port)
+        self.url = f"s3://127.0.0.1:{self.between.port}/{name}/models"
+        self.listing = f"^/{name}$"
+        self._folder = folder
+        self._servers: list[RocserveProcess] = []
+
+    def serve(self, *flags: str, more: tuple[Path, ...] = ()) -> RocserveProcess:
+        """Ready or not."""
+        server = RocserveProcess(
+            [self.url, *more],
+            f"--cache-directory={self._folder / 'cache'}",
+            "--repository-poll-secs=0.3",
+            "--repository-settle-secs=0.2",
+            *flags,
+            log=self._folder / f"server-{len(self._servers)}.log",
+            environment=S3_KEYS,
+        )
+        self._servers.append(server)
+        server.start()
+        return server
+
+    def put(self, name: str, constant: float, version: int = 1) -> None:
+        """A model that adds a constant."""
+        folder = drop(self._folder / f"made-{constant}", name, add_constant(constant), version=version)
+        for key, content in files_of(folder).items():
+            self.bucket.put(key, content)
+
+    def end(self) -> None:
+        self.between.close()
+        for server in self._servers:
+            server.kill()
+
+
+@pytest.fixture
+def elsewhere(store: StoreServer, tmp_path: Path) -> Iterator[Elsewhere]:
+    """With a model m, which adds 1."""
+    found = Elsewhere(store, tmp_path)
+    found.put("m", 1.0)
+    yield found
+    found.end()
+
+
+@pytest.fixture(scope="module")
+def polled(store: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Elsewhere, RocserveProcess]]:
+    """One server for the tests that only change the bucket; each has models of its own."""
+    found = Elsewhere(store, tmp_path_factory.mktemp("polled"))
+    found.put("m", 1.0)
+    local = drop(tmp_path_factory.mktemp("local"), "local", add_constant(5.0)).parent
+    server = found.serve(more=(local,))
+    server.wait_until_ready()
+    yield found, server
+    found.end()
+
+
+def answer(server: RocserveProcess, name: str) -> list[float] | str:
+    entry = triton.InferInput("X", [1, 2], "FP32")
+    entry.set_data_from_numpy(np.array([[1, 2]], np.float32))
+    with server.client() as client:
+        try:
+            values: list[float] = client.infer(name, [entry]).as_numpy("Y")[0].tolist()
+            return values
+        except InferenceServerException as error:
+            return str(error.message())
+
+
+def wait_for(server: RocserveProcess, name: str, constant: float) -> None:
+    wait_until(lambda: answer(server, name) == [1 + constant, 2 + constant], f"{name} with {constant}")
+
+
+def test_a_bucket_is_followed_beside_a_folder(polled: tuple[Elsewhere, RocserveProcess]):
+    elsewhere, server = polled
+    assert answer(server, "m") == [2.0, 3.0]
+    assert answer(server, "local") == [6.0, 7.0]
+    elsewhere.put("dropped", 2.0)
+    wait_for(server, "dropped", 2.0)
+    elsewhere.put("dropped", 3.0, version=2)
+    wait_for(server, "dropped", 3.0)
+    assert index_of(server, "dropped")["2"] == ("READY", "")
+    elsewhere.bucket.delete("dropped/1/model.onnx", "dropped/2/model.onnx")
+    wait_until(lambda: "READY" not in str(index_of(server, "dropped")), "the end of the model that was deleted")
+    assert answer(server, "m") == [2.0, 3.0]
+
+
+def test_a_swap_in_the_bucket_loses_no_request(polled: tuple[Elsewhere, RocserveProcess]):
+    elsewhere, server = polled
+    elsewhere.put("swapped", 1.0)
+    wait_for(server, "swapped", 1.0)
+    with ConstantLoad(server.address, "swapped", {1.0, 2.0, 3.0}, threads=4) as load:
+        for constant in (2.0, 3.0, 1.0):
+            elsewhere.put("swapped", constant)
+            load.wait_until_answered_by(constant)
+    assert (load.failures, load.wrong) == ([], [])
+
+
+@pytest.mark.parametrize(("status", "text"), [(403, "check AWS_ACCESS_KEY_ID"), (404, "another by now")])
+def test_an_object_that_is_refused_or_vanishes_keeps_what_serves(
+    polled: tuple[Elsewhere, RocserveProcess], status: int, text: str
+):
+    elsewhere, server = polled
+    name = f"refused{status}"
+    elsewhere.put(name, 1.0)
+    wait_for(server, name, 1.0)
+    elsewhere.between.faults.status[f"{name}/1/model.onnx"] = status
+    elsewhere.put(name, 2.0)
+    wait_until(lambda: text in reason_of(server, name), "the reason in the index")
+    assert index_of(server, name)["1"][0] == "READY"
+    assert answer(server, name) == [2.0, 3.0]
+    elsewhere.put(f"beside{status}", 4.0)
+    wait_for(server, f"beside{status}", 4.0)
+    elsewhere.between.faults.status.clear()
+    wait_for(server, name, 2.0)
+    wait_until(lambda: index_of(server, name) == READY, "an index without the reason")
+
+
+@pytest.mark.parametrize("listing", [b"<html>Sign in</html>", b"<ListBucketResult></ListBucketResult>"])
+def test_a_listing_that_lies_unloads_nothing(polled: tuple[Elsewhere, RocserveProcess], listing: bytes):
+    elsewhere, server = polled
+    elsewhere.between.faults.bodies[elsewhere.listing] = listing
+    wait_until(lambda: "s3://" in str(rows_of(server)), "the reason in the index")
+    assert answer(server, "m") == [2.0, 3.0]
+    elsewhere.between.faults.bodies.clear()
+    wait_until(lambda: "s3://" not in str(rows_of(server)), "an index without the reason")
+
+
+def test_names_that_no_disk_can_hold_are_refused(polled: tuple[Elsewhere, RocserveProcess]):
+    elsewhere, server = polled
+    elsewhere.put("odd", 1.0)
+    wait_for(server, "odd", 1.0)
+    elsewhere.bucket.put("odd/a", b"a file")
+    elsewhere.bucket.put("odd/a/b", b"and a folder")
+    wait_until(lambda: "an object and a folder at once" in reason_of(server, "odd"), "the reason in the index")
+    assert answer(server, "odd") == [2.0, 3.0]
+
+
+def test_names_that_lead_out_are_refused(elsewhere: Elsewhere, store: StoreServer, tmp_path: Path):
+    server = elsewhere.serve()
+    server.wait_until_ready()
+    elsewhere.between.faults.bodies[elsewhere.listing] = (
+        b'<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Contents>'
+        b"<Key>models/m/../../../outside</Key><LastModified>2020-01-01T00:00:00Z</LastModified><Size>3</Size>"
+        b'<ETag>"a"</ETag></Contents></ListBucketResult>'
+    )
+    wait_until(lambda: "rename or remove that object" in str(rows_of(server)), "the reason in the index")
+    assert answer(server, "m") == [2.0, 3.0]
+    assert not list(tmp_path.rglob("outside"))
+
+
+def test_an_upload_that_goes_on_is_waited_for(polled: tuple[Elsewhere, RocserveProcess], tmp_path: Path):
+    elsewhere, server = polled
+    folder = drop(tmp_path, "slowly", add_constant(1.0))
+    parts = iter(range(8))
+
+    def put_next() -> None:
+        if (part := next(parts, None)) is not None:
+            elsewhere.bucket.put(f"slowly/part-{part}", b"x")
+        else:
+            for key, content in files_of(folder).items():
+                elsewhere.bucket.put(key, content)
+
+    # No two listings are the same until all is there.
+    elsewhere.between.faults.before_listing = put_next
+    wait_for(server, "slowly", 1.0)
+    assert "taking 'slowly': 9 files" in server.log_text
+
+
+def test_an_outage_changes_nothing_and_a_restart_does_without_the_store(elsewhere: Elsewhere):
+    server = elsewhere.serve()
+    server.wait_until_ready()
+    # A second server of the machine finds what the first has taken.
+    asked = elsewhere.between.faults.asked
+    taken = asked.total() - asked[""]
+    second = elsewhere.serve()
+    second.wait_until_ready()
+    assert answer(second, "m") == [2.0, 3.0]
+    assert asked.total() - asked[""] == taken
+    second.kill()
+
+    elsewhere.between.faults.status["."] = 503
+    wait_until(lambda: any(row.name == elsewhere.url for row in rows_of(server)), "the store's row", 90)
+    row = next(row for row in rows_of(server) if row.name == elsewhere.url)
+    assert row.state == "UNAVAILABLE"
+    assert "503" in row.reason
+    assert "what was taken before goes on being served" in row.reason
+    assert answer(server, "m") == [2.0, 3.0]
+    server.terminate()
+
+    elsewhere.between.close()
+    again = elsewhere.serve()
+    again.wait_until_ready()
+    assert answer(again, "m") == [2.0, 3.0]
+
+
+def test_a_store_that_was_never_reached_makes_nobody_ready(elsewhere: Elsewhere):
+    elsewhere.between.faults.status["."] = 403
+    server = elsewhere.serve()
+    wait_until(lambda: "403" in server.log_text, "the reason in the log")
+    assert "check AWS_ACCESS_KEY_ID" in server.log_text
+    assert not server.client().is_server_ready()
+    elsewhere.between.faults.status.clear()
+    wait_for(server, "m", 1.0)
+    server.wait_until_ready()
+
+
+def test_a_store_that_was_never_reached_ends_a_server_that_ends_on_errors(elsewhere: Elsewhere):
+    elsewhere.between.faults.status["."] = 403
+    server = elsewhere.serve("--exit-on-error=true")
+    assert server.process is not None
+    assert server.process.wait(60) == 1
+    assert f"these models failed to load: {elsewhere.url}" in server.log_text
+
+
+def test_a_model_is_taken_when_it_is_loaded(elsewhere: Elsewhere):
+    elsewhere.put("unused", 7.0)
+    server = elsewhere.serve("--model-control-mode=explicit", "--load-model=m")
+    server.wait_until_ready()
+    assert answer(server, "m") == [2.0, 3.0]
+    assert not [path for path in elsewhere.between.faults.asked if "unused" in path]
+    assert [row.name for row in rows_of(server)] == ["m", "unused"]
+    with server.client() as client:
+        elsewhere.put("m", 2.0)
+        assert answer(server, "m") == [2.0, 3.0]
+        client.load_model("m")
+        assert answer(server, "m") == [3.0, 4.0]
+        client.load_model("unused")
+        assert answer(server, "unused") == [8.0, 9.0]
+        with pytest.raises(InferenceServerException, match="failed to poll from model repository"):
+            client.load_model("none")
+        elsewhere.between.faults.status["."] = 403
+        client.unload_model("m")
+        # What was taken before is there without the store.
+        client.load_model("m")
+        assert answer(server, "m") == [3.0, 4.0]
+
+
+def test_all_is_loaded_once_in_mode_none_with_credentials_of_tritons_file(elsewhere: Elsewhere, tmp_path: Path):
+    file = tmp_path / "credentials.json"
+    file.write_text(json.dumps({"s3": {"": {"key_id": "k", "secret_key": "s", "region": "eu-west-1"}}}))
+    environment = {"TRITON_CLOUD_CREDENTIAL_PATH": str(file)}
+    flags = (f"--cache-directory={tmp_path / 'cache'}", "--model-control-mode=none")
+    with RocserveProcess([elsewhere.url], *flags, log=tmp_path / "log", environment=environment) as server:
+        server.wait_until_ready()
+        assert answer(server, "m") == [2.0, 3.0]

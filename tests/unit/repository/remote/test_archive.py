@@ -1,0 +1,107 @@
+"""Archives on web servers: what is taken, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.web_stores import WebServer, tar_of
+
+from rocserve.repository.remote.archive import ArchiveSource
+from rocserve.repository.remote.objects import ObjectChanged, StoreError
+from rocserve.repository.remote.room import Room
+from rocserve.repository.remote.urls import parse_remote
+
+FILES = {"m/1/model.onnx": b"model", "m/config.pbtxt": b"config", "m/.git/x": b"no"}
+
+
+@pytest.fixture
+def web() -> Iterator[WebServer]:
+    with WebServer() as server:
+        yield server
+
+
+def source_of(web: WebServer, home: Path) -> ArchiveSource:
+    return ArchiveSource(replace(parse_remote(f"{web.url}/a/models.tar.gz"), home=home), Room(home, None))
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
+async def test_its_files_are_objects(web: WebServer, tmp_path: Path, mode: str) -> None:
+    web.files["/a/models.tar.gz"] = tar_of(FILES, tarfile.TarInfo("m/empty"), mode=mode)
+    source = source_of(web, tmp_path)
+    items = {item.key: item for item in await source.listing()}
+    assert set(items) == {"m/1/model.onnx", "m/config.pbtxt", "m/empty"}
+    file = tmp_path / "file"
+    await source.fetch(items["m/1/model.onnx"], file, lambda _: None)
+    assert file.read_bytes() == b"model"
+
+
+async def test_another_archive_has_other_tags_where_files_differ(web: WebServer, tmp_path: Path) -> None:
+    web.files["/a/models.tar.gz"] = tar_of(FILES)
+    source = source_of(web, tmp_path)
+    before = {item.key: item.tag for item in await source.listing()}
+    web.files["/a/models.tar.gz"] = tar_of({**FILES, "m/1/model.onnx": b"other"})
+    after = {item.key: item.tag for item in await source.listing()}
+    assert [key for key in before if before[key] != after[key]] == ["m/1/model.onnx"]
+
+
+async def test_a_restart_unpacks_nothing_anew(web: WebServer, tmp_path: Path) -> None:
+    web.files["/a/models.tar.gz"] = tar_of(FILES)
+    items = await source_of(web, tmp_path).listing()
+    inodes = {file.name: file.stat().st_ino for file in (tmp_path / "unpacked").iterdir()}
+    assert list(await source_of(web, tmp_path).listing()) == list(items)
+    assert {file.name: file.stat().st_ino for file in (tmp_path / "unpacked").iterdir()} == inodes
+
+
+def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, target
+    return member
+
+
+@pytest.mark.parametrize(
+    ("files", "more"),
+    [
+        ({"../outside": b"x"}, ()),
+        ({"m/../../outside": b"x"}, ()),
+        ({"/tmp/outside": b"x"}, ()),
+        ({}, (link("m/outside", "/etc/passwd"),)),
+        ({}, (link("m/outside", "m/config.pbtxt", tarfile.LNKTYPE),)),
+        ({}, (link("m/outside", "", tarfile.FIFOTYPE),)),
+    ],
+)
+async def test_members_that_lead_out_are_refused(
+    web: WebServer, tmp_path: Path, files: dict[str, bytes], more: tuple[tarfile.TarInfo, ...]
+) -> None:
+    web.files["/a/models.tar.gz"] = tar_of(FILES)
+    source = source_of(web, tmp_path)
+    before = await source.listing()
+    web.files["/a/models.tar.gz"] = tar_of({**FILES, **files}, *more)
+    with pytest.raises(StoreError, match=r"expected files and folders in .*, came: .*outside"):
+        await source.listing()
+    assert "outside" not in str([names for _, *names in os.walk(tmp_path)])
+    web.files["/a/models.tar.gz"] = tar_of(FILES)
+    assert list(await source.listing()) == list(before)
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda _: b"<html>Sign in</html>"])
+async def test_what_is_no_whole_archive_is_refused(web: WebServer, tmp_path: Path, damage) -> None:
+    web.files["/a/models.tar.gz"] = damage(tar_of({"m/1/model.onnx": bytes(range(256)) * 1000}))
+    with pytest.raises(StoreError, match=r"expected a tar in 'models\.tar\.gz'"):
+        await source_of(web, tmp_path).listing()
+
+
+async def test_an_archive_that_grows_without_end_finds_no_room(web: WebServer, tmp_path: Path) -> None:
+    web.files["/a/models.tar.gz"] = tar_of({"m/zeros": bytes(10_000_000)})
+    place = replace(parse_remote(f"{web.url}/a/models.tar.gz"), home=tmp_path)
+    with pytest.raises(StoreError, match="room for the 10000000 bytes"):
+        await ArchiveSource(place, Room(tmp_path, 1_000_000)).listing()
+
+
+async def test_an_archive_that_is_not_there_is_told(web: WebServer, tmp_path: Path) -> None:
+    with pytest.raises(ObjectChanged, match="404"):
+        await source_of(web, tmp_path).listing()

@@ -1,0 +1,108 @@
+"""The copy on the disk: what it holds after crashes and damage."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from rocserve.repository.remote.copy import UnitCopy, recorded_units
+from rocserve.repository.remote.objects import RemoteObject
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    recorded_units(tmp_path)
+    return tmp_path
+
+
+def copy_of(home: Path, name: str = "m") -> UnitCopy:
+    found = UnitCopy(home, home / "models", name)
+    found.read()
+    return found
+
+
+def put(copy: UnitCopy, gone: tuple[str, ...] = (), **contents: str) -> None:
+    fetched = {}
+    for key, content in contents.items():
+        item = RemoteObject(f"m/{key}", len(content), content)
+        file = copy.incoming(item)
+        file.write_text(content)
+        fetched[item.key] = (item, file)
+    copy.place(fetched, gone)
+
+
+def files(home: Path) -> dict[str, str]:
+    found = (home / "models").rglob("*")
+    return {str(file.relative_to(home / "models")): file.read_text() for file in found if file.is_file()}
+
+
+def test_what_is_placed_is_there_after_a_restart(home: Path) -> None:
+    put(copy_of(home), a="1", b="2")
+    put(copy_of(home), gone=("m/b",), a="3")
+    assert files(home) == {"m/a": "3"}
+    assert copy_of(home).fingerprint == (("m/a", 1, "3"),)
+    assert recorded_units(home) == ["m"]
+
+
+def test_a_folder_goes_with_its_last_file_and_what_a_run_left_there(home: Path) -> None:
+    copy = copy_of(home)
+    put(copy, a="1")
+    (home / "models/m/__pycache__").mkdir()
+    put(copy, gone=("m/a",))
+    assert list((home / "models").iterdir()) == []
+    assert recorded_units(home) == []
+
+
+def test_a_server_killed_while_it_places_leaves_nothing_half_done(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = copy_of(home)
+    put(copy, a="old", b="old")
+    replace = Path.replace
+    replaced = []
+
+    def dies(path: Path, target: Path) -> Path:
+        if target.name == "b":
+            raise KeyboardInterrupt
+        replaced.append(target.name)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", dies)
+    with pytest.raises(KeyboardInterrupt):
+        put(copy, a="new", b="new")
+    assert files(home) == {"m/a": "new", "m/b": "old"}
+    monkeypatch.undo()
+    # The next server ends it, without the network.
+    assert recorded_units(home) == ["m"]
+    assert copy_of(home).fingerprint == (("m/a", 3, "new"), ("m/b", 3, "new"))
+    assert files(home) == {"m/a": "new", "m/b": "new"}
+
+
+def test_a_damaged_file_is_no_longer_counted(home: Path) -> None:
+    put(copy_of(home), a="good", b="good")
+    (home / "models/m/a").write_text("evil")
+    # Touched, and the same.
+    (home / "models/m/b").write_text("good")
+    assert copy_of(home).fingerprint == (("m/b", 4, "good"),)
+
+
+def test_a_damaged_record_counts_as_none(home: Path) -> None:
+    put(copy_of(home), a="1")
+    (home / "records/m.json").write_text(json.dumps({"m/a": {"size": 1}}))
+    assert copy_of(home).kept == {}
+
+
+async def test_one_server_at_a_time_changes_a_copy(home: Path) -> None:
+    first, second = copy_of(home), copy_of(home)
+    async with first.locked():
+        waiting = asyncio.ensure_future(_keys(second))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        put(first, a="1")
+    assert await waiting == ["m/a"]
+
+
+async def _keys(copy: UnitCopy) -> list[str]:
+    async with copy.locked():
+        return list(copy.kept)

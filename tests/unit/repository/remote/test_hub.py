@@ -1,0 +1,80 @@
+"""Hugging Face's repositories, from a stand-in of the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.web_stores import WebServer
+
+from rocserve.repository.remote.hub import HubSource
+from rocserve.repository.remote.objects import ObjectChanged, StoreError
+from rocserve.repository.remote.urls import parse_remote
+
+
+@pytest.fixture
+def web() -> Iterator[WebServer]:
+    with WebServer() as server:
+        server.hub = {
+            "onnx/m/1/model.onnx": bytes(200),
+            "onnx/m/config.pbtxt": b"config",
+            "onnx/m/labels file.txt": b"labels",
+            "README.md": b"read",
+        }
+        yield server
+
+
+def source_of(web: WebServer, url: str = "hf://org/model", **environment: str) -> HubSource:
+    return HubSource(parse_remote(url), {"HF_ENDPOINT": web.url, **environment})
+
+
+async def contents(source: HubSource, folder: Path) -> dict[str, bytes]:
+    found = {}
+    for item in await source.listing():
+        await source.fetch(item, folder / "file", lambda _: None)
+        found[item.key] = (folder / "file").read_bytes()
+    return found
+
+
+async def test_all_files_of_a_commit_are_objects(web: WebServer, tmp_path: Path) -> None:
+    assert await contents(source_of(web), tmp_path) == web.hub
+
+
+async def test_a_folder_may_be_named(web: WebServer, tmp_path: Path) -> None:
+    found = await contents(source_of(web, "hf://org/model/onnx"), tmp_path)
+    assert set(found) == {"m/1/model.onnx", "m/config.pbtxt", "m/labels file.txt"}
+
+
+async def test_a_commit_is_listed_once(web: WebServer) -> None:
+    source = source_of(web)
+    await source.listing()
+    web.asked.clear()
+    await source.listing()
+    assert web.asked == ["/api/models/org/model/revision/main"]
+
+
+async def test_content_that_is_not_what_the_hub_says_is_refused(web: WebServer, tmp_path: Path) -> None:
+    source = source_of(web)
+    items = {item.key: item for item in await source.listing()}
+    web.pinned = web.commit
+    for key in ("onnx/m/1/model.onnx", "onnx/m/config.pbtxt"):
+        web.hub[key] = web.hub[key][::-1].replace(b"\0", b"\1")
+    for key in ("onnx/m/1/model.onnx", "onnx/m/config.pbtxt"):
+        with pytest.raises(ObjectChanged, match="with the digest"):
+            await source.fetch(items[key], tmp_path / "file", lambda _: None)
+
+
+async def test_a_token_is_sent(web: WebServer, tmp_path: Path) -> None:
+    web.token = "secret"
+    with pytest.raises(StoreError, match=r"401.*check HF_TOKEN"):
+        await source_of(web, HOME=str(tmp_path)).listing()
+    assert await contents(source_of(web, HF_TOKEN="secret"), tmp_path) == web.hub
+    (tmp_path / "token").write_text("secret\n")
+    assert await contents(source_of(web, HF_HOME=str(tmp_path)), tmp_path) == web.hub
+
+
+async def test_answers_of_another_form_are_told(web: WebServer) -> None:
+    web.files["/api/models/org/other/revision/main"] = b"<html>Sign in</html>"
+    with pytest.raises(StoreError, match="expected a listing, came"):
+        await source_of(web, "hf://org/other").listing()
