@@ -109,7 +109,7 @@ class PackedTensors(Sequence[Buffer]):
     def __init__(self, block: memoryview, places: TensorPlaces) -> None:
         """Raises: ValueError: the block is not of that length, or there is none."""
         if places.sizes is None or len(block) != places.end:
-            raise ValueError(f"tensors in {len(block)} bytes, which are not as their heads say")
+            raise _not_packed(block)
         self.block = block
         self.sizes = places.sizes
         self._bounds = places.bounds
@@ -138,10 +138,19 @@ class PlacedTensors(PackedTensors):
 
     def __init__(self, block: memoryview, places: TensorPlaces, heap: object, offset: int, kept: object) -> None:
         """`heap`: told apart by its identity. `kept`: as long as somebody holds it the memory is not used anew."""
-        super().__init__(block, places)
+        # Written out, not through super(): one is made for every request of a front end that is a process.
+        if places.sizes is None or len(block) != places.end:
+            raise _not_packed(block)
+        self.block = block
+        self.sizes = places.sizes
+        self._bounds = places.bounds
         self.heap = heap
         self.offset = offset
         self._kept = kept
+
+
+def _not_packed(block: memoryview) -> ValueError:
+    return ValueError(f"tensors in {len(block)} bytes, which are not as their heads say")
 
 
 def _bounds(sizes: Sequence[int], start: int) -> tuple[Bounds, int]:

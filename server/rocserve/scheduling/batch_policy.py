@@ -59,8 +59,10 @@ class NoBatching:
         self._request_ns = LONGEST_GROUP_NS
 
     def decide(self, queue: RequestQueue, now_ns: int) -> BatchDecision:
-        longest = min(len(queue), LARGEST_GROUP, LONGEST_GROUP_NS // max(self._request_ns, 1))
-        if longest < 2 or not self._may_group:
+        if queue.count == 1 or not self._may_group:
+            return _ONE
+        longest = min(queue.count, LARGEST_GROUP, LONGEST_GROUP_NS // max(self._request_ns, 1))
+        if longest < 2:
             return _ONE
         count = 0
         plan = None

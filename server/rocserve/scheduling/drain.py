@@ -10,21 +10,20 @@ class Drain:
 
     def __init__(self) -> None:
         self.running = 0
+        self.is_awaited = False
+        """Somebody waits to be told."""
         self._on_drained: Callable[[], None] | None = None
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether somebody waits to be told."""
-        return self._on_drained is not None
 
     def close(self, on_drained: Callable[[], None]) -> None:
         """`on_drained` is to be called, once, when nothing is left."""
         self._on_drained = on_drained
+        self.is_awaited = True
 
     def report(self) -> bool:
         """Tell whoever waits, where nothing runs any more; whether that was done."""
         if self.running or self._on_drained is None:
             return False
         on_drained, self._on_drained = self._on_drained, None
+        self.is_awaited = False
         on_drained()
         return True

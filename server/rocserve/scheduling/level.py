@@ -80,7 +80,8 @@ class Level:
             taken.append(entry)
             self._forget_overload()
         for source in (waiting, self.delayed):
-            taken += [source.popleft() for _ in range(min(count - len(taken), len(source)))]
+            if source:
+                taken += [source.popleft() for _ in range(min(count - len(taken), len(source)))]
         return taken
 
     def remove(self, entry: QueuedRequest) -> None:

@@ -65,7 +65,7 @@ class ModelScheduler(Scheduler):
         yield from self._pool.waiting()
 
     def _has_queued(self) -> bool:
-        return bool(self._queue)
+        return self._queue.count > 0
 
     # Instances
 
@@ -84,7 +84,7 @@ class ModelScheduler(Scheduler):
     def _next_work(self, now_ns: int) -> Work | None:
         """See Scheduler. A busy instance is sent a batch ahead only when that could not grow by waiting; so is an idle
         one while another instance is about to be done."""
-        if not self._queue:
+        if not self._queue.count:
             return None
         idle = self._pool.idle()
         instance = idle or self._pool.ahead()

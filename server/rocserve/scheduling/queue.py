@@ -50,14 +50,14 @@ class RequestQueue:
         self._is_plain = not self._has_policy and not settings.priority_levels
         self.may_be_overtaken = self._has_policy or bool(settings.priority_levels)
         """Requests are to be run, refused or overtaken by what the queue knows of them: none may leave it early."""
-        self._count = 0
         self._nbytes = 0
-
+        self.count = 0
+        """How many requests there are; as `len`, without a call."""
         self.deadline_count = 0
         """How many of the requests have a deadline."""
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def admit(self, entry: QueuedRequest, now: float) -> None:
         """Set the request's level and expiry by the model's policies.
@@ -93,7 +93,7 @@ class RequestQueue:
         Raises:
             QueueFull: its level, or the whole queue, is full.
         """
-        if self._count >= self._limits.max_requests or self._nbytes + entry.nbytes > self._limits.max_bytes:
+        if self.count >= self._limits.max_requests or self._nbytes + entry.nbytes > self._limits.max_bytes:
             raise QueueFull(entry.request.id)
         level = self._levels.get(entry.level)
         if level is None:
@@ -154,7 +154,7 @@ class RequestQueue:
         return self.remove(entry)
 
     def clear(self) -> list[QueuedRequest]:
-        return self.take(self._count)
+        return self.take(self.count)
 
     def __iter__(self) -> Iterator[QueuedRequest]:
         """In the order in which they would run."""
@@ -183,13 +183,13 @@ class RequestQueue:
 
     def _add(self, entry: QueuedRequest) -> None:
         entry.waiting = True
-        self._count += 1
+        self.count += 1
         self._nbytes += entry.nbytes
         if entry.request.deadline is not None:
             self.deadline_count += 1
 
     def _drop(self, entries: list[QueuedRequest]) -> None:
-        self._count -= len(entries)
+        self.count -= len(entries)
         for entry in entries:
             entry.waiting = False
             self._nbytes -= entry.nbytes

@@ -243,7 +243,8 @@ class Scheduler(ABC):
         self._pool.end(instance, batch, outcome.output_start_ns - outcome.input_end_ns)
         self._returned(instance, batch, outcome)
         try:
-            self._pump()
+            if self._has_queued() or self._refused:
+                self._pump()
         finally:
             self._answer(batch, outcome)
 

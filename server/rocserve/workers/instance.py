@@ -476,7 +476,6 @@ class Instance:
             entries = self.inbox.take()
             if entries:
                 self._handle(entries)
-                self.return_places()
                 if len(self._to_return) > _MOST_UNRETURNED:
                     raise ValueError(f"{len(self._to_return)} places, and takes none back")
         except (ValueError, LinkBroken) as error:
@@ -494,7 +493,7 @@ class Instance:
                 self._take_response(flags, count, number, a, b, c)
             elif kind == RESULT_LAYOUT:
                 self._results.define(flags, number, self._results.text(a, b))
-                self._to_return.append(a)
+                self._give_place(a)
             elif kind == CALL and self._start_call is not None:
                 self._open_call(self._start_call, number, b, c)
             elif kind == RETURN:
@@ -516,7 +515,7 @@ class Instance:
             outcome = self._read_results(batch, times, bool(flags & EACH), place, entries, nbytes)
         elif kind == FAILED:
             outcome = BatchOutcome(self._error(count, place, entries), times)
-            self._to_return.append(place)
+            self._give_place(place)
         else:
             raise ValueError(f"a batch is done, and a message of kind {kind} follows")
         del self._sent[batch_id]
@@ -569,7 +568,7 @@ class Instance:
             answer = RESCHEDULED
         elif flags & ERROR:
             answer = self._error(code, place, count)
-            self._to_return.append(place)
+            self._give_place(place)
         elif not flags & NONE:
             (heads, contents), layout = self._results.read_at(place, number, count)
             outputs = [Tensor(*head, data) for head, data in zip(heads, contents, strict=True)]

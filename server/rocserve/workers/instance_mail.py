@@ -61,11 +61,12 @@ class InstanceMail:
         self._polls += 1
         if not self._polls % _POLLS_BETWEEN_OTHERS:
             self._look_at_others()
-        for instance in [instance for instance, inbox in self._expected.items() if inbox.has_mail()]:
-            busy = True
-            instance.take_mail()
-            if not instance.is_expected:
-                self._expected.pop(instance, None)
+        if self._expected:
+            for instance in [instance for instance, inbox in self._expected.items() if inbox.has_mail()]:
+                busy = True
+                instance.take_mail()
+                if not instance.is_expected:
+                    self._expected.pop(instance, None)
         if self._returning:
             returning, self._returning = self._returning, {}
             for instance in returning:

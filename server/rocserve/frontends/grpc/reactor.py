@@ -250,14 +250,15 @@ class ReactorTransport:
 
     def _request_calls(self) -> None:
         """Ask the core for others in place of those that have come."""
-        while self._unrequested and not self._stopping:
-            self._unrequested -= 1
-            try:
-                self._server.request_call(self._queue, self._queue, self._on_call)
-            except ValueError:
-                # Shutting down has begun meanwhile.
-                if not self._stopping:
-                    raise
+        request_call, queue, on_call = self._server.request_call, self._queue, self._on_call
+        try:
+            while self._unrequested and not self._stopping:
+                self._unrequested -= 1
+                request_call(queue, queue, on_call)
+        except ValueError:
+            # Shutting down has begun meanwhile.
+            if not self._stopping:
+                raise
 
     def _on_call(self, event: Event) -> None:
         if not event.success:

@@ -138,12 +138,12 @@ class ReactorUnaryCall(ReactorCall):
         waiting = self._transport.waiting
         since = waiting.since.pop(self, None)
         message = event.batch_operations[0].message()
-        if message is not None and waiting.counts_bytes:
-            waiting.came_whole(self, since, len(message))
         if message is None:
             # Nothing was sent, or the call has failed below us (too large, cancelled) and this goes nowhere.
             self.fail(StatusCode.INVALID_ARGUMENT, NO_MESSAGE)
             return
+        if waiting.counts_bytes:
+            waiting.came_whole(self, since, len(message))
         self.message = message
         try:
             self._route.handler(self)
@@ -156,18 +156,17 @@ class ReactorUnaryCall(ReactorCall):
         self.fail(error.code, error.text)
 
     def reply(self, message: bytes, trailing_metadata: Metadata = ()) -> None:
-        plane = self._transport.plane
-        if get_ident() != plane.thread:
+        transport = self._transport
+        if get_ident() != transport.plane.thread:
             if not isinstance(message, bytes):
                 raise TypeError(f"a message must be bytes, got {type(message).__name__}")
-            plane.call_soon(lambda: self.reply(message, trailing_metadata))
+            transport.plane.call_soon(lambda: self.reply(message, trailing_metadata))
             return
         operations = (
             _NO_METADATA,
             _SendMessage(message, 0),
             _SendStatus(tuple(trailing_metadata), 0, b"", 0) if trailing_metadata else _OK,
         )
-        transport = self._transport
         if self in transport.sending:
             return
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -95,11 +95,11 @@ class ResponseEncoder:
             request_id = _id(response.id) if response.id else b""
             parameters = _parameters(response.parameters) if response.parameters else b""
             lead = b"".join((head.model, request_id, parameters, further_parameter, head.outputs))
-        prefixes: Iterable[bytes] = head.prefixes
-        if [*map(len, response.data)] != head.sizes:
-            prefixes = (length_prefix(_RAW, _nbytes(data)) for data in response.data)
+        contents, prefixes = [*response.data], head.prefixes
+        if [*map(len, contents)] != head.sizes:
+            prefixes = [length_prefix(_RAW, _nbytes(data)) for data in contents]
         # The head is that of just these outputs.
-        return [lead, *chain.from_iterable(zip(prefixes, response.data))]  # noqa: B905
+        return [lead, *chain.from_iterable(zip(prefixes, contents))]  # noqa: B905
 
     def encode_stream_response(self, response: InferResponse, final: bool) -> bytes:
         """A serialised ModelStreamInferResponse, which says whether it is the request's last; raises as

@@ -43,6 +43,8 @@ class FrontLinkEnd:
         self._plane = plane
         self._posts: deque[bytes] = deque()
         self._to_return: list[int] = []
+        self.give_back: Callable[[int], None] = self._to_return.append
+        """Takes a place in the other's heap that nobody reads any more. From any thread."""
         self._trimmer = HeapTrimmer(plane)
         self._slots: dict[int, object] = {}
         """By place: what the other end may still read."""
@@ -101,10 +103,6 @@ class FrontLinkEnd:
         self._slots[place] = slot
         self._trimmer.trim_later(heap, self.take_returns)
         return place, view
-
-    def give_back(self, place: int) -> None:
-        """A place in the other's heap that nobody reads any more. From any thread."""
-        self._to_return.append(place)
 
     @property
     def has_returns(self) -> bool:
