@@ -49,6 +49,14 @@ def copy_bytes(view: memoryview, start: int, data: Buffer) -> None:
         np.frombuffer(view, np.uint8, nbytes, start)[:] = np.frombuffer(data, np.uint8)
 
 
+def copy_in_steps(view: memoryview, start: int, data: Buffer) -> Generator[None, None, None]:
+    """As `copy_bytes`, some bytes a step."""
+    source = memoryview(data)
+    for begin in range(0, len(source), COPIED_AT_ONCE):
+        copy_bytes(view, start + begin, source[begin : begin + COPIED_AT_ONCE])
+        yield
+
+
 def fill(view: memoryview, pieces: Iterable[Buffer], at_once: int = sys.maxsize) -> list[tuple[int, Buffer]]:
     """Copy buffers, one behind the other, to memory that they fill.
 
@@ -80,9 +88,7 @@ def copied(data: Sequence[Buffer]) -> Generator[None, None, list[Buffer]]:
             own = np.empty(len(source), np.uint8).data
         except MemoryError:
             raise no_memory(len(source)) from None
-        for start in range(0, len(source), COPIED_AT_ONCE):
-            copy_bytes(own, start, memoryview(source)[start : start + COPIED_AT_ONCE])
-            yield
+        yield from copy_in_steps(own, 0, source)
         copies.append(own)
     return copies
 

@@ -26,7 +26,7 @@ from rocserve.core.tensors import Buffer, Tensor
 from rocserve.core.trace import Trace
 from rocserve.plane import anonymous_file, heap, link
 from rocserve.plane.doorbell import SocketRinger, drain_rings
-from rocserve.plane.heap import COPIED_AT_ONCE, HeapFull, HeapReader, ReadSlot, Slot, copy_bytes, fill
+from rocserve.plane.heap import COPIED_AT_ONCE, HeapFull, HeapReader, ReadSlot, Slot, copy_in_steps, fill
 from rocserve.plane.link import ENTRY_BYTES, LinkBroken, LinkEnd
 from rocserve.plane.loop import TimerHandle
 from rocserve.plane.shared_heap import SharedHeap
@@ -304,12 +304,7 @@ class Instance:
     ) -> Generator[None, None, None]:
         """Copies the parts of a batch's slot a step at a time."""
         for begin, part in parts:
-            data = memoryview(part)
-            for start in range(0, len(data), COPIED_AT_ONCE):
-                if self._has_ended:
-                    return
-                copy_bytes(view, begin + start, data[start : start + COPIED_AT_ONCE])
-                yield
+            yield from copy_in_steps(view, begin, part)
         batch.is_written = True
         self._post_written()
 

@@ -12,13 +12,11 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-import numpy as np
-
 from rocserve.core.requests import InferResponse, Parameters, ResponseHead
 from rocserve.core.tensors import Buffer
 from rocserve.core.wire_format import length_prefix
 from rocserve.frontends.grpc.typed_answers import typed_answer
-from rocserve.plane.heap import COPIED_AT_ONCE, no_memory
+from rocserve.plane.heap import copy_in_steps, no_memory
 from rocserve.protocol.grpc_service_pb2 import ModelInferResponse, ModelStreamInferResponse
 from rocserve.protocol.parameters import write_parameters
 
@@ -56,16 +54,11 @@ def join_large(parts: Sequence[Buffer]) -> Generator[None, None, bytes]:
         stream = io.BytesIO(bytes(nbytes))
     except MemoryError:
         raise no_memory(nbytes) from None
-    written, end = np.frombuffer(stream.getbuffer(), np.uint8), 0
-    for part in parts:
-        source = np.frombuffer(part, np.uint8)
-        for start in range(0, len(source), COPIED_AT_ONCE):
-            piece = source[start : start + COPIED_AT_ONCE]
-            # numpy lets go of the GIL while it copies.
-            written[end : end + len(piece)] = piece
-            end += len(piece)
-            yield
-    del written
+    end = 0
+    with stream.getbuffer() as view:
+        for part in parts:
+            yield from copy_in_steps(view, end, part)
+            end += _nbytes(part)
     return stream.getvalue()
 
 

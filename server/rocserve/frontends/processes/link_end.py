@@ -70,8 +70,8 @@ class FrontLinkEnd:
         heap.close()
 
     def place(self, pieces: Iterable[Buffer], nbytes: int, heap_number: int = 0) -> int:
-        """The place of so many bytes, which is kept until the other end has returned it. Raises: HeapFull."""
-        place, view = self._new_slot(nbytes, heap_number)
+        """As `new_slot`, with these in it."""
+        place, view = self.new_slot(nbytes, heap_number)
         fill(view, pieces)
         return place
 
@@ -88,7 +88,7 @@ class FrontLinkEnd:
             self._of_turn.append(place)
             return place
         if self._page_used + nbytes > len(self._page):
-            self._page_place, self._page = self._new_slot(_PAGE_BYTES)
+            self._page_place, self._page = self.new_slot(_PAGE_BYTES)
             self._page_used = 0
             self._of_turn.append(self._page_place)
         begin = self._page_used
@@ -96,7 +96,11 @@ class FrontLinkEnd:
         fill(self._page[begin:end], pieces)
         return self._page_place + begin
 
-    def _new_slot(self, nbytes: int, heap_number: int = 0) -> tuple[int, memoryview]:
+    def new_slot(self, nbytes: int, heap_number: int = 0) -> tuple[int, memoryview]:
+        """The place of so many bytes, which is kept until the other end has returned it, and its memory.
+
+        Raises: HeapFull.
+        """
         heap = self._heaps[heap_number]
         slot, view = heap.place(nbytes)
         place = slot.offset | heap_number << HEAP_SHIFT

@@ -10,7 +10,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from rocserve.core.errors import ServeError, StatusCode, unimplemented
 from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
@@ -60,7 +60,7 @@ from rocserve.frontends.processes.entries import (
 from rocserve.frontends.processes.link_end import LARGEST_SHARED, FrontLinkEnd, framed, read
 from rocserve.plane import anonymous_file, heap, link
 from rocserve.plane.doorbell import SocketRinger, drain_rings, sleep_word
-from rocserve.plane.heap import Heap, HeapFull, HeapReader, ReadSlot
+from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapFull, HeapReader, ReadSlot, copy_in_steps, fill
 from rocserve.plane.link import LinkEnd
 from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.shared_heap import HeapShare, SharedHeap
@@ -312,11 +312,21 @@ class FrontLink:
             flags = (flags | KEPT | PLACED) & ~PACKED
             self._end.post(ENTRY.pack(ANSWER, flags, large, token, number | heap_number << 32, held, place))
         else:
-            self._end.post(
-                ENTRY.pack(ANSWER, flags | KEPT, large, token, number, self._end.place(packed, nbytes), nbytes)
-            )
+            place, view = self._end.new_slot(nbytes)
+            left_out = fill(view, packed, COPIED_AT_ONCE if response.is_large else nbytes)
+            entry = ENTRY.pack(ANSWER, flags | KEPT, large, token, number, place, nbytes)
+            self._plane.work_off(self._post_written(entry, view, left_out, response))
         if final:
             self._open.pop(token, None)
+
+    def _post_written(
+        self, entry: bytes, view: memoryview, left_out: Sequence[tuple[int, Buffer]], response: InferResponse
+    ) -> Generator[None, None, None]:
+        """Tell of an answer when all of it lies in its slot. `response`: keeps what is copied."""
+        for begin, part in left_out:
+            yield from copy_in_steps(view, begin, part)
+        if self._is_open:
+            self._end.post(entry)
 
     def _outputs_in_heap(self, response: InferResponse) -> tuple[int, bytes] | None:
         """The number of the heap that the outputs lie in, and where; None: they do not, or the front cannot read it."""

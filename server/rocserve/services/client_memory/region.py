@@ -13,7 +13,7 @@ from collections.abc import Generator
 
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument
 from rocserve.plane.guarded_mapping import FaultGuard, GuardedMapping
-from rocserve.plane.heap import COPIED_AT_ONCE, copy_bytes
+from rocserve.plane.heap import copy_in_steps
 
 FOLDER = "/dev/shm"
 """Where Linux keeps POSIX shared memory."""
@@ -126,17 +126,13 @@ class ClientRegion:
     def read_into(self, data: memoryview, offset: int) -> Generator[None, None, None]:
         """As `read`, into memory that a part fills, some bytes a step."""
         view, mapping = self.view(offset, len(data))
-        for start in range(0, len(data), COPIED_AT_ONCE):
-            copy_bytes(data, start, view[start : start + COPIED_AT_ONCE])
-            yield
+        yield from copy_in_steps(data, 0, view)
         self.check_whole(mapping, offset + len(data))
 
     def write(self, offset: int, data: memoryview) -> Generator[None, None, None]:
         """Fill a part that is within bounds, some bytes a step; raises as `check_whole` does."""
         view, mapping = self.view(offset, len(data))
-        for start in range(0, len(data), COPIED_AT_ONCE):
-            copy_bytes(view, start, data[start : start + COPIED_AT_ONCE])
-            yield
+        yield from copy_in_steps(view, 0, data)
         self.check_whole(mapping, offset + len(data))
 
     def _check_present(self, end: int) -> None:

@@ -24,7 +24,8 @@ from rocserve.core.tensor_places import PlacedTensors
 from rocserve.core.tensors import Tensor
 from rocserve.frontends.processes.front_end import RemoteInference
 from rocserve.frontends.processes.server_end import FrontLink
-from rocserve.plane.heap import Heap, HeapReader, ReadSlot
+from rocserve.plane import loop
+from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapReader, ReadSlot
 from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.shared_heap import SharedHeap
 from rocserve.services.observation import RequestOrigin
@@ -100,6 +101,10 @@ class Service:
                 responder.send(self._echo(request), final=False)
                 assert count < 3
             responder.end()
+        elif name == "large":
+            response = self._echo(request)
+            response.is_large = True
+            responder.send(response)
         elif name == "placed":
             responder.send(self._placed(request))
         elif name == "never":
@@ -363,3 +368,14 @@ def test_a_front_end_that_dies_holds_no_outputs(ends: Ends) -> None:
     ends.server.call_soon(ends.link.close)
     wait_until(lambda: ends.service.returned, what="a place that is returned")
     assert client.responses and not ends.service.reader.on_closed
+
+
+def test_a_large_answer_is_copied_while_others_are_answered(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "_STEPS_SECONDS", 0.0)
+    arrays = [np.arange(2 * COPIED_AT_ONCE, dtype=np.int32), np.arange(3, dtype=np.int32)]
+    client = ends.ask(request_of("large", *arrays))
+    small = ends.ask(request_of("echo", arrays[1]))
+    assert small.ended.wait(10) and client.ended.wait(10)
+    (response,) = client.responses
+    assert response.is_large
+    assert [bytes(data) for data in response.data] == [array.tobytes() for array in arrays]
